@@ -70,7 +70,7 @@ pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u3
     until("no worker looks any more", || ended.load(Ordering::Relaxed) >= 2 * workers);
 }
 
-/// Stops of hubs while workers train, one every `span` steps.
+/// The stops of hubs while workers train, one every `span` steps.
 #[derive(Default)]
 pub(super) struct Stops {
     span: u32,

@@ -20,7 +20,7 @@ const KEYS: u32 = 6;
 const CUTS: [&[Range<usize>]; 4] =
     [&[0..1, 1..2, 2..3, 3..4], &[0..1, 1..3, 3..4], &[0..3, 3..4], &[0..4; 1]];
 
-/// Some layers have two keys, and the layers are not in the order of the manifest.
+/// Returns layers, some of two keys, that are not in the order of the manifest.
 fn layers() -> Vec<Vec<KeyId>> {
     vec![vec![KeyId(1), KeyId(0)], vec![KeyId(3)], vec![KeyId(2), KeyId(5)], vec![KeyId(4)]]
 }
@@ -159,7 +159,7 @@ fn a_session_profiles_and_plans() {
     }
 }
 
-/// Its join does not wait for weights, and its first forward pass is a round like any other.
+/// A worker that joins a running job does not wait for weights, and its first forward pass is a round like any other.
 #[test]
 fn a_worker_that_joins_a_running_job_pulls_in_batches() {
     let _watchdog = Watchdog::start();

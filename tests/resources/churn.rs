@@ -19,7 +19,7 @@ fn comes_and_goes(hub: &str, job: &str) {
     session.leave().unwrap();
 }
 
-/// Both push a round. They leave in one order, the next time in the other.
+/// Makes a round of two workers, which leave in one order, the next time in the other.
 fn two_come_and_go(hub: &str, time: u32) {
     let mut sessions = ready_all(2, |rank| config_at(hub, "two", rank, 2));
     sessions.iter_mut().for_each(|session| push_all(session).unwrap());

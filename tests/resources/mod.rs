@@ -1,4 +1,4 @@
-//! What a hub uses of its machine, and what it does when there is too little.
+//! The resources of a machine that a hub uses, and its behaviour when there is too little.
 
 mod beside;
 mod churn;

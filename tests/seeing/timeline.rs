@@ -74,7 +74,7 @@ fn read(path: &Path) -> Vec<Event> {
     events(&std::fs::read_to_string(path).unwrap())
 }
 
-/// Returns all that is `what` of a key's round, and of one rank if it is told.
+/// Returns all that is `what` of a key's round, and of `rank` if it is given.
 fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>) -> Vec<&'a Event> {
     let is_it = |event: &&Event| {
         event.what == what
@@ -85,8 +85,9 @@ fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>
     all.iter().filter(is_it).collect()
 }
 
-/// Every push of a key arrives, chunk for chunk, before the chunk's step; then its answers leave, and then the worker has
-/// its answer. Times of two processes may differ by so many microseconds: at least by those that are rounded away.
+/// Checks that every push of a key arrives, chunk for chunk, before the chunk's step; then its answers leave, and then
+/// the worker has its answer. Times of two processes may differ by so many microseconds: at least by those that are
+/// rounded away.
 fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>], same: f64) {
     for (key, chunks) in ["first.weight", "second.bias", "third.weight"].into_iter().zip(CHUNKS) {
         for round in 1..=ROUNDS {

@@ -14,7 +14,7 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::new(vec![Key::f32("a", [40]), Key::f32("fc.bias", [3])], 64).unwrap())
 }
 
-/// Returns what is heard of a job of some workers when each has pushed the second key as this after the broadcast.
+/// Returns the notices of a job of some workers when each has pushed the second key as this after the broadcast.
 fn heard(terms: Terms, contents: &[Content]) -> Vec<String> {
     let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout(), terms).unwrap();
     if job.workers[0].round(KeyId(1)).0 == 0 {

@@ -13,7 +13,7 @@ use pbox_core::{
     ShardSpec, Wire,
 };
 
-/// A port, and how often it was told to hand over.
+/// A port, and the number of calls to hand over.
 struct Counting {
     port: sim::Port,
     flushes: u32,

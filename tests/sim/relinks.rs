@@ -63,7 +63,7 @@ fn expected(plan: Plan, key: KeyId, element: usize) -> f32 {
 struct Links {
     dice: Dice,
     losses: u32,
-    /// By rank: so many steps until the links are there that it makes; `None` while it has links.
+    /// The number of steps until the links are made again, by rank; `None` while the worker has links.
     made_in: Vec<Option<u64>>,
 }
 
@@ -76,7 +76,7 @@ impl Links {
         self.made_in[rank].is_none()
     }
 
-    /// A worker loses its links. Either end may see it first, and the other workers go on.
+    /// Loses a worker's links. Either end may see it first, and the other workers go on.
     fn lose(&mut self, job: &mut Simulated, rank: usize) {
         if self.dice.below(2) == 0 {
             let cut = self.dice.below(job.ends[rank].len() as u64) as usize;
@@ -103,7 +103,7 @@ impl Links {
     }
 }
 
-/// A job whose workers step together, and lose their links in every so many draws.
+/// A job whose workers step together, and lose their links now and then.
 struct Run {
     job: Simulated,
     links: Links,

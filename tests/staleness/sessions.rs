@@ -108,7 +108,7 @@ fn in_asp_no_worker_waits_for_a_worker_that_stands_still() {
     assert_eq!(seen, [Some(100), Some(100), Some(1)]);
 }
 
-/// Three threads with different pauses. Every answer is checked against the bound.
+/// Races three threads with different pauses. Every answer is checked against the bound.
 fn race(consistency: Consistency) {
     const WORKERS: u32 = 3;
     const ROUNDS: u32 = 300;

@@ -182,7 +182,7 @@ pub fn as_hub(job: &str) -> String {
     format!("Bearer {}", Credential::find().unwrap().token(Right::Peer, job))
 }
 
-/// The same as somebody who shows this.
+/// Posts as a client that shows this.
 pub fn post_as(hub: &Hub, path: &str, shown: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let url = format!("http://{}{path}", hub.address());
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
@@ -220,7 +220,7 @@ pub fn refusal_of_member(
     (status, reply.error)
 }
 
-/// The member with this token leaves. Returns the status.
+/// Lets the member with this token leave. Returns the status.
 pub fn leave_by_hand(hub: &Hub, job: &str, token: &str) -> u16 {
     post_as_member(hub, job, "leave", token, r#"{"round": 0}"#).0
 }

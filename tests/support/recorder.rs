@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// What it answers to a request: status, other headers, body.
+/// The answer to a request: status, other headers, body.
 pub type Answer = (u16, String, String);
 
 /// A request as it came.
@@ -12,14 +12,14 @@ pub type Answer = (u16, String, String);
 pub struct Seen {
     pub method: String,
     pub path: String,
-    /// What `Authorization` has.
+    /// The value of `Authorization`.
     pub shown: Option<String>,
     pub body: String,
     /// All of it.
     pub text: String,
 }
 
-/// It listens on a free port of this machine until the process ends.
+/// A recorder that listens on a free port of this machine until the process ends.
 #[derive(Clone)]
 pub struct Recorder {
     address: SocketAddr,
@@ -56,7 +56,7 @@ impl Recorder {
         self.seen.0.lock().unwrap().clone()
     }
 
-    /// Waits until so many requests have come.
+    /// Waits until `count` requests have come.
     pub fn wait_for(&self, count: usize) -> Vec<Seen> {
         let seen = self.seen.1.wait_while(self.seen.0.lock().unwrap(), |seen| seen.len() < count).unwrap();
         seen.clone()

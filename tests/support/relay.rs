@@ -20,12 +20,12 @@ pub enum Way {
     Data,
 }
 
-/// Which bytes stand still: nobody loses one, and nobody is told.
+/// The bytes that stand still: nobody loses one, and nobody is notified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stall {
-    /// From the worker to the hub.
+    /// The direction from the worker to the hub.
     pub up: bool,
-    /// From the hub to the worker.
+    /// The direction from the hub to the worker.
     pub down: bool,
 }
 
@@ -47,7 +47,7 @@ pub struct Relay {
 struct Line {
     here: SocketAddr,
     hub: SocketAddr,
-    /// In what the hub says: this text becomes that one, which is as long.
+    /// The text in the hub's messages that becomes another one of the same length.
     other_name: Option<(String, String)>,
     state: Mutex<State>,
     changed: Condvar,
@@ -56,7 +56,7 @@ struct Line {
 #[derive(Debug, Default)]
 struct State {
     stall: Stall,
-    /// In these directions, one bit of this byte of a connection.
+    /// The byte of a connection of which one bit is altered, in these directions.
     altered: Option<(Stall, u64)>,
     made: u64,
     open: HashMap<u64, [TcpStream; 2]>,

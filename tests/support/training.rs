@@ -200,7 +200,7 @@ impl Training {
         }
     }
 
-    /// Returns the norms that workers are told of, by round.
+    /// Returns the norms that workers receive, by round.
     fn norms(&self) -> Vec<f32> {
         if let Some(compression) = self.compression {
             let mut model = self.model(compression);
@@ -229,7 +229,7 @@ impl Training {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }
 
-    /// Compares the averages that the hubs at this address have with those after so many rounds.
+    /// Compares the averages that the hubs at this address have with those after `rounds` rounds.
     pub fn check_averages(&self, hubs: &str, rounds: u32) {
         let mut reference = self.reference();
         for round in 0..rounds {

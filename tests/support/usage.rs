@@ -1,4 +1,4 @@
-//! What a process holds of the machine, by /proc.
+//! The resources of the machine that a process holds, by /proc.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use super::program::until;
 /// Threads that end by themselves when they have nothing to do.
 const PASSING_THREADS: [&str; 3] = ["phub-join\n", "phub-memory\n", "phub-handshake\n"];
 
-/// What a process holds.
+/// The resources that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holds {
     pub descriptors: usize,

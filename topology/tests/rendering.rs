@@ -10,7 +10,7 @@ fn planned(description: &str, cores: CoreChoice) -> (Host, Plan) {
     (host, plan)
 }
 
-/// Every tag closes, and text has no stray markup.
+/// Asserts that every tag closes, and that text has no stray markup.
 fn assert_well_formed(svg: &str) {
     let mut open = Vec::new();
     for tag in svg.split('<').skip(1) {
@@ -31,7 +31,7 @@ fn number(tag: &str, name: &str) -> f64 {
     tag[start..].split('"').next().unwrap().parse().unwrap()
 }
 
-/// Every rectangle lies within the page.
+/// Asserts that every rectangle lies within the page.
 fn assert_inside(svg: &str) {
     let page = svg.split('>').next().unwrap();
     let (width, height) = (number(page, "width"), number(page, "height"));
@@ -108,7 +108,7 @@ fn the_callers_noun_is_used() {
     assert!(render::text(&host, Some(&plan), "chunk").contains("500 chunks"));
 }
 
-/// Machines with so many members each, and so many owners apart.
+/// Returns a picture of machines with `members` members each, and `apart` dedicated owners.
 fn network(machines: usize, members: usize, apart: usize) -> NetworkPicture {
     let machine = |name: String, members: usize| NetworkBox {
         name,

@@ -61,7 +61,7 @@ impl Tree {
         path.into()
     }
 
-    /// A net device, with hardware if `device` is given.
+    /// Writes a net device, with hardware if `device` is given.
     fn net(&self, name: &str, device: Option<&Path>, speed: &str) {
         let home = match device {
             Some(device) => format!("{}/net/{name}", device.display()),
@@ -76,7 +76,7 @@ impl Tree {
         self.link(&format!("class/net/{name}"), &home);
     }
 
-    /// An RDMA device with one port on Ethernet.
+    /// Writes an RDMA device with one port on Ethernet.
     fn rdma(&self, name: &str, device: Option<&Path>, rate: &str, netdev: &str) {
         let home = match device {
             Some(device) => format!("{}/infiniband/{name}", device.display()),

@@ -35,7 +35,7 @@ struct Tree {
     rounds: u32,
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
-    /// The norm that workers are told, in a job whose steps wait for it, by round.
+    /// The norm that workers receive, in a job whose steps wait for it, by round.
     norms: Vec<Option<f32>>,
     /// Whether rounds that are not finite are skipped.
     skips: bool,
@@ -172,8 +172,8 @@ impl Tree {
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
 
-    /// A worker that waits for nothing checks all weights and pushes its next round. Other workers check the weights that
-    /// they have.
+    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Other workers check the
+    /// weights that they have.
     fn work(&mut self, number: usize) -> Result<(), String> {
         let exchange = &mut self.job.workers[number].exchange;
         for (id, key) in (0..).map(KeyId).zip(self.layout.keys()).filter(|(id, _)| exchange.is_ready(*id)) {
@@ -392,7 +392,7 @@ fn carries_all(compression: Compression) -> bool {
     matches!(compression, Compression::Codec(codec) if codec.carries_all())
 }
 
-/// Works like [`expected`], when what the machines sum is coded as the gradients of so many workers are.
+/// Works like [`expected`], with the machines' sums coded as the gradients of workers are.
 fn expected_coded(
     layout: &Layout,
     job: &JobTerms,

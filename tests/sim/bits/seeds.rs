@@ -42,7 +42,7 @@ struct Cluster {
     skipped: BTreeSet<(ChunkId, u32)>,
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
-    /// The norm that workers are told, in a job whose steps wait for it, by round.
+    /// The norm that workers receive, in a job whose steps wait for it, by round.
     norms: Vec<Option<f32>>,
     job: Simulated,
     plan: Plan,
@@ -144,8 +144,8 @@ impl Cluster {
         }
     }
 
-    /// A worker that waits for nothing checks all weights and pushes its next round. Other workers check the weights that
-    /// they have.
+    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Other workers check the
+    /// weights that they have.
     fn work(&mut self, rank: u32) -> Result<(), String> {
         let worker = &mut self.job.workers[rank as usize];
         for key in (0..self.layout.keys().len() as u32).map(KeyId).filter(|&key| worker.is_ready(key)) {
@@ -412,7 +412,7 @@ fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId,
     (first..first + span.bytes / 4).map(|element| if is_step { mean(element) } else { 0.0 }).collect()
 }
 
-/// What an element's step waits for.
+/// The norm that an element's step waits for.
 #[derive(Clone, Copy)]
 enum By {
     Nothing,
@@ -448,7 +448,7 @@ struct Element {
     /// Steps so far: none in a round without workers.
     steps: u32,
     seen: f32,
-    /// What the means that were sent left out.
+    /// The error that the sent means left out.
     left_out: f32,
 }
 

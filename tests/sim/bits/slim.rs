@@ -29,7 +29,7 @@ struct Chunk {
     significant: Option<Vec<u64>>,
     /// The weights of each worker.
     local: Vec<Vec<f32>>,
-    /// What each worker's gradient holds after the round.
+    /// The content of each worker's gradient after the round.
     left_out: Vec<Vec<f32>>,
 }
 

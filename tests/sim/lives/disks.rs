@@ -21,11 +21,11 @@ type Part = BTreeMap<ChunkId, Vec<f32>>;
 /// The disks of all hubs.
 pub struct Disks {
     layout: Arc<Layout>,
-    /// That of the job.
+    /// The optimizer of the job.
     optimizer: Optimizer,
-    /// By hub that owns chunks, its chunks.
+    /// The chunks of each hub that owns chunks.
     chunks: BTreeMap<u32, Vec<ChunkId>>,
-    /// By hub that owns chunks, the files by round.
+    /// The files by round, of each hub that owns chunks.
     files: BTreeMap<u32, BTreeMap<Round, Part>>,
     /// The parts of snapshots, by hub.
     collected: HashMap<(u32, Occasion), Part>,

@@ -10,7 +10,7 @@ use super::ledger::Ledger;
 use super::life::{Life, Stage, WORKERS, simulated};
 
 impl Life {
-    /// The job has failed at a hub. Everybody hears of it, and nothing is left of it anywhere.
+    /// Ends a job that has failed at a hub. Everybody is notified, and nothing is left of the job anywhere.
     pub fn end(&mut self) {
         let is_over = |life: &mut Life| {
             life.tell_hubs();
@@ -29,7 +29,7 @@ impl Life {
         self.counts.add("jobs failed", 1);
     }
 
-    /// Workers that have heard of a failure at one hub do what their machines say. They give up, or tell the hubs that
+    /// Lets workers that know of a failure at one hub do what their machines say. They give up, or tell the hubs that
     /// they have lost one, and join again.
     fn tell_hubs(&mut self) {
         let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
@@ -80,7 +80,8 @@ impl Life {
         }
     }
 
-    /// The hubs come back from the last round that is on all disks, and so do the workers that live, with what they have reached.
+    /// Brings the hubs back from the last round that is on all disks, and the workers that live, with what they have
+    /// reached.
     pub fn come_back(&mut self) {
         self.floor = self.floor.max(self.job.hubs.lead().files.whole);
         let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);

@@ -35,18 +35,18 @@ const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Dead,
-    /// It has joined, and waits until it takes part.
+    /// The worker has joined, and waits until it takes part.
     Joined,
     TakesPart,
-    /// It has asked for other links.
+    /// The worker has asked for other links.
     Unlinked,
-    /// It hangs, and no heartbeat of it comes.
+    /// The worker hangs, and sends no heartbeat.
     Hangs,
-    /// It has lost a hub, and waits until the hubs come back.
+    /// The worker has lost a hub, and waits until the hubs come back.
     HubLost,
 }
 
-/// What may end the job.
+/// The event that may end the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plot {
     /// Nothing.
@@ -72,7 +72,7 @@ pub struct Life {
     pub said: Option<Round>,
     pub plot: Plot,
     pub stages: Vec<Stage>,
-    /// What each worker's session does next, by rank.
+    /// The next step of each worker's session, by rank.
     pub machines: Vec<Member>,
     /// The machine of a worker that comes new.
     pub machine: Member,
@@ -184,8 +184,8 @@ impl Life {
         self.terms.job.on_loss == OnLoss::Continue
     }
 
-    /// All workers have weights, and take part. A job whose worker dies before that ends. A hub may be lost again before all workers are
-    /// back.
+    /// Begins: all workers have weights, and take part. A job whose worker dies before that ends. A hub may be lost
+    /// again before all workers are back.
     fn begin(&mut self) {
         let first = self.rounds().max().unwrap();
         let may_be_lost = !self.came_back.is_empty() && self.dice.below(2) == 0;
@@ -290,7 +290,7 @@ impl Life {
         }
     }
 
-    /// Members that live are silent for some time, but not too long. One that hangs is lost at last.
+    /// Silences members that live for some time, but not too long. A member that hangs is lost at last.
     fn is_silent(&mut self) {
         for hub in &mut self.job.hubs.hubs {
             if hub.failed.is_none() {
@@ -318,7 +318,7 @@ impl Life {
         }
     }
 
-    /// A worker hears whether it takes part, or is lost: at hubs that do not hear each other, one may have given it up.
+    /// Tells a worker whether it takes part, or is lost: at hubs that do not hear each other, one may have given it up.
     fn hear(&mut self, rank: u32) {
         let stage = &mut self.stages[rank as usize];
         if *stage == Stage::Joined && self.job.takes_part(rank) {

@@ -97,17 +97,17 @@ pub struct Control {
     hub: Hub,
     id: JobId,
     name: String,
-    /// What each core has been told, and has not done yet.
+    /// The commands that each core has, and has not done yet.
     commands: Vec<VecDeque<Command>>,
-    /// What the cores have done, and the job has not been told yet.
+    /// The actions of the cores that the job does not know yet.
     reports: VecDeque<Event>,
     /// The cores that have not answered the step of a cut yet, and the highest of the fronts.
     answers: (usize, Option<Round>),
     /// The ranks that take part since the last look, each with its first round.
     begun: Vec<(u32, Round)>,
-    /// What other hubs are asked, or told.
+    /// The requests and messages to other hubs.
     pub letters: Vec<Letter>,
-    /// At another hub than hub 0: the cut of hub 0 that each cut here answers, and whether by its end.
+    /// The cut of hub 0 that each cut here answers, and whether by its end, at another hub than hub 0.
     follows: HashMap<CutId, (CutId, bool)>,
     /// The snapshots and files.
     pub files: FilesHere,

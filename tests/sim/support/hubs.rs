@@ -53,7 +53,7 @@ pub struct Hubs {
     pub post: Post,
     /// The workers that have joined.
     workers: u64,
-    /// By rank, the worker that has joined last.
+    /// The worker that has joined last, by rank.
     names: Vec<u64>,
 }
 
@@ -119,7 +119,7 @@ impl Hubs {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
-    /// Every control takes in its next report, and every letter is delivered; or some of them, as the dice say.
+    /// Lets every control take in its next report, and delivers every letter; or some of them, as the dice say.
     pub fn work(&mut self, mut dice: Option<&mut Dice>) {
         let mut is_due = |one_in: u64| dice.as_deref_mut().is_none_or(|dice| dice.below(one_in) == 0);
         for hub in &mut self.hubs {

@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_millis(30);
 /// The longest time for the tries of a member.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the network did to the messages of members.
+/// The effects of the network on the messages of members.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// The requests and answers that were lost.
@@ -112,7 +112,7 @@ impl Members {
         self.happens(job, rank, Event::LinkEnded { may_relink: true });
     }
 
-    /// Everybody works once: the control, the cores, the members that have links, and the messages that are due.
+    /// Lets everybody work once: the control, the cores, the members that have links, and the messages that are due.
     pub fn step(&mut self, job: &mut Simulated) {
         self.now += TICK;
         job.control().expect("cores take what the control gives them");
@@ -159,7 +159,7 @@ impl Members {
         self.waiting.push(message);
     }
 
-    /// An answer comes. Nobody waits for that of a request that was answered before.
+    /// Takes an answer. Nobody waits for that of a request that was answered before.
     fn answered(&mut self, job: &mut Simulated, message: &Message) {
         let Simulation { asked, granted, .. } = &mut self.members[message.rank as usize];
         if asked.take_if(|asked| asked.request == message.request).is_some() {

@@ -14,7 +14,7 @@ pub struct Model {
     answer: Codec,
     seed: u64,
     workers: u32,
-    /// The gradients of a round: one of each worker, or so many in the sums that workers push.
+    /// The number of gradients in a round: one of each worker, or those in the sums that workers push.
     pub gradients: u32,
     optimizer: Optimizer,
     /// The most that the norm of a round's mean may be, if steps wait for it.
@@ -36,7 +36,7 @@ struct Chunk {
     state: Vec<[f32; 3]>,
     /// The workers' weights.
     seen: Vec<f32>,
-    /// What each rank's encoder keeps for the next round.
+    /// The values that each rank's encoder keeps for the next round.
     kept: Vec<Vec<f32>>,
 }
 
@@ -128,7 +128,7 @@ impl Model {
         self.advance_as(numbers, |_, _| Content::Gradient, value);
     }
 
-    /// The same of ranks that push other contents.
+    /// Advances with ranks that push other contents.
     pub fn advance_as(
         &mut self,
         numbers: &Numbers,

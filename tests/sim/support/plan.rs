@@ -1,4 +1,5 @@
-//! What each worker pushes of each key in each round: a gradient, nothing, or weights; and which bytes it sends ahead.
+//! The pushes of each worker, of each key in each round: a gradient, nothing, or weights; and the bytes that it sends
+//! ahead.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +34,7 @@ impl Plan {
         Plan { seed: 0, plain: true, alike: true, broadcasts: true }
     }
 
-    /// The same, and no worker has another content than the others.
+    /// Returns the plan in which no worker has another content than the others, if `alike`.
     #[must_use]
     pub fn alike(self, alike: bool) -> Self {
         Plan { alike, ..self }
@@ -54,8 +55,8 @@ impl Plan {
         }
     }
 
-    /// Returns what becomes of a key in a round of so many workers: a step with the gradients that there are, nothing,
-    /// or new weights.
+    /// Returns what becomes of a key in a round of `workers` workers: a step with the gradients that there are,
+    /// nothing, or new weights.
     pub fn together(&self, workers: u32, round: Round, key: KeyId) -> Content {
         let has = |content| (0..workers).any(|worker| self.content(worker, round, key) == content);
         let contents = [Content::Weights, Content::Gradient, Content::Nothing];

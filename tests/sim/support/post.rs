@@ -34,7 +34,7 @@ struct Ask {
     cut: CutId,
     /// Whether the hubs release the job, and do not hold it.
     releases: bool,
-    /// By hub, without hub 0.
+    /// The answers, by hub, without hub 0.
     answers: Vec<Option<Answer>>,
 }
 

@@ -24,9 +24,9 @@ pub trait Job {
     fn exchange(&mut self, worker: usize) -> &mut Exchange<sim::Port>;
     fn weights(&self, worker: usize, key: KeyId) -> &[f32];
     fn is_alive(&self, worker: usize) -> bool;
-    /// Every core and every living worker works once. True if anything happened.
+    /// Lets every core and every living worker work once. Returns true if anything happened.
     fn step(&mut self) -> Result<bool, ExchangeError>;
-    /// By worker: the member of the hub that steps, which is the worker or its machine.
+    /// Returns the member of the hub that steps, by worker: the worker or its machine.
     fn members(&self) -> Vec<usize>;
 }
 
@@ -92,7 +92,7 @@ pub struct Race<J = Simulated> {
 }
 
 impl Race {
-    /// After `rounds` rounds with gradients, workers push zeros.
+    /// Creates a race: after `rounds` rounds with gradients, workers push zeros.
     pub fn new(seed: u64, net: Net, layout: &Arc<Layout>, terms: Terms, rounds: u32) -> Self {
         let consistency = terms.job.level.consistency;
         Self::of(seed, Simulated::new(net, layout, terms).unwrap(), consistency, layout, rounds)
@@ -323,7 +323,7 @@ impl Race<Levels> {
         self.has_come_back(worker);
     }
 
-    /// A machine comes back with all its workers. Its pushes are zeros from now on.
+    /// Brings back a machine with all its workers. Its pushes are zeros from now on.
     pub fn rejoin_machine(&mut self, node: usize) {
         self.job.rejoin_hub(node).unwrap();
         self.telling[self.job.rank_above(node)] = false;

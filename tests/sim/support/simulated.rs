@@ -29,7 +29,7 @@ pub struct Terms {
     pub cores: usize,
     /// The number of shards to which the job's keys are dealt on each core.
     pub shards: usize,
-    /// With pulls: rank 0 pulls in batches of this many keys, the last key first, rank 1 of one key more, and so on.
+    /// The number of keys in a batch of rank 0, with pulls, the last key first; rank 1 has one key more, and so on.
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
     pub worker_credit: Option<usize>,
@@ -39,7 +39,7 @@ pub struct Terms {
     /// Cores carry the commands of the control out late, and the control takes reports in late, by this seed. Without a seed both
     /// are done at once.
     pub late: Option<u64>,
-    /// A snapshot is due every so many rounds.
+    /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
     /// The job goes on from a state.
     pub again: Option<Again>,
@@ -113,7 +113,7 @@ pub struct Simulated {
     pub hubs: Hubs,
     /// The workers that take part at hub 0, and not at all hubs yet, each with its first round.
     begins: Vec<(u32, Round)>,
-    /// What had woken those who wait when the worker was told to wait, by rank.
+    /// The event that had woken waiters when the worker began to wait, by rank.
     waits: Vec<Option<u64>>,
     dice: Dice,
 }
@@ -353,7 +353,7 @@ impl Simulated {
         self.notices[from..].iter().for_each(|notice| hub.hear(core, notice));
     }
 
-    /// Workers that take part at all hubs begin. A session waits for the news of all its hubs, too.
+    /// Begins workers that take part at all hubs. A session waits for the news of all its hubs, too.
     fn begin(&mut self) -> Result<()> {
         self.begins.extend(self.hubs.lead().begun());
         for (rank, from) in self.begins.extract_if(.., |(rank, _)| self.hubs.takes_part(*rank)) {
@@ -398,8 +398,8 @@ impl Simulated {
         self.hubs.hubs.iter_mut().for_each(|hub| hub.hangs_up(rank));
     }
 
-    /// A worker that was killed comes back without weights. Returns the round from which it takes part. The hub may see only now
-    /// that the worker was gone.
+    /// Brings back a killed worker without weights. Returns the round from which it takes part. The hub may see only
+    /// now that the worker was gone.
     pub fn rejoin(&mut self, rank: u32) -> Result<Round> {
         self.hubs.lead().lose(rank, "it comes back");
         self.wait_until(|hubs| hubs.is_free(rank))?;
@@ -408,8 +408,8 @@ impl Simulated {
         Ok(self.hubs.lead().first_round(rank).expect("it takes part"))
     }
 
-    /// A worker that was killed joins again without weights, if its rank is free at all hubs. Returns whether it does. It takes part
-    /// some steps later.
+    /// Joins a killed worker again without weights, if its rank is free at all hubs. Returns whether it does. It takes
+    /// part some steps later.
     pub fn come_back(&mut self, rank: u32) -> Result<bool> {
         if !self.is_woken(rank, |hubs| hubs.is_free(rank)) {
             return Ok(false);
@@ -456,8 +456,8 @@ impl Simulated {
         Ok(())
     }
 
-    /// In the next push of a chunk by a worker with Slim-DP, the network inverts a byte of the signature of the significant
-    /// set. A push of the whole chunk has no such set, and is read all the same.
+    /// Inverts a byte of the significant set's signature in the next push of a chunk by a worker with Slim-DP. A push
+    /// of the whole chunk has no such set, and is read all the same.
     pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
         let end = self.ends[rank as usize][self.placement.owner(chunk)];
         self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);
@@ -478,7 +478,7 @@ impl Simulated {
         &self.net
     }
 
-    /// Every core and every living worker works once. True if anything happened.
+    /// Lets every core and every living worker work once. Returns true if anything happened.
     pub fn step(&mut self) -> Result<bool, ExchangeError> {
         self.control().expect("cores take what the control gives them");
         self.turn()

@@ -1,4 +1,4 @@
-//! What a seed breaks in a simulated cluster, and how such a cluster may end.
+//! The failures that a seed causes in a simulated cluster, and the ends of such a cluster.
 
 use crate::simulated::Simulated;
 use fabric::sim::{Faults, Rate};
@@ -63,7 +63,7 @@ pub enum Trouble {
     ComingAndGoing,
 }
 
-/// What happens to a worker now.
+/// The failure of a worker.
 pub enum Strike {
     Kill(u32),
     Rejoin(u32),

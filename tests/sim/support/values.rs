@@ -74,7 +74,7 @@ pub struct Reference {
     pub averages: Vec<Vec<f32>>,
     keys: Vec<Key>,
     round: u32,
-    /// How many steps it has made, by key.
+    /// The number of steps of each key, by key.
     steps: Vec<u32>,
     /// The workers' weights, by key.
     pub weights: Vec<Vec<f32>>,
@@ -115,7 +115,7 @@ impl Reference {
         }
     }
 
-    /// Returns the server of workers on machines that each sum first, so many workers on each.
+    /// Returns the server of workers on machines that each sum first, with these numbers of workers.
     pub fn on_machines(self, machines: Vec<u32>) -> Self {
         assert_eq!(machines.iter().sum::<u32>(), self.workers);
         Reference { machines, ..self }
@@ -136,7 +136,7 @@ impl Reference {
         self
     }
 
-    /// Returns the server whose keys have made so many steps.
+    /// Returns the server whose keys have made these numbers of steps.
     pub fn with_steps(self, steps: &[u32]) -> Self {
         Reference { steps: steps.to_vec(), ..self }
     }
@@ -273,7 +273,7 @@ pub fn flip_a_bit<E>(values: &[E]) {
 /// The state of a job, with all its keys.
 pub struct Saved {
     pub before: Round,
-    /// As a session brings them.
+    /// The values as a session brings them.
     pub values: Vec<u8>,
 }
 

@@ -84,7 +84,7 @@ fn node_lines(
     Ok(())
 }
 
-/// `caches: 4 x L2 1.00 MiB, 1 x L3 32.0 MiB`, without instruction caches.
+/// Returns the caches as `caches: 4 x L2 1.00 MiB, 1 x L3 32.0 MiB`, without instruction caches.
 fn caches(host: &Host, cpus: &[&Cpu]) -> Option<String> {
     let mut kinds: Vec<(u8, Option<u64>, usize)> = Vec::new();
     let here = |cache: &&crate::host::Cache| {
@@ -116,7 +116,7 @@ fn nic_line(nic: &Nic) -> String {
     line
 }
 
-/// `56 Gb/s`; `<= 64 Gb/s` if only the PCI link's speed is known.
+/// Returns the speed as `56 Gb/s`; `<= 64 Gb/s` if only the PCI link's speed is known.
 pub fn speed(nic: &Nic) -> String {
     match nic.speed {
         None => "speed unknown".to_owned(),
@@ -201,7 +201,7 @@ fn share_bar(part: u64, fullest: u64, total: u64) -> String {
     format!("{bar} {:5.1}%", ratio(total) * 100.0)
 }
 
-/// Rows whose columns are as wide as needed; `right` says which columns are aligned right.
+/// Writes rows whose columns are as wide as needed; `right` says which columns are aligned right.
 fn table(out: &mut String, rows: &[Vec<String>], right: &[bool]) -> std::fmt::Result {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..right.len()).map(width).collect();

@@ -59,7 +59,7 @@ pub(in crate::verbs) struct Abandoned {
 }
 
 impl Rails {
-    /// None yet. `vector` is that of the completions.
+    /// Creates the rails of a port, none yet. `vector` is the completion vector.
     pub fn new(vector: u32) -> Result<Self, VerbsError> {
         let make = || -> rustix::io::Result<(EventBell, OwnedFd)> {
             let (bell, sleeper) = (EventBell::new()?, epoll::create(epoll::CreateFlags::CLOEXEC)?);

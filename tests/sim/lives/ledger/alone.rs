@@ -16,16 +16,16 @@ pub struct Alone {
     layout: Arc<Layout>,
     /// Nothing in ASP.
     staleness: Option<u32>,
-    /// By rank, the worker that takes part.
+    /// The worker that takes part, by rank.
     workers: Vec<Option<Worker>>,
-    /// By chunk, then by rank: how many pushes of former workers are stepped, or may be.
+    /// The number of pushes of former workers that are stepped, or may be, by chunk, then by rank.
     former: Vec<Vec<RangeInclusive<u32>>>,
 }
 
 /// A worker that takes part.
 struct Worker {
     first: Round,
-    /// By key, the round whose weights it has, if it has some.
+    /// The round whose weights each key has, if it has some, by key.
     has: Vec<Option<Round>>,
 }
 

@@ -9,7 +9,7 @@ use worker_shim::Exchange;
 /// The rounds that chunks have left out. All others are stepped once, and take 1 from a weight. Round 0 makes it 0.
 pub struct Together {
     layout: Arc<Layout>,
-    /// By chunk, in order.
+    /// The skipped rounds, by chunk, in order.
     skipped: Vec<Vec<Range<u32>>>,
     /// Whether hubs count all steps: a checkpoint has no count for each chunk.
     is_counted: bool,

@@ -106,14 +106,14 @@ impl Control {
         }
     }
 
-    /// Much time passes. Members that live have said so.
+    /// Lets much time pass. Members that live have said so.
     pub fn time_passes(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += 4 * LIMIT;
         self.heard_of(lives);
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Some time passes before members that live say so.
+    /// Lets some time pass before members that live say so.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += LIMIT / 2;
         let effects = self.ask(Happened { job: self.id, event: Event::Swept(LIMIT) });

@@ -175,7 +175,7 @@ impl Levels {
         Ok(endpoints)
     }
 
-    /// A worker makes its links again to the same memory. Returns its endpoints.
+    /// Makes a worker's links again to the same memory. Returns its endpoints.
     pub(super) fn link_worker(
         &mut self,
         node: usize,

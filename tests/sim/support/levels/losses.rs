@@ -8,9 +8,9 @@ use crate::trouble::Dice;
 /// The losses of a run.
 #[derive(Debug, Default)]
 pub struct Losses {
-    /// So many are still to come.
+    /// The number of losses still to come.
     pub left: u32,
-    /// Whose links are lost, each with the steps until it makes others.
+    /// The members whose links are lost, each with the steps until it makes others.
     unlinked: BTreeMap<Member, u64>,
 }
 

@@ -47,9 +47,9 @@ pub struct Terms {
     pub worker_credit: Option<usize>,
     /// The machines' hubs are the root: each owns a share.
     pub mesh: bool,
-    /// As in [`simulated`](crate::simulated::Terms::is_orderly).
+    /// Whether ends are orderly, as in [`simulated`](crate::simulated::Terms::is_orderly).
     pub is_orderly: bool,
-    /// As in [`simulated`](crate::simulated::Terms::late).
+    /// The lateness of the control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
 }
 
@@ -81,11 +81,11 @@ pub struct Node {
 #[derive(Clone)]
 struct Up {
     sums: Arc<SendWindow>,
-    /// That of the workers.
+    /// The window of the workers.
     shown: Arc<RecvWindow>,
     /// The hub above writes a window of its own.
     takes_answers: bool,
-    /// In a mesh.
+    /// The number of the hub among the hubs above, in a mesh.
     own: Option<usize>,
     /// One entry for each core.
     ways: Vec<Vec<usize>>,
@@ -116,11 +116,11 @@ pub struct Levels {
     cores: Vec<Option<Core<sim::Port>>>,
     /// The root first.
     pub nodes: Vec<Node>,
-    /// In the order of the tree.
+    /// The workers, in the order of the tree.
     pub workers: Vec<Worker>,
     /// The notices of all nodes so far, each with its node.
     pub notices: Vec<(usize, Notice)>,
-    /// When the control works, if it is late.
+    /// The dice for when the control works, if it is late.
     dice: Dice,
 }
 
@@ -203,7 +203,7 @@ impl Levels {
         self.nodes[node].control.hangs_up(rank);
     }
 
-    /// A worker that lives loses its links, and asks for others. It counts as dead until it makes them.
+    /// Unlinks a worker that lives, and that asks for other links. It counts as dead until it makes them.
     pub fn unlink(&mut self, worker: usize) {
         let Worker { node, rank, .. } = self.workers[worker];
         self.nodes[node].control.unlink(rank);
@@ -213,7 +213,8 @@ impl Levels {
         self.control_at_once().expect("links are dropped");
     }
 
-    /// It makes others, if all cores have dropped the former ones, and pushes again what has no answer. Returns whether it does.
+    /// Makes a worker's links again, if all cores have dropped the former ones, and pushes again what has no answer.
+    /// Returns whether it does.
     pub fn relink(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, ref memory, .. } = self.workers[worker];
         if !self.nodes[node].control.relink(rank) {
@@ -232,7 +233,8 @@ impl Levels {
         Ok(true)
     }
 
-    /// A hub loses the links to the hub above, and asks for others. All cores make so many turns before this hub drops its ends.
+    /// Unlinks a hub from the hub above, for which it asks for other links. All cores make `turns` turns before this
+    /// hub drops its ends.
     pub fn unlink_hub(&mut self, node: usize, turns: u64) {
         let (parent, rank) = self.nodes[node].above.expect("a hub below another");
         self.nodes[node].control.loses_above();
@@ -245,8 +247,8 @@ impl Levels {
         self.control_at_once().expect("links are dropped");
     }
 
-    /// It makes others, if all cores have dropped the former ones, and its sums that have no answer go up again. Returns
-    /// whether it does.
+    /// Makes a hub's links again, if all cores have dropped the former ones, and its sums that have no answer go up
+    /// again. Returns whether it does.
     pub fn relink_hub(&mut self, node: usize) -> Result<bool> {
         let Node { above, up, control, .. } = &self.nodes[node];
         let ((parent, rank), up) = (above.expect("as before"), up.clone().expect("as before"));
@@ -301,8 +303,8 @@ impl Levels {
         Ok(())
     }
 
-    /// A worker that was killed joins again, if its hub lives and its rank is free. Returns whether it does. It takes part some steps
-    /// later.
+    /// Joins a killed worker again, if its hub lives and its rank is free. Returns whether it does. It takes part some
+    /// steps later.
     pub fn come_back(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, .. } = self.workers[worker];
         let may_join = self.is_free(node, rank);
@@ -323,8 +325,8 @@ impl Levels {
         Ok(())
     }
 
-    /// A hub that was killed joins again, if the hub above lives and its rank there is free, and so do all its workers.
-    /// Hubs below it do by themselves. Returns whether they do.
+    /// Joins a killed hub again, if the hub above lives and its rank there is free, and all its workers. Hubs below it
+    /// do by themselves. Returns whether they do.
     pub fn hub_comes_back(&mut self, node: usize) -> Result<bool> {
         let Node { above, cores_of_a_hub, depth, .. } = self.nodes[node];
         let (parent, rank) = above.expect("the root does not come back");
@@ -393,7 +395,7 @@ impl Levels {
         self.nodes[node].above.map(|(above, _)| above)
     }
 
-    /// Every core and every living worker works once. True if anything happened.
+    /// Lets every core and every living worker work once. Returns true if anything happened.
     pub fn step(&mut self) -> Result<bool, ExchangeError> {
         self.control().expect("cores take what the control gives them");
         self.turn()

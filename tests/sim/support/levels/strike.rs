@@ -1,4 +1,4 @@
-//! What a seed breaks in a simulated tree, and how such a tree may end.
+//! The failures that a seed causes in a simulated tree, and the ends of such a tree.
 
 use pbox_core::Notice;
 
@@ -8,7 +8,7 @@ use crate::trouble::{Dice, Trouble};
 /// The number of ends that [`Levels::name_end`] tells apart.
 pub const ENDS: usize = 8;
 
-/// What happens to a worker or a hub now.
+/// The failure of a worker or a hub.
 pub enum Strike {
     Kill(usize),
     KillHub(usize),

@@ -43,7 +43,7 @@ impl Objects {
 /// An object that is open.
 #[derive(Debug)]
 struct Object {
-    /// In the order of [`SETS`]; `None` for a device.
+    /// The sets, in the order of [`SETS`]; `None` for a device.
     sets: Option<[Vec<u32>; 4]>,
     /// The cpus of its children so far, without memory objects; `None` if it has no children.
     covered: Option<Vec<u32>>,

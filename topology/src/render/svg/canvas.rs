@@ -67,7 +67,7 @@ impl Canvas {
         ));
     }
 
-    /// A line through the points.
+    /// Draws a line through the points.
     pub fn line(&mut self, points: &[(f64, f64)], colour: &'static str, stroke: Stroke) {
         let dash = stroke.attribute();
         let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
@@ -78,7 +78,7 @@ impl Canvas {
         ));
     }
 
-    /// Text whose baseline is at y.
+    /// Draws text whose baseline is at y.
     pub fn text(&mut self, x: f64, y: f64, look: Text, text: &str) {
         if text.is_empty() {
             return;
@@ -104,7 +104,8 @@ impl Canvas {
         self.element(format_args!("<g><title>{}</title>", escape(hint)));
     }
 
-    /// The same for a core: a page finds it by its attribute `data-cpu`, and its tile is the group's first rectangle.
+    /// Opens a group for a core: a page finds it by its attribute `data-cpu`, and its tile is the group's first
+    /// rectangle.
     pub fn open_core(&mut self, cpu: Option<u32>, hint: &str) {
         match cpu {
             Some(cpu) => self.element(format_args!("<g data-cpu=\"{cpu}\"><title>{}</title>", escape(hint))),

@@ -18,9 +18,9 @@ use super::palette::Tint;
 use super::tile::{CoreTile, NicRole, NicTile};
 
 const GAP: f64 = 6.0;
-/// Between the two columns that share a vertical line.
+/// The gap between the two columns that share a vertical line.
 const BUS_GAP: f64 = 18.0;
-/// From the lowest core to the NICs.
+/// The distance from the lowest core to the NICs.
 const DROP: f64 = 22.0;
 const NIC_GAP: f64 = 10.0;
 const SINGLE_COLUMN_LIMIT: usize = 4;

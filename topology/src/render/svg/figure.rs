@@ -39,11 +39,11 @@ pub struct Flow {
 /// The alignment of the figures of a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// On the row's bottom line, with about the same number in each row.
+    /// Figures stand on the row's bottom line, with about the same number in each row.
     Standing,
-    /// From the row's top; all get the height of the highest.
+    /// Figures begin at the row's top; all get the height of the highest.
     Stretched,
-    /// On the row's bottom line, with each row as full as possible.
+    /// Figures stand on the row's bottom line, with each row as full as possible.
     Filled,
 }
 
@@ -55,7 +55,7 @@ struct Place {
 }
 
 impl Flow {
-    /// Rows of at most `width` if possible, and no wider than their number needs.
+    /// Creates rows of at most `width` if possible, and no wider than their number needs.
     pub fn new(rows: Rows, gap: f64, width: f64, figures: Vec<Box<dyn Figure>>) -> Self {
         let sizes: Vec<Size> = figures.iter().map(|figure| figure.size()).collect();
         let (mut places, mut size, count) = arrange(&sizes, gap, width);
@@ -127,7 +127,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Figures without height are left out, so that they take no gap.
+    /// Creates a stack. Figures without height are left out, so that they take no gap.
     pub fn new(gap: f64, mut figures: Vec<Box<dyn Figure>>) -> Self {
         figures.retain(|figure| figure.size().height > 0.0);
         Self { gap, figures }

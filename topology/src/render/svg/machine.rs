@@ -141,7 +141,7 @@ impl Scene<'_> {
         nics.filter(move |(_, nic)| keep(nic))
     }
 
-    /// Small tiles for the node's cores that own nothing.
+    /// Returns small tiles for the node's cores that own nothing.
     fn idle_cores(&self, node: NodeId) -> Vec<Box<dyn Figure>> {
         let Some(plan) = self.plan else { return Vec::new() };
         let cores = self.cores_of(node).into_iter();
@@ -168,7 +168,7 @@ impl Scene<'_> {
         first.map_or_else(String::new, |cpu| cpu.id.0.to_string())
     }
 
-    /// `cpu 3`, or `cpu 3,15` for a core with two threads.
+    /// Returns the label: `cpu 3`, or `cpu 3,15` for a core with two threads.
     fn core_label(&self, core: CoreId) -> String {
         let cpus = self.host.cpus.iter().filter(|cpu| cpu.core == core).map(|cpu| cpu.id.0.to_string());
         let list = cpus.collect::<Vec<_>>().join(",");
@@ -235,7 +235,7 @@ impl Scene<'_> {
     }
 }
 
-/// A hub's plan has none before a job comes.
+/// Whether the plan has items. A hub's plan has none before a job comes.
 fn has_items(plan: &Plan) -> bool {
     !plan.owners().is_empty()
 }

@@ -26,7 +26,8 @@ const MEMBERS: usize = 8;
 const MEMBER: Size = Size { width: 46.0, height: 24.0 };
 const MEMBER_GAP: f64 = 4.0;
 const OWNER: Size = Size { width: 178.0, height: 58.0 };
-/// From the title of a box to what is in it, from members to the owner, from the owner to the network, and the network.
+/// The distances from the title of a box to what is in it, from members to the owner, from the owner to the network,
+/// and the network's height.
 const TITLE: f64 = 30.0;
 const JOIN: f64 = 34.0;
 const DROP: f64 = 62.0;
@@ -41,15 +42,15 @@ pub struct NetworkBox {
     pub name: String,
     /// The names of its members; may be none.
     pub members: Vec<String>,
-    /// Beside the line from the members to the owner.
+    /// The text beside the line from the members to the owner.
     pub joined_by: String,
     /// The owner's name, and a line below it.
     pub owner: [String; 2],
-    /// Which part of everything it owns, 0 to 1.
+    /// The part of everything that the box owns, 0 to 1.
     pub part: f64,
-    /// What it sends.
+    /// The bytes that it sends.
     pub sends: String,
-    /// What it receives.
+    /// The bytes that it receives.
     pub receives: String,
 }
 
@@ -60,7 +61,7 @@ pub struct NetworkPicture {
     pub title: String,
     /// Lines below the title.
     pub heading: Vec<String>,
-    /// What stands in the bar of the network.
+    /// The text in the bar of the network.
     pub network: String,
     /// The machines, by level.
     pub levels: Vec<Vec<NetworkBox>>,
@@ -163,7 +164,7 @@ impl BoxFigure {
         BoxFigure { content: content.clone(), members, tint }
     }
 
-    /// The lines from the owner's foot to the network, and what they carry.
+    /// Draws the lines from the owner's foot to the network, and what they carry.
     fn lines(&self, canvas: &mut Canvas, middle: f64, foot: f64, network: f64) {
         let edge = self.tint.edge;
         arrow(canvas, (middle - LANE, foot), (middle - LANE, network), edge);
@@ -231,7 +232,7 @@ impl Figure for BoxFigure {
     }
 }
 
-/// A line with a point at its end, up or down.
+/// Draws a line with a point at its end, up or down.
 fn arrow(canvas: &mut Canvas, from: (f64, f64), to: (f64, f64), colour: &'static str) {
     canvas.line(&[from, to], colour, Stroke::Solid);
     let back = if to.1 > from.1 { -5.0 } else { 5.0 };

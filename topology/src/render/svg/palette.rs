@@ -25,10 +25,10 @@ const fn tint(ground: &'static str, full: &'static str, edge: &'static str) -> T
     Tint { ground, full, edge }
 }
 
-/// For cores without a NIC.
+/// The tint of cores without a NIC.
 pub const NEUTRAL: Tint = tint("#eceff3", "#c3ccd6", "#616e7c");
 
-/// For cores that may not be used.
+/// The tint of cores that may not be used.
 pub const BARRED: Tint = tint(PAGE, PAGE, BARRED_EDGE);
 
 /// Ten, because a PBox has ten NICs. Neighbours differ much in hue, and no two differ in hue alone.
