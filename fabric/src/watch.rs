@@ -17,7 +17,7 @@ const STOP: u64 = 0;
 
 /// The owner of a descriptor that the watch sleeps on.
 pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
-    /// The descriptor is readable, or ended. The watch's thread calls this.
+    /// Notes that the descriptor is readable, or ended. The watch's thread calls this.
     fn ready(&self);
 }
 
@@ -26,7 +26,7 @@ pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
 pub(crate) enum SocketEvents {
     /// Nothing is sent after the handshake: any event is.
     Any,
-    /// That it is shut in both directions, by whichever end.
+    /// The event that a connection is shut in both directions, by whichever end.
     HangUp,
 }
 

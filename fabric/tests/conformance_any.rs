@@ -10,7 +10,7 @@ use fabric::any::{Address, Endpoint, Group, Listener, Port, connect, group};
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
 use fabric::{Joined, PlannedLink, Receive, RecvWindow, SendWindow, shm, tcp};
 
-/// Of each handshake; the suite's watchdog is twice as patient.
+/// The timeout of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,14 +11,14 @@ use fabric::conformance::{Joined, Role, Transport};
 use fabric::tcp::{Frames, Gathered, Listener, Options, Port, connect};
 use fabric::{PlannedLink, Receive, SendWindow};
 
-/// Of each handshake; the suite's watchdog is twice as patient.
+/// The timeout of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fabric::conformance_of_hub_and_workers!(Tcp: [Tcp(Frames::Plain), Tcp(Frames::Summed)]);
 
 const SUMMED: &str = "tcp with checksums";
 
-/// With what both ends ask for.
+/// The transport, with the frames that both ends ask for.
 #[derive(Clone, Debug)]
 struct Tcp(Frames);
 

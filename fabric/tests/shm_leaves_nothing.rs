@@ -14,7 +14,7 @@ use shm_bed::Shm;
 
 fabric::conformance_of_hub_and_workers!(@peer Shm);
 
-/// What a process can leave behind.
+/// The traces that a process can leave behind.
 #[derive(Debug, PartialEq, Eq)]
 struct Traces {
     descriptors: usize,
@@ -45,7 +45,7 @@ impl Traces {
         }
     }
 
-    /// A joined thread stays in /proc for a moment: looks again for a while.
+    /// Asserts that nothing else is left. A joined thread stays in /proc for a moment: looks again for a while.
     fn is_all_there_is(&self) {
         for _ in 0..1000 {
             if Traces::look() == *self {
@@ -74,7 +74,7 @@ fn nothing_is_left_after_kill_9() {
     before.is_all_there_is();
 }
 
-/// All peers die with posts under way in both directions.
+/// Kills all peers with posts in flight in both directions.
 fn killed_at_work(mut near: End<Port>, mut peers: Vec<Box<dyn Peer>>) {
     near.attach_all();
     let links = 2 * peers.len();
@@ -96,7 +96,7 @@ fn killed_at_work(mut near: End<Port>, mut peers: Vec<Box<dyn Peer>>) {
     assert_eq!(seen, 4 * links);
 }
 
-/// A worker dies when the hub has its hello, with its windows, and has not yet answered.
+/// Kills a worker when the hub has its hello, with its windows, and has not yet answered.
 fn killed_before_the_welcome(shape: Shape) {
     let (listener, address) = Shm::listen();
     let bed = HubAndWorkers { transport: Shm, near: Role::Hub, far: Far::Process };

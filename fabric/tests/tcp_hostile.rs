@@ -73,7 +73,7 @@ impl Hub {
         }
     }
 
-    /// A worker comes, posts, and is heard.
+    /// Checks that a worker joins and posts, and that the post arrives.
     fn lives(&mut self) {
         let address = self.listener.address();
         std::thread::scope(|scope| {
@@ -115,7 +115,7 @@ impl Hub {
     }
 }
 
-/// With the token that it proves, and no other.
+/// Identifies a hello by the token that it proves, and no other.
 fn identified(mut hello: Hello) -> Hello {
     let name = hello.token();
     hello.identify(|_| Some([8; 16]));
@@ -156,7 +156,7 @@ fn lengths_that_do_not_fit_cost_the_link() {
     hub.lives();
 }
 
-/// Takes 64 bytes for offset 64, and nothing else. Notes the empty posts of its own end.
+/// A rule that takes 64 bytes for offset 64, and nothing else. It notes the empty posts of its own end.
 #[derive(Debug)]
 struct OneSpan(Arc<Mutex<Vec<Imm>>>);
 

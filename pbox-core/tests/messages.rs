@@ -59,7 +59,7 @@ fn messages_of_protocol_12_are_read() {
     all!(messages; LeaveRequest, HeartbeatReply);
 }
 
-/// What was read means what it meant.
+/// A field that a message leaves out has its old meaning.
 #[test]
 fn what_a_message_leaves_out_has_its_old_meaning() {
     let messages: BTreeMap<String, Vec<Value>> =

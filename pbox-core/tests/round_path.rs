@@ -68,7 +68,7 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::new(keys, 1024).unwrap())
 }
 
-/// What varies from job to job.
+/// The properties that vary from job to job.
 #[derive(Clone, Copy)]
 struct Job {
     consistency: Consistency,
@@ -181,7 +181,7 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
     }
 }
 
-/// What a worker pushes, where it pushes frames.
+/// Writes a worker's push, if it pushes frames.
 fn write_frame(wire: &Wire, chunk: ChunkId, round: Round, bytes: &mut [u8]) {
     let Some(framing) = wire.framing() else { return };
     let frames = framing.frames(chunk);

@@ -77,7 +77,7 @@ pub struct Hubs {
     /// The rounds that are whole, as far as this hub knows: hub 0 notifies the other hubs.
     pub whole: WholeRounds,
     numbered: Numbered,
-    /// The newcomers that have arrived at hubs, as hub 0 hears of them.
+    /// The newcomers that have arrived at hubs, as far as hub 0 is notified.
     pub arrivals: Arrivals,
     /// The files of each hub, as far as hub 0 is notified.
     files: Files,

@@ -183,7 +183,7 @@ pub struct AskForWritten {
     pub before: Round,
     /// The rounds that are whole.
     pub whole: WholeRounds,
-    /// How long the answer may wait for the part.
+    /// The time that the answer may wait for the part.
     pub wait: Duration,
 }
 

@@ -72,7 +72,7 @@ pub(super) struct TakenBy {
     pub before: Round,
     /// The last of several rounds that the core has passed without snapshots.
     pub through: Option<Round>,
-    /// Why it has no part.
+    /// The reason why the core has no part.
     pub refused: Option<String>,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct TakenBy {
 pub(super) struct Over {
     pub occasion: Occasion,
     pub before: Round,
-    /// Why it is none.
+    /// The reason why there is none.
     pub refused: Option<String>,
     /// The cores that have no part, as long as their memory is out.
     pub lacks: BTreeSet<usize>,

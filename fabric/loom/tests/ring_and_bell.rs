@@ -105,11 +105,12 @@ fn a_full_ring_comes_free_again() {
     });
 }
 
-/// What a port sleeps at.
+/// The bell at which a port sleeps.
 #[derive(Clone)]
 struct Bell {
     asleep: Arc<AtomicU32>,
-    /// How many its receiver has. The kernel's queue is behind a lock: who takes a datagram sees what its sender did before.
+    /// The number of datagrams that its receiver has. The kernel's queue is behind a lock: a taker of a datagram sees
+    /// what its sender did before.
     datagrams: Arc<AtomicU32>,
 }
 
@@ -118,7 +119,7 @@ impl Bell {
         Bell { asleep: Arc::new(AtomicU32::new(0)), datagrams: Arc::new(AtomicU32::new(0)) }
     }
 
-    /// What a port does in `flush`.
+    /// Flushes as a port does.
     fn flush(&self, producer: &Producer<HeapCells>) {
         bell::published();
         if !producer.due() {
@@ -156,7 +157,8 @@ impl Bell {
     }
 }
 
-/// A producer publishes `items`, flushing after each; a consumer sleeps at a place until all are there.
+/// Checks that nobody sleeps past an item: a producer publishes `items`, flushing after each; a consumer sleeps at a
+/// place until all are there.
 fn nobody_sleeps_past(items: u32, place: Place) {
     loom::model(move || {
         let (mut producer, mut consumer) = ring(2);

@@ -215,16 +215,16 @@ fn is_nccls(name: &str) -> bool {
     name.starts_with("NCCL_")
 }
 
-/// Whether what a NIC writes may reach memory in any order. Its completion comes after all of it, whatever the order is.
+/// The ordering in which a NIC's writes may reach memory. A completion comes after all of its write, in any ordering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RelaxedOrdering {
     Off,
     On,
-    /// Where library and driver take it.
+    /// Relaxed ordering, if library and driver take it.
     IfTaken,
 }
 
-/// What a queue pair is told of its path, and a window of how it is written.
+/// The settings of a queue pair's path, and of the way a window is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PathSettings {
     pub timeout: u8,
@@ -243,7 +243,7 @@ pub(super) struct PathSettings {
 }
 
 impl PathSettings {
-    /// As flags and this process's environment say.
+    /// Reads the settings from flags and this process's environment.
     pub fn new(flags: &PathFlags) -> Result<Self, SettingError> {
         Self::read(flags, |name| std::env::var(name).ok())
     }

@@ -1,4 +1,4 @@
-//! Which NIC of this end goes with which NIC of a hub, as people write it: `mlx5_0=mlx5_2,mlx5_1=mlx5_3`.
+//! The map of this end's NICs to a hub's NICs, as people write it: `mlx5_0=mlx5_2,mlx5_1=mlx5_3`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ pub struct ParseRailMapError {
 }
 
 impl RailMap {
-    /// As `PHUB_RAILS` of this process says; empty where it is not set.
+    /// Reads the map from `PHUB_RAILS` of this process; empty if it is not set.
     ///
     /// # Errors
     /// When nobody can follow it.

@@ -1,5 +1,5 @@
-//! How long the subnet prefix of an interface's address is, from what Linux shows of its routes. Pure, but
-//! for [`prefix`], which reads the two files.
+//! The length of the subnet prefix of an interface's address, from what Linux shows of its routes. Pure, but for
+//! [`prefix`], which reads the two files.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,7 +11,7 @@ pub(super) fn prefix(netdev: &str, ip: IpAddr) -> Option<u8> {
     }
 }
 
-/// From /proc/net/route: the longest route without a gateway, over this interface, that has the address.
+/// Finds the prefix in /proc/net/route: the longest route without a gateway, over this interface, that has the address.
 fn v4(routes: &str, netdev: &str, ip: Ipv4Addr) -> Option<u8> {
     let mut longest = None;
     for line in routes.lines() {
@@ -31,7 +31,7 @@ fn v4(routes: &str, netdev: &str, ip: Ipv4Addr) -> Option<u8> {
     longest
 }
 
-/// From /proc/net/if_inet6: the address itself, with its prefix.
+/// Finds the prefix in /proc/net/if_inet6: the address itself, with its prefix.
 fn v6(addresses: &str, ip: Ipv6Addr) -> Option<u8> {
     addresses.lines().find_map(|line| {
         let mut fields = line.split_whitespace();

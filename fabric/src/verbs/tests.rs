@@ -213,7 +213,7 @@ fn a_message_that_is_no_write_costs_its_sender_the_link() {
     assert_eq!(workers[0].closing().1, CloseReason::PeerGone);
 }
 
-/// What a hub takes: whole chunks.
+/// The frames that a hub takes: whole chunks.
 #[derive(Debug)]
 struct WholeChunks;
 

@@ -11,7 +11,7 @@ use fabric::{PlannedLink, Receive, SendWindow};
 
 /// Names devices, with commas between them.
 const DEVICES: &str = "PHUB_TEST_DEVICE";
-/// Of each step of a handshake; the suite's watchdog is twice as patient.
+/// The timeout of each step of a handshake; the suite's watchdog is twice as patient.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the devices to test on; none where nobody named any, which is said once.

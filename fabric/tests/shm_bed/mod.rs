@@ -12,7 +12,7 @@ use fabric::conformance::{Joined, Role, Transport};
 use fabric::shm::{Group, Listener, Port, connect, group};
 use fabric::{PlannedLink, SendWindow};
 
-/// Of each handshake; the suite's watchdog is twice as patient.
+/// The timeout of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]

@@ -240,7 +240,7 @@ impl Hub {
         self.listener.address().to_owned()
     }
 
-    /// A good worker gets in after all, and its post arrives.
+    /// Checks that a good worker gets in after all, and that its post arrives.
     fn lives(mut self) {
         let address = self.address();
         std::thread::scope(|scope| {

@@ -16,17 +16,17 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 pub const WINDOW: usize = 4096;
 pub const TOKEN: [u8; 16] = *b"a worker's token";
-/// Of the socket that wakes the ports of a worker.
+/// The name of the socket that wakes the ports of a worker.
 pub const NAME: [u8; 16] = *b"the name of ours";
-/// For what must not happen; the watchdog is more patient.
+/// The timeout of what must not happen; the watchdog is more patient.
 pub const LONG: Duration = Duration::from_secs(30);
-/// For what must time out.
+/// The timeout of what must time out.
 pub const SHORT: Duration = Duration::from_millis(30);
 /// A bell takes two cache lines, a ring three such pairs and its slots.
 pub const BELL_BYTES: u64 = 128;
 pub const RINGS_BYTES: u64 = 2 * (3 * 128 + 128);
 
-/// A real worker's attempt to connect.
+/// Runs a real worker's attempt to connect.
 pub fn join(address: &str, token: [u8; 16], timeout: Duration) -> Result<Joined<Endpoint>, ConnectError> {
     let (group, _ports) = group(1).unwrap();
     connect(

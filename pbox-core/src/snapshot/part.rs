@@ -47,7 +47,7 @@ pub struct Snapshot {
     numbers: Vec<(Round, Numbers)>,
     ended: Option<String>,
     parts: Vec<SnapshotPart>,
-    /// For each chunk of the layout, where it is.
+    /// The place of each chunk of the layout.
     places: Vec<Option<Place>>,
 }
 
@@ -61,7 +61,7 @@ struct Place {
     start: usize,
 }
 
-/// Parts that do not make up a hub's share. This is a bug of the hub: it must not become a checkpoint.
+/// Parts that do not make up a hub's share. Such parts are a bug of the hub: they must not become a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the fields are what it prints
 pub enum SnapshotError {
@@ -100,7 +100,7 @@ impl Snapshot {
         Self::of_share(layout, pieces, tensors, round, numbers, parts)
     }
 
-    /// Like [`new`](Self::new), for the pieces of one of several hubs.
+    /// Creates a snapshot like [`new`](Self::new), for the pieces of one of several hubs.
     pub fn of_share(
         layout: Arc<Layout>,
         pieces: Vec<Piece>,
@@ -117,7 +117,7 @@ impl Snapshot {
         Ok(Snapshot { layout, pieces, tensors, round, numbers, ended: None, parts, places })
     }
 
-    /// It is the last state of a job that ended like this.
+    /// Marks the snapshot as the last state of a job that ended like this.
     pub fn with_end(self, ended: String) -> Self {
         Snapshot { ended: Some(ended), ..self }
     }
@@ -233,7 +233,7 @@ mod tests {
 
     const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.0, momentum: 0.9 };
 
-    /// Chunks 0 and 1 of key `a` (16 and 2 elements), chunk 2 of key `b` (1 element).
+    /// Returns a layout: chunks 0 and 1 of key `a` (16 and 2 elements), chunk 2 of key `b` (1 element).
     fn layout() -> Arc<Layout> {
         Arc::new(Layout::new(vec![Key::f32("a", [18]), Key::f32("b", [1])], 64).unwrap())
     }

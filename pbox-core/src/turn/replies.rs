@@ -81,8 +81,8 @@ pub(super) struct Replies {
     broken: Vec<(u32, Violation)>,
     /// The answers of one worker for the chunks of a group. Empty between arrivals.
     answers: Vec<Answer>,
-    /// How many pushes a worker may repeat whose chunks are stepped, because it has lost the answers with its links, by
-    /// rank.
+    /// The number of pushes that a worker may repeat whose chunks are stepped, because it has lost the answers with its
+    /// links, by rank.
     repeats: Vec<usize>,
     /// Whether a worker takes part and gets the hub's parts of the whole gradient, by rank.
     listens: Vec<bool>,

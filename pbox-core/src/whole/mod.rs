@@ -60,11 +60,11 @@ pub type Sums = [ExactSum; 2];
 /// The work of a round's steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
-    /// They are adapted to a key by this quotient of two norms.
+    /// The numbers are adapted to a key by this quotient of two norms.
     Quotient(f32),
-    /// They multiply means by this scale.
+    /// The means are multiplied by this scale.
     Scale(f32),
-    /// They change nothing: values of the round are not finite.
+    /// The steps change nothing: values of the round are not finite.
     Skip,
 }
 

@@ -33,7 +33,7 @@ pub fn line(span: Span) -> Span {
 /// Returns the number of gradients that a chunk's bytes say.
 ///
 /// # Errors
-/// The number, when no sum can have so many.
+/// The number, when no sum can have that many.
 pub fn read(bytes: &[u8]) -> Result<u32, u32> {
     let line = bytes.last_chunk::<LINE>().expect("a sum's bytes end in a line");
     let count = u32::from_le_bytes(*line.first_chunk().expect("a line has more bytes"));

@@ -27,7 +27,7 @@ use crate::job::Schedule;
 use crate::layout::{ChunkId, Content, Immediate, Round};
 use crate::place::Placement;
 
-/// What one end of a link expects of the other.
+/// The expectation of one end of a link of the other end.
 #[derive(Debug)]
 pub struct Expected {
     wire: Wire,
@@ -117,7 +117,7 @@ impl Expected {
         }
     }
 
-    /// Checks whether so many bytes may come with this immediate: to this offset, if that is known.
+    /// Checks whether `bytes` bytes may come with this immediate: to this offset, if that is known.
     fn takes(&mut self, offset: Option<usize>, bytes: usize, imm: Imm) -> Result<(), String> {
         let immediate = Immediate::decode(imm);
         if let Some(hub) = immediate.hub() {
@@ -258,7 +258,7 @@ mod tests {
 
     const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
 
-    /// Chunks of 64, 64, 12 and 8 bytes.
+    /// Returns a wire with chunks of 64, 64, 12 and 8 bytes.
     fn wire(level: LevelTerms) -> Wire {
         let layout = Layout::new(vec![Key::f32("a", [35]), Key::f32("b", [2])], 64).unwrap();
         Wire::new(Arc::new(layout), &JobTerms { level, ..JobTerms::new(2, Vec::new(), SGD) })

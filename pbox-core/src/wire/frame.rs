@@ -17,7 +17,7 @@ use crate::slim;
 /// Bytes before a payload. Eight, so that values of four bytes in the payload stay aligned.
 pub const HEADER_BYTES: usize = 8;
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The chunk's values as they are, in the key's type.
@@ -73,7 +73,7 @@ pub fn write_header(frame: &mut [u8], kind: Kind, payload_bytes: usize) {
 /// Writes into a frame's header how many gradients are in its values.
 ///
 /// # Panics
-/// When no sum can have so many.
+/// When no sum can have that many.
 pub fn write_count(frame: &mut [u8], gradients: u32) {
     assert!((1..=MAX_GRADIENTS).contains(&gradients), "{gradients} gradients in a sum");
     frame[1..4].copy_from_slice(&gradients.to_le_bytes()[..3]);
@@ -98,7 +98,7 @@ pub fn payload(room: &[u8], expected: Kind) -> Result<&[u8], FrameError> {
     room.get(..seen as usize).ok_or(FrameError::Room { room: room.len(), seen })
 }
 
-/// Like [`payload`], for raw frames of a chunk of this many bytes.
+/// Returns the payload like [`payload`], for raw frames of a chunk of this many bytes.
 pub fn raw(room: &[u8], bytes: usize) -> Result<&[u8], FrameError> {
     let payload = payload(room, Kind::Raw)?;
     if payload.len() != bytes {

@@ -11,7 +11,7 @@ use crate::layout::Dtype;
 /// Values that are converted at once: they fit in the nearest cache, and are enough for a call of a kernel.
 const BLOCK: usize = 1024;
 
-/// What an answer contains.
+/// The content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A difference, which is added to the weights.

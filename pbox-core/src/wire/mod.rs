@@ -113,7 +113,7 @@ pub struct Frames {
 }
 
 impl Wire {
-    /// Bare values, in windows that are laid out as the model is.
+    /// Creates a wire of bare values, in windows that are laid out as the model is.
     pub fn plain(layout: Arc<Layout>) -> Self {
         Wire {
             layout,
@@ -159,7 +159,7 @@ impl Wire {
         Ok(Wire { hubs, passes_on: false, ..self })
     }
 
-    /// Like [`new`](Self::new), with the layout that the terms give.
+    /// Creates a wire like [`new`](Self::new), with the layout that the terms give.
     pub fn of_terms(terms: &JobTerms) -> Result<Self, InvalidTerms> {
         let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes)?;
         if let Some(compression) = &terms.level.compression {
@@ -306,7 +306,7 @@ impl Wire {
         }
     }
 
-    /// The same in gradient windows.
+    /// Returns the place of a chunk, or of a group of bare chunks, in gradient windows.
     pub fn gradient_span(&self, chunk: ChunkId) -> Span {
         let counted = |chunk| counted::span(&self.layout, ChunkId(chunk));
         match (self.has_counts(), self.layout.group(chunk)) {
@@ -423,7 +423,7 @@ impl Framing {
         Draw { seed: self.seed, rank, round, chunk }
     }
 
-    /// The same for the hub's answers.
+    /// Returns the source of randomness for the hub's answers.
     pub fn answer_draw(&self, round: Round, chunk: ChunkId) -> Draw {
         self.draw(HUB, round, chunk)
     }

@@ -34,7 +34,7 @@ enum Slot {
     Library(String),
 }
 
-/// What can be reached from some functions.
+/// The functions that can be reached from some functions.
 #[derive(Debug, Default)]
 pub struct Reached<'a> {
     pub functions: Vec<&'a Function>,
@@ -81,8 +81,8 @@ impl Program {
             .collect()
     }
 
-    /// Everything that can be reached from `roots`, but for what lies behind functions whose name
-    /// holds one of `stops`.
+    /// Returns everything that can be reached from `roots`, but for what lies behind functions whose name holds one of
+    /// `stops`.
     pub fn reached_from(&self, roots: &[u64], stops: &[&str]) -> Reached<'_> {
         let mut reached = Reached::default();
         let mut seen = std::collections::HashSet::new();
@@ -135,7 +135,7 @@ impl Function {
     }
 }
 
-/// "0000000000059f90 <pbox_core::turn::Core<P>::turn>:"
+/// Parses a header such as "0000000000059f90 <pbox_core::turn::Core<P>::turn>:".
 fn header(line: &str) -> Option<(u64, &str)> {
     let (address, name) = line.strip_suffix(">:")?.split_once(" <")?;
     Some((u64::from_str_radix(address, 16).ok()?, name))

@@ -359,7 +359,7 @@ pub enum CoreSelection {
 }
 
 impl CoreSelection {
-    /// The request to the placement; `None` means as many as NICs with RDMA need, and every core without.
+    /// Returns the request to the placement; `None` means as many as NICs with RDMA need, and every core without.
     pub fn choice(selection: Option<&Self>) -> CoreChoice {
         match selection {
             None => CoreChoice::EvenOverNics,

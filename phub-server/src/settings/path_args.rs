@@ -4,7 +4,7 @@ use clap::error::Error;
 use clap::{Arg, ArgMatches, Command, FromArgMatches, value_parser};
 use fabric::verbs::{PATH_SETTINGS, PathFlags, PathSetting};
 
-/// What flags say of RDMA paths. The environment, which says the rest, is read when NICs are opened.
+/// The RDMA paths of the flags. The environment, which has the rest, is read when NICs are opened.
 #[derive(Clone, Debug, Default)]
 pub struct PathArgs(pub PathFlags);
 

@@ -6,7 +6,7 @@ use fabric::any::Transport;
 
 use super::{CoreSelection, HubSettings};
 
-/// What counts, whoever said it. Secrets are not among it.
+/// The settings that count, from any source. Secrets are not among them.
 impl fmt::Display for HubSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let transports: Vec<&str> =

@@ -5,11 +5,11 @@ use super::{Kind, Link, Load, Shape, Volume};
 /// Speeds of the links of racks in Gb/s, each way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RackSpeeds {
-    /// Of each worker.
+    /// The speed of each worker.
     pub worker: f64,
-    /// Of a hub, all its NICs together: so much for its rack, and as much for other racks.
+    /// The speed of a hub, all its NICs together: equally much for its rack and for other racks.
     pub hub: f64,
-    /// Of a rack to the others.
+    /// The speed of a rack's link to the other racks.
     pub uplink: f64,
 }
 
@@ -34,7 +34,8 @@ impl Shape {
         })
     }
 
-    /// Hubs apart with these shares, above the hubs of so many machines: a model each way for a machine.
+    /// Dedicated upper hubs with these shares, above the hubs of the machines. Each machine sends and receives one
+    /// model a round.
     pub fn above(shares: &[Volume], machines: u32, gbps: Option<f64>) -> Self {
         let all = Volume::over(shares);
         let machine =
@@ -66,14 +67,14 @@ impl Shape {
         Shape { kind: Kind::Mesh, loads: loads.into_iter().chain([uplink]).collect() }
     }
 
-    /// Returns the links of each worker, and of a hub to which so many workers push.
+    /// Returns the links of each worker, and of a hub to which `workers` workers push.
     fn in_a_rack(workers: u64, model: Volume, speeds: RackSpeeds) -> [Load; 2] {
         let (sends, receives) = (model.gradient, model.weights);
         let worker = Load { link: Link::Worker, sends, receives, gbps: Some(speeds.worker) };
         [worker, Self::times(Link::RackHub, workers, model, speeds.hub)]
     }
 
-    /// Returns what so many workers push to a hub's side of a link, and their answers.
+    /// Returns the bytes that `workers` workers push to a hub's side of a link, and their answers.
     fn times(link: Link, workers: u64, model: Volume, gbps: f64) -> Load {
         Load { link, sends: workers * model.weights, receives: workers * model.gradient, gbps: Some(gbps) }
     }

@@ -4,7 +4,7 @@ use pbox_core::{Above, ChunkId, JobTerms, MAX_WORKERS, Members, Placement, Wire}
 
 use super::Shape;
 
-/// What a transport sends before each chunk; TCP's frames have 16 bytes.
+/// The bytes that a transport sends before each chunk; TCP's frames have 16 bytes.
 const FRAME_BYTES: u64 = 16;
 
 /// Hubs above those of the machines, with a share each; in a mesh they are the same hubs.
@@ -16,7 +16,7 @@ pub struct Level {
     pub wire: Wire,
     /// The chunks of each hub.
     pub hubs: Vec<Placement>,
-    /// What crosses of each hub's share.
+    /// The volume of each hub's share.
     pub volumes: Vec<Volume>,
 }
 
@@ -59,9 +59,9 @@ impl Level {
 pub struct Shapes {
     /// The machines' hubs, each with a share.
     pub mesh: Level,
-    /// Hubs apart, if there are some.
+    /// The dedicated upper hubs, if there are some.
     pub above: Option<Level>,
-    /// The simplest first. Without flat where a job cannot have so many workers.
+    /// The shapes, the simplest first. Flat is left out if a job cannot have this many workers.
     pub all: Vec<Shape>,
 }
 
@@ -88,14 +88,14 @@ impl Shapes {
     }
 }
 
-/// What crosses a link of some chunks, once, in bytes with the headers of their frames.
+/// The bytes of some chunks that cross a link once, with the headers of their frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// From one worker, its gradient.
+    /// The gradient of one worker.
     pub gradient: u64,
-    /// From one hub below, the sum of its workers' gradients, with counts.
+    /// The sum of one hub below, over its workers' gradients, with counts.
     pub sum: u64,
-    /// To one worker or hub below, the weights.
+    /// The weights to one worker or hub below.
     pub weights: u64,
 }
 

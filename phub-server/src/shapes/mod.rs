@@ -32,15 +32,15 @@ const ALIKE: f64 = 1.02;
 /// A link that a round crosses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// That of a machine with workers and, unless its hubs are apart, a hub.
+    /// The link of a machine with workers and, unless its hubs are dedicated, a hub.
     Machine(u32),
-    /// That of a hub apart.
+    /// The link of a dedicated upper hub.
     HubAbove(u32),
-    /// That of a worker in a rack.
+    /// The link of a worker in a rack.
     Worker,
-    /// That of a rack's hub to the workers.
+    /// The link of a rack's hub to the workers.
     RackHub,
-    /// That of a rack to the other racks.
+    /// The link of a rack to the other racks.
     Uplink,
 }
 
@@ -56,10 +56,10 @@ impl fmt::Display for Link {
     }
 }
 
-/// What a link carries in a round.
+/// The bytes that a link carries in a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Which link.
+    /// The link.
     pub link: Link,
     /// Bytes out of it.
     pub sends: u64,
@@ -93,7 +93,7 @@ pub enum Kind {
     Flat,
     /// Workers push to the hub of their machine or rack; these hubs own a share each.
     Mesh,
-    /// Workers push to the hub of their machine, and it pushes to hubs apart.
+    /// Workers push to the hub of their machine, and it pushes to dedicated upper hubs.
     Above,
 }
 
@@ -110,9 +110,9 @@ impl fmt::Display for Kind {
 /// A shape, and what its links carry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Which shape.
+    /// The kind of shape.
     pub kind: Kind,
-    /// At least one.
+    /// The loads, at least one.
     pub loads: Vec<Load>,
 }
 
@@ -148,7 +148,7 @@ pub fn fastest<'a>(nics: impl Iterator<Item = &'a Nic>) -> Option<(f64, &'a str)
 pub struct Choice<'a> {
     /// The shape.
     pub best: &'a Shape,
-    /// Why, in one sentence.
+    /// The reason, in one sentence.
     pub why: String,
 }
 

@@ -6,7 +6,7 @@ use pbox_core::{JobTerms, Optimizer, Wire};
 
 const MB: u64 = 1_000_000;
 
-/// So many even shares of a model of so many bytes, without headers and counts.
+/// Returns even shares of a model of `bytes` bytes, one for each machine, without headers and counts.
 fn even(machines: u64, bytes: u64) -> Vec<Volume> {
     let part = bytes / machines;
     vec![Volume { gradient: part, sum: part, weights: part }; machines as usize]

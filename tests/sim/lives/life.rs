@@ -235,7 +235,7 @@ impl Life {
         }
     }
 
-    /// Somebody wants the state: its file, or a client a copy of what one hub has. Without chunks a hub has none.
+    /// Asks for the state: its file, or for a client a copy of what one hub has. Without chunks a hub has none.
     fn wants(&mut self) {
         let Life { job, dice, .. } = self;
         let (hubs, is_file) = (&mut job.hubs.hubs, dice.below(3) > 0);
@@ -246,7 +246,7 @@ impl Life {
         hubs[hub].want(purpose, limit);
     }
 
-    /// Something happens to a worker. One always takes part, because the job ends without, unless it may end.
+    /// Does something to a worker. One always takes part, because the job ends without, unless it may end.
     fn happens(&mut self, rank: u32) {
         let takes_part = |&other: &u32| other != rank && self.stages[other as usize] == Stage::TakesPart;
         let is_last = !(0..WORKERS).any(|other| takes_part(&other));

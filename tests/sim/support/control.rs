@@ -39,7 +39,7 @@ const SECRET: Secret = Secret([7; 16]);
 const TICK: Duration = Duration::from_millis(1);
 /// The steps from one look at the time to the next.
 const SWEPT_EVERY: u32 = 16;
-/// How long members and hubs may be silent.
+/// The time that members and hubs may be silent.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A link that leads up, and the window that a hub above writes.

@@ -48,7 +48,7 @@ macro_rules! functions {
             _library: libloading::Library,
         }
 
-        /// As their manual pages say.
+        /// The functions as their manual pages describe them.
         #[allow(clippy::missing_safety_doc)]
         impl Ibverbs {
             /// Loads a library, and looks all functions up.

@@ -62,8 +62,8 @@ impl Parts {
     }
 }
 
-/// Returns the NICs of a joiner's group near which the hub is to choose its own. These are all NICs, unless a map of
-/// rails pairs them.
+/// Returns the NICs of a joiner's group near which the hub is to choose its own. Without a map of rails that pairs
+/// them, all NICs count.
 pub(in crate::verbs) fn nics_to_be_near(group: &Group) -> Vec<Address> {
     if group.options.rails.is_empty() { OwnNics::of_group(group).addresses } else { Vec::new() }
 }

@@ -86,7 +86,7 @@ impl Port {
         }
     }
 
-    /// An arrival has been shown: its receive request can be posted again.
+    /// Notes that an arrival has been shown: its receive request can be posted again.
     #[inline]
     pub(in crate::verbs) fn shown(&mut self, arrival: Arrival) {
         let Some(attached) = self.links.get_mut(arrival.link) else { return };
@@ -165,7 +165,7 @@ impl Port {
         }
     }
 
-    /// A link was attached: takes what had completed for it before.
+    /// Takes what had completed for a link before it was attached.
     pub(in crate::verbs) fn take_early(&mut self, route: usize, generation: u32, id: LinkId) {
         let early = std::mem::take(&mut self.early);
         for early in early {
@@ -179,7 +179,7 @@ impl Port {
         }
     }
 
-    /// From now on another link may have the route.
+    /// Forgets early completions of a route: from now on another link may have it.
     pub(in crate::verbs) fn forget_early(&mut self, route: usize) {
         self.early.retain(|early| early.route != route);
     }
@@ -202,13 +202,13 @@ impl Port {
         self.end(id, CloseReason::Failed(words));
     }
 
-    /// A call of the data path failed.
+    /// Fails a link because a call of the data path failed.
     #[cold]
     pub(in crate::verbs) fn fail_call(&mut self, id: LinkId, call: &str, errno: i32) {
         self.fail_with(id, call, &std::io::Error::from_raw_os_error(errno).to_string());
     }
 
-    /// A call failed on which all links of a rail depend.
+    /// Fails a rail because a call failed on which all its links depend.
     #[cold]
     pub(in crate::verbs) fn fail_rail(&mut self, rail: usize, call: &str, error: &str) {
         let rail = Arc::clone(&self.rails[rail]);

@@ -117,8 +117,8 @@ impl Port {
         }
     }
 
-    /// A link was detached. Its queue pair is destroyed when its last posts are out. The socket ends with it, and so
-    /// do the other links of the connection, whose posts go out first too.
+    /// Lets a detached link linger. Its queue pair is destroyed when its last posts are out. The socket ends with it,
+    /// and so do the other links of the connection, whose posts go out first too.
     pub(in crate::verbs) fn linger(&mut self, attached: Attached<Endpoint>) {
         let Attached { link: mut endpoint, state, .. } = attached;
         let route = &endpoint.link.route;
@@ -181,8 +181,8 @@ impl Port {
             .any(|other| other.connection.number == endpoint.connection.number && other.link.is_fenced())
     }
 
-    /// Queue pairs of these routes are destroyed. Takes their completions out of the queues, so that other links can
-    /// have the routes.
+    /// Clears abandoned routes, whose queue pairs are destroyed. Takes their completions out of the queues, so that
+    /// other links can have the routes.
     fn clear(&mut self, abandoned: &[Abandoned]) {
         if abandoned.is_empty() {
             return;

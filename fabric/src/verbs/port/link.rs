@@ -24,7 +24,7 @@ use crate::verbs::handles::work::{Tally, Work};
 const FENCES: u32 = 2;
 /// The most sends between two signalled ones; a completion then costs a thirtieth of a send's time.
 const MAX_INTERVAL: u32 = 32;
-/// Sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
+/// The number of sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
 const LATE: u32 = 64;
 /// Sends that a NIC has of a link at a time; the others wait here. What a device says of itself is no promise: mlx5 says
 /// 32768 and makes no queue above some 8192, as it rounds a send request to 256 bytes. 1024 chunks of 32 KiB are 32 MiB, which
@@ -38,7 +38,7 @@ struct Depths {
     sends: u32,
     /// Sends that wait for room among these.
     waiting: u32,
-    /// Every so many is signalled.
+    /// The interval of signalled sends.
     interval: u32,
     receives: u32,
     /// Requests of a send: 2 if its immediate comes by a write of its own.
@@ -65,7 +65,7 @@ impl Depths {
         self.sends * self.each + FENCES
     }
 
-    /// When a queue pair fails, everything in its queues completes.
+    /// Returns the number of completions when a queue pair fails: everything in its queues completes.
     fn completions(self) -> u32 {
         self.send_requests().saturating_add(self.receives)
     }
@@ -91,7 +91,7 @@ pub(in crate::verbs) struct Unconnected {
 }
 
 impl Unconnected {
-    /// On a rail of a port.
+    /// Creates a link on a rail of a port.
     pub fn new(
         port: &Arc<PortState>,
         rail: &Arc<Rail>,
@@ -193,7 +193,7 @@ pub(in crate::verbs) struct Link {
     from: u64,
     /// First byte of the peer's.
     to: u64,
-    /// What it may post, and the keys of each range.
+    /// The ranges that it may post, and the keys of each range.
     ranges: Ranges,
     keys: Vec<Keys>,
     depths: Depths,
@@ -320,7 +320,7 @@ impl Link {
         self.sends.post(&self.qp)
     }
 
-    /// A signalled send completed, and with it all before it: what waited takes their room.
+    /// Notes that a signalled send completed, and with it all before it: waiting sends take their room.
     pub fn sent(&mut self, tally: &mut Tally) -> Result<(), i32> {
         if let Some((sends, counted)) = self.signalled.pop_front() {
             self.in_flight -= sends;
@@ -334,7 +334,7 @@ impl Link {
         self.credit.limit_to(bytes);
     }
 
-    /// An arrival was shown: its receive request is used up.
+    /// Notes that an arrival was shown: its receive request is used up.
     pub fn shown(&mut self, tally: &mut Tally) -> Result<(), i32> {
         self.consumed += 1;
         if self.consumed < RECEIVES {
@@ -364,7 +364,7 @@ impl Link {
         self.fences = self.fences.saturating_sub(1);
     }
 
-    /// The queue pair failed: nothing more goes out.
+    /// Gives the link up, because the queue pair failed: nothing more goes out.
     pub fn give_up(&mut self) {
         self.fences = 0;
         self.fence_due = false;
@@ -379,13 +379,14 @@ impl Link {
         self.depths.receives
     }
 
-    /// So many can always be unread: up to a batch of receive requests is used up and not posted again yet.
+    /// Returns the number of arrivals that can always be unread: up to a batch of receive requests is used up and not
+    /// posted again yet.
     pub fn sure_unread(&self) -> u32 {
         self.depths.receives - (RECEIVES - 1)
     }
 }
 
-/// What only a hostile or a dead peer does.
+/// The checks that only a hostile or a dead peer fails.
 #[cfg(test)]
 impl Link {
     /// Answers nothing any more.

@@ -64,12 +64,12 @@ impl Endpoint {
         self.link.route.rail.nic.name()
     }
 
-    /// From now on the link ends, too, when its NIC's port is down for as long as packets are sent again.
+    /// Lets the link end, too, when its NIC's port is down for as long as packets are sent again.
     pub fn end_with_port(&mut self) {
         self.ends_with_port = true;
     }
 
-    /// From now on the link closes when a write comes whose length the rule refuses.
+    /// Sets the rule: from now on the link closes when a write comes whose length the rule refuses.
     pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
         self.rule = Some(rule);
     }
@@ -91,7 +91,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// Who gets the completions of a route.
+/// The owner of a route's completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// No link: it is not attached yet, or not any more.
@@ -116,7 +116,7 @@ pub struct Port {
     /// Detached links whose last sends are under way.
     pub(super) lingering: Vec<Linger>,
     pub(super) batch: Box<[ibv_wc; BATCH]>,
-    /// As its state had them when it last looked.
+    /// The rails as the port's state had them at the last look.
     pub(super) rails: Vec<Arc<Rail>>,
     /// The NIC that the next poll looks at first.
     pub(super) first: usize,
@@ -199,7 +199,7 @@ impl Port {
         })
     }
 
-    /// There was no room. Some sends may have completed since the last look.
+    /// Posts again when there was no room. Some sends may have completed since the last look.
     #[cold]
     fn post_again(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
         self.take_all();

@@ -24,14 +24,14 @@ pub(in crate::verbs) struct Rail {
     pub queue: Arc<CompletionQueue>,
 }
 
-/// What a port shares with the other threads of its process. Its changes are connections that ended, events of
-/// NICs, and routes to be cleared.
+/// The state that a port shares with the other threads of its process. Its changes are connections that ended, events
+/// of NICs, and routes to be cleared.
 pub(in crate::verbs) type PortState = port_state::PortState<Rails>;
 
 /// The NICs of a port, and what other threads tell the port about them.
 #[derive(Debug)]
 pub(in crate::verbs) struct Rails {
-    /// Those that are open, in the order in which the port was given its NICs. The port has a copy.
+    /// The rails that are open, in the order in which the port was given its NICs. The port has a copy.
     open: Mutex<Vec<Arc<Rail>>>,
     /// The vector of their completions.
     vector: u32,
@@ -87,7 +87,7 @@ impl Rails {
         self.sleeper.as_fd()
     }
 
-    /// From now on the rails are on these NICs. A NIC that has one keeps it.
+    /// Replaces the rails: from now on they are on these NICs. A NIC that has one keeps it.
     fn replace(&self, nics: &[Arc<Nic>]) -> Result<(), VerbsError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let rail = |nic: &Arc<Nic>| -> Result<Arc<Rail>, VerbsError> {
@@ -115,7 +115,7 @@ impl Rails {
         (std::mem::take(&mut shared.events), std::mem::take(&mut shared.abandoned))
     }
 
-    /// Nothing of the route is in the completion queue any more: another link may have the route.
+    /// Clears a route of which nothing is in the completion queue any more: another link may have it.
     pub fn clear(&self, route: Abandoned) {
         route.rail.queue.release(route.completions);
         self.lock().free.push(route.route);

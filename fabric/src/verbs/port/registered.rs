@@ -1,4 +1,5 @@
-//! What a connection's links on one NIC carry of its two windows, registered in a protection domain of their own.
+//! The ranges of a connection's two windows that its links on one NIC carry, registered in a protection domain of their
+//! own.
 //!
 //! Made by a handshake's thread, then held by the links that use it.
 
@@ -12,15 +13,15 @@ use crate::verbs::handles::domain::Domain;
 use crate::verbs::handles::region::{Region, RegisterError};
 use crate::verbs::nic::Nic;
 
-/// What a link carries of the windows, as one end sees it.
+/// The ranges of the windows that a link carries, as one end sees it.
 pub(in crate::verbs) struct Carried {
-    /// Of the window that this end writes.
+    /// The ranges of the window that this end writes.
     pub sent: Ranges,
-    /// Of the window that the peer writes.
+    /// The ranges of the window that the peer writes.
     pub received: Ranges,
 }
 
-/// What the links on one NIC carry, registered in a domain of its own.
+/// The ranges that the links on one NIC carry, registered in a domain of its own.
 pub(in crate::verbs) struct Registered {
     pub nic: Arc<Nic>,
     pub domain: Arc<Domain>,
@@ -55,7 +56,7 @@ impl Regions {
 }
 
 impl Registered {
-    /// For links that carry this. Ports on one NIC share it.
+    /// Registers for links that carry these ranges. Ports on one NIC share the registration.
     pub fn new<'a>(
         nic: &Arc<Nic>,
         ours: &Arc<SendWindow>,

@@ -44,7 +44,7 @@ impl Port {
         self.is_due(until)
     }
 
-    /// The next completion of each queue makes its channel readable; takes what came before that.
+    /// Arms the queues: the next completion of each makes its channel readable. Takes what came before that.
     fn arm_queues(&mut self) {
         let mut armed = false;
         for rail in 0..self.rails.len() {

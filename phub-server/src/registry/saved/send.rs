@@ -129,7 +129,7 @@ impl Drop for Turn {
     }
 }
 
-/// Takes the pieces, for the client.
+/// The sink that takes the pieces, for the client.
 struct Sink {
     pieces: Sender<Bytes>,
     runtime: Handle,

@@ -27,7 +27,7 @@ impl Registry {
         self.happens(inner, id, Event::Taken { core, occasion, before, through, refused });
     }
 
-    /// The parts of a snapshot as far as they are here.
+    /// Returns the parts of a snapshot as far as they are here.
     fn collects<'a>(&self, job: &'a mut Job, occasion: Occasion, before: Round) -> &'a mut Collected {
         let (id, all) = (job.id, &mut job.checkpoints.collecting);
         all.entry(occasion).or_insert_with(|| self.collected(id, occasion, before))
@@ -38,7 +38,7 @@ impl Registry {
         Collected { cores_of_hub, job, occasion, before, cores: Vec::new(), parts: Vec::new() }
     }
 
-    /// All cores have answered for a snapshot. Its parts are used as the coordinator says.
+    /// Ends a snapshot for which all cores have answered. Its parts are used as the coordinator says.
     pub(in crate::registry) fn snapshot_over(
         &self,
         job: &mut Job,

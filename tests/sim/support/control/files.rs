@@ -12,7 +12,7 @@ use pbox_core::{Occasion, Round, Taken};
 use super::{Command, Control};
 use crate::hubs::Letter;
 
-/// How long another hub may let hub 0 wait for an answer about its part.
+/// The time that another hub may let hub 0 wait for an answer about its part.
 const WAIT: Duration = Duration::from_millis(30);
 
 /// The files and clients of one hub.
@@ -22,13 +22,13 @@ pub struct FilesHere {
     parts: Vec<(Occasion, usize)>,
     /// The snapshots that are to be written, in the order of their ends.
     due: Vec<(Occasion, Round)>,
-    /// Those who want the state and have no answer, with the ends of their times.
+    /// The clients that want the state and have no answer, with the ends of their times.
     wants: HashMap<WantId, (Use, Instant)>,
     /// The client that has a copy of the state.
     reading: Option<WantId>,
     /// The questions of hub 0 that wait for an answer.
     asked: HashMap<AskedId, FollowId>,
-    /// Hub 0 was told that all hubs have written the state before this round.
+    /// The latest round of which hub 0 knows that all hubs have written the state before it.
     pub whole: Option<Round>,
     /// The snapshots for somebody that were none, and are tried again or are late.
     pub dropped: usize,
@@ -62,7 +62,7 @@ pub fn known_to(hub: u32, files: &Files) -> Files {
 }
 
 impl Control {
-    /// Somebody wants the job's state within a time: its file at all hubs, which hub 0 leads, or a copy of what is here.
+    /// Asks for the job's state within a time: its file at all hubs, which hub 0 leads, or a copy of what is here.
     pub fn want(&mut self, purpose: Use, limit: Duration) {
         let at = if purpose == Use::File { CutAt::AllHubs } else { CutAt::ThisHub };
         let (want, effects) =
@@ -77,7 +77,7 @@ impl Control {
         self.job().spec.made.owners > 0
     }
 
-    /// The client that has a copy of the state has read it, if there is one.
+    /// Notes that the client that has a copy of the state has read it, if there is one.
     pub fn has_read(&mut self) {
         if let Some(want) = self.files.reading.take() {
             self.reports.push_back(Event::Read(want));
