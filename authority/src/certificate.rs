@@ -87,8 +87,8 @@ pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     Ok(Arc::new(roots))
 }
 
-/// Returns what a hub needs to speak TLS: its certificate and key, and if it wants certificates of its clients, whose.
-/// Also gives the fingerprint of its certificate.
+/// Returns the hub's settings of TLS, and the fingerprint of its certificate. They have its certificate and key, and
+/// the certificates of clients that it accepts, if it asks for any.
 ///
 /// # Errors
 /// When a file cannot be read, or certificate and key are no pair.

@@ -12,7 +12,7 @@ use fabric::verbs::Device;
 const LOCAL_RANK: [&str; 4] =
     ["PHUB_LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
 
-/// The number of members that are on this machine, as launchers say it. The first that is set counts.
+/// The variables by which launchers give the number of members on this machine. The first that is set counts.
 const LOCAL_SIZE: [&str; 4] =
     ["PHUB_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 

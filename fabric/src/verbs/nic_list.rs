@@ -142,7 +142,8 @@ impl FromStr for NicList {
     }
 }
 
-/// Whether a list says what is not used, and whether names are exact; and the rest of it.
+/// Parses the marks before a list. Returns whether the list names the NICs to leave out (`^`), whether its names are
+/// exact (`=`), and the rest.
 fn marks(text: &str) -> (bool, bool, &str) {
     let (except, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
     let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));

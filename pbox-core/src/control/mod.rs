@@ -210,11 +210,11 @@ pub struct OfferRequest {
     pub steps: Option<Vec<u32>>,
 }
 
-/// The reply whether the job wants the state.
+/// The hub's reply to the offer of a state: whether the job wants it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferReply {
-    /// The length that this hub waits for now. Nothing where the job has a state of its own, or gets one from another
-    /// machine.
+    /// The number of bytes of the state that this hub waits for now. Nothing if the job has a state of its own, or gets
+    /// one from another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<u64>,
 }

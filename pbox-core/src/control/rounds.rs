@@ -108,7 +108,7 @@ pub struct Latest {
     pub path: Vec<u32>,
     /// The number of last rounds that the report is about.
     pub window: u32,
-    /// Rounds of these in which it was waited for longest.
+    /// The number of rounds, of these, in which the rank was waited for longest.
     pub last: u32,
     /// The median of its lateness in these, in microseconds.
     pub late_us: u64,

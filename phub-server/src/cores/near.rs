@@ -54,7 +54,7 @@ impl Near {
     }
 }
 
-/// Returns the ranges of each node, with one of its cpus. `node` tells the nodes of cpus apart.
+/// Returns the ranges of each node, with one of its cpus. `node` gives the node of a cpu.
 fn by_node<N: PartialEq>(
     cores: impl IntoIterator<Item = (u32, Vec<Span>)>,
     node: impl Fn(u32) -> N,

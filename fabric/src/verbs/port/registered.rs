@@ -48,7 +48,8 @@ impl Regions {
         Ok(Regions { ranges, regions })
     }
 
-    /// Returns the regions of a link's ranges. Each lies in one, because they are those of all its links.
+    /// Returns the regions of a link's ranges. Each range lies in one region, because a region holds the ranges of all
+    /// links.
     fn of<'a>(&'a self, carried: &'a Ranges) -> impl Iterator<Item = &'a Region> {
         let region = |range| &self.regions[self.ranges.holding(range).expect("the range of a link")];
         carried.iter().map(region)

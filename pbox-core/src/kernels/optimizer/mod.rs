@@ -75,7 +75,8 @@ pub enum Optimizer {
         /// L2 penalty.
         #[serde(default)]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
+        /// `b1`, the decay of the mean of gradients. In f64, because the step uses `1 - b1`, for which f32 has too few
+        /// digits.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
