@@ -206,5 +206,4 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
     assert str(observers[0]).startswith("nobody is observed any more: 1000 steps have no answer of the hub yet")
     models[0](torch.ones(1, 2)).backward()
     observers[0].leave()
-    observers[1].leave()
-    assert str(observers[1]).startswith("nobody is observed any more: ")
+    observers[1].leave()  # it may leave before it hears that rank 0 did
