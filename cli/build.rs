@@ -10,7 +10,7 @@ fn main() {
     }
     println!("cargo:rerun-if-changed=build.rs");
     let said = std::env::var("PHUB_COMMIT").ok().filter(|commit| !commit.is_empty());
-    let commit = said.or_else(|| git(&["log", "-1", "--format=%h of %cs", "--", ".."]));
+    let commit = said.or_else(|| git(&["log", "-1", "--format=%h of %cs"]));
     println!("cargo:rustc-env=PHUB_COMMIT={}", commit.as_deref().unwrap_or("unknown commit"));
 }
 

@@ -1,6 +1,8 @@
 //! The program's command line: what it says to settings that make no sense and to files that are
 //! none. Each error names the setting or the object, what was seen, and what to do.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 use crate::support::{failure, phub_server, says};
@@ -543,6 +545,10 @@ fn a_configuration_file_has_the_flags() {
         failure(&["serve", "--config", "/no/such/file.toml"]),
         &["/no/such/file.toml", "--config wants a TOML file"],
     );
+    let mut named_by_bytes = OsString::from("--config=");
+    named_by_bytes.push(OsStr::from_bytes(b"/no/such/\xff.toml"));
+    let output = phub_server(&["serve"]).arg(named_by_bytes).output().unwrap();
+    says(String::from_utf8_lossy(&output.stderr), &["cannot read /no/such/", "--config wants a TOML file"]);
     let large = "#".repeat((1 << 20) + 1);
     says(serve(&large, &[], &[]).1, &[named, "no configuration"]);
 }

@@ -69,8 +69,8 @@ impl Ranges {
         self.iter().map(|range| (pages(range) * page) as u64).sum()
     }
 
-    /// Returns the huge pages of a window of so many bytes that lie in these ranges but for [`FOREIGN`] bytes;
-    /// neighbours are one part. Windows begin on a huge page.
+    /// Returns the huge pages of a window of `window` bytes that lie in these ranges but for [`FOREIGN`] bytes. Neighbours
+    /// are one part. Windows begin on a huge page.
     pub(crate) fn huge_pages(&self, window: usize) -> Vec<Span> {
         let mut pages: Vec<(usize, usize)> = Vec::new();
         for range in self.within(window).iter() {

@@ -104,6 +104,7 @@ impl Checkpoints {
             Err(why) => self.error = Some(why.clone()),
         }
     }
+
     /// Returns how this hub's part of the checkpoint before a round is. Round 0 has no checkpoint: it stands for the part that is
     /// under way now, if there is one.
     pub fn part_before(&self, before: Round) -> PartState {

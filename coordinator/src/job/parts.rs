@@ -15,7 +15,7 @@ use pbox_core::{Occasion, Round};
 use serde::{Deserialize, Serialize};
 
 use super::Effect;
-use super::wants::{NoState, Saving, WantId, overdue};
+use super::wants::{LONGEST, NoState, Saving, WantId, overdue};
 use crate::hubs::Hubs;
 
 /// The number of a checkpoint whose parts hub 0 follows.
@@ -140,7 +140,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes what became of a file. Returns why the attempt before failed, if this one is good; too.
+    /// Notes what became of a file. Returns why the attempt before failed, too, if this one is good.
     pub fn end_file(
         &mut self,
         occasion: Occasion,
@@ -168,7 +168,7 @@ impl Saving<'_> {
         if !self.job.hubs.leads() {
             self.job.hubs.whole = whole;
         }
-        let until = self.now + wait;
+        let until = self.now + wait.min(LONGEST);
         let followed = &mut self.job.checkpoints.followed;
         followed.last += 1;
         let id = AskedId(followed.last);

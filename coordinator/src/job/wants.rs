@@ -28,6 +28,9 @@ use super::cut::{CutAt, CutId, NotCut, Purpose};
 use super::parts::Then;
 use super::{Effect, Job};
 
+/// The longest time that anybody waits: a record comes from outside, and a clock cannot add any time.
+pub(super) const LONGEST: Duration = Duration::from_secs(86_400 * 365);
+
 /// The number of a want at this hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WantId(u64);
@@ -159,6 +162,7 @@ impl Saving<'_> {
 
     /// Notes a want, for a cut at some place and within a time. A client's time begins again with its turn.
     pub fn want(&mut self, purpose: Use, at: CutAt, limit: Duration) -> (WantId, Vec<Effect>) {
+        let limit = limit.min(LONGEST);
         let until = self.now + limit;
         let wants = self.wants();
         wants.last += 1;

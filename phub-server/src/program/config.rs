@@ -5,6 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command};
@@ -82,10 +83,11 @@ fn is_in_environment(arg: &Arg) -> bool {
 }
 
 /// Returns what is behind a flag in one argument: nothing, or its value.
-fn rest<'a>(flag: &str, given: &'a OsStr) -> Option<Option<&'a str>> {
-    match given.to_str()?.strip_prefix(flag)? {
-        "" => Some(None),
-        rest => rest.strip_prefix('=').map(Some),
+fn rest<'a>(flag: &str, given: &'a OsStr) -> Option<Option<&'a OsStr>> {
+    match given.as_bytes().strip_prefix(flag.as_bytes())? {
+        [] => Some(None),
+        [b'=', value @ ..] => Some(Some(OsStr::from_bytes(value))),
+        _ => None,
     }
 }
 

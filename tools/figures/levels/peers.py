@@ -42,7 +42,7 @@ def installed(shapes):
 
 
 def all_reduce(shape, machines, places, rounds, elements):
-    """Returns seconds of the median round of a shape over so many ranks on each of these machines, in their order."""
+    """Returns seconds of the median round of a shape over the ranks of each place: a machine and its number of ranks."""
     options = ["--workers", sum(ranks for _, ranks in places), "--elements", elements, "--rounds", rounds, "--warmup", 1,
                "--interface", "eth0", *OPTIONS[shape]]
     with tempfile.TemporaryDirectory() as directory:

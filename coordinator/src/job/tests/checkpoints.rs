@@ -280,3 +280,18 @@ fn a_checkpoint_is_not_whole_if_a_hub_does_not_answer() {
     let why = || "no answer came".to_owned();
     assert_eq!(told, [Effect::NotWhole(Round(7), why()), Effect::Wanted(id, Err(NoState::Other(why())))]);
 }
+
+/// A record may have any time, which no clock can add.
+#[test]
+fn a_time_is_never_longer_than_a_year() {
+    let mut wanted = Wanted::new(1);
+    let (id, effects) = wanted.saving().want(Use::Client, CutAt::ThisHub, Duration::MAX);
+    let occasion = wanted.cut(effects, 7);
+    assert_eq!(wanted.passes(Duration::from_secs(1 << 20)), []);
+    assert_eq!(wanted.taken(0, occasion, None), [Effect::Snapshot(occasion, Round(7), Parts::Give(id))]);
+    wanted.job.hubs.share.hub = 1;
+    let (id, _) = wanted.saving().asked_for(Round(9), WholeRounds::default(), Duration::MAX);
+    let part = PartState::Collecting;
+    let answer = Effect::Part(id, WrittenReply { rounds: Vec::new(), part });
+    assert_eq!(wanted.passes(Duration::from_secs(366 * 86_400)), [answer]);
+}

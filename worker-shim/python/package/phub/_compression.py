@@ -1,6 +1,5 @@
-"""The codecs that make gradients and weights smaller before they cross. Plain data; the arithmetic is the session's
-and the
-hub's.
+"""The codecs that make gradients and weights smaller before they cross. Plain data; the arithmetic is the session's and
+the hub's.
 
 Unbiased codecs (`Qsgd`, `TernGrad`) draw random numbers from the session's `seed`. Codecs that leave something out
 (`OneBit`, `TopK`, `RandomK`, `Dgc`) send it later.

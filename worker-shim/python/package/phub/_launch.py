@@ -318,8 +318,7 @@ def _machine(
     env: Mapping[str, str], launcher: str, rank: int, world_size: int, hub: Optional[str], starts: bool = False
 ) -> Optional[Machine]:
     """Returns the place on this machine. With `starts`, `hub` is that of the first machine; None if there is one
-    machine only, or
-    the launcher does not tell machines apart."""
+    machine only, or the launcher does not tell machines apart."""
     names = names_of(launcher)
     local_names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES") if launcher == "Slurm" else names and names[3:]
     if starts and not (local_names and all(name in env for name in local_names)):
@@ -381,8 +380,7 @@ def _first_of(nodes: str) -> str:
 
 def _port_of(master: int) -> int:
     """Returns a port of 16384 to 28671, for workers that have no store: Linux gives no connection one of these, and
-    neighbouring ports
-    of torch's have others that are 16 apart."""
+    neighbouring ports of torch's have others that are 16 apart."""
     return 16384 + 16 * (master % 768)
 
 

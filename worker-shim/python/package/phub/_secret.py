@@ -17,9 +17,8 @@ _KEY = "phub/secret"
 
 @functools.lru_cache(maxsize=None)
 def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
-    """Returns a new secret that all workers of this run get from torch's store, at this host and port. It crosses
-    the network in
-    clear, and so does all that torch itself keeps there. None without a store."""
+    """Returns a new secret that all workers of this run get from torch's store, at this host and port. It crosses the
+    network in clear, and so does all that torch itself keeps there. None without a store."""
     if store is None:
         return None
     try:

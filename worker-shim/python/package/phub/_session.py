@@ -400,9 +400,8 @@ class Session:
         return array
 
     def gradient(self, key: str) -> Array:
-        """Returns a key's gradient, to write while the key is not under way: an array of the key's shape and type
-        over the
-        window itself. It still holds the last values; with `SlimDP` the values that were sent are zero.
+        """Returns a key's gradient, to write while the key is not under way: an array of the key's shape and type over
+        the window itself. It still holds the last values; with `SlimDP` the values that were sent are zero.
 
         Raises:
             OrderError: with `dma_buf`, where this process has no address of it.
@@ -411,9 +410,8 @@ class Session:
 
     def weights(self, key: str) -> Array:
         """Returns a key's weights (with `Average`: the mean of the gradients), to read while the key is not under
-        way: an
-        array of the key's shape and type over the window itself. It changes with each wait. It is read-only, unless
-        `weights` is "private" or the compression is `SlimDP`."""
+        way: an array of the key's shape and type over the window itself. It changes with each wait. It is read-only,
+        unless `weights` is "private" or the compression is `SlimDP`."""
         return self._array(key, "weights")
 
     # ---- rounds
@@ -518,9 +516,8 @@ class Session:
         return self.weights(key)
 
     def average(self, values: Mapping[str, npt.ArrayLike]) -> Dict[str, Array]:
-        """Returns the mean over all workers of each value, as copies: for a session whose optimizer is `Average`.
-        Every worker
-        calls it with the same keys."""
+        """Returns the mean over all workers of each value, as copies: for a session whose optimizer is `Average`. Every
+        worker calls it with the same keys."""
         for key, value in values.items():
             np.copyto(self.gradient(key), value, casting="same_kind")
         self.push(*values)

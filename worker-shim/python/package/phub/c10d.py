@@ -210,8 +210,7 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
     """Returns where the hub is, or None if the launcher's environment says it; and the name of the group's jobs,
-    without their
-    types of numbers."""
+    without their types of numbers."""
     if rank == 0:
         me = worker()
         # The store is how others know a port that is picked.

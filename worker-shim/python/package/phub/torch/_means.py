@@ -23,9 +23,8 @@ _KEYS_OF_A_SIZE = 16
 
 
 def pieces(elements: int) -> Iterator[Tuple[int, int]]:
-    """Yields how a tensor of so many elements is cut: the size of a key, and how many of its elements are used. It
-    depends on
-    the number of elements only, so all workers cut alike. A key is more than half full, except a smallest one."""
+    """Yields the keys of a tensor: the size of a key, and the number of its elements that are used. Both depend on the
+    tensor's number of elements only, so all workers cut alike. A key is more than half full, except a smallest one."""
     while elements > 0:
         size = next((size for size in _SIZES if 2 * elements > size), _SIZES[-1])
         yield size, min(size, elements)

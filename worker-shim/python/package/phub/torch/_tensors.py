@@ -132,9 +132,8 @@ def allreduce_metrics(
     world_size: Optional[int] = None,
     **session: Any,
 ) -> Dict[str, float]:
-    """Returns the mean over all workers of each number: losses, accuracies. Every worker calls it, with the same
-    names. The sum is in f32,
-    so that it is exact for whole numbers below 2^24.
+    """Returns the mean over all workers of each number: losses, accuracies. Every worker calls it, with the same names.
+    The sum is in f32, so that it is exact for whole numbers below 2^24.
 
     Args:
         metrics: numbers by name.

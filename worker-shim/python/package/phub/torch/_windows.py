@@ -36,9 +36,8 @@ def tensor(session: Session, key: str, which: str) -> torch.Tensor:
 
 
 def pinnable(session: Session, key: str) -> List[torch.Tensor]:
-    """Returns a key's windows that are this process's own memory. Weights that are read-only can be the hub's pages.
-    A hub that
-    comes back puts others at their addresses, and the GPU would read the pages that it has pinned."""
+    """Returns a key's windows that are this process's own memory. Weights that are read-only can be the hub's pages. A
+    hub that comes back puts others at their addresses, and the GPU would read the pages that it has pinned."""
     own = ("gradient", "weights") if session.weights(key).flags.writeable else ("gradient",)
     return [tensor(session, key, which) for which in own]
 
