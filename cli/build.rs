@@ -1,17 +1,17 @@
-//! Gives the program the commit that it is built from, for `--version`: PHUB_COMMIT, or what git says.
+//! Gives the program the commit that it is built from, for `--version`: COMMIT_OF_BUILD, or what git says.
 
 use std::process::Command;
 
 fn main() {
-    println!("cargo:rerun-if-env-changed=PHUB_COMMIT");
+    println!("cargo:rerun-if-env-changed=COMMIT_OF_BUILD");
     // The log of HEAD changes with each commit and checkout. A tree that is no clone has none.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo:rerun-if-changed={log}");
     }
     println!("cargo:rerun-if-changed=build.rs");
-    let said = std::env::var("PHUB_COMMIT").ok().filter(|commit| !commit.is_empty());
+    let said = std::env::var("COMMIT_OF_BUILD").ok().filter(|commit| !commit.is_empty());
     let commit = said.or_else(|| git(&["log", "-1", "--format=%h of %cs"]));
-    println!("cargo:rustc-env=PHUB_COMMIT={}", commit.as_deref().unwrap_or("unknown commit"));
+    println!("cargo:rustc-env=COMMIT_OF_BUILD={}", commit.as_deref().unwrap_or("unknown commit"));
 }
 
 fn git(arguments: &[&str]) -> Option<String> {

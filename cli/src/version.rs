@@ -7,7 +7,7 @@ use pbox_core::kernels::Kernels;
 
 /// The version and its commit: a line.
 pub static SHORT: LazyLock<String> =
-    LazyLock::new(|| format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("PHUB_COMMIT")));
+    LazyLock::new(|| format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("COMMIT_OF_BUILD")));
 
 /// The facts that a report of a fault needs: a line each.
 pub static LONG: LazyLock<String> = LazyLock::new(|| {
