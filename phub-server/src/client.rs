@@ -131,7 +131,10 @@ impl Address {
         let sent = async {
             let address = self.resolve().await.map_err(unresolved)?;
             let sent = self.send(address, request).await;
-            sent.map_err(|error| format!("it cannot be reached: {}", in_words(&*error)))
+            sent.map_err(|error| {
+                let why = in_words(&*error);
+                format!("it cannot be reached: {why}; see whether `phub-server serve` runs there, and listens at this address")
+            })
         };
         let silent = |_| {
             let seconds = limit.as_secs_f64();

@@ -59,7 +59,8 @@ def serve(
     """Starts a hub in this process; when this returns, workers can join.
 
     Args:
-        listen: address of the control port, also if the environment or a `config` has another; port 0 takes a free port.
+        listen: address of the control port, also if the environment or a `config` has another; port 0 takes a free
+            port.
         transports: some of "shm", "verbs" and "tcp"; default all.
         token: the secret that workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's
             own file, which is made if it is not there.
