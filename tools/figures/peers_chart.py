@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/figures/peers.svg of peers.csv: `tools/figures/peers.py`. Needs matplotlib; must not measure."""
+"""Draws docs/figures/peers.svg of peers.csv: `tools/figures/peers_chart.py`. Needs matplotlib; must not measure."""
 
 import csv
 import pathlib
