@@ -101,7 +101,7 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	! command -v python3 >/dev/null || python3 tools/miscompiled.py $(FEATURES)
 	! command -v python3 >/dev/null || python3 tools/built-twice.py $(FEATURES)
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh tools/rig/*.sh
-	! command -v ruff >/dev/null || ruff check --line-length 120 tools/figures tools/rig
+	! command -v ruff >/dev/null || ruff check
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-cli -p phub-python --no-default-features -- -D warnings

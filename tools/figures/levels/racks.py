@@ -102,7 +102,10 @@ def main():
     points = [Racks(*shape, args.mbit, int(over)) for shape in racks for over in args.oversubscribed.split(",")]
     model = ["--manifest" if args.model.endswith(".safetensors") else "--model", args.model]
     shapes = installed(args.shapes.split(","))
-    results = {}
+    if not shapes or is_peer(shapes[0]):
+        parser.error(f"the first of --shapes {args.shapes} that runs here is {shapes[0] if shapes else 'none'}. Only a hub "
+                     "reports the size of the model: begin with flat or mesh")
+    results, model_bytes = {}, 0
     for _ in range(args.repeats):
         for point in points:
             machines = point.machines()

@@ -14,7 +14,7 @@ import pytest
 from conftest import in_processes
 
 torch = pytest.importorskip("torch")
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
 pytest.importorskip("ray.train")
 
 import ray.train.torch  # noqa: E402

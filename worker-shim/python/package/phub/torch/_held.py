@@ -13,7 +13,6 @@ tensor, but not those to its `data` or to a NumPy array over it. It does not kno
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any, Callable, Dict, FrozenSet, Iterable, NamedTuple, Optional, Protocol, Tuple
 
