@@ -8,6 +8,7 @@
 - docs/tests.md is what tools/list-tests.py writes.
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
 - docs/features.md names tests that exist.
+- docs/papers.md names files and tests that exist, and counts its rows.
 - docs/decisions/README.md has each number once, and says where each decision is. A record has a status, a date, and the same
   headings.
 """
@@ -21,7 +22,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORDS = 2500
-LOOKED_UP = ("docs/protocol/control-port.md", "docs/protocol/data-path.md", "docs/tests.md")
+LOOKED_UP = ("docs/papers.md", "docs/protocol/control-port.md", "docs/protocol/data-path.md", "docs/tests.md")
 PATH = re.compile(r"`([\w.{},*/-]+)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 ROW = re.compile(r"^\| `([^`]+)` \| .* \| (\d+) \|$", re.M)
@@ -30,6 +31,11 @@ DECISION = re.compile(r"^\| \d+ \|.*\|$", re.M)
 RECORD = re.compile(r"# (\d+)\. (.*)\n\nStatus: (accepted|superseded by \d+)\. Date: (\d{4}-\d\d-\d\d)\.\n")
 PARTS = ["Context", "Decision", "Why", "What it costs", "What was measured", "What would change it"]
 STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
+PAPER = re.compile(r"^\| ([A-Z]\d+) \|(.*)\|$", re.M)
+STATES = ("done", "otherwise", "missing")
+TEST = re.compile(r"#\[(?:tokio::)?test\b.*\](?:\s*(?:#\[.*\]|//.*))*\s*(?:async )?fn (\w+)|^ *def (test_\w+)", re.M)
+# A section as docs/papers.md has it, in which the count, the number, the state, the file and the test are wrong.
+WRONG_PAPER = "\n## A\n**0 done, 0 otherwise, 0 missing.**\n| A2 | 1 | x | perhaps | `no/file.rs` | `no_test`, `no/file.svg` |"
 
 
 def expand(path):
@@ -103,6 +109,21 @@ def features(tracked):
             yield f"no test {name}"
 
 
+def papers(text, tracked, tests):
+    """Yields what is wrong with the rows of docs/papers.md: numbers, states and their counts, files, names of tests."""
+    for section in text.split("\n## ")[1:]:
+        rows = [(name, [cell.strip() for cell in re.split(r"(?<!\\)\|", cells)]) for name, cells in PAPER.findall(section)]
+        states = [re.match(r"\w*", cells[2])[0] for _, cells in rows]
+        counts = "**" + ", ".join(f"{states.count(state)} {state}" for state in STATES) + ".**"
+        if counts not in section.replace("\n", " ") or len(rows) != sum(map(states.count, STATES)):
+            yield f"the head of {section.splitlines()[0]} must say {counts}, and each row one of these"
+        if [name[1:] for name, _ in rows] != [str(number) for number in range(1, len(rows) + 1)]:
+            yield f"the rows of {section.splitlines()[0]} must have the numbers from 1 on"
+        for name, (*_, where, checked) in rows:
+            seen = re.findall(r"`([^`]+)`", where) + [word for word in re.findall(r"`([^`]+)`", checked) if word not in tests]
+            yield from (f"{name}: no file or test {word}" for word in seen if word not in tracked)
+
+
 def decisions():
     """Yields what is wrong with the table of decisions, or with a record."""
     folder = ROOT / "docs/decisions"
@@ -133,6 +154,10 @@ def main():
     wrong += [f"docs/path-of-a-join.md: {what}" for what in path_of_a_join()]
     wrong += [f"docs/decisions: {what}" for what in decisions()]
     wrong += [f"docs/features.md: {what}" for what in features(tracked)]
+    tests = {name for file in files if file.endswith((".rs", ".py")) and (ROOT / file).exists()
+             for names in TEST.findall((ROOT / file).read_text()) for name in names}
+    wrong += [f"docs/papers.md: {what}" for what in papers((ROOT / "docs/papers.md").read_text(), tracked, tests)]
+    assert len(list(papers(WRONG_PAPER, tracked, tests))) == 5, "what is wrong with docs/papers.md is not found"
     for script in (["tools/list-tests.py", "--check"], ["tools/lists.py"]):
         wrong += subprocess.run([sys.executable, *script], cwd=ROOT, stderr=subprocess.PIPE, text=True).stderr.splitlines()
     pages = sorted(ROOT / file for file in files if file.endswith(".md") and (ROOT / file).exists())

@@ -58,7 +58,7 @@ class Long:
 
     @staticmethod
     def select_every(rounds):
-        """The paper selects about twenty times in a run: every 20,000 of about 400,000 mini-batches."""
+        """Returns the rounds between two of twenty selections. The paper has 20,000 or 50,000, and no length of its runs."""
         return max(1, rounds // 20)
 
 

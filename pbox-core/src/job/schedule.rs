@@ -28,7 +28,9 @@ pub enum Schedule {
     /// Slices in the order of their pushes, sent back chunk by chunk.
     #[default]
     Sliced,
-    /// Slices, the first layer's first, at both ends; within a layer in the order of their pushes (P3, section 4).
+    /// Slices, the first layer's first; within a layer in the order of their pushes (P3, section 4). The worker's queue
+    /// of pushes and the hub's queue of answers have this order. P3's server also takes received pushes in it; a core
+    /// takes them as they arrive.
     P3,
 }
 

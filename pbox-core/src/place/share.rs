@@ -7,12 +7,12 @@
 //!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub, or from four chunks a part
 //! ```
 //!
-//! By slices the keys of a [group](Layout::group) go to one hub, and a key of fewer chunks than hubs to as many hubs as it has four
-//! chunks for: a layer of 255 chunks on one of 256 hubs would come to it from all machines at once.
+//! By slices the keys of a [group](Layout::group) go to one hub. A key of fewer chunks than hubs goes to as many hubs as
+//! it has four chunks for. A layer of 255 chunks on one of 256 hubs would come to that hub from all machines at once.
 //!
-//! By layer is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
-//! parameters, by default, are split evenly over the servers, others go to one server; here by LPT and not at
-//! random). By slices spreads every layer over all hubs, so that all their NICs carry the layer that is needed first.
+//! By layer is the parameter server that the papers compare with (P3, section 4.1). Tensors of more than 10^6
+//! parameters, by default, are split evenly over the servers. Each other tensor goes to one server, here by LPT and not
+//! at random. By slices spreads every layer over all hubs, so that all their NICs carry the layer that is needed first.
 //! Parts are contiguous, so that a hub touches few more pages of a window than it needs.
 
 use std::cmp::Reverse;

@@ -38,7 +38,7 @@ pub struct SlimDp {
     /// The part of the parameters that is sent in a round: above 0, at most 1.
     pub alpha: f32,
     /// The part of the parameters in the significant set: from 0 to `alpha`. With `beta = alpha` nothing is explored,
-    /// and training does not converge (section 4.4).
+    /// and training does not converge (section 4.3).
     pub beta: f32,
     /// The number of rounds from one selection of the significant set to the next, at least 1.
     #[serde(default = "default_q")]
@@ -63,7 +63,7 @@ pub enum Explorer {
     Seeded,
 }
 
-/// Returns the paper selects every 20,000 or 50,000 mini-batches, in runs of about 400,000 (section 4.1).
+/// Returns the paper's choice for VGG-16, in mini-batches. For GoogLeNet it is 50,000 (section 4.2).
 fn default_q() -> u32 {
     20_000
 }

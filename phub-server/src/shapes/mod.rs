@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A link carries both ways at once, and all links at the same time. So a round takes as long as its busiest link, in one
-//! direction (PHub, section 3.4). Work on shared memory is not counted: a hub may be slower than its links.
+//! direction (PHub's full paper, SoCC'18, section 3.4). Work on shared memory is not counted: a hub may be slower than its
+//! links.
 //!
 //! `docs/figures/levels.md` has measured rates. They are 0.98 to 1.00 of these; a test below has the rows.
 

@@ -8,8 +8,9 @@
 //!   Its pull exceeds the computing least, as in the rule of lines 7 to 13. In algorithm 2 we take the largest
 //!   `l(N-2)`; candidates differ only in layers that take no time. In later steps we take the smaller batch.
 //! - *No choice satisfies the constraint*: every pull that is left fits behind the computing. Then we take the choice
-//!   that is nearest to the constraint. In the first step that is the first layer, and then all the rest. In later steps
-//!   it is all the rest (from the front), or the one layer before (from the back).
+//!   that is nearest to the constraint. In the first step of algorithm 1 that is the first layer, and then all the rest.
+//!   In the first step of algorithm 2 the batch before the last has one layer, which may be any layer but the last. In
+//!   later steps it is all the rest (algorithm 1), or the one layer before (algorithm 2).
 //! - *One layer* is one batch: here there are at least two.
 
 use std::ops::Range;

@@ -15,7 +15,7 @@ pub(super) struct Device {
     pub bytes_per_s: f64,
 }
 
-/// NVIDIA's Quadro P4000, the GPU of P3's section 5.3, by its data sheet: 5.3 TFLOP/s in f32 and 243 GB/s.
+/// NVIDIA's Quadro P4000, the GPU of P3's experiments, by its data sheet: 5.3 TFLOP/s in f32 and 243 GB/s.
 pub(super) const P4000: Device = Device { flops: 5.3e12, bytes_per_s: 243e9 };
 
 impl Device {
