@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist clean sim replay
+.PHONY: help run test check deny house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -102,11 +102,16 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	! command -v python3 >/dev/null || python3 tools/built-twice.py $(FEATURES)
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh tools/rig/*.sh
 	! command -v ruff >/dev/null || ruff check
+	! command -v cargo-deny >/dev/null || cargo deny --workspace --locked check licenses bans sources
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-cli -p phub-python --no-default-features -- -D warnings
 	$(CARGO) clippy -p fabric-loom --test ring_and_bell -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
+
+# Not in `make check`: advisories change from day to day.
+deny:  ## check licences, sources, double versions and known faults of dependencies (builds cargo-deny where it is missing)
+	sh tools/deny.sh || [ $$? = 3 ]
 
 house:  ## print what stands out in the tree: large types, full folders, long files, circles of imports, names used twice
 	@python3 tools/house.py
