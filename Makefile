@@ -130,6 +130,10 @@ dist: setup  ## build the wheel that needs no Rust, the Debian package and the c
 	sh tools/dist/deb.sh
 	bash tools/dist/check-deb.sh || [ $$? = 3 ]
 	bash tools/dist/check-image.sh || [ $$? = 3 ]
+	sh tools/dist/sums.sh
+
+release:  ## make all files of a release, but upload nothing: checks, packages, sums, the tag to set (docs/releasing.md)
+	sh tools/dist/release.sh
 
 kubernetes:  ## check docs/kubernetes.yaml by Kubernetes' schemas
 	sh tools/kubernetes.sh

@@ -24,6 +24,10 @@ for python in $pythons; do
     rm -rf "$dir/clean"
     "$python" -m venv "$dir/clean"
     "$dir/clean/bin/pip" install -q --disable-pip-version-check --only-binary :all: "$wheel"
+    for file in licenses/phub-*-licences.txt sboms/phub-*.cdx.json; do
+        set -- "$dir"/clean/lib/python*/site-packages/phub-*.dist-info/$file
+        [ -s "$1" ] || { echo "dist: $wheel has no $file in its dist-info: see tools/dist/wheel.sh" >&2; exit 1; }
+    done
     (cd "$dir/clean" && PATH=$dir/clean/bin:$PATH && phub-server --version && phub-probe --version && python "$OLDPWD/tools/dist/use.py")
     tried="$tried $("$python" -V | cut -d' ' -f2)"
 done

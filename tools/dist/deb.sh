@@ -21,7 +21,13 @@ install -D -m 644 -t "$tree/lib/systemd/system" tools/dist/debian/phub-server.se
 install -D -m 644 -t "$tree/etc/phub" tools/dist/debian/hub.env
 install -m 755 -t "$tree/DEBIAN" tools/dist/debian/postinst tools/dist/debian/prerm tools/dist/debian/postrm
 echo /etc/phub/hub.env >"$tree/DEBIAN/conffiles"
-echo 'Apache License 2.0, see /usr/share/common-licenses/Apache-2.0' >"$tree/usr/share/doc/phub/copyright"
+cat >"$tree/usr/share/doc/phub/copyright" <<END
+Apache License 2.0, see /usr/share/common-licenses/Apache-2.0
+The crates in the programs have licences of their own, see /usr/share/doc/phub/licences.gz
+END
+made=$dir/phub-$version-${target%%-*}
+gzip -9n <"$made-licences.txt" >"$tree/usr/share/doc/phub/licences.gz"
+gzip -9n <"$made.cdx.json" >"$tree/usr/share/doc/phub/phub.cdx.json.gz"
 cat >"$tree/DEBIAN/control" <<END
 Package: phub
 Version: $version

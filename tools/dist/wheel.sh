@@ -25,8 +25,16 @@ fi
 mkdir -p "$dir"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv "$dir/venv"
 "$dir/venv/bin/pip" install -q --disable-pip-version-check 'maturin>=1.9,<2' 'ziglang>=0.13' 'cargo-zigbuild>=0.20' \
-    'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20'
+    'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20' 'cyclonedx-python-lib[json-validation]>=9'
 PATH=$dir/venv/bin:$PATH
+
+# What is in it, and under which licences. Both files go into the packages, too.
+made=$dir/phub-*-${target%%-*}
+# shellcheck disable=SC2086
+rm -f $made.cdx.json $made-licences.txt
+python tools/dist/bom.py "$target" "$dir"
+# shellcheck disable=SC2086
+python tools/dist/bom.py --check $made.cdx.json
 
 # Each of maturin and cargo-zigbuild has a C compiler of its own path, and cargo builds all that has C in it, and all above it,
 # once for each path. So both get this one. Under the name of the C compiler it compiles and links, as ar it makes archives.
@@ -79,6 +87,11 @@ done
 extension=$package/phub/_phub.abi3.so
 strip_to "$extension" "$dir/$target/_phub.abi3.so"
 mv "$dir/$target/_phub.abi3.so" "$extension"
+# Where Python's packages keep them (PEP 639, PEP 770).
+info=$(echo "$package"/*.dist-info)
+mkdir -p "$info/licenses" "$info/sboms"
+# shellcheck disable=SC2086
+cp $made-licences.txt "$info/licenses" && cp $made.cdx.json "$info/sboms"
 wheel pack -d "$dir" "$package"
 rm -rf "$dir/unpacked"
 du -h --apparent-size "$dir"/*.whl "$dir/$target"/* | sed 's/^/dist: /'
