@@ -18,7 +18,7 @@ use sim_tests::trouble::Dice;
 
 use super::Counts;
 use super::disks::Disks;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Together};
 
 pub const WORKERS: u32 = 3;
 /// The number of steps in which something may happen.
@@ -66,6 +66,8 @@ pub struct Life {
     pub job: Simulated,
     pub ledger: Ledger,
     pub disks: Disks,
+    /// The slowness of each hub's disk: it writes a file in one of this many steps.
+    writes_one_in: Vec<u64>,
     /// The last state that all hubs were said to have written, or that the job has gone on from.
     pub floor: Option<Round>,
     /// The last such state of the hubs that live.
@@ -95,19 +97,21 @@ impl Life {
         (terms.job.hubs, terms.late) = (dice.from(1..=3) as u32, Some(seed));
         terms.job.on_loss = if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue };
         terms.snapshot_every = NonZeroU32::new(dice.below(8) as u32);
-        draw_level(&mut terms, &mut dice);
+        draw_level(&mut terms, &layout, &mut dice);
         if std::env::var_os("PHUB_SIM_SEED").is_some() {
             eprintln!("{terms:?}");
         }
         let job = simulated(&mut dice, &layout, &terms);
         let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores), terms.job.optimizer);
-        let mut ledger = Ledger::new(&layout, terms.job.level.consistency, WORKERS);
+        let mut ledger = Ledger::new(&layout, &terms.job);
         (0..WORKERS).for_each(|rank| ledger.begins(rank, &job));
+        let writes_one_in = (0..terms.job.hubs).map(|_| [2, 4, 40][dice.below(3) as usize]).collect();
         let stages = vec![Stage::TakesPart; WORKERS as usize];
         let machine = Member::linked(Limits { hubs: terms.job.hubs as usize, links: LIMIT, hub: LIMIT });
         let (plot, mut counts, machines) =
             (Plot::Calm, Counts::default(), vec![machine.clone(); WORKERS as usize]);
         counts.add("steps wait for their key", usize::from(terms.job.optimizer.adapts_keys()));
+        counts.add("scaled", usize::from(matches!(&ledger, Ledger::Together(of) if of.scales())));
         Life {
             dice,
             layout,
@@ -115,6 +119,7 @@ impl Life {
             job,
             ledger,
             disks,
+            writes_one_in,
             floor: None,
             said: None,
             plot,
@@ -143,6 +148,7 @@ impl Life {
                 self.finish();
             }
             self.counts.add("requests of hubs given up", self.job.hubs.post.given_up);
+            self.counts.add("parts without an answer", self.job.hubs.post.unanswered);
             self.count_files();
             if !self.fails() {
                 break;
@@ -390,7 +396,7 @@ impl Life {
     fn write_files(&mut self) {
         let Life { job, disks, dice, .. } = self;
         for (hub, control) in (0..).zip(&mut job.hubs.hubs) {
-            if control.has_file() && dice.below(4) == 0 {
+            if control.has_file() && dice.below(self.writes_one_in[hub as usize]) == 0 {
                 control.write(|occasion, before, whole| disks.write((hub, occasion), before, whole, dice));
             }
             if dice.below(8) == 0 {
@@ -456,7 +462,7 @@ const BY_KEY: Optimizer =
     Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.0, trust: 1.0 };
 
 /// Draws how rounds and bytes go. All codecs are exact for what is pushed here.
-fn draw_level(terms: &mut Terms, dice: &mut Dice) {
+fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
     let level = &mut terms.job.level;
     level.schedule = Schedule::ALL[dice.below(4) as usize];
     level.consistency = match dice.below(6) {
@@ -465,11 +471,11 @@ fn draw_level(terms: &mut Terms, dice: &mut Dice) {
         _ => Consistency::Bsp,
     };
     level.compression = (dice.below(4) == 0).then_some(Compression::Codec(Codec::F16));
-    // No norm comes to it. Of several hubs the last state may lack a round that another has found.
+    // Of several hubs the last state may lack a round that another has found.
     let may_wait =
         level.consistency == Consistency::Bsp && level.compression.is_none() && terms.job.hubs == 1;
     match dice.below(3) {
-        0 if may_wait => terms.job.clip_norm = Some(1e30),
+        0 if may_wait => terms.job.clip_norm = Some(Together::bound(layout, false, dice)),
         1 if may_wait => terms.job.optimizer = BY_KEY,
         _ => {}
     }
@@ -491,6 +497,7 @@ pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simula
         },
     );
     let mut job = Simulated::new(net, layout, terms.clone()).unwrap();
+    job.hubs.post.loses_parts_one_in = Some(40);
     job.hubs.hubs.iter_mut().for_each(|hub| (hub.forgets, hub.is_swept) = (true, true));
     job
 }

@@ -4,7 +4,8 @@
 //! checkpoint; control that is late.
 //!
 //! All workers push ones, and the mean of ones is one, whoever takes part. At a learning rate of 1 a weight after round
-//! `r` is `-r`, less the rounds that all who took part left behind. Workers that step alone (SSP, ASP) push ones in
+//! `r` is `-r`, less the rounds that all who took part left behind. Where the norm has a bound, rounds have other numbers, and
+//! the oracle says by how much they are scaled. Workers that step alone (SSP, ASP) push ones in
 //! elements of their own, so that a weight says how many pushes of its worker it has.
 //!
 //! | what must be so | who looks |
@@ -19,7 +20,7 @@
 //! | every wait ends | [`Life::until`], at any moment of a life |
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
 //! | a worker that hangs is lost, and one that is silent for a shorter time is not | [`Life::until`] |
-//! | a state that all hubs were said to have written is there, unless a disk damages it | [`Life::step`], [`Life::come_back`] |
+//! | a state that all hubs were said to have written is there, unless a disk damages it; a lost answer says nothing | [`Life::step`], [`Life::come_back`] |
 //! | whoever wants a state is answered, and not early that its time is over; one client reads at a time | the files of a hub, [`Life::until`] |
 //! | a worker comes back as its machine says, if a hub is lost; it does not if the job is over | [`Life::end`] |
 //! | a job that comes back says how many rounds are lost | [`Life::come_back`] |
@@ -79,10 +80,12 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("checkpoints not whole", 20),
         ("refusals", 1000),
         ("requests of hubs given up", 100),
+        ("parts without an answer", 200),
         ("jobs failed", 100),
         ("jobs gone on from a checkpoint", 50),
         ("hubs lost again before workers had weights", 5),
         ("steps wait for their key", 10),
+        ("scaled", 10),
     ]);
 }
 
@@ -102,5 +105,7 @@ fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
         ("snapshots", 1000),
         ("coded", 100),
         ("steps wait for the norm", 200),
+        ("scaled", 100),
+        ("all hubs without links", 300),
     ]);
 }

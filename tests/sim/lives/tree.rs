@@ -1,7 +1,8 @@
 //! A life of a tree of hubs, or of a mesh: workers and hubs below that are lost, lose their links and come back, at any moment, also
 //! before they take part again; and snapshots of the hub above all.
 //!
-//! All push ones, as in [`Life`](super::life::Life): a machine's sum goes up with its count, so that the mean is one, whoever takes part.
+//! All push the same number, as in [`Life`](super::life::Life): a machine's sum goes up with its count, so that the mean is that number,
+//! whoever takes part.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,8 +10,7 @@ use std::time::Duration;
 
 use coordinator::Use;
 use fabric::sim::{Faults, Net};
-use pbox_core::codec::Codec;
-use pbox_core::{Compression, JobTerms, Key, KeyId, Layout, LevelTerms, Notice, OnLoss, Schedule};
+use pbox_core::{JobTerms, Key, KeyId, Layout, LevelTerms, Notice, OnLoss, Schedule};
 use sim_tests::levels::{Levels, Shape, Terms};
 use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
@@ -20,8 +20,8 @@ use super::ledger::Together;
 
 /// The number of steps in which something may happen.
 const STEPS: u32 = 300;
-/// A norm that a mean of ones is below.
-const NEVER_CLIPPED: f32 = 1000.0;
+/// Codecs that keep the numbers that are pushed here, and their sums.
+const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 /// No life is as long.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 /// The most rounds that a worker's keys are apart.
@@ -46,7 +46,7 @@ pub struct Tree {
 /// Returns two levels, or three.
 fn shape(dice: &mut Dice) -> Vec<Shape> {
     let machine = |dice: &mut Dice| Shape::Hub(vec![Shape::Worker; dice.from(1..=3) as usize]);
-    let rack = |dice: &mut Dice| (0..dice.from(2..=3)).map(|_| machine(dice)).collect::<Vec<_>>();
+    let rack = |dice: &mut Dice| (0..dice.from(1..=3)).map(|_| machine(dice)).collect::<Vec<_>>();
     match dice.below(3) {
         0 => (0..2).map(|_| Shape::Hub(rack(dice))).collect(),
         _ => rack(dice),
@@ -61,7 +61,7 @@ impl Tree {
         let shape = shape(&mut dice);
         let has_two = shape.iter().all(|below| matches!(below, Shape::Hub(of) if of[0] == Shape::Worker));
         let is_mesh = has_two && dice.below(3) == 0;
-        let job = JobTerms { hubs: dice.from(1..=2) as u32, ..JobTerms::new(1, Vec::new(), SGD) };
+        let job = JobTerms { hubs: dice.from(1..=3) as u32, ..JobTerms::new(1, Vec::new(), SGD) };
         let job = JobTerms { on_loss: OnLoss::Continue, ..job };
         // Nobody pulls.
         let schedules = Vec::from_iter(Schedule::ALL.into_iter().filter(|schedule| !schedule.pulls()));
@@ -72,11 +72,11 @@ impl Tree {
         };
         let mut levels = vec![level(), level(), level()];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        // The numbers here are small and whole: they are the same in 16 bits.
         let is_coded = has_two && dice.below(2) == 0;
-        levels[0].compression = is_coded.then_some(Compression::Codec(Codec::F16));
+        let codec = LOSSLESS[dice.below(3) as usize].parse().unwrap();
+        levels[0].compression = is_coded.then_some(codec);
         let waits_for_norm = dice.below(2) == 0;
-        let clip_norm = waits_for_norm.then_some(NEVER_CLIPPED);
+        let clip_norm = waits_for_norm.then(|| Together::bound(&layout, is_coded, &mut dice));
         let job = JobTerms { clip_norm, skip_nonfinite: dice.below(2) == 0, ..job };
         let terms = Terms {
             job,
@@ -90,11 +90,11 @@ impl Tree {
         // What a core tells comes before its answers.
         let reorder = dice.below(2) == 0 && !terms.job.waits_for_all();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
-        let mut counts = Counts::default();
+        let (ledger, mut counts) = (Together::new(&layout, terms.job.clip_norm), Counts::default());
         counts.add("coded", usize::from(is_coded));
         counts.add("steps wait for the norm", usize::from(terms.job.waits_for_all()));
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        let ledger = Together::new(&layout);
+        counts.add("scaled", usize::from(ledger.scales()));
         let (unlinked, unlinked_hubs) = (BTreeSet::new(), BTreeSet::new());
         Tree { dice, layout, job, ledger, unlinked, unlinked_hubs, is_mesh, read: 0, counts }
     }
@@ -181,15 +181,10 @@ impl Tree {
     fn happens_to_hub(&mut self) {
         let hub = self.dice.below(self.job.nodes.len() as u64) as usize;
         if hub == 0 {
-            return;
+            return self.loses_network();
         }
         match self.dice.below(3) {
-            0 if self.is_linked_above(hub) => {
-                let turns = self.dice.below(4);
-                self.job.unlink_hub(hub, turns);
-                self.unlinked_hubs.insert(hub);
-                self.counts.add("hubs without links", 1);
-            }
+            0 if self.is_linked_above(hub) => self.loses_links(hub),
             1 if self.job.is_hub_alive(hub) && self.job.has_workers(hub) && !self.is_mesh => {
                 if self.job.workers[0].node != hub {
                     self.job.kill_machine(hub);
@@ -199,6 +194,20 @@ impl Tree {
             }
             _ => self.mend_hub(hub),
         }
+    }
+
+    /// Loses the links of all hubs at once: what one of them has passed on helps no other.
+    fn loses_network(&mut self) {
+        let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
+        linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));
+        self.counts.add("all hubs without links", 1);
+    }
+
+    fn loses_links(&mut self, hub: usize) {
+        let turns = self.dice.below(4);
+        self.job.unlink_hub(hub, turns);
+        self.unlinked_hubs.insert(hub);
+        self.counts.add("hubs without links", 1);
     }
 
     /// Whether a hub takes part at the hub above, by links that it has.
@@ -251,7 +260,7 @@ impl Tree {
                 let exchange = &mut self.job.workers[worker].exchange;
                 let round = exchange.round(key).0;
                 if exchange.is_ready(key) && round <= until.min(slowest + AHEAD) && self.dice.below(2) == 0 {
-                    exchange.gradient_mut::<f32>(key).unwrap().fill(if round == 0 { 0.0 } else { 1.0 });
+                    exchange.gradient_mut::<f32>(key).unwrap().fill(self.ledger.pushed(round));
                     exchange.push(key).unwrap();
                 }
             }
@@ -270,8 +279,10 @@ impl Tree {
             root.write(|_, _, _| Ok(Vec::new()));
         }
         assert!(root.failed.is_none(), "the job fails: {:?}", root.failed);
-        for worker in (0..self.job.workers.len()).filter(|&worker| self.takes_part(worker)) {
-            self.ledger.check(&self.job.workers[worker].exchange);
+        for worker in 0..self.job.workers.len() {
+            if self.takes_part(worker) {
+                self.ledger.check(&self.job.workers[worker].exchange);
+            }
         }
     }
 

@@ -135,18 +135,15 @@ impl Hubs {
         if let Some(dice) = dice {
             let (known, given_up) = self.post.trouble(dice);
             known.into_iter().for_each(|event| self.lead().report(event));
-            match given_up {
-                Some((from, Letter::Arrived(request))) => {
-                    let hub = &mut self.hubs[from];
-                    if let Some(rank) = hub.job().members.rank(request.worker) {
-                        hub.lose(rank, "it could not be let in");
-                    }
+            if let Some((from, Letter::Arrived(request))) = given_up {
+                let hub = &mut self.hubs[from];
+                if let Some(rank) = hub.job().members.rank(request.worker) {
+                    hub.lose(rank, "it could not be let in");
                 }
-                Some((_, Letter::HasPart(follow, hub, ..))) => {
-                    let said = Err("no answer came".to_owned());
-                    self.lead().report(Event::Part { follow, hub, said });
-                }
-                _ => {}
+            }
+            if let Some((follow, hub)) = self.post.loses_part(dice) {
+                let said = Err("no answer came".to_owned());
+                self.lead().report(Event::Part { follow, hub, said });
             }
         }
     }

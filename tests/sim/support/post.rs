@@ -9,7 +9,7 @@
 //! A hub makes each request once, by a connection of its own, and waits for the answer for a limited time. A request that is given
 //! up may be carried out all the same, or come later than the next one.
 
-use coordinator::{CutId, Event, Stepped};
+use coordinator::{CutId, Event, FollowId, Stepped};
 use pbox_core::Round;
 
 use crate::hubs::Letter;
@@ -45,8 +45,12 @@ pub struct Post {
     asks: Vec<Ask>,
     /// One request is given up in this many steps.
     pub gives_up_one_in: Option<u64>,
+    /// One question for a part of a checkpoint, or its answer, is lost in this many steps.
+    pub loses_parts_one_in: Option<u64>,
     /// The requests that were given up.
     pub given_up: usize,
+    /// The questions for parts that had no answer.
+    pub unanswered: usize,
 }
 
 impl Post {
@@ -98,6 +102,18 @@ impl Post {
         ))
     }
 
+    /// Loses a question for a part of a checkpoint, or its answer, as the dice say. Returns which has no answer.
+    pub fn loses_part(&mut self, dice: &mut Dice) -> Option<(FollowId, u32)> {
+        let one_in = self.loses_parts_one_in?;
+        let of_part = |sent: &Sent| match sent.letter {
+            Letter::HasPart(follow, hub, ..) | Letter::Part(follow, hub, _) => Some((follow, hub)),
+            _ => None,
+        };
+        let place = self.sent.iter().position(|sent| of_part(sent).is_some() && dice.below(one_in) == 0)?;
+        self.unanswered += 1;
+        of_part(&self.sent.remove(place))
+    }
+
     /// Gives a request up, as the dice say, which may be lost or come later. Returns what hub 0 then knows, or the hub and its letter.
     pub fn trouble(&mut self, dice: &mut Dice) -> (Option<Event>, Option<(usize, Letter)>) {
         if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
@@ -113,10 +129,8 @@ impl Post {
             self.given_up += 1;
             return (self.answered(silent, cut, releases, Err("no answer came".to_owned())), None);
         }
-        let is_told = |sent: &Sent| {
-            let letter = &sent.letter;
-            matches!(letter, Letter::Arrived(_) | Letter::Lost(..) | Letter::Failed(..) | Letter::HasPart(..))
-        };
+        let is_told =
+            |sent: &Sent| matches!(sent.letter, Letter::Arrived(_) | Letter::Lost(..) | Letter::Failed(..));
         let Some(place) = self.sent.iter().position(is_told) else { return (None, None) };
         let Sent { from, letter, .. } = &self.sent[place];
         let given_up = Some((*from, letter.clone()));

@@ -1,13 +1,13 @@
 //! The ledger of a job: which pushes its weights have, and so what each weight must be.
 //!
-//! Workers that step together push ones, whose mean is one. Of workers that step alone each pushes ones in elements of its own.
+//! Workers that step together push the same number, which is its own mean. Of workers that step alone each pushes ones in elements of its own.
 
 mod alone;
 mod together;
 
 use std::sync::Arc;
 
-use pbox_core::{Consistency, Layout, Restored, Round, SnapshotPart};
+use pbox_core::{Consistency, JobTerms, Layout, Restored, Round, SnapshotPart};
 use sim_tests::simulated::Simulated;
 
 pub use alone::Alone;
@@ -21,20 +21,19 @@ pub enum Ledger {
 
 impl Ledger {
     /// Creates the ledger of a job that begins.
-    pub fn new(layout: &Arc<Layout>, consistency: Consistency, workers: u32) -> Self {
-        match consistency {
-            Consistency::Bsp => Ledger::Together(Together::new(layout)),
-            _ => Ledger::Alone(Alone::new(layout, consistency, workers)),
+    pub fn new(layout: &Arc<Layout>, terms: &JobTerms) -> Self {
+        match terms.level.consistency {
+            Consistency::Bsp => Ledger::Together(Together::new(layout, terms.clip_norm)),
+            consistency => Ledger::Alone(Alone::new(layout, consistency, terms.workers)),
         }
     }
 
     /// Returns what a worker pushes of an element of a key.
     pub fn pushed(&self, rank: u32, round: u32, element: usize) -> f32 {
-        let is_pushed = match self {
-            Ledger::Together(_) => true,
-            Ledger::Alone(alone) => alone.owner(element) == rank,
-        };
-        f32::from(u8::from(round > 0 && is_pushed))
+        match self {
+            Ledger::Together(together) => together.pushed(round),
+            Ledger::Alone(alone) => f32::from(u8::from(round > 0 && alone.owner(element) == rank)),
+        }
     }
 
     /// Notes that a worker takes part from its round on.
@@ -71,7 +70,7 @@ impl Ledger {
 
     /// Checks a part of a snapshot before a round.
     pub fn check_part(
-        &self,
+        &mut self,
         part: &SnapshotPart,
         before: Round,
         job: &Simulated,

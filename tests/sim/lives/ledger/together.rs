@@ -1,25 +1,60 @@
 //! The ledger of workers that step together: which rounds no chunk has stepped, and so what each weight must be.
+//!
+//! All push the same number, which is its own mean. Without a bound of the norm it is 1. With a bound, rounds have different
+//! numbers, of which the oracle scales some.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use pbox_core::oracle::{self, Step};
 use pbox_core::{ChunkId, KeyId, Layout, Round, SnapshotPart};
+use sim_tests::race::SGD;
+use sim_tests::trouble::Dice;
 use worker_shim::Exchange;
 
-/// The rounds that chunks have left out. All others are stepped once, and take 1 from a weight. Round 0 makes it 0.
+/// The numbers that are pushed where the norm has a bound, by the remainder of the round. Sums of a few are exact in 8 bits, and
+/// norms so large that what the scale adds to them is rounded off.
+const NUMBERS: [f32; 3] = [64.0, 256.0, 128.0];
+
+/// The rounds that chunks have left out. All others are stepped once, and take their number from a weight. Round 0 makes it 0.
 pub struct Together {
     layout: Arc<Layout>,
+    /// The number that is pushed in a round, and the scale of its step, by the remainder of the round.
+    pushes: [(f32, f32); 3],
     /// The skipped rounds, by chunk, in order.
     skipped: Vec<Vec<Range<u32>>>,
+    /// The weight before each round that was looked at, by chunk.
+    weights: Vec<Vec<f32>>,
     /// Whether hubs count all steps: a checkpoint has no count for each chunk.
     is_counted: bool,
 }
 
 impl Together {
-    /// Creates the ledger of a job that has left out nothing.
-    pub fn new(layout: &Arc<Layout>) -> Self {
-        let skipped = vec![Vec::new(); layout.chunks().len()];
-        Together { layout: Arc::clone(layout), skipped, is_counted: true }
+    /// Creates the ledger of a job that has left out nothing, with this bound of the norm.
+    pub fn new(layout: &Arc<Layout>, most: Option<f32>) -> Self {
+        let (chunks, layout) = (layout.chunks().len(), Arc::clone(layout));
+        let pushes = NUMBERS.map(|number| match most {
+            None => (1.0, 1.0),
+            Some(most) => (number, oracle::clip_scale(norm_of(&layout, number), most)),
+        });
+        let (skipped, weights) = (vec![Vec::new(); chunks], vec![vec![0.0; 2]; chunks]);
+        Together { layout, pushes, skipped, weights, is_counted: true }
+    }
+
+    /// Draws a bound that scales the steps of all rounds, of two of three, or of none. The steps that codecs carry are powers of 2.
+    pub fn bound(layout: &Layout, is_coded: bool, dice: &mut Dice) -> f32 {
+        let of_least = if is_coded { [0.25, 1.0, 4.0] } else { [0.3, 1.5, 10.0] };
+        norm_of(layout, NUMBERS[0]) * of_least[dice.below(3) as usize]
+    }
+
+    /// Returns the number that all push in a round.
+    pub fn pushed(&self, round: u32) -> f32 {
+        if round == 0 { 0.0 } else { self.pushes[round as usize % 3].0 }
+    }
+
+    /// Whether the steps of most rounds are scaled.
+    pub fn scales(&self) -> bool {
+        self.pushes.iter().filter(|(_, scale)| *scale < 1.0).count() > 1
     }
 
     /// Notes that a chunk leaves out rounds. No round is left out twice.
@@ -27,6 +62,7 @@ impl Together {
         let of_chunk = &mut self.skipped[chunk.index()];
         let former = of_chunk.last().map_or(1, |last| last.end);
         assert!(former <= rounds.start && !rounds.is_empty(), "{chunk:?}: {rounds:?} after {of_chunk:?}");
+        self.weights[chunk.index()].truncate(rounds.start as usize + 1);
         of_chunk.push(rounds);
     }
 
@@ -36,6 +72,7 @@ impl Together {
             (rounds.start, rounds.end) = (rounds.start.min(before), rounds.end.min(before));
         }
         self.skipped.iter_mut().for_each(|of_chunk| of_chunk.retain(|rounds| !rounds.is_empty()));
+        self.weights.iter_mut().for_each(|of_chunk| of_chunk.truncate(2.max(before as usize + 1)));
         self.is_counted = false;
     }
 
@@ -46,8 +83,23 @@ impl Together {
         before.saturating_sub(1) - left_out
     }
 
+    /// Returns the weight of a chunk before a round.
+    fn weight(&mut self, chunk: ChunkId, Round(before): Round) -> f32 {
+        let (weights, skipped) = (&mut self.weights[chunk.index()], &self.skipped[chunk.index()]);
+        while weights.len() <= before as usize {
+            let (round, mut weight) = (weights.len() as u32 - 1, weights[weights.len() - 1]);
+            if !skipped.iter().any(|rounds| rounds.contains(&round)) {
+                let (number, rescale) = self.pushes[round as usize % 3];
+                let step = Step { rescale, ..Step::new(&SGD, 1, Round(1), SGD.learning_rate(), 1.0, 1.0) };
+                oracle::step(&SGD, &step, number, &mut weight, &mut [0.0; 3]);
+            }
+            weights.push(weight);
+        }
+        weights[before as usize]
+    }
+
     /// Checks the weights of the keys that a worker may push.
-    pub fn check<P: fabric::Port>(&self, worker: &Exchange<P>) {
+    pub fn check<P: fabric::Port>(&mut self, worker: &Exchange<P>) {
         let keys = (0..self.layout.keys().len() as u32).map(KeyId);
         for key in keys.filter(|&key| worker.is_ready(key) && worker.round(key) > Round(0)) {
             let mut weights = worker.weights::<f32>(key).unwrap();
@@ -61,8 +113,9 @@ impl Together {
     }
 
     /// Checks a part of a snapshot before a round.
-    pub fn check_part(&self, part: &SnapshotPart, before: Round) {
-        let weights = weights_of(&self.layout, part);
+    pub fn check_part(&mut self, part: &SnapshotPart, before: Round) {
+        let layout = Arc::clone(&self.layout);
+        let weights = weights_of(&layout, part);
         for ((chunk, of_chunk), &steps) in weights.zip(&part.steps) {
             self.check_values(of_chunk, chunk, before);
             assert!(
@@ -72,11 +125,17 @@ impl Together {
         }
     }
 
-    fn check_values(&self, weights: &[f32], chunk: ChunkId, before: Round) {
-        let expected = -(self.steps(chunk, before) as f32);
+    fn check_values(&mut self, weights: &[f32], chunk: ChunkId, before: Round) {
+        let expected = self.weight(chunk, before);
         let is_right = weights.iter().all(|&weight| weight == expected);
         assert!(is_right, "{chunk:?} before {before:?}: {weights:?}, not {expected}");
     }
+}
+
+/// Returns the norm of a gradient of this number alone.
+fn norm_of(layout: &Layout, number: f32) -> f32 {
+    let chunks = layout.chunks().iter();
+    oracle::norm(chunks.map(|chunk| oracle::squares(&vec![number; chunk.span.bytes / 4])))
 }
 
 /// Returns the weights of each chunk of a part, which has them in front of the chunk's state.
