@@ -19,7 +19,7 @@ use crate::digits::hex;
 pub enum TlsError {
     #[error("{}: {error}; expected {expected} in PEM", .path.display())]
     Unreadable { path: PathBuf, expected: &'static str, error: pem::Error },
-    #[error("{}: it has no certificate; expected one or more in PEM", .path.display())]
+    #[error("{} has no certificate; expected one or more in PEM", .path.display())]
     Empty { path: PathBuf },
     #[error("the certificate {} and the key {}: {error}; expected a pair", .certificate.display(), .key.display())]
     Pair { certificate: PathBuf, key: PathBuf, error: rustls::Error },
@@ -29,9 +29,9 @@ pub enum TlsError {
         "PHUB_TLS_FINGERPRINT is {seen:?}; expected the SHA-256 of a certificate in 64 hexadecimal digits, or several with commas"
     )]
     Fingerprint { seen: String },
-    #[error("PHUB_TLS_CA and PHUB_TLS_FINGERPRINT are both set; hubs are trusted by one of them")]
+    #[error("PHUB_TLS_CA and PHUB_TLS_FINGERPRINT are both set; set one of them")]
     Both,
-    #[error("of PHUB_TLS_CERT and PHUB_TLS_KEY one is set; a certificate is shown with its key")]
+    #[error("only one of PHUB_TLS_CERT and PHUB_TLS_KEY is set; set both, or neither")]
     Half,
     #[error("TLS: {0}")]
     Setting(#[from] rustls::Error),

@@ -94,7 +94,8 @@ pub fn explain(error: &io::Error) -> Option<String> {
         }
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             format!(
-                "its certificate is none that {AUTHORITY} vouches for; is it the hub, and is this its certificate?"
+                "its certificate is not from an authority in {AUTHORITY}; check that this is the hub's address, and that \
+                 {AUTHORITY} has its authority"
             )
         }
         Error::InvalidCertificate(
@@ -149,8 +150,8 @@ impl ServerCertVerifier for Known {
         }
         let expected = self.prints.join(" or ");
         Err(Error::General(format!(
-            "its certificate has the fingerprint {seen}, and {FINGERPRINT} here is {expected}; is it the hub, and is this its \
-             certificate?"
+            "its certificate has the fingerprint {seen}, and {FINGERPRINT} here is {expected}; check that this is the hub's \
+             address, and that the hub's log shows the same fingerprint"
         )))
     }
 

@@ -117,7 +117,7 @@ fn ask<R: Answer>(
     job: &str,
     limit: Duration,
 ) -> anyhow::Result<R> {
-    let credential = Credential::find_if_any().context("what to show to the hub")?;
+    let credential = Credential::find_if_any().context("the token or secret to show to the hub")?;
     let token = credential.map(|credential| credential.token(right, job));
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let address = Address::new(bare(hub), Named::Here);

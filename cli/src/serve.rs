@@ -37,7 +37,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     let hub = Hub::start(settings)?;
     // Nobody need read it.
     if let Err(error) = line(format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address())) {
-        tracing::warn!("{error:#}: it would have had the address of the control port");
+        tracing::warn!("cannot print the address of the control port: {error:#}");
     }
     let mut drain = signal(SignalKind::user_defined1()).context("catching SIGUSR1")?;
     let (reload_secret, reload_certificate) = (hub.reload_secret(), hub.reload_certificate());
@@ -46,7 +46,9 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
         for (what, reloaded) in [("secret", reload_secret())].into_iter().chain(certificate) {
             match reloaded {
                 Ok(()) => tracing::info!("SIGHUP: the {what} was read again"),
-                Err(error) => tracing::error!(%error, "SIGHUP: the hub keeps the {what} that it has"),
+                Err(error) => {
+                    tracing::error!(%error, "SIGHUP: cannot read the {what} again; the hub keeps the {what} that it has")
+                }
             }
         }
     };

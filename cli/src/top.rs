@@ -49,7 +49,7 @@ impl TopArgs {
     /// # Errors
     /// When the hub does not answer the first time, or there is a token that cannot be read.
     pub fn run(&self) -> anyhow::Result<()> {
-        let credential = Credential::find_if_any().context("what to show to the hub")?;
+        let credential = Credential::find_if_any().context("the token or secret to show to the hub")?;
         let token = credential.map(|credential| credential.token(Right::Read, ALL_JOBS));
         let runtime = Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(self.watch(token))

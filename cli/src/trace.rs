@@ -31,7 +31,7 @@ impl TraceArgs {
     pub fn run(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
             !self.files.contains(&self.to),
-            "{} is to be read and written; name another file after --to",
+            "{} is both read and written; name another file after --to",
             self.to.display()
         );
         // Before the new file is made: one that is there already stays if a part is bad.

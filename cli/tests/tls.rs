@@ -140,8 +140,8 @@ fn workers_trust_a_hub_by_fingerprint_or_certificate_and_no_other() {
     says(shown(&[]), &["speaks TLS alone"]);
     // A man in the middle: a hub that is another one, with the same secret.
     let man = Serve::start(&mut serve(Some(&other)));
-    says(refused(&man.address, &by_print), &[&ours.fingerprint, &other.fingerprint, "is it the hub"]);
-    says(refused(&man.address, &by_file), &["PHUB_TLS_CA", "is it the hub"]);
+    says(refused(&man.address, &by_print), &[&ours.fingerprint, &other.fingerprint, "the hub's address"]);
+    says(refused(&man.address, &by_file), &["PHUB_TLS_CA", "the hub's address"]);
     let plain = Serve::start(&mut serve(None));
     says(refused(&plain.address, &by_print), &["does not speak TLS", "--tls-cert"]);
     says(refused(&plain.address, &[("PHUB_TLS_FINGERPRINT", "12")]), &["64 hexadecimal digits"]);

@@ -168,7 +168,7 @@ fn make_rdma(
     let offered =
         |hub: &LetIn| hub.reply.transports.iter().any(|offer| offer.transport() == Transport::Verbs);
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
-        return Err("no hub is to be reached by it".into());
+        return Err("no hub of the job needs RDMA and offers it".into());
     }
     let nccl = Nccl::of_environment(&nics.paths, nics.list.is_some());
     if nccl.disabled && transport.is_none() && nics.list.is_none() {
@@ -284,7 +284,10 @@ impl<'a> Route<'a> {
                     match any::connect(&address, self.token, group, window, receive, &self.plan, limit) {
                         Ok(mut joined) => {
                             let paths = std::mem::take(&mut joined.paths);
-                            joined.dead.iter().for_each(|why| tracing::warn!("other NICs are used: {why}"));
+                            joined
+                                .dead
+                                .iter()
+                                .for_each(|why| tracing::warn!("RDMA uses another pair of NICs: {why}"));
                             tried.push(why.to_owned());
                             if let Some(congestion) = joined.congestion.take() {
                                 tracing::info!(hub = self.hub.control.hub, "TCP: {congestion}");
@@ -294,7 +297,11 @@ impl<'a> Route<'a> {
                         }
                         Err(error) if error.is_unreachable() => {
                             if is_shared && !is_last {
-                                tracing::warn!(%error, "no shared memory with the hub; another transport is tried");
+                                tracing::warn!(
+                                    hub = self.hub.control.hub,
+                                    %error,
+                                    "cannot use shared memory with the hub; trying the next transport"
+                                );
                             }
                             error.to_string()
                         }
@@ -320,7 +327,7 @@ impl<'a> Route<'a> {
     /// Returns the address that an offer leads to from here and why it is chosen, or why it leads nowhere.
     fn way_by(&self, offer: &TransportAddress, receive: &Receive) -> Result<(Address, &'static str), String> {
         if self.ports.transport.is_some_and(|wanted| wanted != offer.transport()) {
-            return Err("not the one that was asked for".into());
+            return Err("not the transport that was asked for".into());
         }
         let is_local = match receive {
             Receive::New(_) => None,

@@ -57,7 +57,7 @@ pub enum MemberError {
         shown: String,
     },
     /// This process has no secret or token that is of use.
-    #[error("what this process shows to hubs: {0}")]
+    #[error("the token or secret of this process: {0}")]
     Credential(#[from] CredentialError),
     /// The hub uses a version of the protocol that this member does not speak.
     #[error(
@@ -73,7 +73,7 @@ pub enum MemberError {
         ours: Versions,
     },
     /// The certificates by which this process trusts hubs are of no use.
-    #[error("whom this process trusts to be a hub: {0}")]
+    #[error("the TLS settings of this process: {0}")]
     Trust(Box<TlsError>),
     /// The other end speaks no TLS, or is nobody that this process trusts.
     #[error("no TLS with the hub's control port at {hub}: {why}")]
@@ -108,7 +108,7 @@ pub enum MemberError {
         error: Box<ConnectError>,
     },
     /// No transport that this member may use leads to the hub.
-    #[error("no way to the data path of the hub at {hub}:{}", list(.tried))]
+    #[error("no transport reaches the data path of the hub at {hub}:{}", list(.tried))]
     NoTransport {
         /// The hub's address.
         hub: String,

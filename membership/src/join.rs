@@ -74,7 +74,7 @@ pub fn wait_for(
                 return Err(error.after(tries, begun.elapsed()));
             }
             if tries == 1 {
-                tracing::warn!("{error}; waiting up to {} s for it", left.as_secs());
+                tracing::warn!("{error}; waiting up to {} s for the hub", left.as_secs());
             }
             // Nothing tells when a program on another machine begins to listen.
             std::thread::sleep(HEALTH_PAUSE);

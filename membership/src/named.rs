@@ -160,7 +160,7 @@ pub fn look_up_with(
     let under_way = UnderWay::begin().filter(|_| others.is_none());
     if under_way.is_none() && others.is_none_or(|others| others >= AT_ONCE) {
         drop(waiting_now);
-        let busy = format!("{AT_ONCE} names are being looked up already: the name server is slow");
+        let busy = format!("{AT_ONCE} names are being looked up already: the name server is slow; try again");
         return done(Err(io::Error::new(io::ErrorKind::TimedOut, busy)));
     }
     let waiter: Waiter = Box::new(move |found| {
@@ -181,7 +181,11 @@ pub fn look_up_with(
         }
     };
     if let Err(error) = std::thread::Builder::new().name("phub-names".into()).spawn(work) {
-        tracing::warn!(%error, "no thread to look a name up");
+        tracing::warn!(
+            address,
+            %error,
+            "cannot start a thread that looks up the name; raise the limit on threads (ulimit -u)"
+        );
         waiting().remove(address);
     }
 }

@@ -31,6 +31,6 @@ pub fn say_made<'a>(job: &str, hubs: impl IntoIterator<Item = &'a str>, ways: &[
     for (hub, way) in hubs.into_iter().zip(ways) {
         let Way { transport, reason, .. } = way;
         let paths = way.spoken_paths();
-        tracing::warn!(job, hub, %transport, paths, "{lost}; the links are made again: {reason}");
+        tracing::warn!(job, hub, %transport, paths, "{lost}; reconnected: {reason}");
     }
 }

@@ -72,7 +72,10 @@ impl Address {
             });
             let found = tokio::time::timeout(LOOKUP_LIMIT, found).await;
             let found = found.map_err(|_| "no name server answered in time".to_owned())?;
-            let found = found.map_err(|_| "there is no thread for it".to_owned())?;
+            let found = found.map_err(|_| {
+                "no thread could be started for the look-up; raise the limit on threads (ulimit -u)"
+                    .to_owned()
+            })?;
             found.map(|all| all[0]).map_err(|error| error.to_string())
         };
         self.found.get_or_try_init(look_up).await.copied()

@@ -71,7 +71,7 @@ pub enum HubError {
     #[error("--above: {0}")]
     Above(#[from] membership::MemberError),
     /// A machine of nothing.
-    #[error("--machine says which machine this is, and no --above says where the hubs above are")]
+    #[error("--machine needs --above, which says where the hubs above are; add it, or leave --machine out")]
     Alone,
     /// No network interface has this name.
     #[error(

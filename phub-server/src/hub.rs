@@ -323,7 +323,9 @@ impl Hub {
         let all_gone = self.all_gone.get_mut().unwrap_or_else(PoisonError::into_inner);
         match all_gone.recv_timeout(GONE_LIMIT) {
             Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!("a handshake, or work on a file, is still open; threads end with the process");
+                tracing::warn!(
+                    "a handshake or work on a file has not ended within {GONE_LIMIT:?}; its thread ends with the process"
+                );
             }
             _ => drop(self.freeing.take().map(JoinHandle::join)),
         }
@@ -394,7 +396,10 @@ fn open_data_paths(
         let (listener, address) = match transport {
             Transport::Shm if unshared.is_some() => {
                 let why = unshared.as_deref().unwrap_or_default();
-                tracing::warn!(why, "workers of this machine use another transport than shared memory");
+                tracing::warn!(
+                    why,
+                    "this hub has no shared memory; workers of this machine use another transport"
+                );
                 continue;
             }
             Transport::Shm => {

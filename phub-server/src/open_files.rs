@@ -12,7 +12,7 @@ pub fn raise_open_files() {
     if current.is_some_and(|current| current < wanted)
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit })
     {
-        tracing::warn!(%error, current, wanted, "cannot raise the number of open files (ulimit -n)");
+        tracing::warn!(%error, current, wanted, "cannot raise the limit on open files; raise it by ulimit -n before the start");
     }
 }
 

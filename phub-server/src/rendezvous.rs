@@ -160,7 +160,8 @@ impl Rendezvous {
                 registry.attach(admission, joined.recv, joined.endpoints);
             }
             Err(error) if error.is_unreachable() => {
-                tracing::warn!(%error, "a worker cannot come by this transport; it may come by another one");
+                let rank = admission.rank;
+                tracing::warn!(rank, %error, "a worker cannot connect by this transport, and may try another one");
             }
             Err(error) => {
                 // The token was good for one connection, so the worker cannot connect again.

@@ -224,5 +224,5 @@ fn terms_that_do_not_fit_are_named() {
     };
     beside(&large, &["chunks of 100000 elements", "at most 65536"]);
     let mut plain = ready_all(1, |rank| config(&hub, "plain", rank, 1));
-    says(plain[0].weights_mut::<f32>(FIRST).unwrap_err(), &["\"first.weight\"", "the hub's to write"]);
+    says(plain[0].weights_mut::<f32>(FIRST).unwrap_err(), &["\"first.weight\"", "only the hub writes"]);
 }

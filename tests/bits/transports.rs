@@ -102,9 +102,12 @@ fn a_worker_takes_the_best_transport_and_says_why() {
     assert!(reason.contains("on this machine"), "{reason}");
     let (transport, reason) = by(&[shm, tcp], Some(tcp)).unwrap();
     assert_eq!(transport, tcp);
-    assert!(reason.contains("shm: not the one that was asked for"), "{reason}");
+    assert!(reason.contains("shm: not the transport that was asked for"), "{reason}");
     assert_eq!(by(&[tcp], None).unwrap().0, tcp);
-    says(by(&[tcp], Some(shm)).unwrap_err(), &["no way to the data path", "shm: the hub does not offer it"]);
+    says(
+        by(&[tcp], Some(shm)).unwrap_err(),
+        &["no transport reaches the data path", "shm: the hub does not offer it"],
+    );
     let nothing = HubSettings { transports: Some(Vec::new()), ..settings(1, PATIENT_S) };
     says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
 }
@@ -120,10 +123,10 @@ fn a_worker_that_no_transport_takes_to_the_hub_ends_the_wait_of_the_others() {
         until("worker 0 is there", || describe(&hub.address().to_string()).jobs.len() == 1);
         let mut by_shm = config(&hub, "job", 1, 2);
         by_shm.transport = Some(Transport::Shm);
-        says(Session::join(by_shm).err().unwrap(), &["no way to the data path"]);
+        says(Session::join(by_shm).err().unwrap(), &["no transport reaches the data path"]);
         says(
             waits.join().unwrap(),
-            &["rank 1 failed", "no way to the data path", "shm: the hub does not offer it"],
+            &["rank 1 failed", "no transport reaches the data path", "shm: the hub does not offer it"],
         );
     });
 }

@@ -344,7 +344,7 @@ fn a_state_that_there_is_not_is_refused() {
     let session = Session::join(small(&hub, 0, 1)).unwrap();
     let (status, why) = ask("job");
     assert_eq!(status, 409);
-    says(why, &["cannot be had", "no weights yet"]);
+    says(why, &["is not there", "no weights yet"]);
     drop(session);
     let reserved = SessionConfig { job: "named".into(), ..small(&hub, 0, 1) }
         .with_terms(|terms| terms.keys = vec![Key::f32("optimizer/a", [4])]);

@@ -208,7 +208,7 @@ fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
             Err(error) => break error,
         }
     };
-    says(error, &["job \"job\"", "its links could not be made again"]);
+    says(error, &["job \"job\"", "it could not reconnect"]);
 }
 
 /// A killed worker makes no links, and is named as before. The hub may see the end of its links first, or that of its
@@ -286,7 +286,7 @@ fn who_may_make_links_again_is_said_in_the_join_and_others_are_refused() {
         // It takes no part yet.
         let (status, why) = ask(&reply.token);
         assert_eq!(status, 409);
-        says(why, &["worker 0", job, "cannot make its links again"]);
+        says(why, &["worker 0", job, "cannot reconnect"]);
         assert_eq!(ask("0f3c").0, 404);
     }
 }

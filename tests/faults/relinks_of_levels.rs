@@ -85,6 +85,6 @@ fn links_that_lead_up_and_cannot_be_made_again_end_the_job_in_words() {
         (1..).find_map(|number| step(&mut session, worker, number).err()).expect("the job ends")
     });
     for error in errors {
-        says(error, &["\"job\" failed", "a link to the hubs above", "others could not be made"]);
+        says(error, &["\"job\" failed", "a link to the hubs above", "reconnecting failed"]);
     }
 }

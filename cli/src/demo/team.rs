@@ -72,7 +72,7 @@ impl Team {
             let (shared, sender): (_, UnboundedSender<_>) = (Arc::clone(&shared), sender.clone());
             let work = move || drop(sender.send((rank, shared.work(rank, config))));
             let thread = std::thread::Builder::new().name(format!("worker-{rank}"));
-            thread.spawn(work).with_context(|| format!("a thread for worker {rank}"))?;
+            thread.spawn(work).with_context(|| format!("starting a thread for worker {rank}"))?;
         }
         Ok(Team { shared, ended })
     }

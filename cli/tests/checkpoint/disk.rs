@@ -159,7 +159,7 @@ fn a_directory_is_made_but_not_its_parents() {
     says(error, &["mistyped/new", "making it", "make the directory, or give another one"]);
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
-    says(CheckpointStore::open(&file).unwrap_err(), &["/file", "a file has this name", "Not a directory"]);
+    says(CheckpointStore::open(&file).unwrap_err(), &["/file", "the path is a file", "Not a directory"]);
 }
 
 #[test]

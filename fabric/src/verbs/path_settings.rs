@@ -90,7 +90,7 @@ const MTU: PathSetting = PathSetting {
     least: 256,
     most: 4096,
     default: 4096,
-    help: "The most bytes of a packet, if both ports take so many",
+    help: "The largest packet in bytes; ports that allow less lower it",
 };
 /// A fabric with adaptive routing spreads the packets of plain writes over its ways, and keeps those of a write with immediate
 /// in order.
@@ -100,7 +100,7 @@ const ADAPTIVE_ROUTING: PathSetting = PathSetting {
     least: 0,
     most: 1,
     default: 0,
-    help: "1: a post's bytes are written first, and its immediate by a second write of nothing",
+    help: "1: writes the bytes of a post first, then its immediate by a second, empty write",
 };
 const RELAXED_ORDERING: PathSetting = PathSetting {
     flag: "--rdma-relaxed-ordering",
@@ -108,7 +108,7 @@ const RELAXED_ORDERING: PathSetting = PathSetting {
     least: 0,
     most: 2,
     default: 2,
-    help: "Whether a NIC may write what arrives into memory in any order (PCI): 0 no, 1 yes, 2 where library and driver take it",
+    help: "Whether a NIC may write received bytes into memory in any order (PCI): 0 no, 1 yes, 2 if library and driver support it",
 };
 
 /// All of them.

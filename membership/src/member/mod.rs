@@ -370,7 +370,7 @@ impl fmt::Display for Over {
         match self {
             Over::Limit(limit) => write!(out, "not within {} s", limit.as_secs_f64()),
             Over::NoAnswer(limit) => {
-                write!(out, "those before have brought no answer for {} s", limit.as_secs_f64())
+                write!(out, "the former links brought no answer for {} s", limit.as_secs_f64())
             }
             Over::CallerGaveUp => out.write_str("its own program waits no longer"),
         }

@@ -26,7 +26,7 @@ pub enum CheckpointError {
     Directory { dir: PathBuf, doing: &'static str, error: io::Error },
 
     #[error(
-        "checkpoint directory {dir} is in use by another hub ({}); stop that one, or give this one another directory",
+        "checkpoint directory {dir} is in use by another hub ({}); stop that hub, or give this hub another directory",
         holder.map_or("of another machine or container".into(), |pid| format!("process {pid} has it locked"))
     )]
     InUse { dir: PathBuf, holder: Option<u32> },
@@ -200,16 +200,18 @@ pub enum Mismatch {
     #[error("its tensor {name:?} has the shape {file:?}, and the job's has {job:?}; train the same model")]
     Shape { name: String, file: Vec<u64>, job: Vec<u64> },
 
-    #[error("it has {file} tensors, and the job has {job}, all of them in it; train the same model")]
+    #[error("it has {file} tensors, and the job has {job}, which are among them; train the same model")]
     Count { file: usize, job: usize },
 
     #[error(
-        "the hubs of the job share it otherwise: in the file it is {file}, and in the job {job}; ask for the same hubs, \
-         chunk size, schedule and split_above"
+        "it is {file}, and the job's hubs share the model otherwise: expected {job}; ask for the same hubs, chunk size, \
+         schedule and split_above"
     )]
     Share { file: String, job: String },
 
-    #[error("its numbers from round {round} on cannot be those of the job: {error}; train the same model")]
+    #[error(
+        "its optimizer's numbers from round {round} on do not fit the job: {error}; train the same model"
+    )]
     Numbers { round: u32, error: InvalidNumbers },
 
     #[error("key {name:?} has lr_mult and wd_mult {file:?} in it, and {job:?} in the job; ask for the same")]

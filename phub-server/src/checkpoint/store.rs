@@ -74,7 +74,7 @@ impl CheckpointStore {
         match mode.make_directory(&dir) {
             Err(_) if dir.is_dir() => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(failed("opening it: a file has this name, or a link that leads nowhere")(
+                return Err(failed("opening it: the path is a file, or a symbolic link without a target")(
                     io::Error::from_raw_os_error(Errno::NOTDIR.raw_os_error()),
                 ));
             }
@@ -188,7 +188,7 @@ impl CheckpointStore {
         let make_room = || self.make_room(job, share, round);
         write::replace(names, &plan, snapshot, make_room, keep)?;
         if whole && let Err(error) = self.prune(job, round) {
-            tracing::warn!(job, %error, "old checkpoints are left");
+            tracing::warn!(job, %error, "cannot remove old checkpoints");
         }
         Ok(plan.file_bytes)
     }
@@ -197,9 +197,12 @@ impl CheckpointStore {
     pub(super) fn keep_lock(&self) -> Result<(), CheckpointError> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = lock.is_of(&self.dir);
-        if !is_same.map_err(|error| self.failed("looking whether it is still the same", error))? {
+        if !is_same.map_err(|error| self.failed("checking that it is still the same", error))? {
             *lock = take_lock(&self.dir)?;
-            tracing::warn!("{} is another directory than before; it is locked now", self.dir.display());
+            tracing::warn!(
+                "{} was replaced by another directory, which the hub has locked now",
+                self.dir.display()
+            );
         }
         Ok(())
     }

@@ -62,8 +62,8 @@ pub(crate) async fn serve(
                             if was_anothers && let Some(times) = given_up.count() {
                                 tracing::warn!(
                                     times, %from,
-                                    "control port: the oldest connections that have shown no token give their places to new \
-                                     ones ({} of these, {} in all, {} of one address)",
+                                    "control port: too many connections; the oldest without a token are closed for new ones (at \
+                                     most {} without a token, {} in all, {} of one address)",
                                     limits.strangers, limits.connections, limits.of_an_address
                                 );
                             }
@@ -81,7 +81,7 @@ pub(crate) async fn serve(
                                                 tracing::debug!(%error, "a connection to the control port ended");
                                             }
                                         }
-                                        Err(error) => tracing::debug!(%error, %from, "no TLS with a client of the control port"),
+                                        Err(error) => tracing::debug!(%error, %from, "control port: the TLS handshake with a client failed"),
                                     }
                                 };
                                 tokio::select! {
@@ -97,8 +97,8 @@ pub(crate) async fn serve(
                             if let Some(times) = refused.count() {
                                 tracing::warn!(
                                     times, %from,
-                                    "control port: {who} has all the connections it can have ({}, {} of one address); \
-                                     others are turned away",
+                                    "control port: {who} has all the connections it can have (at most {}, {} of one address); \
+                                     more connections are refused",
                                     limits.connections, limits.of_an_address
                                 );
                             }
@@ -120,7 +120,7 @@ pub(crate) async fn serve(
     }
     drop(socket);
     if timeout(STOP_LIMIT, connections.shutdown()).await.is_err() {
-        tracing::warn!("some requests did not end in {STOP_LIMIT:?}");
+        tracing::warn!("control port: some requests did not end within {STOP_LIMIT:?}, and are cut off");
     }
 }
 

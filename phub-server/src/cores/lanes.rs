@@ -89,7 +89,10 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
         if settings.nics.is_some() && list.names_devices() {
             return Err(error.into());
         }
-        tracing::warn!(%nic, "its cores take part in jobs once it opens, which is tried when a job begins: {error}");
+        tracing::warn!(
+            %nic,
+            "RDMA: cannot open the NIC; its cores take no part until it opens, which the hub tries for each job: {error}"
+        );
     }
     for (port, lane) in lanes.iter_mut().enumerate() {
         for nic in group.nics(port) {
@@ -188,9 +191,12 @@ fn ports_of_core(ports: &[NicOptions], core: usize, cores: usize) -> impl Iterat
 pub(crate) fn mend(rdma: &verbs::Group) {
     for (nic, opened) in rdma.mend() {
         match opened {
-            Ok(reason) => tracing::info!(%nic, "RDMA: it was opened again: {reason}"),
+            Ok(reason) => tracing::info!(%nic, "RDMA: the NIC was opened again: {reason}"),
             Err(error) => {
-                tracing::warn!(%nic, "RDMA goes without it; it is tried again for a job that begins 10 s from now or later: {error}");
+                tracing::warn!(
+                    %nic,
+                    "RDMA: cannot open the NIC; the hub tries again for a job that begins 10 s from now or later: {error}"
+                );
             }
         }
     }

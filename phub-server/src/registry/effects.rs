@@ -38,7 +38,7 @@ impl Registry {
             Report::Freed { job, core } => self.happens(&mut inner, job, Event::Freed(core)),
             Report::Skipped { job, chunks } => {
                 if let Some((_, job)) = inner.job(job) {
-                    let why = "all workers of some rounds are gone";
+                    let why = "some rounds have no worker left that could push them";
                     tracing::warn!(job = job.name, chunks, why, "chunks keep their weights for these rounds");
                 }
             }
@@ -53,7 +53,7 @@ impl Registry {
                 let reason = format!(
                     "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
                 );
-                tracing::error!(reason);
+                tracing::error!(reason, "the hub stops");
                 self.stop(&reason);
             }
         }
@@ -88,7 +88,7 @@ impl Registry {
                 }
                 Effect::TellArrived(request) => self.tell_arrived(job, request),
                 Effect::Relinked(rank) => {
-                    tracing::info!(job = job.name, rank, "a worker has made its links again");
+                    tracing::info!(job = job.name, rank, "worker reconnected");
                 }
                 Effect::DropLinks(rank, _) => self.drop_links(state, job, rank),
                 Effect::Lost { rank, reason, goes_on, .. } => say_lost(state, rank, &reason, goes_on),
@@ -105,7 +105,12 @@ impl Registry {
                 }
                 Effect::Part(asked, reply) => job.checkpoints.asked.tell(&asked, reply),
                 Effect::NotWhole(round, why) => {
-                    tracing::warn!(job = job.name, round = round.0, why, "checkpoint is not whole");
+                    tracing::warn!(
+                        job = job.name,
+                        round = round.0,
+                        why,
+                        "checkpoint is incomplete: not all hubs wrote their part"
+                    );
                 }
                 Effect::Wanted(want, written) => {
                     job.checkpoints.wanted.tell(&want, written.map(Met::Written));

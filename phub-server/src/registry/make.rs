@@ -296,7 +296,7 @@ impl Registry {
                 job = name,
                 cpu = lane.cpu,
                 device,
-                "the job does without a core whose NIC is lost or has no link"
+                "the job does not use a core whose NIC is lost or has no link"
             );
         }
         let mut inner = self.lock();

@@ -32,7 +32,7 @@ impl Refusal {
 
     /// Refuses for a cause that the hub's log has.
     pub fn internal() -> Self {
-        RefusalCode::Internal.because("the hub could not do it")
+        RefusalCode::Internal.because("the hub could not do it; its log says why")
     }
 }
 

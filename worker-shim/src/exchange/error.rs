@@ -38,7 +38,7 @@ pub enum ExchangeError {
     },
     /// Only the hub writes weights.
     #[error(
-        "key {key:?}: its weights are the hub's to write; only with Slim-DP a worker makes steps of its own"
+        "key {key:?}: only the hub writes its weights; a worker makes steps of its own with Slim-DP alone"
     )]
     HubsWeights {
         /// The name of the key.
@@ -64,7 +64,7 @@ pub enum ExchangeError {
     },
     /// A key of the round before is not pushed yet.
     #[error(
-        "key {key:?} cannot be pushed for round {round} before key {missing:?} is pushed for the round before: Slim-DP selects its significant set after that one, from all keys; push every key once a round"
+        "key {key:?} cannot be pushed for round {round}: key {missing:?} is not pushed for the round before; push every key once a round, because Slim-DP selects its significant set from all keys"
     )]
     NeedsAll {
         /// The name of the key that was pushed.
@@ -75,7 +75,9 @@ pub enum ExchangeError {
         missing: String,
     },
     /// An arrival was not the expected one.
-    #[error("the hub broke the protocol: answer for chunk {chunk}, round ending in {round_bits}, {expected}")]
+    #[error(
+        "the hub broke the protocol: answer for chunk {chunk}, round ending in {round_bits}, {expected}; run the same version at both ends"
+    )]
     UnexpectedAnswer {
         /// The chunk that the answer named.
         chunk: u32,
@@ -85,7 +87,9 @@ pub enum ExchangeError {
         expected: String,
     },
     /// The bytes of an answer are not a frame of its chunk and round.
-    #[error("the hub broke the protocol: it answered chunk {chunk} in round {round}, but {why}")]
+    #[error(
+        "the hub broke the protocol: it answered chunk {chunk} in round {round}, but {why}; run the same version at both ends"
+    )]
     Frame {
         /// The chunk.
         chunk: u32,
@@ -96,7 +100,7 @@ pub enum ExchangeError {
     },
     /// The key is in a batch that cannot be pulled before another key is pushed.
     #[error(
-        "key {key:?} is pulled in batches, and never comes before key {unpushed:?} is pushed: push every key of a round before waiting for one, or pull at once"
+        "key {key:?} is pulled in batches, and its batch waits for the push of key {unpushed:?}; push every key of a round before you wait for one, or pull at once"
     )]
     Unpushed {
         /// The name of the key.

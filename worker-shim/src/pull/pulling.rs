@@ -46,7 +46,7 @@ pub enum PullError {
         why: String,
     },
     /// The session does not pull in batches.
-    #[error("layers to pull by, in a session without batches; expected SessionConfig::pull at the join")]
+    #[error("layers to pull by, for a session without batches; set SessionConfig::pull before the join")]
     NoBatches,
 }
 

@@ -159,7 +159,7 @@ impl Session {
         };
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             if let Err(error) = hub.fail_without_hub(&why, TELL_LIMIT) {
-                tracing::debug!(%error, "a hub was not told that another one is lost: perhaps it is that one");
+                tracing::debug!(hub = hub.address(), %error, "cannot report the lost hub to this hub, which may be the lost one");
             }
         }
     }
@@ -184,7 +184,7 @@ impl Session {
         let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
         let wire = let_in[0].wire(wire).map_err(SessionError::from)?;
         if wire.hubs() != self.exchange.windows().wire().hubs() {
-            let why = "it came back, and is below hubs of another number now";
+            let why = "it came back below another number of hubs; start the job again";
             return Err(Again::Never(self.hubs[0].lost(why.to_owned()).into()));
         }
         let (windows, former) = (self.exchange.windows(), &self.hubs);
@@ -269,7 +269,9 @@ impl Session {
         }
         let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
         if !keeps_weights && stood.iter().any(is_lost) {
-            return lost("it came back, and the mean of a round that other workers have is nowhere any more");
+            return lost(
+                "it came back, but the mean of a round that other workers have is lost; start the job again",
+            );
         }
         Ok(())
     }

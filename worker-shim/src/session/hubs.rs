@@ -86,7 +86,7 @@ impl Session {
     pub(crate) fn send_failed(&self, why: &str) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             if let Err(error) = hub.fail(&reason(why), TELL_LIMIT) {
-                tracing::debug!(%error, "a hub was not told why this worker fails");
+                tracing::debug!(hub = hub.address(), %error, "cannot report to this hub why the worker fails");
             }
         }
     }

@@ -67,7 +67,7 @@ impl Session {
                         }
                         // The hub is gone, or has words of its own.
                         Err(why) => {
-                            tracing::warn!("{lost}; the hub does not wait for other links: {why}");
+                            tracing::warn!("{lost}; the hub did not allow this worker to reconnect: {why}");
                             Event::Failed(Failure::ForGood)
                         }
                     }
@@ -85,7 +85,7 @@ impl Session {
                         Ok(()) => Event::LinksMade,
                         Err(again) => {
                             lost = again;
-                            failed_for_now(&lost, "the new ones are lost, too", &mut why)
+                            failed_for_now(&lost, "the new links are lost, too", &mut why)
                         }
                     },
                     Err(error) => failed_for_now(&lost, error, &mut why),
@@ -96,7 +96,7 @@ impl Session {
                         // The other workers wait for this one, which does not come.
                         let over = (over != Over::CallerGaveUp).then(|| over.to_string());
                         let why = why.into_iter().chain(over).collect::<Vec<_>>().join("; ");
-                        self.send_failed(&format!("its links could not be made again: {why} ({lost})"));
+                        self.send_failed(&format!("it could not reconnect: {why} ({lost})"));
                     }
                     return self.survive(self.explain(lost));
                 }
@@ -137,7 +137,7 @@ impl Session {
 /// Says that links could not be made, and keeps why.
 fn failed_for_now(lost: &ExchangeError, error: impl ToString, why: &mut Option<String>) -> Event {
     let error = error.to_string();
-    tracing::warn!("{lost}; the links are not made again yet: {error}");
+    tracing::warn!("{lost}; could not reconnect yet, trying again: {error}");
     *why = Some(error);
     Event::Failed(Failure::ForNow)
 }

@@ -166,7 +166,7 @@ fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
         (_, Echo::Came) => Check::warn(
             name,
             format!(
-                "small packets come there, and those of {mtu} bytes, as the interface would send, are lost on the way without a word"
+                "small packets arrive, and packets of {mtu} bytes, the MTU of the interface, are lost without an error"
             ),
             "one MTU on all interfaces and switches of the way, or a smaller one here (ip link set DEV mtu N)",
         ),
@@ -403,7 +403,7 @@ mod tests {
         assert_eq!(judge(Echo::Came, Echo::Came).verdict, Verdict::Pass);
         let lost = judge(Echo::Silence, Echo::Came);
         assert_eq!(lost.verdict, Verdict::Warn);
-        assert!(lost.seen.contains("those of 9000 bytes"), "{}", lost.seen);
+        assert!(lost.seen.contains("packets of 9000 bytes"), "{}", lost.seen);
         assert_eq!(judge(Echo::Silence, Echo::Silence).verdict, Verdict::Note);
     }
 

@@ -28,7 +28,7 @@ pub(super) struct MachinesArgs {
     #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
     workers_per_machine: Option<u32>,
 
-    /// Also shows the shape with so many hubs apart, above those of the machines.
+    /// Also shows the shape with N dedicated hubs above those of the machines.
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
@@ -39,12 +39,15 @@ pub(super) struct MachinesArgs {
     link_gbps: Option<f64>,
 }
 
+/// The reason for the bound on machines and racks.
+const EACH_HAS_A_HUB: &str = "each has a hub of the job, and a job has no more hubs than that";
+
 fn machines(text: &str) -> Result<u32, String> {
-    number(text, MAX_HUBS, "machines", "each has a hub of the job, and a job has at most so many hubs")
+    number(text, MAX_HUBS, "machines", EACH_HAS_A_HUB)
 }
 
 pub(super) fn racks(text: &str) -> Result<u32, String> {
-    number(text, MAX_HUBS, "racks", "each has a hub of the job, and a job has at most so many hubs")
+    number(text, MAX_HUBS, "racks", EACH_HAS_A_HUB)
 }
 
 pub(super) fn workers(text: &str) -> Result<u32, String> {

@@ -143,7 +143,7 @@ impl MachinesJob {
         let Some(above) = self.above.as_ref().map(level) else { return Ok(()) };
         writeln!(
             out,
-            "With hubs apart: {} of a machine's hub, {} of each hub above",
+            "With dedicated hubs above: {} of a machine's hub, {} of each hub above",
             mb(below.needed()),
             mb(above.needed())
         )

@@ -115,7 +115,9 @@ pub enum Stepped {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCut {
     /// There is no state for a snapshot.
-    #[error("its state cannot be had: it has no weights yet, because no round is over")]
+    #[error(
+        "its state is not there: it has no weights yet, because no round is over; try again after the first round"
+    )]
     NoWeights,
     /// Hub 0 has ended the cut already.
     #[error(transparent)]

@@ -71,8 +71,8 @@ impl Job {
         });
         if !may_relink || !self.life.runs() {
             let why = format!(
-                "{who} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, or it has \
-                 hung up"
+                "{who} of job {name:?} cannot reconnect: its join did not ask for that, it takes no part, or its heartbeat has \
+                 ended; join again"
             );
             return Err(Refused::new(RefusalCode::NoRelink, why));
         }

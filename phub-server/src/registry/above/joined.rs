@@ -115,7 +115,7 @@ impl JoinedAbove {
                 Blame::Hub => hub.fail_without_hub(reason, FAREWELL_LIMIT),
             };
             if let Err(error) = told {
-                tracing::warn!(%error, "a hub above was not told that the job failed here");
+                tracing::warn!(hub = hub.address(), %error, "cannot report the job's failure to the hub above");
             }
         }
     }

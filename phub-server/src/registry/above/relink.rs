@@ -43,12 +43,12 @@ impl Registry {
                 match registry.mend_links_above(id, &above, step, &symptom).await {
                     Ok(()) => return,
                     Err(why) if why.is_empty() => {}
-                    Err(why) => symptom = format!("{symptom}; others could not be made: {why}"),
+                    Err(why) => symptom = format!("{symptom}; reconnecting failed: {why}"),
                 }
             }
             let told = on_thread("phub-above", move || above.explain(&symptom)).await;
             let (why, blame) = told.unwrap_or_else(|why| {
-                (format!("a link to a hub above is gone, and nobody can ask why: {why}"), Blame::Hub)
+                (format!("a link to a hub above is lost, and this hub cannot ask why: {why}"), Blame::Hub)
             });
             if let Some(registry) = registry.upgrade() {
                 registry.fail_by(&mut registry.lock(), id, &why, blame);
@@ -93,7 +93,7 @@ impl Registry {
                 step => unreachable!("{step:?} makes no links"),
             };
             let event = done.unwrap_or_else(|(failure, error)| {
-                tracing::warn!("{lost}; the links to the hubs above are not made again yet: {error}");
+                tracing::warn!("{lost}; could not reconnect to the hubs above yet, trying again: {error}");
                 why = Some(error);
                 Event::Failed(failure)
             });

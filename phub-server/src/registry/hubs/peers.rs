@@ -163,7 +163,7 @@ impl Registry {
         self.runtime.spawn(async move {
             let told = peers.ask::<Value>(0, "arrived", "let a newcomer take part", &request).await;
             if let Err(why) = told {
-                let reason = |rank| format!("worker {rank} could not be let in: {why}");
+                let reason = |rank| format!("worker {rank} could not be admitted: {why}");
                 registry.lose_worker(id, request.worker, reason);
             }
         });
@@ -194,7 +194,7 @@ impl Registry {
                 _ => vec![peers.ask::<Value>(0, "lost", what, &request).await],
             };
             for why in told.into_iter().filter_map(Result::err) {
-                tracing::warn!(job = peers.job, why, "another hub does not know that a worker is lost");
+                tracing::warn!(job = peers.job, why, "cannot report a lost worker to another hub of the job");
             }
         });
     }

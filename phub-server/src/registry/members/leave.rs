@@ -66,7 +66,7 @@ impl Registry {
                 Ok(()) => {}
                 Err(MemberError::CheckpointLost { why, .. }) => checkpoint_error = Some(why),
                 Err(why) => {
-                    tracing::warn!(job, %why, "the hubs above were not told that the job ended here");
+                    tracing::warn!(job, %why, "cannot report the job's end to the hubs above");
                 }
             }
             self.end(&mut self.lock(), id);
@@ -93,7 +93,7 @@ impl Registry {
             (id, rank, words, stops && !is_worker && !state.spec.goes_on())
         };
         if ends && let Err(why) = self.end_at_cut(id, &why).await {
-            tracing::warn!(job, why, "the job does not end between two rounds");
+            tracing::warn!(job, why, "the job could not be ended between two rounds");
         }
         let cause = if hub_lost { Cause::HubLost } else { Cause::Other };
         self.lose(&mut self.lock(), id, rank, cause, &why);
@@ -155,7 +155,7 @@ impl Registry {
         let Some(store) = &self.store else { return };
         let (old, mut too_many) = match store.old_jobs() {
             Ok(found) => found,
-            Err(error) => return tracing::warn!(%error, "files of old jobs stay"),
+            Err(error) => return tracing::warn!(%error, "cannot list the files of old jobs, which stay"),
         };
         for job in old {
             if too_many == 0 {
@@ -171,9 +171,9 @@ impl Registry {
             match store.remove_job(job) {
                 Ok(()) => tracing::info!(
                     job = name,
-                    "its checkpoints are removed: newer jobs have some (--checkpoint-jobs)"
+                    "removed the checkpoints of this old job, to keep those of newer jobs (--checkpoint-jobs)"
                 ),
-                Err(error) => tracing::warn!(job = name, %error, "its files stay"),
+                Err(error) => tracing::warn!(job = name, %error, "cannot remove the files of this old job"),
             }
             too_many -= 1;
         }

@@ -62,7 +62,7 @@ impl Registry {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(guarded(tell)) {
-            tracing::warn!(%error, "no thread to tell the hubs above why the job failed here");
+            tracing::warn!(%error, "cannot start a thread that reports the job's failure to the hubs above");
             self.told_above(inner, id);
         }
     }
@@ -113,7 +113,7 @@ impl Registry {
     /// Notes that this hub itself stood still for `pause`, and received nothing.
     pub fn stood_still(&self, pause: Duration) {
         tracing::warn!(
-            "this hub stood still for {:.1} s; the clocks of its workers begin anew",
+            "this hub stood still for {:.1} s; it counts the silence of its workers from now",
             pause.as_secs_f64()
         );
         self.lock().ask(StoodStill);

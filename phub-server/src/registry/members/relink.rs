@@ -32,7 +32,7 @@ impl Registry {
             job = job.name,
             rank,
             why,
-            "a worker has lost its links; its job waits until it makes others"
+            "worker lost its links; its job waits until the worker reconnects"
         );
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }

@@ -214,7 +214,7 @@ impl Registry {
         };
         let mut inner = self.lock();
         let (state, job) = inner.running(id)?;
-        tracing::info!(job = job.name, round = round.0, "begins with the state that worker 0 brought");
+        tracing::info!(job = job.name, round = round.0, "the job begins with the state that worker 0 sent");
         let restored = values.map(|values| Arc::new(restored(state, round, values)));
         if let Some(of_cores) = restored.clone() {
             let layout = Arc::clone(job.wire.layout());
@@ -242,7 +242,7 @@ fn check_offer(
     let optimizer = &job.spec.terms.optimizer;
     if rank != 0 {
         return Err(format!(
-            "{} offers a state: rank 0's is everybody's, as in a broadcast",
+            "{} offers a state; expected one from rank 0 alone, which all workers then begin with",
             job.spec.spoken(rank)
         ));
     }

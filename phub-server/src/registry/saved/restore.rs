@@ -87,7 +87,7 @@ impl Registry {
             tracing::info!(
                 job = name,
                 round = restored.round().0,
-                "goes on from its checkpoint; to start anew, remove the file or use another job name"
+                "the job goes on from its checkpoint; to start anew, remove the file or use another job name"
             );
         }
         let names = peers.addresses.iter().map(|hub| hub.name.clone()).collect();

@@ -19,7 +19,7 @@ if [ "$PHUB_RXE_SIDE" = 1 ]; then
     ip link set nic1 up
     jobs_ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
     within 400 jobs_ended 4
-    grep -F "a worker has made its links again" /tmp/hub
+    grep -F "worker reconnected" /tmp/hub
     end_hub
     exit
 fi
@@ -51,4 +51,4 @@ jq -e '.checked and .transport == "verbs"' /tmp/report.2
 
 lost_here "${run[@]}" --job tcp --nics =rxe1 --rounds 1000 >/tmp/report.3 2>/tmp/worker.3
 jq -e .checked /tmp/report.3
-grep "the links are made again" /tmp/worker.3 | grep "transport=tcp"
+grep "; reconnected: " /tmp/worker.3 | grep "transport=tcp"

@@ -61,8 +61,8 @@ lost rxe2 "its only RoCE v2 address is link-local"
 ip address add 10.77.2.1/24 dev nic2
 within 20 has_address
 within 90 runs_over rxe0 rxe1 rxe2
-grep -F "it was opened again: port 1" /tmp/hub | grep -F "rxe1"
-grep -F "it was opened again: port 1" /tmp/hub | grep -F "rxe2"
+grep -F "the NIC was opened again: port 1" /tmp/hub | grep -F "rxe1"
+grep -F "the NIC was opened again: port 1" /tmp/hub | grep -F "rxe2"
 ask 127.0.0.1 7077 | jq -e '[.nics[] | select(.lost)] == []'
 runs_over rxe0 rxe1 rxe2
 end_hub

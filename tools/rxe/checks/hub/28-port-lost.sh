@@ -67,4 +67,4 @@ jq -e '.checked and .transport == "verbs"' /tmp/report.2
 # The way from its NIC to the hub's rxe0 leads nowhere: the hub serves both cores by rxe1.
 lost_here 3 "${run[@]}" --job tcp --nics =rxe1 --rounds 600 >/tmp/report.3 2>/tmp/worker.3
 jq -e .checked /tmp/report.3
-grep "the links are made again" /tmp/worker.3 | grep "transport=tcp"
+grep "; reconnected: " /tmp/worker.3 | grep "transport=tcp"

@@ -32,7 +32,7 @@ if [ "$PHUB_RXE_SIDE" = 1 ]; then
     serve --listen 0.0.0.0:7077 --cores 2 --transports verbs,tcp
     jobs_ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge 3 ]; }
     within 120 jobs_ended
-    grep -F "a worker cannot come by this transport" /tmp/hub
+    grep -F "a worker cannot connect by this transport" /tmp/hub
     end_hub
     exit
 fi

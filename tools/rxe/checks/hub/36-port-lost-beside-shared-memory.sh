@@ -40,7 +40,7 @@ if [ "$PHUB_RXE_SIDE" = 1 ]; then
 fi
 wait $worker
 jq -e '.checked and .transport == "shm"' /tmp/report.0
-grep "the links are made again" /tmp/hub | grep "transport=verbs"
+grep "; reconnected: " /tmp/hub | grep "transport=verbs"
 # The job at both of its levels.
 within 60 ended 2
 
@@ -52,8 +52,8 @@ if [ "$PHUB_RXE_SIDE" = 1 ]; then
     lose "${events[1]}" 3 3
     wait $worker
     jq -e .checked /tmp/report.1
-    grep "the links are made again" /tmp/worker.1 | grep "transport=shm"
-    grep "the links are made again" /tmp/worker.1 | grep "transport=verbs"
+    grep "; reconnected: " /tmp/worker.1 | grep "transport=shm"
+    grep "; reconnected: " /tmp/worker.1 | grep "transport=verbs"
 fi
 within 120 ended 3
 end_hub
