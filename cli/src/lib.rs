@@ -20,6 +20,7 @@ mod top;
 pub mod topology;
 mod trace;
 mod version;
+mod weights;
 
 use std::ffi::OsString;
 
@@ -39,6 +40,7 @@ use token::TokenArgs;
 use top::TopArgs;
 use topology::TopologyArgs;
 use trace::TraceArgs;
+use weights::{PublishArgs, PullArgs, VersionsArgs};
 
 /// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
 /// weights, at the speed of the memory.
@@ -69,6 +71,12 @@ enum Command {
     Doctor(DoctorArgs),
     /// List, verify and export checkpoints.
     Checkpoint(CheckpointArgs),
+    /// Publish a job's weights while it trains, as versions in a directory that engines read.
+    Publish(PublishArgs),
+    /// Pull a job's weights into a safetensors file, while it trains.
+    Pull(PullArgs),
+    /// List, verify and export the versions that `publish` has written.
+    Versions(VersionsArgs),
     /// Make one timeline of those of hubs and workers, on one clock.
     Trace(TraceArgs),
     /// Replay the record of a hub, and compare each answer.
@@ -120,6 +128,9 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Token(args) => args.run(),
         Command::Trace(args) => args.run(),
         Command::Certificate(args) => args.run(),
+        Command::Publish(args) => args.run(),
+        Command::Pull(args) => args.run(),
+        Command::Versions(args) => args.run(),
         Command::Man(args) => args.run(Cli::command()),
         Command::Completions(args) => args.run(Cli::command()),
         // They have printed what is wrong.

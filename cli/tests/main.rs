@@ -10,3 +10,4 @@ mod support;
 mod tls;
 mod token;
 mod top;
+mod versions;

@@ -21,7 +21,15 @@ const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 /// The bytes of a state, as of a checkpoint's file.
 pub struct StateReader {
     body: Box<dyn Read + Send>,
+    bytes: Option<u64>,
     hub: String,
+}
+
+impl StateReader {
+    /// Returns the length of the state, if the hub has said it.
+    pub fn bytes(&self) -> Option<u64> {
+        self.bytes
+    }
 }
 
 impl Read for StateReader {
@@ -49,8 +57,9 @@ pub fn fetch_state(
     let response = control.get(&format!("/v1/jobs/{job}/state")).map_err(|failure| failure.error)?;
     match response.status() {
         StatusCode::OK => {
+            let bytes = response.body().content_length();
             let body = Box::new(response.into_body().into_reader());
-            Ok(Some(StateReader { body, hub: address.to_owned() }))
+            Ok(Some(StateReader { body, bytes, hub: address.to_owned() }))
         }
         StatusCode::NO_CONTENT => Ok(None),
         status => {

@@ -1,0 +1,189 @@
+//! `phub-server publish`: a job's weights as versions in a directory, as long as the job trains.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Parser;
+use clap::builder::RangedU64ValueParser;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use versions::{Origin, Published, Publisher, Rules, Weights};
+
+use super::source::{NoWeights, Source, SourceArgs};
+use super::spoken;
+use crate::out::line;
+
+/// The time between two tries to get weights.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Publish a job's weights while it trains, as versions in a directory that engines read.
+///
+/// Each version is the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears whole. Most are
+/// deltas: the bits that changed since the version before, exactly, as XOR in a zstd frame for each tensor. SGLang, slime and miles
+/// read this layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the hub has a
+/// copy of the job's state while it sends one. It goes on when it is started again, and ends with the job, or by Ctrl-C.
+#[derive(Clone, Debug, Parser)]
+pub struct PublishArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// The directory. It is made if it is not there. The umask decides who may read it.
+    #[arg(long, value_name = "DIRECTORY")]
+    to: PathBuf,
+
+    /// The time from the begin of a version to the begin of the next.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
+    every: u64,
+
+    /// Publish one version now, and end.
+    #[arg(long)]
+    once: bool,
+
+    /// The versions from one whole version to the next. A new reader begins with a whole one.
+    #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().whole_each)]
+    whole_each: NonZeroU32,
+
+    /// Keep the newest versions, and those that they build on. Older ones are removed.
+    #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().keep)]
+    keep: NonZeroU32,
+
+    /// A file that each whole version has a copy of, like the model's config.json. May be given several times.
+    #[arg(long, value_name = "FILE")]
+    also: Vec<PathBuf>,
+}
+
+/// The end of publishing.
+enum End {
+    Asked,
+    OfJob,
+}
+
+impl PublishArgs {
+    /// Publishes until the job's end, or a signal.
+    ///
+    /// # Errors
+    /// When the directory is another publisher's or cannot be written, or no weights can come.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let source = self.source.source()?;
+        let PublishArgs { whole_each, keep, ref also, .. } = *self;
+        let rules = Rules { whole_each, keep, also: also.clone(), ..Rules::default() };
+        let publisher = Publisher::open(&self.to, rules)?;
+        if let Some(why) = publisher.unreadable() {
+            line(format_args!("the next version is whole, because the newest cannot be read: {why}"))?;
+        }
+        // A fetch waits for the hub on a thread, which the process does not wait for.
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let mut publishing = Publishing { publisher, source: Some(source), said: String::new() };
+        let end = publishing.run(&runtime, self);
+        runtime.shutdown_background();
+        match (end?, publishing.publisher.last()) {
+            (End::OfJob, Some(last)) => line(format_args!(
+                "job {:?} has ended; the last version is before round {}",
+                last.job, last.round
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A publisher at work.
+struct Publishing {
+    publisher: Publisher,
+    /// Nothing while a thread has it.
+    source: Option<Source>,
+    /// The cause of waiting that was said last.
+    said: String,
+}
+
+impl Publishing {
+    fn run(&mut self, runtime: &Runtime, args: &PublishArgs) -> anyhow::Result<End> {
+        let _in_runtime = runtime.enter();
+        let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+        let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+        let mut seen = false;
+        loop {
+            let begun = Instant::now();
+            let Some(fetched) = runtime.block_on(unless(&mut interrupt, &mut terminate, self.fetch()))?
+            else {
+                return Ok(End::Asked);
+            };
+            let pause = match fetched {
+                Ok((origin, weights)) => {
+                    seen = true;
+                    self.publish(origin, weights, begun)?;
+                    Duration::from_secs(args.every).saturating_sub(begun.elapsed())
+                }
+                Err(why) if args.once => return Err(why.into()),
+                Err(NoWeights::Never(error)) => return Err(error),
+                Err(NoWeights::NoJob(_)) if seen => return Ok(End::OfJob),
+                Err(NoWeights::NotYet(why) | NoWeights::NoJob(why)) => {
+                    self.waits(why)?;
+                    PAUSE
+                }
+            };
+            if args.once {
+                return Ok(End::Asked);
+            }
+            let slept = async {
+                tokio::time::sleep(pause).await;
+                Ok(())
+            };
+            if runtime.block_on(unless(&mut interrupt, &mut terminate, slept))?.is_none() {
+                return Ok(End::Asked);
+            }
+        }
+    }
+
+    /// Gets weights on a thread.
+    async fn fetch(&mut self) -> anyhow::Result<Result<(Origin, Weights), NoWeights>> {
+        let mut source = self.source.take().context("a fetch was given up")?;
+        let (source, fetched) = tokio::task::spawn_blocking(move || {
+            let fetched = source.fetch();
+            (source, fetched)
+        })
+        .await?;
+        self.source = Some(source);
+        Ok(fetched)
+    }
+
+    fn publish(&mut self, origin: Origin, weights: Weights, begun: Instant) -> anyhow::Result<()> {
+        self.said.clear();
+        let (round, all, bytes_of_all) = (origin.round, weights.tensors(), spoken(weights.bytes()));
+        if self.publisher.last() == Some(&origin) {
+            return Ok(());
+        }
+        let Published { id, is_whole, tensors, bytes, removed } = self.publisher.publish(origin, weights)?;
+        let what = if is_whole { "whole" } else { "delta" };
+        let gone = if removed > 0 { format!(", {removed} old removed") } else { String::new() };
+        line(format_args!(
+            "version {id}, {what}, before round {round}: {} of {bytes_of_all}, {tensors} of {all} tensors, {:.1} s{gone}",
+            spoken(bytes),
+            begun.elapsed().as_secs_f64(),
+        ))
+    }
+
+    /// Says what it waits for, once.
+    fn waits(&mut self, why: String) -> anyhow::Result<()> {
+        if self.said == why {
+            return Ok(());
+        }
+        line(format_args!("waiting: {why}"))?;
+        self.said = why;
+        Ok(())
+    }
+}
+
+/// Waits for a result, unless a signal comes first.
+async fn unless<T>(
+    interrupt: &mut Signal,
+    terminate: &mut Signal,
+    result: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<Option<T>> {
+    tokio::select! {
+        result = result => result.map(Some),
+        _ = interrupt.recv() => Ok(None),
+        _ = terminate.recv() => Ok(None),
+    }
+}

@@ -1,0 +1,36 @@
+//! `phub-server pull`: a job's weights in a file.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use super::source::SourceArgs;
+use super::spoken;
+use crate::out::line;
+
+/// Pull a job's weights into a safetensors file, while it trains.
+///
+/// They are the weights of one round, which is printed. No worker waits, and the hub has a copy while it sends.
+#[derive(Clone, Debug, Parser)]
+pub struct PullArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// The new file. It must not be there.
+    #[arg(long, value_name = "FILE")]
+    to: PathBuf,
+}
+
+impl PullArgs {
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// When the hub is not reached or refuses, or the file cannot be written.
+    pub fn run(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(!self.to.exists(), "{} is there already; give a new file", self.to.display());
+        let (origin, weights) = self.source.source()?.fetch()?;
+        weights.save(&self.to)?;
+        let (to, tensors, bytes) = (self.to.display(), weights.tensors(), spoken(weights.bytes()));
+        line(format_args!("{to}: {tensors} tensors, {bytes}, before round {}", origin.round))
+    }
+}

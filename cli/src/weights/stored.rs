@@ -1,0 +1,103 @@
+//! `phub-server versions`: what is in a directory of versions, for people.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, Subcommand};
+use versions::{Listed, Reader, VersionId, list};
+
+use super::spoken;
+use crate::out::line;
+
+/// Look at the versions that `phub-server publish` has written, also while it runs: nothing here changes them.
+#[derive(Clone, Debug, Parser)]
+pub struct VersionsArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// List the versions of a directory: round, whole or delta, tensors, size.
+    List {
+        /// The directory of `phub-server publish --to`.
+        directory: PathBuf,
+    },
+    /// Read every version, and compare each tensor with its checksum. Fails at the first that differs.
+    Verify {
+        /// The directory of `phub-server publish --to`.
+        directory: PathBuf,
+    },
+    /// Write the weights of a version to a safetensors file.
+    Export {
+        /// The directory of `phub-server publish --to`.
+        directory: PathBuf,
+        /// The version. The newest, if it is left out.
+        #[arg(long, value_name = "NUMBER")]
+        version: Option<VersionId>,
+        /// The new file. It must not be there.
+        #[arg(long, value_name = "FILE")]
+        to: PathBuf,
+    },
+}
+
+impl VersionsArgs {
+    /// Does what was asked for.
+    ///
+    /// # Errors
+    /// When a directory cannot be read, a version is damaged or gone, or a file cannot be written.
+    pub fn run(&self) -> anyhow::Result<()> {
+        match &self.command {
+            Command::List { directory } => show(directory),
+            Command::Verify { directory } => verify(directory),
+            Command::Export { directory, version, to } => export(directory, *version, to),
+        }
+    }
+}
+
+fn show(directory: &Path) -> anyhow::Result<()> {
+    let all = list(directory)?;
+    if all.is_empty() {
+        return line(format_args!("{} has no versions", directory.display()));
+    }
+    line(format_args!(
+        "{:<8} {:<20} {:>10}  {:<16} {:>8} {:>10}",
+        "version", "job", "round", "kind", "tensors", "bytes"
+    ))?;
+    for Listed { id, base, origin, tensors, bytes } in all {
+        let kind = base.map_or("whole".to_owned(), |base| format!("delta on {base}"));
+        let id = id.to_string();
+        line(format_args!(
+            "{id:<8} {:<20} {:>10}  {kind:<16} {tensors:>8} {:>10}",
+            origin.job,
+            origin.round,
+            spoken(bytes)
+        ))?;
+    }
+    Ok(())
+}
+
+fn verify(directory: &Path) -> anyhow::Result<()> {
+    let mut reader = Reader::new(directory);
+    let all = list(directory)?;
+    for Listed { id, origin, .. } in &all {
+        let at = reader.go_to(*id)?;
+        line(format_args!(
+            "pass  version {id}, before round {}: {}",
+            origin.round,
+            spoken(at.weights.bytes())
+        ))?;
+    }
+    line(format_args!("{} versions, each as it was published", all.len()))
+}
+
+fn export(directory: &Path, version: Option<VersionId>, to: &Path) -> anyhow::Result<()> {
+    let mut reader = Reader::new(directory);
+    let version = match version {
+        Some(version) => version,
+        None => reader.newest()?.ok_or_else(|| anyhow::anyhow!("{} has no versions", directory.display()))?,
+    };
+    let at = reader.go_to(version)?;
+    at.weights.save(to)?;
+    let (tensors, bytes) = (at.weights.tensors(), spoken(at.weights.bytes()));
+    line(format_args!("{}: {tensors} tensors, {bytes}, before round {}", to.display(), at.origin.round))
+}

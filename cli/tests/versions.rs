@@ -1,0 +1,184 @@
+//! `phub-server publish`, `pull` and `versions` beside a job that trains: each version has the bits of its round.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use fabric::IdlePolicy;
+use fabric::conformance::Watchdog;
+use pbox_core::{Key, Optimizer};
+use rustix::process::{Pid, Signal, kill_process};
+use safetensors::SafeTensors;
+use worker_shim::{Session, SessionConfig};
+
+use crate::support::{Serve, failure, phub_server, says};
+
+const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+
+fn serve(dir: &Path) -> Serve {
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--insecure"];
+    Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "warn"))
+}
+
+/// Returns the worker of a job whose weights are ones: they are `1 - steps / 2` then.
+fn worker(address: &str, optimizer: Optimizer) -> Session {
+    let keys = vec![Key::f32("a", [100]), Key::f32("b", [100, 100])];
+    let mut config = SessionConfig::new(address, "job", 0, 1, keys, optimizer);
+    config.idle = IdlePolicy::SHARED;
+    config.hub_wait = Duration::ZERO;
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+    session
+}
+
+fn steps(session: &mut Session, count: u32) {
+    for _ in 0..count {
+        let keys: Vec<_> = session.keys().collect();
+        for key in keys {
+            session.gradient_mut(key).unwrap().fill(1.0);
+            session.push(key).unwrap();
+        }
+        session.wait_all().unwrap();
+    }
+}
+
+/// Asserts that a file has the weights after `steps` steps, and nothing else.
+#[track_caller]
+fn check(file: &Path, names: [&str; 2], dtype: safetensors::Dtype, steps: u32) {
+    let bytes = std::fs::read(file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut there = tensors.names();
+    there.sort_unstable();
+    assert_eq!(there, names);
+    let weight = 1.0 - steps as f32 / 2.0;
+    for (name, shape) in names.into_iter().zip([&[100][..], &[100, 100]]) {
+        let tensor = tensors.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (dtype, shape));
+        let of = match dtype {
+            safetensors::Dtype::F32 => weight.to_le_bytes().to_vec(),
+            _ => weight.to_le_bytes()[2..].to_vec(), // halves are bf16, too
+        };
+        assert!(tensor.data().chunks(of.len()).all(|value| value == of), "{name}: not {weight}");
+    }
+}
+
+/// `phub-server publish`, whose lines are read. Killed when dropped.
+struct Publisher(Child, BufReader<ChildStdout>);
+
+impl Publisher {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Publisher(child, lines)
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.1.read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn output(arguments: &[&str]) -> String {
+    let output = phub_server(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn versions_have_the_bits_of_their_rounds() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let [to, names, file] = ["versions", "names.json", "weights.safetensors"].map(path);
+    std::fs::write(&names, r#"{"b": "decoder.weight"}"#).unwrap();
+    let hub = serve(dir.path());
+    let mut session = worker(&hub.address, SGD);
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let (to_text, names, file_text) = (text(&to), text(&names), text(&file));
+    let publish =
+        ["publish", "job", &hub.address, "--to", &to_text, "--dtype", "bf16", "--names", &names, "--once"];
+    for (id, more) in (1..=3).zip([1, 2, 4]) {
+        steps(&mut session, more);
+        let kind = if id == 1 { "whole" } else { "delta" };
+        says(output(&publish), &[&format!("version 00000{id}, {kind}, before round")]);
+    }
+    says(output(&["versions", "list", &to_text]), &["delta on 000002", "whole"]);
+    says(output(&["versions", "verify", &to_text]), &["3 versions, each as it was published"]);
+    for (id, steps) in [("1", 1), ("2", 3), ("3", 7)] {
+        output(&["versions", "export", &to_text, "--version", id, "--to", &file_text]);
+        check(&file, ["a", "decoder.weight"], safetensors::Dtype::BF16, steps);
+        std::fs::remove_file(&file).unwrap();
+    }
+    says(output(&["pull", "job", &hub.address, "--to", &file_text]), &["2 tensors, 40.4 kB, before round 8"]);
+    check(&file, ["a", "b"], safetensors::Dtype::F32, 7);
+}
+
+#[test]
+fn a_publisher_waits_for_its_job_follows_it_and_ends_with_it() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("versions").to_str().unwrap().to_owned();
+    let hub = serve(dir.path());
+    let mut publisher =
+        Publisher::start(&mut phub_server(&["publish", "job", &hub.address, "--to", &to, "--every", "1"]));
+    says(publisher.line(), &["waiting: ", "no job \"job\" is here"]);
+    let mut session = worker(&hub.address, SGD);
+    let mut line = publisher.line();
+    while line.starts_with("waiting") {
+        line = publisher.line();
+    }
+    says(line, &["version 000001, whole"]);
+    steps(&mut session, 1);
+    says(publisher.line(), &["version 000002, delta, before round 2"]);
+    session.leave().unwrap();
+    says(publisher.line(), &["job \"job\" has ended; the last version is before round 2"]);
+    assert!(publisher.0.wait().unwrap().success());
+}
+
+#[test]
+fn a_signal_ends_a_publisher_and_leaves_whole_versions() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("versions").to_str().unwrap().to_owned();
+    let hub = serve(dir.path());
+    let _session = worker(&hub.address, SGD);
+    let mut publisher = Publisher::start(&mut phub_server(&["publish", "job", &hub.address, "--to", &to]));
+    says(publisher.line(), &["version 000001, whole"]);
+    let second = failure(&["publish", "job", &hub.address, "--to", &to, "--once"]);
+    says(second, &["another program publishes versions in this directory"]);
+    kill_process(Pid::from_child(&publisher.0), Signal::INT).unwrap();
+    assert!(publisher.0.wait().unwrap().success());
+    says(output(&["versions", "verify", &to]), &["1 versions"]);
+}
+
+#[test]
+fn what_cannot_be_published_is_named() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let [to, names, file] = ["versions", "names.json", "weights.safetensors"]
+        .map(|name| dir.path().join(name).to_str().unwrap().to_owned());
+    std::fs::write(&names, r#"{"c": "decoder.weight"}"#).unwrap();
+    let hub = serve(dir.path());
+    let publish = ["publish", "job", &hub.address, "--to", &to, "--once"];
+    says(failure(&publish), &["no job \"job\" is here"]);
+    let _session = worker(&hub.address, SGD);
+    says(failure(&[&publish[..], &["--names", &names]].concat()), &["job \"job\" has no key \"c\""]);
+    says(failure(&[&publish[..], &["--ema"]].concat()), &["keeps no averages of its weights"]);
+    std::fs::write(&file, "").unwrap();
+    says(failure(&["pull", "job", &hub.address, "--to", &file]), &["is there already"]);
+    says(
+        failure(&["versions", "verify", dir.path().join("nowhere").to_str().unwrap()]),
+        &["nowhere", "listing versions"],
+    );
+    says(failure(&["versions", "export", &to, "--to", &file]), &["has no versions"]);
+    assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "the lock alone: nothing was published");
+}

@@ -1,0 +1,130 @@
+//! Directories that are there whole, or not at all.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::VersionError;
+use crate::index::VersionId;
+
+/// The prefix of what is being written or removed. Readers do not look at it.
+const HIDDEN: &str = ".phub-tmp-";
+
+/// The prefix of a version's directory.
+const VERSION: &str = "weight_v";
+
+/// Returns the directory of a version.
+pub(crate) fn of_version(dir: &Path, id: VersionId) -> PathBuf {
+    dir.join(format!("{VERSION}{id}"))
+}
+
+/// Returns the versions that a directory has, in order.
+pub(crate) fn versions(dir: &Path) -> Result<Vec<VersionId>, VersionError> {
+    let mut ids = Vec::new();
+    for entry in fs::read_dir(dir).map_err(VersionError::disk(dir, "listing versions"))? {
+        let name = entry.map_err(VersionError::disk(dir, "listing versions"))?.file_name();
+        let id =
+            name.to_str().and_then(|name| name.strip_prefix(VERSION)).and_then(|digits| digits.parse().ok());
+        // A name like weight_v7 is another program's.
+        ids.extend(id.filter(|&id| of_version(dir, id).file_name() == Some(&name)));
+    }
+    ids.sort_unstable();
+    Ok(ids)
+}
+
+/// The directory of a version that is being written. What is not [shown](Self::show) is removed.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    path: PathBuf,
+    shown: bool,
+}
+
+impl Draft {
+    /// Makes an empty one.
+    pub fn make(dir: &Path, id: VersionId) -> Result<Self, VersionError> {
+        let path = dir.join(format!("{HIDDEN}{id}"));
+        fs::create_dir(&path).map_err(VersionError::disk(&path, "making the directory of a version"))?;
+        Ok(Draft { path, shown: false })
+    }
+
+    /// Writes a file, and brings it to the disk.
+    pub fn add(
+        &self,
+        name: &str,
+        write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>,
+    ) -> Result<(), VersionError> {
+        let path = self.path.join(name);
+        create(&path, write).map_err(VersionError::disk(&path, "writing a file of a version"))
+    }
+
+    /// Gives the directory its name. From then on readers see it.
+    pub fn show(mut self, dir: &Path, id: VersionId) -> Result<(), VersionError> {
+        let to = of_version(dir, id);
+        let shown = sync(&self.path).and_then(|()| fs::rename(&self.path, &to)).and_then(|()| {
+            self.shown = true;
+            sync(dir)
+        });
+        shown.map_err(VersionError::disk(&to, "showing a version"))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.shown {
+            // What stays is removed when the directory is opened the next time.
+            drop(fs::remove_dir_all(&self.path));
+        }
+    }
+}
+
+/// Makes a file, and brings it to the disk.
+fn create(path: &Path, write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>) -> io::Result<()> {
+    let file = File::create_new(path)?;
+    let mut out = io::BufWriter::with_capacity(1 << 20, &file);
+    write(&mut out)?;
+    out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.sync_all()
+}
+
+/// Makes a file that is there whole, or not at all. Fails where there is one.
+pub(crate) fn write_new(
+    path: &Path,
+    write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>,
+) -> Result<(), VersionError> {
+    let (dir, name) =
+        (path.parent().filter(|dir| *dir != Path::new("")), path.file_name().unwrap_or_default());
+    let dir = dir.unwrap_or(Path::new("."));
+    let hidden = dir.join(format!("{HIDDEN}{}", name.to_string_lossy()));
+    let written = create(&hidden, write).and_then(|()| fs::hard_link(&hidden, path));
+    // Also where it failed: a link leaves the first name.
+    drop(fs::remove_file(&hidden));
+    written.and_then(|()| sync(dir)).map_err(VersionError::disk(path, "writing weights to a new file"))
+}
+
+/// Removes a version: at once for readers who come now, file by file then.
+pub(crate) fn remove(dir: &Path, id: VersionId) -> Result<(), VersionError> {
+    let (path, hidden) = (of_version(dir, id), dir.join(format!("{HIDDEN}removed-{id}")));
+    let removed = fs::rename(&path, &hidden).and_then(|()| fs::remove_dir_all(&hidden));
+    removed.map_err(VersionError::disk(&path, "removing a version"))
+}
+
+/// Removes what a publisher that was killed has left.
+pub(crate) fn sweep(dir: &Path) -> Result<(), VersionError> {
+    let failed = |path: &Path| VersionError::disk(path, "removing what a killed publisher left");
+    for entry in fs::read_dir(dir).map_err(failed(dir))? {
+        let entry = entry.map_err(failed(dir))?;
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(HIDDEN)) {
+            fs::remove_dir_all(entry.path()).map_err(failed(&entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Brings the names in a directory to the disk.
+fn sync(dir: &Path) -> io::Result<()> {
+    match File::open(dir).and_then(|dir| dir.sync_all()) {
+        // Some network file systems cannot do this; their server has the names.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        other => other,
+    }
+}

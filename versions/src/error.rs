@@ -1,0 +1,56 @@
+//! Errors of a directory of versions.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::index::VersionId;
+
+/// A fault of a directory of versions. No version is shown, or changed, after one.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+pub enum VersionError {
+    #[error("{path}: {doing}: {error}")]
+    Disk { path: PathBuf, doing: &'static str, error: io::Error },
+
+    #[error(
+        "{path}: another program publishes versions in this directory; give each publisher a directory of its own"
+    )]
+    InUse { path: PathBuf },
+
+    #[error("{path}: {what}: {why}; publish a whole version anew, and look at the disk")]
+    Faulty { path: PathBuf, what: &'static str, why: String },
+
+    #[error("{path} has no version {version}; it has {there}")]
+    NoSuchVersion { path: PathBuf, version: VersionId, there: String },
+
+    #[error("{path} has no versions; expected a directory of `phub-server publish`")]
+    Empty { path: PathBuf },
+
+    #[error(
+        "{path}: version {version} is a delta on version {base}, which is gone; read a later version, or wait for the next whole one"
+    )]
+    BaseGone { path: PathBuf, version: VersionId, base: VersionId },
+
+    #[error(
+        "{path}: tensor {tensor:?} of version {version} has checksum {seen}, and {expected} was published; it must not be used: read another version"
+    )]
+    Checksum { path: PathBuf, version: VersionId, tensor: String, expected: String, seen: String },
+
+    #[error(
+        "{path} has versions of job {theirs:?}, and this is job {ours:?}; give each job a directory of its own"
+    )]
+    OtherJob { path: PathBuf, ours: String, theirs: String },
+}
+
+impl VersionError {
+    /// Returns what makes an error of a system call on `path` while `doing` something.
+    pub(crate) fn disk(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |error| VersionError::Disk { path, doing, error }
+    }
+
+    /// Creates the error of a file that is not what a publisher writes.
+    pub(crate) fn faulty(path: &Path, what: &'static str, why: impl ToString) -> Self {
+        VersionError::Faulty { path: path.to_owned(), what, why: why.to_string() }
+    }
+}

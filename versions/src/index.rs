@@ -1,0 +1,218 @@
+//! The index of a version: what the version is, and in which file each of its tensors is.
+//!
+//! It is written last, in the form of an index of a sharded safetensors model. Engines need all of it but `phub_job` and
+//! `phub_round`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::VersionError;
+
+/// The name of the index in a version's directory.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// The longest index: some two million tensors.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// The number of a version, from 1. It only grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VersionId(pub u64);
+
+impl fmt::Display for VersionId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:06}", self.0)
+    }
+}
+
+impl FromStr for VersionId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_number =
+            !text.is_empty() && text.len() <= 18 && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_number
+            .then(|| VersionId(text.parse().expect("at most 18 digits")))
+            .ok_or_else(|| format!("version {text:?}: expected at most 18 digits, like 000007"))
+    }
+}
+
+/// The source of a version: the weights of this job before this round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The job's name.
+    pub job: String,
+    /// The next round of the job.
+    pub round: u32,
+}
+
+/// The index of a version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Index {
+    metadata: Metadata,
+    /// The file of each tensor. A delta has the tensors that changed.
+    pub weight_map: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Metadata {
+    version: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base_version: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    delta_encoding: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    compression_format: Option<String>,
+    checksum_format: String,
+    phub_job: String,
+    phub_round: String,
+}
+
+/// The fields of an index, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct About {
+    pub id: VersionId,
+    /// The version that a delta leads from. Nothing for a whole version.
+    pub base: Option<VersionId>,
+    pub origin: Origin,
+}
+
+impl Index {
+    /// Creates the index of a version whose tensors are in these files.
+    pub fn new(about: &About, weight_map: BTreeMap<String, String>) -> Self {
+        let of_delta = |text: &str| about.base.map(|_| text.to_owned());
+        let metadata = Metadata {
+            version: about.id.to_string(),
+            base_version: about.base.map(|base| base.to_string()),
+            delta_encoding: of_delta("xor"),
+            compression_format: of_delta("zstd"),
+            checksum_format: "xxh3-128".into(),
+            phub_job: about.origin.job.clone(),
+            phub_round: about.origin.round.to_string(),
+        };
+        Index { metadata, weight_map }
+    }
+
+    /// Reads the index of the version in `dir`, which has the number `id`.
+    ///
+    /// # Errors
+    /// When it cannot be read, is of another version, or its fields are not those of a publisher.
+    pub fn read(dir: &Path, id: VersionId) -> Result<(Self, About), VersionError> {
+        let path = dir.join(INDEX);
+        let file = File::open(&path).map_err(VersionError::disk(&path, "opening the index of a version"))?;
+        let mut bytes = Vec::new();
+        let read = file.take(MAX_BYTES + 1).read_to_end(&mut bytes);
+        read.map_err(VersionError::disk(&path, "reading the index of a version"))?;
+        let faulty = |why: String| VersionError::faulty(&path, "the index of a version", why);
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(faulty(format!("expected at most {MAX_BYTES} bytes")));
+        }
+        let index: Index = serde_json::from_slice(&bytes).map_err(|error| faulty(error.to_string()))?;
+        let about = index.about().map_err(faulty)?;
+        if about.id != id {
+            return Err(faulty(format!("it says version {}, and its directory {id}", about.id)));
+        }
+        Ok((index, about))
+    }
+
+    fn about(&self) -> Result<About, String> {
+        let Metadata {
+            version,
+            base_version,
+            delta_encoding,
+            compression_format,
+            checksum_format,
+            phub_job,
+            phub_round,
+        } = &self.metadata;
+        let id: VersionId = version.parse()?;
+        let base = base_version.as_deref().map(str::parse::<VersionId>).transpose()?;
+        if base.is_some_and(|base| base >= id) {
+            return Err(format!("base_version {base_version:?}: expected one before version {id}"));
+        }
+        let is_delta = (delta_encoding.as_deref(), compression_format.as_deref());
+        let expected = base.map_or((None, None), |_| (Some("xor"), Some("zstd")));
+        if is_delta != expected || checksum_format != "xxh3-128" {
+            return Err(format!(
+                "delta_encoding, compression_format {is_delta:?} and checksum_format {checksum_format:?}: expected {expected:?} and xxh3-128"
+            ));
+        }
+        let round = phub_round.parse().map_err(|_| format!("phub_round {phub_round:?}: expected a round"))?;
+        if let Some(name) = self.weight_map.values().find(|name| !is_plain(name)) {
+            return Err(format!(
+                "file {name:?}: expected a name ending in .safetensors, without a directory"
+            ));
+        }
+        Ok(About { id, base, origin: Origin { job: phub_job.clone(), round } })
+    }
+
+    /// Returns the index as it is in its file.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).expect("an index is plain data")
+    }
+
+    /// Returns the names of the tensors of each file.
+    pub fn files(&self) -> BTreeMap<&str, Vec<&str>> {
+        let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (name, file) in &self.weight_map {
+            files.entry(file).or_default().push(name);
+        }
+        files
+    }
+}
+
+/// Whether a name leads to a file of a version's own directory.
+fn is_plain(name: &str) -> bool {
+    name.ends_with(".safetensors") && !name.starts_with('.') && !name.contains(['/', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(base: Option<u64>) -> About {
+        About {
+            id: VersionId(7),
+            base: base.map(VersionId),
+            origin: Origin { job: "resnet".into(), round: 1200 },
+        }
+    }
+
+    /// Reads an index of version 7 in which `from` is replaced.
+    fn read(from: &str, to: &str) -> Result<About, VersionError> {
+        let map = BTreeMap::from([("w".to_owned(), "model-00001-of-00001.safetensors".to_owned())]);
+        let text = String::from_utf8(Index::new(&about(Some(6)), map).to_json()).unwrap();
+        assert!(from.is_empty() || text.contains(from), "{text}");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(INDEX), text.replace(from, to)).unwrap();
+        Index::read(dir.path(), VersionId(7)).map(|(_, about)| about)
+    }
+
+    #[test]
+    fn an_index_comes_back() {
+        assert_eq!(read("", "").ok(), Some(about(Some(6))));
+    }
+
+    #[test]
+    fn fields_of_others_are_refused() {
+        for (from, to, said) in [
+            ("\"000006\"", "\"000007\"", "expected one before version 000007"),
+            ("\"000007\"", "\"000008\"", "its directory 000007"),
+            ("\"000007\"", "\"7 \"", "expected at most 18 digits"),
+            ("\"xor\"", "\"overwrite\"", "delta_encoding"),
+            ("\"zstd\"", "\"gzip\"", "compression_format"),
+            ("\"xxh3-128\"", "\"adler32\"", "checksum_format"),
+            ("\"1200\"", "\"-1\"", "phub_round"),
+            ("\"model-00001-of-00001.safetensors\"", "\"../a.safetensors\"", "without a directory"),
+            ("{", "[", "index of a version"),
+        ] {
+            let error = read(from, to).unwrap_err().to_string();
+            assert!(error.contains(said), "{to}: {error}");
+        }
+    }
+}

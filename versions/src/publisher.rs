@@ -1,0 +1,259 @@
+//! The one program that writes a directory of versions.
+//!
+//! ```text
+//!   1 whole   2 delta   3 delta   4 whole   5 delta   6 delta       whole_each: 3
+//!   '--- removed together ----'   '- kept as long as one of its deltas -'
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+
+use crate::delta::{checksum, encode};
+use crate::disk::{self, Draft};
+use crate::error::VersionError;
+use crate::index::{About, INDEX, Index, Origin, VersionId};
+use crate::reader::{At, Reader, list};
+use crate::shard::{self, Stored};
+use crate::weights::Weights;
+use crate::work::on_all_cores;
+
+/// The name of the lock in the directory.
+const LOCK: &str = ".phub-publisher";
+
+/// The rules of a publisher.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// The versions from one whole version to the next: a new reader applies fewer deltas than that.
+    pub whole_each: NonZeroU32,
+    /// The newest versions that stay, and the ones that they build on.
+    pub keep: NonZeroU32,
+    /// Files that each whole version has a copy of: an engine reads its model's configuration beside the weights.
+    pub also: Vec<PathBuf>,
+    /// The longest file, unless one tensor is longer.
+    pub file_bytes: u64,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        let number = |number| NonZeroU32::new(number).expect("a constant");
+        Rules { whole_each: number(16), keep: number(8), also: Vec::new(), file_bytes: 4 << 30 }
+    }
+}
+
+/// The publisher of a directory. No second one can open the directory.
+#[derive(Debug)]
+pub struct Publisher {
+    dir: PathBuf,
+    rules: Rules,
+    /// The number of the newest version, 0 if there is none.
+    newest: VersionId,
+    /// The newest version, which the next delta leads from.
+    last: Option<At>,
+    /// The versions since the last whole one.
+    deltas: u32,
+    /// The reason why the newest version cannot be read.
+    unreadable: Option<VersionError>,
+    _lock: File,
+}
+
+/// A version that was published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// The version.
+    pub id: VersionId,
+    /// Whether it is whole.
+    pub is_whole: bool,
+    /// Tensors in which a bit changed, or all of them.
+    pub tensors: usize,
+    /// The length of what was written, without the index.
+    pub bytes: u64,
+    /// Versions that were removed.
+    pub removed: usize,
+}
+
+impl Publisher {
+    /// Opens a directory, which is made if it is not there, and continues its numbers.
+    ///
+    /// # Errors
+    /// When another program publishes there, or the directory cannot be read or written.
+    pub fn open(dir: &Path, rules: Rules) -> Result<Self, VersionError> {
+        std::fs::create_dir_all(dir).map_err(VersionError::disk(dir, "making it"))?;
+        let path = dir.join(LOCK);
+        let lock = File::options().create(true).truncate(false).write(true).open(&path);
+        let lock = lock.map_err(VersionError::disk(&path, "opening the publisher's lock"))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                return Err(VersionError::InUse { path: dir.to_owned() });
+            }
+            Err(std::fs::TryLockError::Error(error)) => {
+                return Err(VersionError::disk(&path, "taking the publisher's lock")(error));
+            }
+        }
+        disk::sweep(dir)?;
+        let newest = disk::versions(dir)?.last().copied();
+        let mut publisher = Publisher {
+            dir: dir.to_owned(),
+            rules,
+            newest: newest.unwrap_or(VersionId(0)),
+            last: None,
+            deltas: 0,
+            unreadable: None,
+            _lock: lock,
+        };
+        if let Some(newest) = newest {
+            let mut reader = Reader::new(dir);
+            match reader.go_to(newest) {
+                Ok(at) => publisher.last = Some(at.clone()),
+                Err(error) => publisher.unreadable = Some(error),
+            }
+            let all = list(dir).unwrap_or_default();
+            publisher.deltas = all.iter().rev().take_while(|version| version.base.is_some()).count() as u32;
+        }
+        Ok(publisher)
+    }
+
+    /// Returns why the newest version could not be read when the directory was opened. The next one is whole.
+    pub fn unreadable(&self) -> Option<&VersionError> {
+        self.unreadable.as_ref()
+    }
+
+    /// Returns the newest version's job and round.
+    pub fn last(&self) -> Option<&Origin> {
+        self.last.as_ref().map(|at| &at.origin)
+    }
+
+    /// Publishes weights as the next version, and removes old versions.
+    ///
+    /// # Errors
+    /// When the directory is another job's, or cannot be written: then there is no new version, and it may be tried again.
+    pub fn publish(&mut self, origin: Origin, weights: Weights) -> Result<Published, VersionError> {
+        if let Some(theirs) = self.last().filter(|last| last.job != origin.job) {
+            let (ours, theirs) = (origin.job, theirs.job.clone());
+            return Err(VersionError::OtherJob { path: self.dir.clone(), ours, theirs });
+        }
+        let id = VersionId(self.newest.0 + 1);
+        let base = self
+            .last
+            .as_ref()
+            .filter(|last| self.deltas + 1 < self.rules.whole_each.get() && last.weights.is_like(&weights));
+        let changes = base.map(|last| Changes::between(&last.weights, &weights)).transpose();
+        let changes = changes.map_err(VersionError::disk(&self.dir, "compressing a delta"))?;
+        // Weights of which all bits changed may be shorter as they are.
+        let changes = changes.filter(|changes| changes.bytes() < weights.bytes().max(1));
+        let about = About { id, base: changes.as_ref().and(base).map(|last| last.id), origin };
+        let (tensors, bytes) = match &changes {
+            Some(changes) => self.write(&about, &changes.stored())?,
+            None => self.write(&about, &weights.stored(&weights.checksums()))?,
+        };
+        let is_whole = changes.is_none();
+        drop(changes);
+        self.newest = id;
+        self.deltas = if is_whole { 0 } else { self.deltas + 1 };
+        self.last = Some(At { id, origin: about.origin, weights });
+        self.unreadable = None;
+        let removed = self.remove_old()?;
+        Ok(Published { id, is_whole, tensors, bytes, removed })
+    }
+
+    /// Writes a version. Returns how many tensors it has, and how many bytes they have.
+    fn write(&self, about: &About, tensors: &[Stored<'_>]) -> Result<(usize, u64), VersionError> {
+        let draft = Draft::make(&self.dir, about.id)?;
+        let files = split(tensors, self.rules.file_bytes);
+        let mut map = BTreeMap::new();
+        for (at, of_file) in files.iter().enumerate() {
+            let name = format!("model-{:05}-of-{:05}.safetensors", at + 1, files.len());
+            draft.add(&name, |out| shard::write(out, about.base.is_none(), of_file))?;
+            map.extend(of_file.iter().map(|stored| (stored.name.to_owned(), name.clone())));
+        }
+        if about.base.is_none() {
+            self.copy_also(&draft)?;
+        }
+        draft.add(INDEX, |out| std::io::Write::write_all(out, &Index::new(about, map).to_json()))?;
+        draft.show(&self.dir, about.id)?;
+        Ok((tensors.len(), tensors.iter().map(|stored| stored.bytes.len() as u64).sum()))
+    }
+
+    fn copy_also(&self, draft: &Draft) -> Result<(), VersionError> {
+        for path in &self.rules.also {
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .filter(|name| !name.ends_with(".safetensors"));
+            let name = name.ok_or_else(|| {
+                VersionError::faulty(
+                    path,
+                    "a file beside the weights",
+                    "expected a name that is not that of weights",
+                )
+            })?;
+            let copied =
+                File::open(path).map_err(VersionError::disk(path, "opening a file for whole versions"));
+            let mut from = copied?;
+            draft.add(name, |out| std::io::copy(&mut from, out).map(drop))?;
+        }
+        Ok(())
+    }
+
+    /// Removes versions that no kept one builds on, the newest of them first. Wherever a kill stops it, what stays begins with a
+    /// whole version.
+    fn remove_old(&self) -> Result<usize, VersionError> {
+        let all = list(&self.dir)?;
+        let oldest_kept = all.len().saturating_sub(self.rules.keep.get() as usize);
+        let first = all[..=oldest_kept.min(all.len() - 1)].iter().rposition(|version| version.base.is_none());
+        let old = &all[..first.unwrap_or(0)];
+        old.iter().rev().try_for_each(|version| disk::remove(&self.dir, version.id))?;
+        Ok(old.len())
+    }
+}
+
+/// Splits tensors over files of at most `file_bytes`, in order.
+fn split<'a, 'b>(tensors: &'b [Stored<'a>], file_bytes: u64) -> Vec<&'b [Stored<'a>]> {
+    let mut files = Vec::new();
+    let (mut begin, mut bytes) = (0, 0);
+    for (at, stored) in tensors.iter().enumerate() {
+        let more = stored.bytes.len() as u64;
+        if at > begin && bytes + more > file_bytes {
+            files.push(&tensors[begin..at]);
+            (begin, bytes) = (at, 0);
+        }
+        bytes += more;
+    }
+    if begin < tensors.len() {
+        files.push(&tensors[begin..]);
+    }
+    files
+}
+
+/// The tensors that changed: name, frame and the checksum of the new values.
+#[derive(Debug)]
+struct Changes<'a>(Vec<(&'a str, Vec<u8>, String)>);
+
+impl<'a> Changes<'a> {
+    /// Compares weights of one form.
+    fn between(old: &Weights, new: &'a Weights) -> std::io::Result<Self> {
+        let pairs: Vec<_> = old.0.values().zip(&new.0).collect();
+        let all = on_all_cores(&pairs, |(old, (name, new))| {
+            let frame = encode(&old.bytes, &new.bytes)?;
+            std::io::Result::Ok(frame.map(|frame| (name.as_str(), frame, checksum(&new.bytes))))
+        });
+        Ok(Changes(all.into_iter().filter_map(Result::transpose).collect::<std::io::Result<_>>()?))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(|(_, frame, _)| frame.len() as u64).sum()
+    }
+
+    fn stored(&self) -> Vec<Stored<'_>> {
+        let all = self.0.iter();
+        all.map(|(name, frame, checksum)| {
+            let shape = vec![frame.len()];
+            Stored { name, dtype: Dtype::U8, shape, bytes: frame, checksum }
+        })
+        .collect()
+    }
+}

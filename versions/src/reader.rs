@@ -1,0 +1,176 @@
+//! Readers of a directory: each has the weights of one version, and goes on from delta to delta.
+//!
+//! ```text
+//!   version 8, a delta --> its base 7, a delta --> its base 6: whole, or what the reader has
+//!   then 6, 7, 8 in this order, each tensor compared with its checksum
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+
+use crate::delta::{apply, checksum};
+use crate::disk::{of_version, versions};
+use crate::error::VersionError;
+use crate::index::{About, Index, Origin, VersionId};
+use crate::shard;
+use crate::weights::{Tensor, Weights};
+
+/// A reader of a directory.
+#[derive(Debug)]
+pub struct Reader {
+    dir: PathBuf,
+    at: Option<At>,
+}
+
+/// The weights of a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The version.
+    pub id: VersionId,
+    /// The job and the round that it is of.
+    pub origin: Origin,
+    /// All of its weights.
+    pub weights: Weights,
+}
+
+/// A version as it lies in its directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The version.
+    pub id: VersionId,
+    /// The version that its delta leads from. Nothing for a whole version.
+    pub base: Option<VersionId>,
+    /// The job and the round that it is of.
+    pub origin: Origin,
+    /// The number of tensors in its files: those that changed, for a delta.
+    pub tensors: usize,
+    /// The length of its files.
+    pub bytes: u64,
+}
+
+/// Lists the versions of a directory, in order.
+///
+/// # Errors
+/// When the directory or an index cannot be read.
+pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
+    versions(dir)?.into_iter().map(|id| listed(dir, id)).collect()
+}
+
+fn listed(dir: &Path, id: VersionId) -> Result<Listed, VersionError> {
+    let path = of_version(dir, id);
+    let (index, About { id, base, origin }) = Index::read(&path, id)?;
+    let mut bytes = 0;
+    for file in index.files().into_keys() {
+        let path = path.join(file);
+        let about = path.metadata().map_err(VersionError::disk(&path, "looking at a file of a version"))?;
+        bytes += about.len();
+    }
+    Ok(Listed { id, base, origin, tensors: index.weight_map.len(), bytes })
+}
+
+impl Reader {
+    /// Creates a reader of a directory, which has no version yet.
+    pub fn new(dir: &Path) -> Self {
+        Reader { dir: dir.to_owned(), at: None }
+    }
+
+    /// Returns the version that the reader has.
+    pub fn at(&self) -> Option<&At> {
+        self.at.as_ref()
+    }
+
+    /// Returns the newest version of the directory, if it has one.
+    ///
+    /// # Errors
+    /// When the directory cannot be listed.
+    pub fn newest(&self) -> Result<Option<VersionId>, VersionError> {
+        Ok(versions(&self.dir)?.last().copied())
+    }
+
+    /// Goes to a version: on from the one that the reader has, if deltas lead there, or else from a whole one.
+    ///
+    /// # Errors
+    /// When the version or what it builds on is gone, cannot be read, or is damaged. Then the reader has no version.
+    pub fn go_to(&mut self, id: VersionId) -> Result<&At, VersionError> {
+        let there = versions(&self.dir)?;
+        if there.binary_search(&id).is_err() {
+            let there = match (there.first(), there.last()) {
+                (Some(first), Some(last)) => format!("{first} to {last}"),
+                _ => return Err(VersionError::Empty { path: self.dir.clone() }),
+            };
+            return Err(VersionError::NoSuchVersion { path: self.dir.clone(), version: id, there });
+        }
+        let from = self.at.take();
+        let mut steps = Vec::new();
+        let mut next = id;
+        while from.as_ref().is_none_or(|at| at.id != next) {
+            let (index, about) = match Index::read(&of_version(&self.dir, next), next) {
+                Err(VersionError::Disk { error, .. })
+                    if error.kind() == std::io::ErrorKind::NotFound && next != id =>
+                {
+                    let path = self.dir.clone();
+                    return Err(VersionError::BaseGone { path, version: id, base: next });
+                }
+                read => read?,
+            };
+            let base = about.base;
+            steps.push((index, about));
+            let Some(base) = base else { break };
+            next = base;
+        }
+        let (mut weights, mut origin) =
+            from.map_or_else(|| (Weights::default(), None), |at| (at.weights, Some(at.origin)));
+        for (index, about) in steps.into_iter().rev() {
+            self.step(&index, &about, &mut weights)?;
+            origin = Some(about.origin);
+        }
+        let origin = origin.expect("a whole version, or the reader's own");
+        Ok(self.at.insert(At { id, origin, weights }))
+    }
+
+    /// Leads weights from the version that `about` builds on to its own.
+    fn step(&self, index: &Index, about: &About, weights: &mut Weights) -> Result<(), VersionError> {
+        let dir = of_version(&self.dir, about.id);
+        if about.base.is_none() {
+            *weights = Weights::default();
+        }
+        for (file, names) in index.files() {
+            let path = dir.join(file);
+            shard::read(&path, about.base.is_none(), &names, |stored| {
+                let faulty = |why: String| VersionError::faulty(&path, "a tensor of a version", why);
+                let name = stored.name.to_owned();
+                let seen = match about.base {
+                    None => {
+                        let seen = checksum(stored.bytes);
+                        let tensor =
+                            Tensor { dtype: stored.dtype, shape: stored.shape, bytes: stored.bytes.to_vec() };
+                        if weights.0.insert(name.clone(), tensor).is_some() {
+                            return Err(faulty(format!("tensor {name:?} is there twice")));
+                        }
+                        seen
+                    }
+                    Some(base) => {
+                        let tensor = weights.0.get_mut(&name);
+                        let tensor = tensor
+                            .ok_or_else(|| faulty(format!("{name:?}: version {base} has no such tensor")))?;
+                        if stored.dtype != Dtype::U8 {
+                            return Err(faulty(format!(
+                                "{name:?}: expected a frame as U8, and it is {:?}",
+                                stored.dtype
+                            )));
+                        }
+                        let applied = apply(stored.bytes, &mut tensor.bytes);
+                        applied.map_err(|error| faulty(format!("the frame of {name:?}: {error}")))?
+                    }
+                };
+                if seen != stored.checksum {
+                    let (path, version, expected) = (path.clone(), about.id, stored.checksum.to_owned());
+                    return Err(VersionError::Checksum { path, version, tensor: name, expected, seen });
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}

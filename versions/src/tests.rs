@@ -1,0 +1,254 @@
+//! Directories as publishers leave them, and as readers find them.
+
+use std::num::NonZeroU32;
+use std::path::Path;
+
+use super::*;
+
+fn origin(round: u32) -> Origin {
+    Origin { job: "job".into(), round }
+}
+
+fn rules(whole_each: u32, keep: u32) -> Rules {
+    let number = |number| NonZeroU32::new(number).unwrap();
+    Rules { whole_each: number(whole_each), keep: number(keep), ..Rules::default() }
+}
+
+/// Returns weights of two tensors, of which `a` changes with each number and `b` with each hundred.
+fn weights(number: u32) -> Weights {
+    let mut weights = Weights::default();
+    let values: Vec<f32> = (0..3000u16).map(|n| f32::from(n) * 0.5).collect();
+    let mut a = values.clone();
+    a[7] = number as f32;
+    let mut b = values;
+    b[1] = (number / 100) as f32;
+    weights.add("a", vec![30, 100], &a, Precision::F32).unwrap();
+    weights.add("b", vec![3000], &b, Precision::Bf16).unwrap();
+    weights
+}
+
+fn publish(publisher: &mut Publisher, number: u32) -> Published {
+    publisher.publish(origin(number), weights(number)).unwrap()
+}
+
+fn read(dir: &Path, id: u64) -> Result<At, VersionError> {
+    Reader::new(dir).go_to(VersionId(id)).cloned()
+}
+
+fn ids(dir: &Path) -> Vec<u64> {
+    list(dir).unwrap().iter().map(|version| version.id.0).collect()
+}
+
+#[test]
+fn each_version_comes_back_as_it_was_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), rules(4, 20)).unwrap();
+    for number in 1..=10 {
+        let published = publish(&mut publisher, number * 30);
+        assert_eq!((published.id, published.is_whole), (VersionId(number.into()), number % 4 == 1));
+    }
+    let mut follower = Reader::new(dir.path());
+    for number in 1..=10u32 {
+        let at = read(dir.path(), number.into()).unwrap();
+        assert_eq!((at.origin.clone(), &at.weights), (origin(number * 30), &weights(number * 30)));
+        assert_eq!(follower.go_to(at.id).unwrap(), &at, "from the version before");
+    }
+    assert_eq!(follower.go_to(VersionId(2)).unwrap().weights, weights(60), "and back");
+    let tensors: Vec<usize> = list(dir.path()).unwrap().iter().map(|version| version.tensors).collect();
+    assert_eq!(tensors, [2, 1, 1, 2, 2, 1, 2, 1, 2, 2], "those that changed, or all");
+}
+
+#[test]
+fn a_version_without_a_change_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    publish(&mut publisher, 1);
+    let same = publisher.publish(origin(2), weights(1)).unwrap();
+    assert_eq!((same.tensors, same.bytes, same.is_whole), (0, 0, false));
+    assert_eq!(read(dir.path(), 2).unwrap(), At { id: VersionId(2), origin: origin(2), weights: weights(1) });
+}
+
+#[test]
+fn old_versions_go_and_what_stays_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), rules(3, 2)).unwrap();
+    for number in 1..=9 {
+        publish(&mut publisher, number);
+        for id in ids(dir.path()) {
+            assert_eq!(read(dir.path(), id).unwrap().weights, weights(id as u32));
+        }
+    }
+    assert_eq!(ids(dir.path()), [7, 8, 9]);
+    publish(&mut publisher, 10);
+    assert_eq!(ids(dir.path()), [7, 8, 9, 10], "9 is kept, and builds on 7");
+    publish(&mut publisher, 11);
+    assert_eq!(ids(dir.path()), [10, 11]);
+    let gone = read(dir.path(), 9).unwrap_err().to_string();
+    assert!(gone.contains("has no version 000009; it has 000010 to 000011"), "{gone}");
+}
+
+#[test]
+fn a_publisher_that_comes_back_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&mut Publisher::open(dir.path(), rules(3, 9)).unwrap(), 1);
+    std::fs::create_dir(dir.path().join(".phub-tmp-000002")).unwrap(); // it was killed
+    let mut publisher = Publisher::open(dir.path(), rules(3, 9)).unwrap();
+    assert!(!dir.path().join(".phub-tmp-000002").exists());
+    assert_eq!(publisher.last(), Some(&origin(1)));
+    assert!(!publish(&mut publisher, 2).is_whole);
+    drop(publisher);
+    let mut publisher = Publisher::open(dir.path(), rules(3, 9)).unwrap();
+    assert!(!publish(&mut publisher, 3).is_whole);
+    assert!(publish(&mut publisher, 4).is_whole, "the third since version 1");
+    assert_eq!(read(dir.path(), 3).unwrap().weights, weights(3));
+}
+
+#[test]
+fn a_directory_has_one_publisher_and_one_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    let second = Publisher::open(dir.path(), Rules::default()).unwrap_err().to_string();
+    assert!(second.contains("another program publishes"), "{second}");
+    publish(&mut publisher, 1);
+    let other = publisher.publish(Origin { job: "other".into(), round: 2 }, weights(2)).unwrap_err();
+    assert!(other.to_string().contains("versions of job \"job\", and this is job \"other\""), "{other}");
+    assert_eq!(ids(dir.path()), [1], "nothing was written");
+}
+
+#[test]
+fn weights_of_another_form_make_a_whole_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    publish(&mut publisher, 1);
+    let mut more = weights(2);
+    more.add("c", vec![], &[1.0], Precision::F16).unwrap();
+    assert!(publisher.publish(origin(2), more.clone()).unwrap().is_whole);
+    assert_eq!(read(dir.path(), 2).unwrap().weights, more);
+}
+
+#[test]
+fn weights_of_which_all_bits_changed_are_a_whole_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    let noise = |seed: u32| {
+        let mut state = seed;
+        let next = |_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from_bits(state ^ state >> 13 ^ state << 7)
+        };
+        let values: Vec<f32> = (0..5000).map(next).collect();
+        let mut weights = Weights::default();
+        weights.add("a", vec![5000], &values, Precision::F32).unwrap();
+        weights
+    };
+    publisher.publish(origin(1), noise(1)).unwrap();
+    assert!(publisher.publish(origin(2), noise(2)).unwrap().is_whole);
+    assert_eq!(read(dir.path(), 2).unwrap().weights, noise(2));
+}
+
+#[test]
+fn large_weights_have_several_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules { file_bytes: 10, ..Rules::default() }).unwrap();
+    publish(&mut publisher, 1);
+    assert!(dir.path().join("weight_v000001/model-00002-of-00002.safetensors").exists());
+    publish(&mut publisher, 100);
+    assert_eq!(read(dir.path(), 2).unwrap().weights, weights(100));
+}
+
+#[test]
+fn whole_versions_have_the_files_that_an_engine_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    std::fs::write(&config, "{}").unwrap();
+    let to = dir.path().join("versions");
+    let rules = Rules { also: vec![config], ..Rules::default() };
+    let mut publisher = Publisher::open(&to, rules).unwrap();
+    publish(&mut publisher, 1);
+    publish(&mut publisher, 2);
+    assert_eq!(std::fs::read(to.join("weight_v000001/config.json")).unwrap(), b"{}");
+    assert!(!to.join("weight_v000002/config.json").exists());
+}
+
+#[test]
+fn a_failed_publication_leaves_the_versions_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    let to = dir.path().join("versions");
+    let mut publisher = Publisher::open(&to, Rules { also: vec![config.clone()], ..rules(1, 9) }).unwrap();
+    let failed = publisher.publish(origin(1), weights(1)).unwrap_err().to_string();
+    assert!(failed.contains("config.json"), "{failed}");
+    assert!(matches!(Reader::new(&to).newest(), Ok(None)));
+    assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "the lock");
+    std::fs::write(&config, "{}").unwrap();
+    assert_eq!(publish(&mut publisher, 1).id, VersionId(1));
+}
+
+/// Changes a byte of a file of a version.
+fn damage(dir: &Path, id: u64, from_end: usize) {
+    let file = dir.join(format!("weight_v{id:06}/model-00001-of-00001.safetensors"));
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = bytes.len() - from_end;
+    bytes[at] ^= 1;
+    std::fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn damage_is_seen_and_the_next_version_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    for number in 1..=3 {
+        publish(&mut publisher, number);
+    }
+    drop(publisher);
+    let mut follower = Reader::new(dir.path());
+    follower.go_to(VersionId(2)).unwrap();
+    damage(dir.path(), 3, 1);
+    let error = follower.go_to(VersionId(3)).unwrap_err();
+    assert!(matches!(error, VersionError::Checksum { .. } | VersionError::Faulty { .. }), "{error}");
+    assert!(follower.at().is_none(), "no part of a version is shown");
+    damage(dir.path(), 1, 1);
+    let error = read(dir.path(), 1).unwrap_err().to_string();
+    assert!(error.contains("checksum"), "{error}");
+
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    assert!(publisher.unreadable().is_some());
+    let next = publish(&mut publisher, 4);
+    assert_eq!((next.id, next.is_whole), (VersionId(4), true));
+    assert_eq!(follower.go_to(VersionId(4)).unwrap().weights, weights(4));
+}
+
+#[test]
+fn a_delta_whose_base_is_gone_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    for number in 1..=3 {
+        publish(&mut publisher, number);
+    }
+    std::fs::remove_dir_all(dir.path().join("weight_v000002")).unwrap();
+    let error = read(dir.path(), 3).unwrap_err().to_string();
+    assert!(error.contains("version 000003 is a delta on version 000002, which is gone"), "{error}");
+}
+
+#[test]
+fn values_are_rounded_to_the_nearest() {
+    let mut weights = Weights::default();
+    let values = [1.0, 1.003_906_3, -0.0, f32::INFINITY];
+    weights.add("bf16", vec![4], &values, Precision::Bf16).unwrap();
+    weights.add("f16", vec![4], &values, Precision::F16).unwrap();
+    weights.add("f32", vec![4], &values, Precision::F32).unwrap();
+    assert_eq!(weights.get("bf16").unwrap(), [0x80, 0x3f, 0x80, 0x3f, 0, 0x80, 0x80, 0x7f], "ties to even");
+    assert_eq!(weights.get("f16").unwrap(), [0, 0x3c, 4, 0x3c, 0, 0x80, 0, 0x7c]);
+    assert_eq!(weights.get("f32").unwrap()[..4], 1.0f32.to_le_bytes());
+}
+
+#[test]
+fn tensors_that_cannot_be_weights_are_refused() {
+    let mut weights = weights(1);
+    let mut refused =
+        |name, shape, values: &[f32]| weights.add(name, shape, values, Precision::F32).unwrap_err();
+    assert!(matches!(refused("c", vec![2, 2], &[1.0; 3]), NotWeights::Shape { .. }));
+    assert!(matches!(refused("c", vec![usize::MAX, 2], &[1.0; 3]), NotWeights::Shape { .. }));
+    assert!(matches!(refused("a", vec![1], &[1.0]), NotWeights::Twice { .. }));
+    assert!(matches!(refused("__metadata__", vec![1], &[1.0]), NotWeights::Reserved { .. }));
+}

@@ -1,0 +1,161 @@
+//! Weights in the type in which they are published: named tensors of little-endian bytes.
+//!
+//! Plain data.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use crate::delta::checksum;
+use crate::disk;
+use crate::error::VersionError;
+use crate::shard::{self, Stored};
+use crate::work::on_all_cores;
+
+/// The element type in which weights are published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// 32 bits, exactly the hub's values.
+    #[default]
+    F32,
+    /// bfloat16, the nearest to each value, ties to even.
+    Bf16,
+    /// IEEE 754 half precision, the nearest to each value, ties to even.
+    F16,
+}
+
+impl Precision {
+    pub(crate) fn dtype(self) -> Dtype {
+        match self {
+            Precision::F32 => Dtype::F32,
+            Precision::Bf16 => Dtype::BF16,
+            Precision::F16 => Dtype::F16,
+        }
+    }
+
+    /// Returns values in this precision, as bytes.
+    fn bytes_of(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            Precision::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Precision::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+            Precision::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+        }
+    }
+}
+
+/// One tensor of a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tensor {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+/// A model's weights, by name.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Weights(pub(crate) BTreeMap<String, Tensor>);
+
+/// A tensor that cannot be one of a model's weights.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+pub enum NotWeights {
+    #[error("tensor {name:?} has {values} values, and its shape {shape:?} has room for another number")]
+    Shape { name: String, shape: Vec<usize>, values: usize },
+
+    #[error("tensor {name:?} is there twice")]
+    Twice { name: String },
+
+    #[error("a tensor cannot have the name {name:?}: safetensors files use it themselves")]
+    Reserved { name: String },
+}
+
+impl Weights {
+    /// Adds a tensor, rounded to `precision`.
+    ///
+    /// # Errors
+    /// When its shape has another number of elements than `values`, or its name is taken.
+    pub fn add(
+        &mut self,
+        name: &str,
+        shape: Vec<usize>,
+        values: &[f32],
+        precision: Precision,
+    ) -> Result<(), NotWeights> {
+        let name = name.to_owned();
+        if shape.iter().try_fold(1usize, |all, &of| all.checked_mul(of)) != Some(values.len()) {
+            return Err(NotWeights::Shape { name, shape, values: values.len() });
+        }
+        if name == "__metadata__" {
+            return Err(NotWeights::Reserved { name });
+        }
+        if self.0.contains_key(&name) {
+            return Err(NotWeights::Twice { name });
+        }
+        let bytes = precision.bytes_of(values);
+        self.0.insert(name, Tensor { dtype: precision.dtype(), shape, bytes });
+        Ok(())
+    }
+
+    /// Writes the weights to a new safetensors file, which is there whole or not at all.
+    ///
+    /// # Errors
+    /// When there is a file of this name, or it cannot be written.
+    pub fn save(&self, to: &Path) -> Result<(), VersionError> {
+        disk::write_new(to, |out| shard::write(out, true, &self.stored(&self.checksums())))
+    }
+
+    /// Returns the checksum of each tensor.
+    pub(crate) fn checksums(&self) -> Vec<String> {
+        let tensors: Vec<&Tensor> = self.0.values().collect();
+        on_all_cores(&tensors, |tensor| checksum(&tensor.bytes))
+    }
+
+    /// Returns the tensors as a whole version has them.
+    pub(crate) fn stored<'a>(&'a self, checksums: &'a [String]) -> Vec<Stored<'a>> {
+        let tensors = self.0.iter().zip(checksums);
+        tensors
+            .map(|((name, Tensor { dtype, shape, bytes }), checksum)| Stored {
+                name,
+                dtype: *dtype,
+                shape: shape.clone(),
+                bytes,
+                checksum,
+            })
+            .collect()
+    }
+
+    /// Returns the number of tensors.
+    pub fn tensors(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the length of all values, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.values().map(|tensor| tensor.bytes.len() as u64).sum()
+    }
+
+    /// Returns the bytes of a tensor, little-endian and in rows.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.0.get(name).map(|tensor| tensor.bytes.as_slice())
+    }
+
+    /// Returns the names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    /// Whether both have the same tensors, of the same types and shapes: a delta can lead from one to the other.
+    pub(crate) fn is_like(&self, other: &Weights) -> bool {
+        let form = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.dtype, tensor.shape.clone());
+        self.0.iter().map(form).eq(other.0.iter().map(form))
+    }
+}
+
+impl fmt::Debug for Weights {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Weights({} tensors, {} bytes)", self.tensors(), self.bytes())
+    }
+}
