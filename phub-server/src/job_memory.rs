@@ -61,7 +61,7 @@ pub struct JobMemory {
     pub kept: u64,
     /// Former weights, where bytes ahead are answered.
     pub former: u64,
-    /// Means in f32, where steps wait for the norm of all.
+    /// Means in f32: of all chunks where steps wait for the norm of all, of one chunk a core where they follow the round before.
     pub means: u64,
     /// Room for a snapshot, where these are taken all the time.
     pub snapshots: u64,
@@ -86,7 +86,7 @@ impl JobMemory {
             sums: if is_below { window } else { 0 },
             weights: (of_workers + of_the_job).saturating_mul(wire.weights_window_bytes() as u64),
             kept: if is_below { 0 } else { wire.kept_bytes(&terms.tensors()) },
-            means: if terms.keeps_means() && !is_below { 4 * wire.layout().parameters() } else { 0 },
+            means: if is_below { 0 } else { means_bytes(wire, terms) },
             former: if shows_ahead { wire.weights_window_bytes() as u64 } else { 0 },
             snapshots: if snapshots { of_a_snapshot } else { 0 },
             hubs: u64::from(terms.hubs),
@@ -109,6 +109,18 @@ impl JobMemory {
         let all = [gradients, sums, weights, kept, former, means, snapshots];
         self.share(all.into_iter().fold(0, u64::saturating_add))
     }
+}
+
+/// Returns the bytes of the means that a hub keeps.
+fn means_bytes(wire: &Wire, terms: &JobTerms) -> u64 {
+    let all = wire.layout().parameters();
+    let of_a_core = wire.layout().max_chunk_elements() as u64;
+    let kept = match terms.clip_norm_last {
+        _ if terms.keeps_means() => all,
+        Some(_) => all.min(MOST_CORES.saturating_mul(of_a_core)),
+        None => 0,
+    };
+    4 * kept
 }
 
 #[cfg(test)]
@@ -142,6 +154,10 @@ mod tests {
         assert_eq!(needed(JobTerms { answers_ahead: true, ..terms.clone() }), 9 * MODEL);
         let lines = 4 * 128;
         assert_eq!(needed(JobTerms { clip_norm: Some(1.0), ..terms.clone() }), 9 * MODEL + lines);
+        let last = JobTerms { clip_norm_last: Some(1.0), workers: 1, ..terms.clone() };
+        assert_eq!(needed(last.clone()), 6 * MODEL, "32 chunks, of which each may have a core of its own");
+        let more = JobTerms { chunk_bytes: 64, ..last };
+        assert_eq!(needed(more) - 5 * MODEL, MOST_CORES * 64, "a chunk of each core");
         assert_eq!(needed(JobTerms { skip_nonfinite: true, ..terms.clone() }), 9 * MODEL + lines);
         assert_eq!(
             needed(JobTerms { ema: Some(0.5), ..terms.clone() }),

@@ -55,12 +55,10 @@ fn the_bits_are_the_same_by_every_transport_and_schedule() {
         let seen = run(Training { schedule, transport: tcp, ..by_key(&job, LAMB) });
         assert!(seen == expected, "{schedule}");
     }
-    run(Training {
-        weights: WeightsMode::Private,
-        ema: Some(0.5),
-        maximize: true,
-        ..by_key("private", LARS)
-    });
+    for optimizer in [LARS, LAMB] {
+        let job = by_key(&format!("private-{}", optimizer.name()), optimizer);
+        run(Training { weights: WeightsMode::Private, ema: Some(0.5), maximize: true, ..job });
+    }
 }
 
 #[test]

@@ -180,3 +180,51 @@ fn what_has_no_norm_is_refused() {
     });
     says(&error, &["skip_nonfinite with the codec qsgd:8:64", "use f16 or bf16"]);
 }
+
+/// Returns a training in which the norm changes by much from one round to the next, so a scale of another round shows.
+fn by_former(job: &str, optimizer: Optimizer) -> Training {
+    Training { clip_norm: None, clip_norm_last: Some(3.0), rounds: 6, ..clipped(job, optimizer, 1.0) }
+}
+
+#[test]
+fn a_round_is_scaled_by_the_norm_of_the_one_before() {
+    let _watchdog = Watchdog::start();
+    for optimizer in [NESTEROV, ADAM, Optimizer::Average] {
+        let runs = [1, 2].map(|cores| {
+            let training = by_former(optimizer.name(), optimizer);
+            training.run(&hub(cores).address().to_string())
+        });
+        assert!(runs[0] == runs[1], "{}: on one core and two", optimizer.name());
+    }
+    let hub = hub(2);
+    for chunk_bytes in [96 << 10, 1 << 20] {
+        let job = format!("chunks-of-{chunk_bytes}");
+        Training { chunk_bytes, ..by_former(&job, ADAM) }.run(&hub.address().to_string());
+    }
+    for codec in ["bf16", "qsgd:8", "topk:0.1"] {
+        let training = Training { clip_norm_last: Some(0.5), ..Training::compressed("former", codec) };
+        training.run(&hub.address().to_string());
+    }
+}
+
+#[test]
+fn the_last_norm_is_refused_by_name_where_there_is_none() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let join = |change: &dyn Fn(&mut worker_shim::SessionConfig)| {
+        let mut config = by_former("refused", NESTEROV).config(&hub.address().to_string(), 0);
+        change(&mut config);
+        Session::join(config).map(|_| ()).unwrap_err().to_string()
+    };
+    for (value, seen) in [("0", "clip_norm_last 0"), ("nan", "clip_norm_last NaN")] {
+        let error = join(&|config| config.set("clip_norm_last", value).unwrap());
+        says(&error, &[seen, "above 0"]);
+    }
+    let error = join(&|config| config.set("clip_norm", "1").unwrap());
+    says(&error, &["clip_norm_last with clip_norm", "use clip_norm alone"]);
+    let error = join(&|config| config.set("consistency", "asp").unwrap());
+    says(&error, &["clip_norm_last with consistency asp", "use bsp"]);
+    let two = addresses(&[self::hub(1), self::hub(1)]);
+    let error = join(&|config| config.hub = two.clone());
+    says(&error, &["clip_norm_last with 2 hubs", "use clip_norm"]);
+}

@@ -98,12 +98,24 @@ pub(super) fn train(
 #[test]
 fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
     let _watchdog = Watchdog::start();
+    goes_on_after_kills(None);
+}
+
+/// The first round of each life is scaled by the norm of a round that an earlier hub has made.
+#[test]
+fn a_hub_that_is_killed_knows_the_norm_of_the_round_before() {
+    let _watchdog = Watchdog::start();
+    goes_on_after_kills(Some(3.0));
+}
+
+fn goes_on_after_kills(clip_norm_last: Option<f32>) {
     let dir = tempfile::tempdir().unwrap();
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
     // The checkpoint has their master weights, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, ADAM);
     (training.chunk_bytes, training.rounds, training.ema) = (1024, 80, Some(0.9));
+    training.clip_norm_last = clip_norm_last;
     let mut lives = 0;
     let last = loop {
         let (hub, address) = hub_to_kill(dir.path());

@@ -24,6 +24,7 @@ pub struct Training {
     pub keys: Vec<Key>,
     pub optimizer: Optimizer,
     pub clip_norm: Option<f32>,
+    pub clip_norm_last: Option<f32>,
     /// Rounds in which rank 1 pushes a value that is not finite, and which are skipped.
     pub skipped: Vec<u32>,
     pub maximize: bool,
@@ -61,6 +62,7 @@ impl Training {
             keys,
             optimizer,
             clip_norm: None,
+            clip_norm_last: None,
             skipped: Vec::new(),
             maximize: false,
             ema: None,
@@ -107,6 +109,7 @@ impl Training {
         let mut config = config_at(hub, &self.job, rank, self.workers);
         config.terms.keys = self.keys.clone();
         (config.terms.optimizer, config.terms.clip_norm) = (self.optimizer, self.clip_norm);
+        config.terms.clip_norm_last = self.clip_norm_last;
         config.terms.skip_nonfinite = !self.skipped.is_empty();
         config.terms.maximize = self.maximize;
         config.terms.ema = self.ema;
@@ -176,6 +179,7 @@ impl Training {
         if optimizer.keeps_weights() {
             model.broadcast(|key, i| values::weight(*seed, key, i));
         }
+        model.clip_norm_last = self.clip_norm_last;
         (model.clip_norm, model.skips) = (self.clip_norm, !self.skipped.is_empty());
         model
     }
@@ -193,6 +197,7 @@ impl Training {
         let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
         reference.maximize = self.maximize;
         reference.ema = self.ema;
+        reference.clip_norm_last = self.clip_norm_last;
         let reference = reference.clipped(self.clip_norm);
         match self.machines[..] {
             [] => reference,

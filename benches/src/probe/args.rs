@@ -74,6 +74,10 @@ pub struct Args {
     #[arg(long, value_name = "NORM", help_heading = JOB)]
     pub clip_norm: Option<f32>,
 
+    /// Scale the mean gradient of each round down as the norm of the round before was above this one.
+    #[arg(long, value_name = "NORM", conflicts_with = "clip_norm", help_heading = JOB)]
+    pub clip_norm_last: Option<f32>,
+
     /// Leave out rounds whose mean gradient is not finite. The probe pushes none: it shows what the wait for all gradients costs.
     #[arg(long, help_heading = JOB)]
     pub skip_nonfinite: bool,
@@ -310,7 +314,7 @@ impl Args {
             && self.compute.compute.is_none()
             && self.compress.is_none()
             && self.ablate.is_empty()
-            && self.clip_norm.is_none()
+            && self.clip_norm.or(self.clip_norm_last).is_none()
             && !self.skip_nonfinite
             && self.ema.is_none()
             && !self.optimizer.adapts_keys()
@@ -351,6 +355,7 @@ impl Args {
         JobTerms {
             chunk_bytes: self.chunk_bytes.unwrap_or_else(|| default_chunk_bytes(&keys)),
             clip_norm: self.clip_norm,
+            clip_norm_last: self.clip_norm_last,
             skip_nonfinite: self.skip_nonfinite,
             ema: self.ema,
             ablate: self.ablate(),

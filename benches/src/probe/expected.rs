@@ -33,8 +33,8 @@ pub struct Expected<E> {
     machines: Option<u32>,
     /// Steps are of one rank, or machine, each; all push rank 0's gradient.
     alone: bool,
-    /// The factor of a mean gradient that is clipped.
-    scale: Option<f32>,
+    /// The factor of a mean gradient that is clipped, and the first step that has it.
+    scale: Option<(Round, f32)>,
     /// Whether results must be the oracle's.
     exact: bool,
     /// The next step.
@@ -135,8 +135,8 @@ impl<E: Element> Expected<E> {
         if self.norms.is_some() { key.index() } else { 0 }
     }
 
-    /// Clips gradients to a norm. Every round has the same.
-    pub fn clipped(mut self, layout: &Layout, most: f32) -> Self {
+    /// Clips gradients to a norm from a step on. Every round has the same.
+    pub fn clipped(mut self, layout: &Layout, most: f32, from: Round) -> Self {
         let rescale = self.numbers(Round(1)).rescale;
         let means: [f32; PERIOD] = std::array::from_fn(|phase| self.sum(phase) * rescale);
         let of_chunk = |chunk: &Chunk| {
@@ -148,7 +148,7 @@ impl<E: Element> Expected<E> {
             blocks.map(oracle::squares).collect::<Vec<_>>()
         };
         let squares = layout.chunks().iter().flat_map(of_chunk);
-        self.scale = Some(oracle::clip_scale(oracle::norm(squares), most));
+        self.scale = Some((from, oracle::clip_scale(oracle::norm(squares), most)));
         self
     }
 
@@ -207,7 +207,8 @@ impl<E: Element> Expected<E> {
         let optimizer = if optimize { Optimizer::Average } else { self.optimizer };
         let step = self.numbers(self.next);
         // What is clipped, or has a norm, is the mean.
-        let of_mean = self.scale.or(self.norms.is_some().then_some(1.0));
+        let scale = self.scale.map(|(from, scale)| if self.next < from { 1.0 } else { scale });
+        let of_mean = scale.or(self.norms.is_some().then_some(1.0));
         let mean = of_mean.map(|scale| (step.rescale, oracle::Step { rescale: scale, ..step }));
         self.next = self.next.next();
         let (sums, step): ([f32; PERIOD], _) = match mean {

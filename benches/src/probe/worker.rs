@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use membership::Credential;
 use pbox_core::control::HubReply;
-use pbox_core::{Consistency, Element, KeyId, Optimizer};
+use pbox_core::{Consistency, Element, KeyId, Optimizer, Round};
 use serde::{Deserialize, Serialize};
 use worker_shim::{Session, Traffic};
 
@@ -98,8 +98,9 @@ impl<E: Element> Worker<E> {
         let steppers = machines.unwrap_or(workers);
         let mut expected =
             Expected::new(optimizer, args.ablate(), consistency, workers, machines).compressed(args.compress);
-        if let Some(most) = args.clip_norm {
-            expected = expected.clipped(session.layout(), most);
+        if let Some(most) = args.clip_norm.or(args.clip_norm_last) {
+            expected =
+                expected.clipped(session.layout(), most, Round(1 + u32::from(args.clip_norm.is_none())));
         }
         if optimizer.adapts_keys() {
             expected = expected.by_key(session.layout());

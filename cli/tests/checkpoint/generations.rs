@@ -118,7 +118,7 @@ pub fn not_finite(job: &Job, round: Round, values: &[(usize, f32)]) -> Snapshot 
         for &(at, value) in values.iter().filter(|_| core == 0) {
             slab.as_mut_slice()[at] = value;
         }
-        SnapshotPart { chunks: part.chunks, values: slab, steps: part.steps }
+        SnapshotPart { chunks: part.chunks, values: slab, steps: part.steps, squares: part.squares }
     });
     Snapshot::new(layout.into(), job.tensors(), round, numbers, parts.collect()).unwrap()
 }

@@ -119,6 +119,9 @@ fn faulty_metadata_is_named() {
     for optimizers in ["[]", "7", &format!("[[0,{sgd}]]"), &format!("[[1,{sgd},null],[1,{sgd},null]]")] {
         says(forged_entry("optimizers", optimizers), &["its optimizers is"]);
     }
+    for norm in ["-1", "NaN", "inf", "1e99", "[1]", ""] {
+        says(forged_entry("last_norm", norm), &["its last_norm is", "expected a finite number, 0 or above"]);
+    }
     for groups in ["7", r#"[[1,[],{\"scale\":256}]]"#, "[[1,[],{}]]"] {
         says(forged_entry("groups", groups), &["its groups is"]);
     }

@@ -137,15 +137,21 @@ fn other_numbers_and_steps_stand_in_the_metadata() {
         let (_, header) = SafeTensors::read_metadata(&job.bytes()).unwrap();
         header.metadata().clone().unwrap()
     };
-    assert!(["optimizers", "groups", "steps"].iter().all(|entry| !metadata(&job).contains_key(*entry)));
+    assert!(
+        ["optimizers", "groups", "steps", "last_norm"]
+            .iter()
+            .all(|entry| !metadata(&job).contains_key(*entry))
+    );
     let decayed = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.5 };
     let of_keys = vec![[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]].into();
     let groups = Groups { optimizers: vec![SGD], of_keys: vec![0, 0, 1] };
     let numbers = Numbers { optimizer: decayed, multipliers: Some(of_keys), groups: Some(groups.into()) };
     job.numbers.push((Round(9), numbers));
+    job.last_norm = Some(0.1);
     job.steps = BTreeMap::from([("fc.bias".to_owned(), 2), ("scale".to_owned(), 4)]);
     let seen = metadata(&job);
     assert_eq!(seen["steps"], r#"{"fc.bias":2}"#, "round 5 is after 4 steps");
+    assert_eq!(seen["last_norm"], "0.1");
     assert_eq!(seen["learning_rates"], "[[0,0.5],[6,0.25],[9,0.25]]", "for older programs");
     let sgd = |rate, decay| format!(r#"{{"name":"sgd","learning_rate":{rate},"weight_decay":{decay}}}"#);
     let (first, second, third) = (sgd("0.5", "0.0"), sgd("0.25", "0.0"), sgd("0.25", "0.5"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fabric::Slab;
 use pbox_core::{
-    ChunkId, Key, KeyId, Layout, Numbers, Optimizer, Placement, Restored, Round, Share, Snapshot,
+    ChunkId, ExactSum, Key, KeyId, Layout, Numbers, Optimizer, Placement, Restored, Round, Share, Snapshot,
     SnapshotPart, Tensor, Tensors,
 };
 use phub_server::checkpoint::{CheckpointStore, Loaded};
@@ -27,13 +27,16 @@ pub struct Job {
     pub numbers: Vec<(Round, Numbers)>,
     /// The number of steps that chunks of some keys have made, if not one a round.
     pub steps: BTreeMap<String, u32>,
+    /// The norm that the next round follows, in a job with `clip_norm_last`.
+    pub last_norm: Option<f32>,
 }
 
 impl Job {
     /// Creates a job on two cores, in chunks of 64 bytes.
     pub fn new(keys: Vec<Key>, optimizer: Optimizer) -> Self {
         let numbers = vec![(Round(0), Numbers::new(optimizer))];
-        Job { keys, optimizer, ema: None, chunk_bytes: 64, cores: 2, numbers, steps: BTreeMap::new() }
+        let (ema, last_norm, steps) = (None, None, BTreeMap::new());
+        Job { keys, optimizer, ema, chunk_bytes: 64, cores: 2, numbers, steps, last_norm }
     }
 
     /// Returns the job with these learning rates.
@@ -79,7 +82,14 @@ impl Job {
         let mut slab = Slab::zeroed("test", values.len()).unwrap();
         slab.as_mut_slice().copy_from_slice(&values);
         let of = |&id: &ChunkId| self.steps_of(&self.keys[layout.chunk(id).key.index()], round);
-        SnapshotPart { steps: chunks.iter().map(of).collect(), chunks, values: slab }
+        // The first chunk's core has all of it.
+        let norm = |norm: f32| if chunks.contains(&ChunkId(0)) { f64::from(norm) } else { 0.0 };
+        let squares = self.last_norm.map(norm).map(|norm| {
+            let mut sum = ExactSum::default();
+            sum.add(norm * norm);
+            sum
+        });
+        SnapshotPart { steps: chunks.iter().map(of).collect(), squares, chunks, values: slab }
     }
 
     /// Loads the job's checkpoint, and hears whether it is not the newest.
@@ -110,6 +120,7 @@ impl Job {
     #[track_caller]
     pub fn check(&self, restored: &Restored, round: Round) {
         assert_eq!(restored.round(), round);
+        assert_eq!(restored.last_norm(), self.last_norm.unwrap_or(0.0));
         let numbers = restored.numbers();
         for (from, expected) in &self.numbers {
             assert_eq!(numbers.at(*from), expected, "from round {}", from.0);

@@ -11,6 +11,11 @@
 //! | `clip_norm`, `skip_nonfinite` | Slim-DP | what is not sent is in no norm |
 //! | `skip_nonfinite` | codecs but `f16` and `bf16` | a value that is not finite counts as zero in their frames |
 //! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
+//! | `clip_norm_last` | `clip_norm`, `skip_nonfinite` | these know the norm of the round itself |
+//! | `clip_norm_last` | SSP, ASP | each push is a step, and has no whole gradient |
+//! | `clip_norm_last` | several hubs, hubs as members | not built yet |
+//! | `clip_norm_last` | Slim-DP, `ablate` | what is not sent, or left out, has no norm |
+//! | `clip_norm_last` | `lars`, `lamb` | they adapt to norms of this round |
 //! | `lars`, `lamb` | SSP, ASP | each push is a step, and has no mean of the whole key |
 //! | `lars`, `lamb` | several hubs | a key's chunks lie at several, which do not know its norms |
 //! | `lars`, `lamb` | `clip_norm`, `skip_nonfinite` | a norm of an update would wait for that of the whole gradient |
@@ -30,7 +35,7 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
-//! | `lars`, `lamb` | not built yet |
+//! | `lars`, `lamb`, `clip_norm_last` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
@@ -60,6 +65,7 @@ enum Term {
     Pulls,
     SeveralHubs,
     WholeGradient,
+    LastNorm,
     Maximize,
     Ema,
     ByKey,
@@ -111,6 +117,17 @@ const TABLE: &[(Term, Term, &str)] = &[
         "a value that is not finite counts as zero in its frames, so that no round would be skipped; use f16 or bf16",
     ),
     (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
+    (Term::LastNorm, Term::WholeGradient, "the norm of the round itself is known then; use clip_norm alone"),
+    (
+        Term::LastNorm,
+        Term::StepsAlone,
+        "each push is a step of its own, and no round has the gradients of all keys; use bsp",
+    ),
+    (Term::LastNorm, Term::SeveralHubs, "hubs do not tell each other the last norm yet; use clip_norm"),
+    (Term::LastNorm, Term::HubsBelow, "norms of sums from hubs below are not gathered yet; use clip_norm"),
+    (Term::LastNorm, Term::SlimDp, "what is not sent is in no norm; use a codec"),
+    (Term::LastNorm, Term::Ablate, "what is left out has no norm"),
+    (Term::LastNorm, Term::ByKey, "their steps follow norms of this round; leave it out"),
     (
         Term::ByKey,
         Term::StepsAlone,
@@ -145,6 +162,7 @@ const BELOW: &[(Term, &str)] = &[
         "frames cross one level between hubs; leave out the compression, or put fewer hubs above",
     ),
     (Term::ByKey, "norms of sums from hubs below are not gathered yet; use one hub"),
+    (Term::LastNorm, "norms of sums from hubs below are not gathered yet; use clip_norm"),
     (Term::SeveralHubs, "the workers of a machine have one hub; name that alone"),
 ];
 
@@ -189,6 +207,7 @@ impl Term {
                 let name = if terms.clip_norm.is_some() { "clip_norm" } else { "skip_nonfinite" };
                 (terms.waits_for_all(), name.to_owned())
             }
+            Term::LastNorm => (terms.clip_norm_last.is_some(), "clip_norm_last".to_owned()),
             Term::Ema => (terms.ema.is_some(), "ema".to_owned()),
             Term::ByKey => (optimizer.adapts_keys(), format!("the optimizer {}", optimizer.name())),
             Term::Maximize => (terms.maximize, "maximize".to_owned()),

@@ -42,6 +42,10 @@ pub struct JobTerms {
     /// `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
+    /// The most that the norm of the round before may be: if it is longer, the mean gradient of this round is scaled down by as much.
+    /// No step waits for the gradients of other keys. The first round is not scaled. Default: no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm_last: Option<f32>,
     /// Whether a round whose mean gradient has a value that is not finite changes no weights and no state. Steps then wait as with
     /// [`clip_norm`](Self::clip_norm). Default false.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -122,8 +126,8 @@ pub enum InvalidTerms {
     NoCores,
     #[error("{seen} hubs: expected 1 to {MAX_HUBS}")]
     Hubs { seen: u32 },
-    #[error("clip_norm {seen}: expected a number above 0; leave it out for no bound")]
-    ClipNorm { seen: f32 },
+    #[error("{what} {seen}: expected a number above 0; leave it out for no bound")]
+    ClipNorm { what: &'static str, seen: f32 },
     #[error("ema {seen}: expected a decay above 0 and below 1, also in f32; leave it out for no average")]
     Ema { seen: f64 },
     #[error("a credit of 0 bytes: a link has at least 1; leave it out for no bound")]
@@ -166,6 +170,7 @@ impl JobTerms {
             chunk_bytes: default_chunk_bytes(&keys),
             optimizer,
             clip_norm: None,
+            clip_norm_last: None,
             skip_nonfinite: false,
             ema: None,
             maximize: false,
@@ -195,10 +200,10 @@ impl JobTerms {
         if self.level.credit == Some(Credit::Bytes(0)) {
             return Err(InvalidTerms::NoCredit);
         }
-        if let Some(seen) = self.clip_norm
-            && !(seen.is_finite() && seen > 0.0)
-        {
-            return Err(InvalidTerms::ClipNorm { seen });
+        for (what, most) in [("clip_norm", self.clip_norm), ("clip_norm_last", self.clip_norm_last)] {
+            if let Some(seen) = most.filter(|seen| !(seen.is_finite() && *seen > 0.0)) {
+                return Err(InvalidTerms::ClipNorm { what, seen });
+            }
         }
         if let Some(seen) = self.ema.filter(|&ema| !Decay::is_valid(ema)) {
             return Err(InvalidTerms::Ema { seen });
@@ -239,6 +244,7 @@ impl JobTerms {
         let is_bare = compression.is_none() && members == Members::Workers;
         self.answers_ahead
             && !self.keeps_means()
+            && self.clip_norm_last.is_none()
             && is_bare
             && consistency == Consistency::Bsp
             && !schedule.by_layer()
@@ -287,6 +293,7 @@ impl JobTerms {
             chunk_bytes,
             optimizer,
             clip_norm,
+            clip_norm_last,
             skip_nonfinite,
             ema,
             maximize,
@@ -306,6 +313,7 @@ impl JobTerms {
             ("chunk_bytes", chunk_bytes.to_string()),
             ("optimizer", format!("{optimizer:?}")),
             ("clip_norm", or(clip_norm.map(|most| most.to_string()), "none")),
+            ("clip_norm_last", or(clip_norm_last.map(|most| most.to_string()), "none")),
             ("skip_nonfinite", skip_nonfinite.to_string()),
             ("ema", or(ema.map(|decay| decay.to_string()), "none")),
             ("maximize", maximize.to_string()),

@@ -156,6 +156,12 @@ pub fn clip_scale(norm: f32, most: f32) -> f32 {
     if scale > 1.0 { 1.0 } else { scale }
 }
 
+/// Returns what brings a gradient to a norm of `most`, by the norm of the round before. It is 1 if that is 0 or not finite, as it says
+/// nothing of this gradient.
+pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
+    if norm > 0.0 && norm.is_finite() { clip_scale(norm, most) } else { 1.0 }
+}
+
 /// Returns an element of the vector whose norm LARS and LAMB compare with that of weights: the gradient, or the update.
 pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, state: &[f32]) -> f32 {
     match optimizer {

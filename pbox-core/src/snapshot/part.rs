@@ -15,6 +15,7 @@ use crate::job::Schedule;
 use crate::kernels::{Numbers, Optimizer, Tensor, Tensors};
 use crate::layout::{ChunkId, Layout, Round};
 use crate::place::{Piece, Share};
+use crate::whole::ExactSum;
 
 /// One core's part of a snapshot. A print shows sizes alone.
 pub struct SnapshotPart {
@@ -24,6 +25,8 @@ pub struct SnapshotPart {
     pub values: Slab,
     /// The number of steps that each chunk has made.
     pub steps: Vec<u32>,
+    /// The squares of the mean gradients of these chunks in the round before, in a job whose next steps follow the norm of that.
+    pub squares: Option<ExactSum>,
 }
 
 impl fmt::Debug for SnapshotPart {
@@ -162,6 +165,19 @@ impl Snapshot {
         &self.numbers
     }
 
+    /// Returns the norm of the mean gradients of the round before, in a job whose next steps follow it. If it is not finite it is 0, which
+    /// scales nothing. `None` where a core does not know its part: a job may fail within a round that only some of the chunks have ended.
+    pub fn last_norm(&self) -> Option<f32> {
+        let mut parts = self.parts.iter().filter(|part| !part.chunks.is_empty()).map(|part| part.squares);
+        let join = |mut sum: ExactSum, part: Option<ExactSum>| {
+            sum.join(&part?);
+            Some(sum)
+        };
+        let first = parts.next()??;
+        let norm = parts.try_fold(first, join)?.norm();
+        Some(if norm.is_finite() { norm } else { 0.0 })
+    }
+
     /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the
     /// job failed within a round that only some of the chunks have ended. Then it is the highest.
     pub fn steps(&self, piece: &Piece) -> u32 {
@@ -196,7 +212,7 @@ fn places(
 ) -> Result<Vec<Option<Place>>, SnapshotError> {
     let chunks = layout.chunks().len();
     let mut places = vec![None; chunks];
-    for (part, SnapshotPart { chunks: owned, values, steps }) in parts.iter().enumerate() {
+    for (part, SnapshotPart { chunks: owned, values, steps, .. }) in parts.iter().enumerate() {
         if steps.len() != owned.len() {
             return Err(SnapshotError::Steps { part, expected: owned.len(), seen: steps.len() });
         }
@@ -243,7 +259,8 @@ mod tests {
         let mut slab = Slab::zeroed("test", values.into()).unwrap();
         slab.as_mut_slice().iter_mut().zip(first..).for_each(|(value, n)| *value = n.into());
         let steps = chunks.iter().map(|&id| 10 + id).collect();
-        SnapshotPart { chunks: chunks.iter().map(|&id| ChunkId(id)).collect(), values: slab, steps }
+        let chunks = chunks.iter().map(|&id| ChunkId(id)).collect();
+        SnapshotPart { chunks, values: slab, steps, squares: None }
     }
 
     fn snapshot(parts: Vec<SnapshotPart>) -> Result<Snapshot, SnapshotError> {
@@ -286,5 +303,26 @@ mod tests {
         let parts = vec![part(&[0, 1, 2], 0, 38)];
         let refused = Snapshot::new(layout(), NESTEROV, Round(3), late, parts).unwrap_err();
         assert_eq!(refused, SnapshotError::NoNumbers { round: 3 });
+    }
+
+    #[test]
+    fn the_last_norm_is_of_all_cores_or_there_is_none() {
+        let sum = |square: f64| {
+            let mut sum = ExactSum::default();
+            sum.add(square);
+            Some(sum)
+        };
+        let of = |squares: [Option<ExactSum>; 2]| {
+            let parts = [part(&[0, 1], 0, 36), part(&[2], 36, 2)].into_iter().zip(squares);
+            let mut parts: Vec<_> = parts.map(|(part, squares)| SnapshotPart { squares, ..part }).collect();
+            parts.push(part(&[], 0, 0)); // a core without chunks knows nothing, and lacks nothing
+            snapshot(parts).unwrap().last_norm()
+        };
+        assert_eq!(of([sum(9.0), sum(16.0)]), Some(5.0));
+        assert_eq!(of([sum(9.0), None]), None);
+        assert_eq!(of([None, None]), None);
+        for square in [f64::INFINITY, f64::NAN] {
+            assert_eq!(of([sum(9.0), sum(square)]), Some(0.0));
+        }
     }
 }

@@ -16,6 +16,8 @@ pub struct Restored {
     keys: Vec<RestoredKey>,
     /// The steps of each key, if the state says so. Empty if it does not.
     steps: Vec<Option<u32>>,
+    /// The norm of the round before, where the state says it; 0 where it does not.
+    last_norm: f32,
 }
 
 /// The place where one key's tensors are among the values.
@@ -40,12 +42,22 @@ impl Restored {
         };
         assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
         let numbers = NumbersByRound::of_changes(numbers).expect("a checkpoint has the optimizer's numbers");
-        Restored { round, numbers, values, keys, steps: Vec::new() }
+        Restored { round, numbers, values, keys, steps: Vec::new(), last_norm: 0.0 }
     }
 
     /// Adds how many steps each key has made, where that is known.
     pub fn with_steps(self, steps: Vec<Option<u32>>) -> Self {
         Restored { steps, ..self }
+    }
+
+    /// Adds the norm of the mean gradients of the round before.
+    pub fn with_last_norm(self, last_norm: f32) -> Self {
+        Restored { last_norm, ..self }
+    }
+
+    /// Returns the norm of the mean gradients of the round before; 0 where the state does not say it.
+    pub fn last_norm(&self) -> f32 {
+        self.last_norm
     }
 
     /// Returns the round to go on with.

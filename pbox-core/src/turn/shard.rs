@@ -145,13 +145,17 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Begins with a state from a checkpoint or from a worker. No worker takes part yet.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         self.stages.restore(layout, restored);
-        self.begin_at(restored.round());
+        self.begin_by(restored.round(), restored.last_norm());
     }
 
     /// Begins the job with this round, and not with round 0. No worker takes part yet.
     pub fn begin_at(&mut self, first: Round) {
+        self.begin_by(first, 0.0);
+    }
+
+    fn begin_by(&mut self, first: Round, last_norm: f32) {
         self.pace.begin_at(first);
-        self.stages.gather.begin_at(first);
+        self.stages.gather.begin_at(first, last_norm);
         self.snapshots.begin_at(first);
     }
 
@@ -192,7 +196,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let range = self.stages.chunk(place).in_snapshot.clone();
         if let Some(values) = self.snapshots.place(round, range) {
             let steps = self.stages.copy_to_snapshot(place, values);
-            self.snapshots.copied(place, steps);
+            self.snapshots.copied(place, steps, self.stages.gather.squares_before(round));
         }
     }
 
@@ -205,12 +209,13 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             return Err("its weights are at the hubs above".to_owned());
         }
         let ShardOf { stages, snapshots, keys, .. } = self;
-        snapshots.apart(|values, steps| {
+        let part = snapshots.apart(|values, steps| {
             for (place, steps) in (0..keys.len()).zip(steps) {
                 let range = stages.chunk(place).in_snapshot.clone();
                 *steps = stages.copy_to_snapshot(place, &mut values[range]);
             }
-        })
+        })?;
+        Ok(SnapshotPart { squares: stages.gather.squares_before(before), ..part })
     }
 
     /// Returns the result of a snapshot.

@@ -402,6 +402,10 @@ impl<M: Mode> Staged<M> {
     ) -> u32 {
         let Staged { chunks, gradients, gauge, steps, former, read, gather, weights, .. } = self;
         let chunk = &chunks[place];
+        if M::Gather::WAITS && gather.steps_at_once() {
+            // SAFETY: the caller guarantees it.
+            return unsafe { self.step_by_former(kernels, place, ranks, missing, round) };
+        }
         if M::Gather::WAITS {
             let (mean, workers) = gather.mean(chunk, place);
             let found = gather.found(place, round).filter(|&found| found != Found::Skip);
@@ -424,6 +428,41 @@ impl<M: Mode> Staged<M> {
                     gauge.look(kernels, slots, workers, round);
                 }
                 steps.run(kernels, (place, chunk), slots, workers, weights, round);
+            };
+            // SAFETY: the caller guarantees it.
+            let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
+            read.sum(kernels, chunk, place, round, pushes, step);
+        });
+        workers
+    }
+
+    /// Steps a chunk by the norm of the round before, and adds to that of this one. Its mean is in a place that all chunks share, which
+    /// stays in the cache.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    unsafe fn step_by_former(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        ranks: impl Iterator<Item = u32> + Clone,
+        missing: u32,
+        round: Round,
+    ) -> u32 {
+        let Staged { chunks, gradients, gauge, steps, read, gather, weights, .. } = self;
+        let (chunk, mut workers) = (&chunks[place], 0);
+        let Some(found) = gather.found_before(round) else { return 0 };
+        typed!(chunk.dtype, E => {
+            let weights = weights.elements_mut::<E>(place);
+            let step = |slots: &Slots<E>, count| {
+                workers = count + missing;
+                if gauge.concerns(round) {
+                    gauge.look(kernels, slots, workers, round);
+                }
+                gather.take_in(kernels, chunk, place, round, slots, workers);
+                let (mean, _) = gather.mean(chunk, place);
+                steps.run_on_mean(kernels, (place, chunk), (mean, workers), found, weights, round);
+                gather.count_in(place, round, workers);
             };
             // SAFETY: the caller guarantees it.
             let pushes = unsafe { gradients.pushes(ranks, chunk.push) };

@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use crate::job::JobTerms;
-use crate::kernels::oracle::clip_scale;
+use crate::kernels::oracle::{clip_scale, clip_scale_after};
 use crate::layout::Round;
 pub(crate) use crossing::{Crossing, LastTwo};
 pub use exact_sum::ExactSum;
@@ -32,6 +32,8 @@ pub use told::Told;
 #[derive(Debug)]
 pub struct WholeGradient {
     finds: Finds,
+    /// Whether a round is for the steps of the next one.
+    of_former: bool,
     /// A place for each core that owns chunks.
     cores: Vec<OfCore>,
     /// The number of the core that tells the hub's part.
@@ -106,12 +108,16 @@ impl WholeGradient {
     /// number of hubs that have a part.
     pub fn new(terms: &JobTerms, cores: usize, first: usize, hubs: usize) -> Self {
         WholeGradient {
-            finds: Finds::Scale { most: terms.clip_norm, skips: terms.skip_nonfinite },
+            finds: Finds::Scale {
+                most: terms.clip_norm.or(terms.clip_norm_last),
+                skips: terms.skip_nonfinite,
+            },
+            of_former: terms.clip_norm_last.is_some(),
             cores: (0..cores).map(|_| OfCore::default()).collect(),
             first,
             is_alone: hubs == 1,
             given: AtomicU64::new(pack(Round(0), 0)),
-            found: AtomicU64::new(pack(Round(u32::MAX), 0)),
+            found: AtomicU64::new(pack(Round(u32::MAX), 1.0f32.to_bits())),
         }
     }
 
@@ -119,6 +125,7 @@ impl WholeGradient {
     pub fn of_key(cores: usize) -> Self {
         WholeGradient {
             finds: Finds::Quotient,
+            of_former: false,
             cores: (0..cores).map(|_| OfCore::default()).collect(),
             first: 0,
             is_alone: true,
@@ -130,6 +137,24 @@ impl WholeGradient {
     /// Whether it is of a key, whose rate is adapted to its norms.
     pub fn is_of_key(&self) -> bool {
         matches!(self.finds, Finds::Quotient)
+    }
+
+    /// Whether what is found of a round is for the steps of the next one.
+    pub fn is_of_former(&self) -> bool {
+        self.of_former
+    }
+
+    /// Returns what the steps of a round do by what was found of the round before it. Before the first round they multiply by 1.
+    #[inline]
+    pub fn found_before(&self, round: Round) -> Option<Found> {
+        self.found(Round(round.0.wrapping_sub(1)))
+    }
+
+    /// Begins the job with this round. The round before it had gradients of this norm. Each core calls it before it gives anything.
+    pub fn begin_at(&self, first: Round, norm: f32) {
+        let Finds::Scale { most: Some(most), .. } = self.finds else { return };
+        let before = Round(first.0.wrapping_sub(1));
+        self.found.store(pack(before, clip_scale_after(norm, most).to_bits()), Ordering::Release);
     }
 
     /// Notes what wakes a core.
@@ -190,6 +215,9 @@ impl WholeGradient {
     fn find_by(&self, round: Round, [sum, other]: &Sums) {
         let scale = match self.finds {
             Finds::Scale { skips: true, .. } if !sum.is_finite() => SKIP,
+            Finds::Scale { most: Some(most), .. } if self.of_former => {
+                clip_scale_after(sum.norm(), most).to_bits()
+            }
             Finds::Scale { most, .. } => most.map_or(1.0, |most| clip_scale(sum.norm(), most)).to_bits(),
             Finds::Quotient if sum.value() == 0.0 => 0.0f32.to_bits(),
             Finds::Quotient => ((other.value().sqrt() / sum.value().sqrt()) as f32).to_bits(),
@@ -230,6 +258,27 @@ impl WholeGradient {
 mod tests {
     use super::*;
     use crate::kernels::Optimizer;
+
+    #[test]
+    fn a_norm_of_the_round_before_that_says_nothing_scales_nothing() {
+        let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
+        let whole = WholeGradient::new(&JobTerms { clip_norm_last: Some(1e-9), ..terms }, 1, 0, 1);
+        let after = |round, square| {
+            let mut sum = ExactSum::default();
+            sum.add(square);
+            whole.give(Round(round), 0, &[sum, ExactSum::default()]);
+            whole.found_before(Round(round + 1))
+        };
+        assert_eq!(whole.found_before(Round(0)), Some(Found::Scale(1.0)), "the first round");
+        for (round, square) in (0..).zip([0.0, f64::INFINITY, f64::NAN]) {
+            assert_eq!(after(round, square), Some(Found::Scale(1.0)), "{square}");
+        }
+        assert_eq!(after(3, 16.0), Some(Found::Scale(clip_scale(4.0, 1e-9))));
+        for (norm, scale) in [(4.0, clip_scale(4.0, 1e-9)), (0.0, 1.0)] {
+            whole.begin_at(Round(9), norm);
+            assert_eq!(whole.found_before(Round(9)), Some(Found::Scale(scale)));
+        }
+    }
 
     #[test]
     fn a_part_is_whole_with_the_last_core_and_is_not_taken_back() {

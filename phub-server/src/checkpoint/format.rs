@@ -139,6 +139,9 @@ pub(super) struct Metadata {
     /// JSON: the decay of the average of weights, if the job keeps one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<String>,
+    /// The norm of the mean gradients of the round before, if the job's next steps follow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_norm: Option<String>,
     /// JSON, `[[first round, rate], ...]`: those of `optimizers`, for readers that do not know these.
     pub learning_rates: String,
     /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`: where workers have set more than learning
@@ -175,6 +178,7 @@ impl Metadata {
             round: snapshot.round().0.to_string(),
             optimizer: json(snapshot.optimizer()),
             ema: snapshot.tensors().ema().as_ref().map(json),
+            last_norm: snapshot.last_norm().map(|norm| norm.to_string()),
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),
             groups: groups(snapshot).as_ref().map(json),

@@ -55,7 +55,12 @@ mod tests {
         let layout = Arc::new(Layout::new(vec![Key::f32("a", [18])], 64).unwrap());
         let mut values = Slab::zeroed("test", 36).unwrap();
         values.as_mut_slice().iter_mut().zip(1u16..).for_each(|(value, n)| *value = n.into());
-        let parts = vec![SnapshotPart { chunks: vec![ChunkId(0), ChunkId(1)], values, steps: vec![2; 2] }];
+        let parts = vec![SnapshotPart {
+            chunks: vec![ChunkId(0), ChunkId(1)],
+            values,
+            steps: vec![2; 2],
+            squares: None,
+        }];
         let snapshot =
             Snapshot::new(layout, optimizer, Round(3), vec![(Round(0), Numbers::new(optimizer))], parts)
                 .unwrap();

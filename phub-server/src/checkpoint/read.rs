@@ -38,6 +38,8 @@ pub struct Decoded {
     /// The steps of keys that have not made one a round.
     steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
+    /// The norm of the round before; 0 if the file has none.
+    last_norm: f32,
     share: Option<FileShare>,
     /// The tensors in the order of their values, without gaps.
     tensors: Vec<Key>,
@@ -78,6 +80,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         groups: groups(&metadata, &numbers)?,
         numbers,
         steps: steps(&metadata, &tensors)?,
+        last_norm: last_norm(&metadata)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
         share: metadata.share.as_deref().map(|seen| parse("share", seen)).transpose()?,
         tensors,
@@ -325,6 +328,13 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
     }
 }
 
+/// Reads the norm of the round before.
+fn last_norm(metadata: &Metadata) -> Result<f32, DecodeError> {
+    let (field, Some(seen)) = ("last_norm", metadata.last_norm.as_deref()) else { return Ok(0.0) };
+    let norm = seen.parse().ok().filter(|norm: &f32| norm.is_finite() && *norm >= 0.0);
+    norm.ok_or_else(|| faulty(field, seen, "expected a finite number, 0 or above"))
+}
+
 /// Returns a share in few words.
 fn shown(share: &Option<FileShare>) -> String {
     share.as_ref().map_or("one hub's".to_owned(), |FileShare { hub, hubs, pieces }| {
@@ -381,7 +391,9 @@ impl Decoded {
         let starts = self.starts(keys.len(), entries)?;
         self.check_multipliers(keys)?;
         let (numbers, steps) = (self.numbers(keys, optimizer)?, self.steps(keys));
-        Ok(Restored::new(self.round, numbers, self.values, starts).with_steps(steps))
+        Ok(Restored::new(self.round, numbers, self.values, starts)
+            .with_steps(steps)
+            .with_last_norm(self.last_norm))
     }
 
     /// Returns how many steps each key has made, if the file says it of any.

@@ -75,9 +75,19 @@ impl Cluster {
         terms.shards = dice.from(1..=2) as usize;
         terms.job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
         terms.job.skip_nonfinite = dice.below(2) == 0;
-        if terms.job.hubs == 1 && dice.below(2) == 0 {
-            (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
-            terms.job.optimizer = optimizer_by_key(&mut dice);
+        if terms.job.hubs == 1 {
+            match dice.below(4) {
+                0 | 1 => {
+                    (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
+                    terms.job.optimizer = optimizer_by_key(&mut dice);
+                }
+                2 => {
+                    let most = dice.from(1..=40) as f32 * 50.0;
+                    (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
+                    terms.job.clip_norm_last = Some(most);
+                }
+                _ => {}
+            }
         }
         faults.reorder &= !terms.job.waits_for_all(); // what a core tells comes before its answers
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
@@ -183,6 +193,7 @@ impl Cluster {
             }
         }
         if self.terms.is_orderly
+            && self.terms.job.waits_for_all()
             && self.terms.job.on_loss != OnLoss::Continue
             && worker.first_under_way().is_none()
             && let Some(last) = worker.round(KeyId(0)).0.checked_sub(1)
@@ -342,7 +353,8 @@ fn expected(
     for round in (0..=rounds).map(Round) {
         let mut weights: Vec<Vec<f32>> = keys.iter().map(zeros).collect();
         let is_broadcast = round == Round(0) && terms.job.optimizer.keeps_weights();
-        let norm = (terms.job.waits_for_all() && !is_broadcast).then(|| {
+        let has_norm = terms.job.waits_for_all() || terms.job.clip_norm_last.is_some();
+        let norm = (has_norm && !is_broadcast).then(|| {
             let mean = |key: KeyId, chunk: u32| mean_of(layout, terms, plan, round, key, ChunkId(chunk));
             let of_chunks = |key: KeyId| layout.key_chunks(key).map(move |chunk| (key, chunk));
             let is_stepped = |chunk: u32| !skipped.contains(&(ChunkId(chunk), round.0));
@@ -350,9 +362,14 @@ fn expected(
             let squares = chunks.map(|(key, chunk)| oracle::squares(&mean(key, chunk)));
             oracle::norm(squares)
         });
+        let former = norms.last().copied().flatten().unwrap_or(0.0);
         norms.push(norm);
         let is_skipped = terms.job.skip_nonfinite && !is_finite(norm);
-        let scale = norm.map(|norm| terms.job.clip_norm.map_or(1.0, |most| oracle::clip_scale(norm, most)));
+        let scale = norm.map(|norm| match (terms.job.clip_norm, terms.job.clip_norm_last) {
+            (Some(most), _) => oracle::clip_scale(norm, most),
+            (None, Some(most)) => oracle::clip_scale_after(former, most),
+            (None, None) => 1.0,
+        });
         let mut hub = &mut hub[..];
         for &key in &keys {
             let of_key;

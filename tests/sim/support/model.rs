@@ -19,6 +19,8 @@ pub struct Model {
     optimizer: Optimizer,
     /// The most that the norm of a round's mean may be, if steps wait for it.
     pub clip_norm: Option<f32>,
+    /// The bound of the norm of the round before.
+    pub clip_norm_last: Option<f32>,
     /// Whether rounds that are not finite are skipped.
     pub skips: bool,
     /// The norm of the mean of the last round, in a job whose steps wait for it.
@@ -72,6 +74,7 @@ impl Model {
             gradients: workers,
             optimizer,
             clip_norm: None,
+            clip_norm_last: None,
             skips: false,
             norm: None,
             round: Round(0),
@@ -160,15 +163,16 @@ impl Model {
             }
             sums.push((id, sum));
         }
-        self.norm = None;
+        let former = self.norm.take().unwrap_or(0.0);
         let mut scale = None;
-        if self.clip_norm.is_some() || self.skips {
+        if self.clip_norm.is_some() || self.clip_norm_last.is_some() || self.skips {
             let rescale = Step::new(&self.optimizer, self.gradients, Round(1), 0.0, 1.0, 1.0).rescale;
             sums.iter_mut().flat_map(|(_, sum)| sum).for_each(|sum| *sum *= rescale);
             let blocks =
                 sums.iter().flat_map(|(_, means)| means.chunks(oracle::BLOCK_BYTES / size_of::<f32>()));
             let norm = oracle::norm(blocks.map(oracle::squares));
-            scale = Some(self.clip_norm.map_or(1.0, |most| oracle::clip_scale(norm, most)));
+            let by_former = self.clip_norm_last.map_or(1.0, |most| oracle::clip_scale_after(former, most));
+            scale = Some(self.clip_norm.map_or(by_former, |most| oracle::clip_scale(norm, most)));
             self.norm = Some(norm);
         }
         if self.norm.is_none_or(|norm| norm.is_finite() || !self.skips) {

@@ -64,6 +64,8 @@ pub struct Reference {
     machines: Vec<u32>,
     optimizer: Optimizer,
     clip_norm: Option<f32>,
+    /// The bound of the norm of the round before.
+    pub clip_norm_last: Option<f32>,
     /// The norm of the mean gradient of the last round.
     pub norm: f32,
     /// Whether steps go up the gradient.
@@ -102,6 +104,7 @@ impl Reference {
             machines,
             optimizer,
             clip_norm: None,
+            clip_norm_last: None,
             norm: 0.0,
             maximize: false,
             ema: None,
@@ -160,7 +163,7 @@ impl Reference {
 
     /// Loses the gradients of `rounds` rounds.
     pub fn lose(&mut self, rounds: u32) {
-        self.round += rounds;
+        (self.round, self.norm) = (self.round + rounds, 0.0);
     }
 
     /// Makes one round at this learning rate.
@@ -178,8 +181,9 @@ impl Reference {
         let mut sums: Vec<Vec<f32>> = (0..self.keys.len()).map(|key| self.sums(key)).collect();
         let rescale = Step::new(&numbers.optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
         sums.iter_mut().flatten().for_each(|sum| *sum *= rescale);
+        let by_former = self.clip_norm_last.map_or(1.0, |most| oracle::clip_scale_after(self.norm, most));
         self.norm = self.norm_of(&sums);
-        let scale = self.clip_norm.map_or(1.0, |most| oracle::clip_scale(self.norm, most));
+        let scale = self.clip_norm.map_or(by_former, |most| oracle::clip_scale(self.norm, most));
         for (key, settings) in self.keys.iter().enumerate() {
             let of_terms = [settings.lr_mult, settings.wd_mult];
             let [lr_mult, wd_mult] = numbers.multipliers.as_ref().map_or(of_terms, |of_keys| of_keys[key]);

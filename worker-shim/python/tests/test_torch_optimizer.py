@@ -264,6 +264,27 @@ def test_clipping_by_norm(hub, name, most):
         torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5, msg=lambda words: f"{key}: {words}")
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_clipping_by_the_norm_of_the_step_before(hub, name):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(OPTIMIZERS[name](ours.parameters()), ours, hub, clip_norm_last=0.5)
+    local, norms = OPTIMIZERS[name](theirs.parameters()), [0.0]
+    for number in range(50):
+        for model, each in ((ours, optimizer), (theirs, local)):
+            each.zero_grad()
+            backward(model, *data(number))
+            if model is theirs:
+                scale = min(1.0, 0.5 / (norms[-1] + 1e-6))
+                norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")).item())
+                for parameter in model.parameters():
+                    parameter.grad *= scale
+            each.step()
+    assert max(norms) > 0.5
+    assert optimizer.grad_norm is None, "the weights are there before it is known"
+    for (key, our), their in zip(ours.state_dict().items(), theirs.state_dict().values()):
+        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5, msg=lambda words: f"{key}: {words}")
+
+
 def test_a_step_that_is_not_finite_is_left_out(hub):
     ours, theirs = Net(), Net()
     optimizer = wrap(torch.optim.Adam(ours.parameters()), ours, hub, skip_nonfinite=True)
@@ -290,6 +311,8 @@ def test_a_norm_that_is_none_is_refused(hub):
         model = Net()
         with pytest.raises(phub.SettingsError, match="clip_norm.*expected a number above 0"):
             wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, clip_norm=most)
+        with pytest.raises(phub.SettingsError, match="clip_norm_last.*expected a number above 0"):
+            wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, clip_norm_last=most)
 
 
 def test_a_gradient_that_is_changed_before_the_step_counts(hub):

@@ -139,6 +139,7 @@ impl SessionConfig {
         match name {
             "chunk_bytes" => terms.chunk_bytes = read(value)?,
             "clip_norm" => terms.clip_norm = unless_none(value)?,
+            "clip_norm_last" => terms.clip_norm_last = unless_none(value)?,
             "ema" => terms.ema = unless_none(value)?,
             "skip_nonfinite" => terms.skip_nonfinite = read(value)?,
             "maximize" => terms.maximize = read(value)?,
@@ -183,7 +184,7 @@ impl SessionConfig {
             "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, clip_norm, skip_nonfinite, ema, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, tcp_congestion, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
+                return Err("there are chunk_bytes, clip_norm, clip_norm_last, skip_nonfinite, ema, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, tcp_congestion, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())

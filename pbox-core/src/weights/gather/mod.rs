@@ -25,7 +25,7 @@ use super::chunks::Chunk;
 use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{Element, Kernels, Slots};
 use crate::layout::{Immediate, Round};
-use crate::whole::{Found, Scope, Sums, Told};
+use crate::whole::{ExactSum, Found, Scope, Sums, Told};
 use crate::wire::Wire;
 use teller::Teller;
 
@@ -58,6 +58,22 @@ pub(crate) trait Gather {
     #[inline]
     fn adapts_keys(&self) -> bool {
         false
+    }
+
+    /// Whether steps wait for the norm of the round before alone: they are made with the last push, and no mean is kept.
+    #[inline]
+    fn steps_at_once(&self) -> bool {
+        false
+    }
+
+    /// Returns what a step in a round does by what was found of the round before.
+    fn found_before(&self, _round: Round) -> Option<Found> {
+        None
+    }
+
+    /// Returns the squares of the core's chunks in the round before this one, where steps wait for the norm of that.
+    fn squares_before(&self, _round: Round) -> Option<ExactSum> {
+        None
     }
 
     /// Adds the squares of a chunk to those of its key.
@@ -139,8 +155,8 @@ pub(crate) trait Gather {
         (&[], 0)
     }
 
-    /// Begins the chunks with this round.
-    fn begin_at(&mut self, _first: Round) {}
+    /// Begins the chunks with this round. The round before it had gradients of this norm, or none.
+    fn begin_at(&mut self, _first: Round, _norm: f32) {}
 
     /// Whether the core waits for the others.
     #[inline]
@@ -174,13 +190,15 @@ pub(crate) struct GatherNorm {
     gathered: Vec<Gathered>,
     /// Whether there is one for each key.
     by_key: bool,
+    /// Whether steps wait for the norm of the round before alone.
+    by_former: bool,
     /// The numbers of those that [wait](Gathered::awaits).
     waiting: Vec<u32>,
     /// The numbers of those that wait no more, until their chunks have stepped.
     heard: Vec<u32>,
     /// One for each place.
     kept: Vec<Kept>,
-    /// Means of all chunks, while they wait.
+    /// Means of all chunks, while they wait; or that of the chunk that steps, if none waits.
     means: Slab,
     /// Whether the answer is a sum and not a mean.
     of_sum: bool,
@@ -255,10 +273,11 @@ impl GatherNorm {
         let numbers = (0..).zip(&scopes).flat_map(|(of, scope)| std::iter::repeat_n(of, scope.chunks));
         let hub = wire.hub_of(&[chunks[0].id]);
         let teller = hub.map(|hub| Teller::new(hub, wire.hubs().len(), wire.skips(), lines));
+        let by_former = scopes.iter().any(|scope| scope.whole.is_of_former());
         let mut elements = 0;
         let of = |(chunk, of): (&Chunk, u32)| {
-            let start = elements;
-            elements += chunk.elements;
+            let start = if by_former { 0 } else { elements };
+            elements = chunk.elements.max(if by_former { elements } else { elements + chunk.elements });
             Kept { of, round: None, workers: 0, start }
         };
         let kept: Vec<Kept> = chunks.iter().zip(numbers).map(of).collect();
@@ -273,6 +292,7 @@ impl GatherNorm {
         let mut means = Slab::zeroed("means that wait for the whole gradient", elements)?;
         means.as_mut_slice().fill(0.0);
         Ok(GatherNorm {
+            by_former,
             by_key: scopes.iter().any(|scope| scope.whole.is_of_key()),
             waiting: Vec::with_capacity(scopes.len()),
             heard: Vec::with_capacity(scopes.len()),
@@ -329,6 +349,21 @@ impl Gather for GatherNorm {
         self.by_key
     }
 
+    #[inline]
+    fn steps_at_once(&self) -> bool {
+        self.by_former
+    }
+
+    fn found_before(&self, round: Round) -> Option<Found> {
+        self.gathered[0].scope.whole.found_before(round)
+    }
+
+    fn squares_before(&self, round: Round) -> Option<ExactSum> {
+        let Gathered { round: last, sums, .. } = &self.gathered[0];
+        let is_before = *last == Round(round.0.wrapping_sub(1));
+        (self.by_former && is_before).then(|| sums[0])
+    }
+
     fn add(&mut self, place: usize, squares: &Sums) {
         self.of(place).sums.iter_mut().zip(squares).for_each(|(sum, more)| sum.join(more));
     }
@@ -357,6 +392,9 @@ impl Gather for GatherNorm {
     }
 
     fn take_back(&mut self) {
+        if self.by_former {
+            return; // what is counted in has stepped
+        }
         let GatherNorm { gathered, waiting, kept, .. } = self;
         let back: Vec<Option<Round>> = gathered.iter_mut().map(Gathered::take_back).collect();
         for kept in kept {
@@ -366,6 +404,9 @@ impl Gather for GatherNorm {
     }
 
     fn open(&self) -> Round {
+        if self.by_former {
+            return Round(0); // nothing is decided before its step
+        }
         self.gathered.iter().map(Gathered::open).max().unwrap_or_default()
     }
 
@@ -402,8 +443,17 @@ impl Gather for GatherNorm {
         (&self.means.as_slice()[kept.start..][..chunk.elements], kept.workers)
     }
 
-    fn begin_at(&mut self, first: Round) {
-        self.gathered.iter_mut().for_each(|each| each.round = first);
+    fn begin_at(&mut self, first: Round, norm: f32) {
+        for each in &mut self.gathered {
+            each.round = first;
+            if self.by_former {
+                (each.round, each.sums) = (Round(first.0.wrapping_sub(1)), Sums::default());
+                if each.scope.core == 0 {
+                    each.sums[0].add(f64::from(norm) * f64::from(norm));
+                }
+                each.scope.whole.begin_at(first, norm);
+            }
+        }
     }
 
     #[inline]

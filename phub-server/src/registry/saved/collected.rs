@@ -84,10 +84,10 @@ impl Collected {
                 "a copy needs {bytes} bytes of memory, this machine has {available} available"
             ));
         }
-        let copied = self.parts.iter().map(|SnapshotPart { chunks, values, steps }| {
+        let copied = self.parts.iter().map(|SnapshotPart { chunks, values, steps, squares }| {
             let mut copy = Slab::zeroed("a copy of a state", values.as_slice().len())?;
             copy.as_mut_slice().copy_from_slice(values.as_slice());
-            Ok(SnapshotPart { chunks: chunks.clone(), values: copy, steps: steps.clone() })
+            Ok(SnapshotPart { chunks: chunks.clone(), values: copy, steps: steps.clone(), squares: *squares })
         });
         let copied: Result<Vec<SnapshotPart>, fabric::MapError> = copied.collect();
         let parts = std::mem::replace(&mut self.parts, copied.map_err(|error| error.to_string())?);

@@ -115,6 +115,7 @@ class Session:
         compression: Optional[_compression.Compression] = None,
         seed: int = 0,
         clip_norm: Optional[float] = None,
+        clip_norm_last: Optional[float] = None,
         skip_nonfinite: bool = False,
         ema: Optional[float] = None,
         maximize: bool = False,
@@ -164,6 +165,9 @@ class Session:
             clip_norm: the most that the norm of a round's mean gradient may be, of all keys together. The hub scales a longer one down, as
                 `torch.nn.utils.clip_grad_norm_` does. No key is answered before all are pushed: push every key of a round before
                 you wait for one. For "bsp", and not with Slim-DP. Default: no bound.
+            clip_norm_last: the most that the norm of the round before may be. If it was longer, this round's mean gradient is scaled down
+                by as much: another algorithm than `clip_norm`, and no key waits for all. The first round is not scaled, and `norm` is
+                `None`. For "bsp" at one hub, and not with `clip_norm` or `skip_nonfinite`. Default: no bound.
             skip_nonfinite: whether a round whose mean gradient has a value that is infinite or NaN is left out, at all workers: weights,
                 optimizer state and numbers of steps stay. `skipped` counts such rounds. Keys are answered as with `clip_norm`. Of
                 codecs with "f16" and "bf16" alone, as in frames of others such values count as zero.
@@ -237,6 +241,7 @@ class Session:
             "compression": None if compression is None else _compression.to_text(compression),
             "seed": seed,
             "clip_norm": clip_norm,
+            "clip_norm_last": clip_norm_last,
             "skip_nonfinite": str(bool(skip_nonfinite)).lower(),
             "ema": ema,
             "maximize": str(bool(maximize)).lower(),

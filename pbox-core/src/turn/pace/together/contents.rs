@@ -235,7 +235,7 @@ impl Arrivals {
         unsafe {
             match self.together(place) {
                 // The mean that was taken in has all pushes; some of their workers may have no links now.
-                Together::Gradients if M::Gather::WAITS => {
+                Together::Gradients if M::Gather::WAITS && !stages.gather.steps_at_once() => {
                     stages.last_step(kernels, place, [].into_iter(), 0, round);
                 }
                 Together::Gradients => {

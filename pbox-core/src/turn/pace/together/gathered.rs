@@ -17,6 +17,9 @@ pub(super) fn gather<M: Mode>(
     place: usize,
 ) -> bool {
     let round = pace.round(place);
+    if stages.gather.steps_at_once() {
+        return stages.gather.found_before(round).is_some();
+    }
     if pace.contents.must_be_weights(round) {
         return true; // it has no gradients
     }
@@ -63,7 +66,8 @@ pub(super) fn settle<M: Mode>(
 
 /// Takes a chunk in that passes a round which nobody is left to push: the others wait for it.
 pub(super) fn pass<M: Mode>(pace: &Arrivals, stages: &mut Staged<M>, place: usize, round: Round) {
-    if !pace.contents.must_be_weights(round) && !stages.gather.has(place, round) {
+    let counts = stages.gather.steps_at_once() || !pace.contents.must_be_weights(round);
+    if counts && !stages.gather.has(place, round) {
         stages.gather.take_nothing(place, round);
     }
 }

@@ -163,11 +163,12 @@ impl Arrivals {
         count > 0 && count == self.roster.size(round)
     }
 
-    /// Moves chunk `index` past rounds without workers, to the first round with a worker. Returns the number of
+    /// Moves chunk `index` past rounds without workers, to the first round with a worker, or past `most` rounds. Returns the number of
     /// rounds. The workers of that round wait for the weights before it.
-    fn skip_deserted(&mut self, index: usize) -> u32 {
+    fn skip_deserted(&mut self, index: usize, most: u32) -> u32 {
         let State { round, .. } = self.state(index);
         let Some(next) = self.roster.first_after(round) else { return 0 };
+        let next = next.min(Round(round.0.saturating_add(most)));
         self.begin(index, next); // nobody's slot is in
         next.0 - round.0
     }
@@ -500,6 +501,9 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
     let Some(content) = pace.conclude(stages, kernels, place) else {
         return shard.fail(place, |shard, key| shard.pace.mixed(place, key));
     };
+    if M::Gather::WAITS && content != Content::Gradient && stages.gather.steps_at_once() {
+        stages.gather.take_nothing(place, round);
+    }
     if pace.roster.has_newcomers(round.next()) {
         stages.greet(place);
     }
@@ -512,7 +516,11 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
 /// workers get the weights as they are.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let deserted = shard.pace.round(place);
-    let skipped = shard.pace.skip_deserted(place);
+    let at_once = M::Gather::WAITS && shard.stages.gather.steps_at_once();
+    if at_once && shard.stages.gather.found_before(deserted).is_none() {
+        return None; // other chunks are a round behind
+    }
+    let skipped = shard.pace.skip_deserted(place, if at_once { 1 } else { u32::MAX });
     if skipped == 0 {
         return None;
     }

@@ -60,12 +60,12 @@ fn rounds_that_nobody_is_left_of_are_skipped() {
     arrivals.arrive(0, 0, 0).unwrap();
     arrivals.advance(0, Content::Gradient);
     arrivals.admit(1, Round(1));
-    assert_eq!(arrivals.skip_deserted(1), 0, "worker 0 may still push it");
+    assert_eq!(arrivals.skip_deserted(1, u32::MAX), 0, "worker 0 may still push it");
     arrivals.remove(0);
-    assert_eq!([0, 1].map(|index| arrivals.skip_deserted(index)), [0, 1]);
+    assert_eq!([0, 1].map(|index| arrivals.skip_deserted(index, u32::MAX)), [0, 1]);
     assert_eq!(arrivals.arrive(1, 1, 1), Ok(true));
     arrivals.remove(1);
-    assert_eq!(arrivals.skip_deserted(0), 0, "nobody waits");
+    assert_eq!(arrivals.skip_deserted(0, u32::MAX), 0, "nobody waits");
 }
 
 #[test]

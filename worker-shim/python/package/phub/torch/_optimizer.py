@@ -70,7 +70,9 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             one module, by their names, are a layer. Layers are in the order of `named_parameters`, and from the second
             step on in the order in which the first training pass has called the modules.
         session: more settings of `phub.Session`, such as `job`, `transport`, `compression`. With `ema=0.999` the hub keeps an average
-            of the parameters, and `with optimizer.averaged():` evaluates the model with it.
+            of the parameters, and `with optimizer.averaged():` evaluates the model with it. With
+            `clip_norm_last=1.0` a step is scaled by the norm of the step before: it is not torch's clipping, and no parameter waits for
+            the gradients of all.
 
     Raises:
         UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and what to do.
