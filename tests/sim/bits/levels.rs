@@ -112,7 +112,7 @@ impl Tree {
         faults.reorder &= !job.waits_for_all(); // what a core tells comes before its answers
         let (skips, is_orderly) = (job.skip_nonfinite, trouble != Trouble::Posts && !faults.reorder);
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
-        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late };
+        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late, again: None };
         let plan = Plan::new(seed, optimizer.keeps_weights()).alike(trouble.on_loss() == OnLoss::Continue);
         let (expected, norms) = match terms.levels[0].compression {
             None => expected(&layout, &terms.job, trouble, &shape, rounds, plan),

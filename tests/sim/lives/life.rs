@@ -360,7 +360,9 @@ impl Life {
         let Life { job, stages, ledger, .. } = self;
         let has_links = |stage| matches!(stage, Stage::TakesPart | Stage::Unlinked);
         if has_links(stages[rank as usize]) {
-            ledger.check(rank, job, |rank| has_links(stages[rank as usize]) && job.hubs.have(rank));
+            ledger.check((rank, rank as usize), job, |rank| {
+                has_links(stages[rank as usize]) && job.hubs.have(rank)
+            });
         }
     }
 

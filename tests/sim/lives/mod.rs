@@ -24,9 +24,12 @@
 //! | whoever wants a state is answered, and not early that its time is over; one client reads at a time | the files of a hub, [`Life::until`] |
 //! | a worker comes back as its machine says, if a hub is lost; it does not if the job is over | [`Life::end`] |
 //! | a job that comes back says how many rounds are lost | [`Life::come_back`] |
-//! | below other hubs, too, each round is stepped once, whoever is lost, comes back or makes links again | [`Tree`] |
+//! | below other hubs, too, each round is stepped once, and each push of a machine that steps alone, whoever is lost, comes back or makes links again | [`Tree`] |
+//! | if the hubs above are lost, all jobs below end so that sessions wait, and all hubs say how many rounds are lost | [`Tree::end`], [`Tree::come_back`] |
+//! | terms that exclude each other are refused by name | [`Tree::new`] |
 //! | a hub below ends only with the hub above, or if nobody is left who could push a round that the hub above waits for | [`Tree`] |
 
+mod above;
 mod disks;
 mod ends;
 mod ledger;
@@ -104,8 +107,13 @@ fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
         ("hubs without links", 300),
         ("snapshots", 1000),
         ("coded", 100),
-        ("steps wait for the norm", 200),
-        ("scaled", 100),
+        ("steps wait for the norm", 150),
+        ("scaled", 50),
         ("all hubs without links", 300),
+        ("machines step alone", 100),
+        ("refused by name", 100),
+        ("hubs above lost", 100),
+        ("hubs above lost again before all had weights", 20),
+        ("gone on from a file", 50),
     ]);
 }

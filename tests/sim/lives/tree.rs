@@ -1,8 +1,8 @@
 //! A life of a tree of hubs, or of a mesh: workers and hubs below that are lost, lose their links and come back, at any moment, also
-//! before they take part again; and snapshots of the hub above all.
+//! before they take part again; snapshots of the hubs above all, and their [return](super::above).
 //!
 //! All push the same number, as in [`Life`](super::life::Life): a machine's sum goes up with its count, so that the mean is that number,
-//! whoever takes part.
+//! whoever takes part. Machines that step alone push ones in elements of their own.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,13 +10,16 @@ use std::time::Duration;
 
 use coordinator::Use;
 use fabric::sim::{Faults, Net};
-use pbox_core::{JobTerms, Key, KeyId, Layout, LevelTerms, Notice, OnLoss, Schedule};
+use pbox_core::{
+    Consistency, JobTerms, Key, KeyId, Layout, LevelTerms, Members, Notice, OnLoss, Round, Schedule,
+};
 use sim_tests::levels::{Levels, Shape, Terms};
 use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
 
 use super::Counts;
-use super::ledger::Together;
+use super::disks::Disks;
+use super::ledger::{Ledger, Together};
 
 /// The number of steps in which something may happen.
 const STEPS: u32 = 300;
@@ -29,18 +32,26 @@ const AHEAD: u32 = 3;
 
 /// A tree, and what is known of it.
 pub struct Tree {
-    dice: Dice,
-    layout: Arc<Layout>,
-    job: Levels,
-    ledger: Together,
+    pub dice: Dice,
+    pub layout: Arc<Layout>,
+    pub shape: Vec<Shape>,
+    pub terms: Terms,
+    pub faults: Faults,
+    pub job: Levels,
+    pub ledger: Ledger,
+    /// The disk of the hubs above all, as one.
+    pub disks: Disks,
+    /// The round that each worker had reached when the hubs above were lost.
+    pub reached: Vec<Option<Round>>,
+    /// Whether the hubs above may be lost.
+    pub may_fall: bool,
     /// The workers that have lost their links, and make others.
-    unlinked: BTreeSet<usize>,
+    pub unlinked: BTreeSet<usize>,
     /// The hubs that have.
-    unlinked_hubs: BTreeSet<usize>,
-    is_mesh: bool,
+    pub unlinked_hubs: BTreeSet<usize>,
     /// The notices that were read.
-    read: usize,
-    counts: Counts,
+    pub read: usize,
+    pub counts: Counts,
 }
 
 /// Returns two levels, or three.
@@ -53,65 +64,169 @@ fn shape(dice: &mut Dice) -> Vec<Shape> {
     }
 }
 
+/// Draws the terms at the hubs above all.
+fn above(layout: &Layout, machines: u32, dice: &mut Dice) -> JobTerms {
+    let job = JobTerms { hubs: dice.from(1..=3) as u32, ..JobTerms::new(machines, Vec::new(), SGD) };
+    let consistency = match dice.below(8) {
+        0 => Consistency::Asp,
+        1 | 2 => Consistency::Ssp { staleness: dice.below(4) as u32 },
+        _ => Consistency::Bsp,
+    };
+    let codec = LOSSLESS[dice.below(3) as usize].parse().unwrap();
+    let compression = (dice.below(3) == 0).then_some(codec);
+    let waits_for_norm = dice.below(2) == 0;
+    let clip_norm = waits_for_norm.then(|| Together::bound(layout, compression.is_some(), dice));
+    JobTerms {
+        on_loss: OnLoss::Continue,
+        keys: layout.keys().to_vec(),
+        level: LevelTerms { consistency, compression, members: Members::Hubs, ..job.level },
+        clip_norm,
+        skip_nonfinite: dice.below(2) == 0,
+        ..job
+    }
+}
+
+/// Leaves out terms that the product refuses together, each of which it names. Returns whether there were some.
+fn leave_out_refused(job: &mut JobTerms, is_deep: bool) -> bool {
+    let mut are_refused = false;
+    loop {
+        let below = JobTerms { hubs: 1, ..job.clone() }; // of a hub between two levels
+        let why = match (job.check(), below.check_below()) {
+            (Err(why), _) => why.to_string(),
+            (Ok(()), Err(why)) if is_deep => why.to_string(),
+            (Ok(()), _) => return are_refused,
+        };
+        are_refused = true;
+        let (steps_alone, level) = (job.level.consistency.steps_alone(), &mut job.level);
+        match why {
+            why if why.contains("from hubs below") && why.contains("consistency") => {
+                assert!(is_deep && steps_alone, "{why}");
+                level.consistency = Consistency::Bsp;
+            }
+            why if why.contains("from hubs below") && why.contains("codec") => {
+                assert!(is_deep && level.compression.is_some(), "{why}");
+                level.compression = None;
+            }
+            why if why.contains("consistency") && why.contains("clip_norm") => {
+                assert!(steps_alone && job.clip_norm.take().is_some(), "{why}");
+            }
+            why => {
+                assert!(job.skip_nonfinite && why.contains("skip_nonfinite"), "{why}");
+                assert!(steps_alone || why.contains("the codec topk"), "{why}");
+                job.skip_nonfinite = false;
+            }
+        }
+    }
+}
+
 impl Tree {
     pub fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("{key}"), [1 + 40 * dice.below(3)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64).unwrap());
         let shape = shape(&mut dice);
-        let has_two = shape.iter().all(|below| matches!(below, Shape::Hub(of) if of[0] == Shape::Worker));
-        let is_mesh = has_two && dice.below(3) == 0;
-        let job = JobTerms { hubs: dice.from(1..=3) as u32, ..JobTerms::new(1, Vec::new(), SGD) };
-        let job = JobTerms { on_loss: OnLoss::Continue, ..job };
+        let is_deep = shape.iter().any(|below| matches!(below, Shape::Hub(of) if of[0] != Shape::Worker));
+        let mut job = above(&layout, shape.len() as u32, &mut dice);
+        let mut counts = Counts::default();
+        counts.add("refused by name", usize::from(leave_out_refused(&mut job, is_deep)));
         // Nobody pulls.
         let schedules = Vec::from_iter(Schedule::ALL.into_iter().filter(|schedule| !schedule.pulls()));
-        let mut level = || LevelTerms {
+        let mut level = |of: LevelTerms| LevelTerms {
             schedule: schedules[dice.below(schedules.len() as u64) as usize],
             slice_bytes: Some(dice.from(0..=512) as usize),
-            ..LevelTerms::default()
+            ..of
         };
-        let mut levels = vec![level(), level(), level()];
+        let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        let is_coded = has_two && dice.below(2) == 0;
-        let codec = LOSSLESS[dice.below(3) as usize].parse().unwrap();
-        levels[0].compression = is_coded.then_some(codec);
-        let waits_for_norm = dice.below(2) == 0;
-        let clip_norm = waits_for_norm.then(|| Together::bound(&layout, is_coded, &mut dice));
-        let job = JobTerms { clip_norm, skip_nonfinite: dice.below(2) == 0, ..job };
-        let terms = Terms {
-            job,
-            levels,
-            cores,
-            worker_credit: None,
-            mesh: is_mesh,
-            is_orderly: false,
-            late: Some(seed),
-        };
         // What a core tells comes before its answers.
-        let reorder = dice.below(2) == 0 && !terms.job.waits_for_all();
+        let reorder = dice.below(2) == 0 && !job.waits_for_all();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
-        let (ledger, mut counts) = (Together::new(&layout, terms.job.clip_norm), Counts::default());
-        counts.add("coded", usize::from(is_coded));
-        counts.add("steps wait for the norm", usize::from(terms.job.waits_for_all()));
-        let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        counts.add("scaled", usize::from(ledger.scales()));
-        let (unlinked, unlinked_hubs) = (BTreeSet::new(), BTreeSet::new());
-        Tree { dice, layout, job, ledger, unlinked, unlinked_hubs, is_mesh, read: 0, counts }
+        let ledger = Ledger::new(&layout, &job);
+        counts.add("coded", usize::from(job.level.compression.is_some()));
+        counts.add("steps wait for the norm", usize::from(job.waits_for_all()));
+        counts.add("scaled", usize::from(matches!(&ledger, Ledger::Together(of) if of.scales())));
+        counts.add("machines step alone", usize::from(job.level.consistency.steps_alone()));
+        let mesh = !is_deep && dice.below(3) == 0;
+        let (late, again) = (Some(seed), None);
+        let terms = Terms { job, levels, cores, worker_credit: None, mesh, is_orderly: false, late, again };
+        if std::env::var_os("PHUB_SIM_SEED").is_some() {
+            eprintln!("{shape:?}, {terms:?}");
+        }
+        let job = Levels::new(Net::new(seed, faults.clone()), &layout, terms.clone(), &shape).unwrap();
+        let disks = Disks::new(&layout, job.placement(), (1, job.placement().cores()), SGD);
+        let (unlinked, unlinked_hubs, reached) = Default::default();
+        Tree {
+            dice,
+            layout,
+            shape,
+            terms,
+            faults,
+            job,
+            ledger,
+            disks,
+            reached,
+            may_fall: false,
+            unlinked,
+            unlinked_hubs,
+            read: 0,
+            counts,
+        }
     }
 
     /// Runs the tree until nothing more happens, and all come back.
     pub fn live(mut self) -> Counts {
-        let first = |tree: &mut Tree| tree.rounds().all(|round| round > 0);
-        self.until(first, 0);
+        for falls_one_in in [2, 3, 0] {
+            self.may_fall = falls_one_in > 0 && self.dice.below(falls_one_in) == 0;
+            if self.begin() && self.happen() {
+                self.finish();
+                break;
+            }
+            self.end();
+            self.come_back();
+        }
+        self.counts
+    }
+
+    /// Begins: all workers take part, and have weights. The hubs above may be lost again before. Returns whether they live.
+    fn begin(&mut self) -> bool {
+        let are_lost_again = self.may_fall && self.dice.below(3) == 0;
+        let falls = |tree: &mut Tree| {
+            if are_lost_again && tree.dice.below(50) == 0 {
+                tree.hubs_above_die(false);
+                tree.counts.add("hubs above lost again before all had weights", 1);
+            }
+            !tree.job.is_hub_alive(0)
+        };
+        let take_part = |tree: &Tree| (0..tree.job.workers.len()).all(|worker| tree.takes_part(worker));
+        self.until(|tree| falls(tree) || take_part(tree), 0);
+        if self.job.is_hub_alive(0) {
+            self.check_lost();
+            let first = self.rounds().max().unwrap();
+            self.until(|tree| falls(tree) || tree.rounds().all(|round| round > first), first);
+        }
+        self.job.is_hub_alive(0)
+    }
+
+    /// Breaks anything. Returns whether the hubs above live.
+    fn happen(&mut self) -> bool {
         for _ in 0..STEPS {
             match self.dice.below(30) {
                 0 => self.job.nodes[0].control.want(Use::File, FOR_EVER),
                 1..4 => self.happens_to_worker(),
                 4..6 => self.happens_to_hub(),
+                6 if self.may_fall && self.dice.below(5) == 0 => {
+                    self.hubs_above_die(true);
+                    return false;
+                }
                 _ => {}
             }
             self.step(u32::MAX);
         }
+        true
+    }
+
+    /// Brings everybody back, and makes some rounds more.
+    fn finish(&mut self) {
         let are_back = |tree: &mut Tree| {
             (0..tree.job.workers.len()).for_each(|worker| tree.mend(worker));
             (1..tree.job.nodes.len()).for_each(|hub| tree.mend_hub(hub));
@@ -123,10 +238,9 @@ impl Tree {
             tree.rounds().all(|round| round > last) && !tree.job.nodes[0].control.files.are_wanted()
         };
         self.until(is_done, last);
-        self.counts
     }
 
-    fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
+    pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
         (0..self.layout.keys().len() as u32).map(KeyId)
     }
 
@@ -134,7 +248,7 @@ impl Tree {
         self.job.workers.iter().flat_map(|worker| self.keys().map(|key| worker.exchange.round(key).0))
     }
 
-    fn takes_part(&self, worker: usize) -> bool {
+    pub fn takes_part(&self, worker: usize) -> bool {
         self.job.is_alive(worker) && self.job.first_round(worker).is_some()
     }
 
@@ -156,9 +270,31 @@ impl Tree {
         self.counts.add("hubs whose round nobody could push", usize::from(is_abandoned));
     }
 
+    /// Whether a machine takes part at the hubs above all, perhaps without links for a while.
+    fn machine_lives(job: &Levels, rank: u32) -> bool {
+        let is_of_rank = |hub: &usize| job.above(*hub) == Some(0) && job.rank_above(*hub) == rank as usize;
+        let hub = (1..job.nodes.len()).find(is_of_rank).expect("a machine has a hub");
+        job.is_hub_alive(hub) && job.nodes[0].control.job().members.takes_part(rank)
+    }
+
+    /// Notes which machines that step alone take part since the last look, or do not any more.
+    pub fn look_at_machines(&mut self) {
+        let Tree { job, ledger: Ledger::Alone(alone), shape, .. } = self else { return };
+        for rank in 0..shape.len() as u32 {
+            match (alone.takes_part(rank), Self::machine_lives(job, rank)) {
+                (false, true) => {
+                    let first = job.nodes[0].control.first_round(rank);
+                    alone.begins(rank, first.expect("it takes part"));
+                }
+                (true, false) => alone.ends(rank, job),
+                _ => {}
+            }
+        }
+    }
+
     /// Whether a worker or a hub stays, so that the job goes on: worker 0, and the hubs above it; and in a mesh a worker of each machine.
     fn stays(&self, worker: usize) -> bool {
-        worker == 0 || self.is_mesh && self.job.workers[worker].rank == 0
+        worker == 0 || self.terms.mesh && self.job.workers[worker].rank == 0
     }
 
     fn happens_to_worker(&mut self) {
@@ -185,7 +321,7 @@ impl Tree {
         }
         match self.dice.below(3) {
             0 if self.is_linked_above(hub) => self.loses_links(hub),
-            1 if self.job.is_hub_alive(hub) && self.job.has_workers(hub) && !self.is_mesh => {
+            1 if self.job.is_hub_alive(hub) && self.job.has_workers(hub) && !self.terms.mesh => {
                 if self.job.workers[0].node != hub {
                     self.job.kill_machine(hub);
                     self.forget();
@@ -256,11 +392,15 @@ impl Tree {
         {
             let slowest =
                 self.keys().map(|key| self.job.workers[worker].exchange.round(key).0).min().unwrap();
+            let rank = self.job.rank_above(self.job.workers[worker].node) as u32;
             for key in self.keys() {
                 let exchange = &mut self.job.workers[worker].exchange;
                 let round = exchange.round(key).0;
                 if exchange.is_ready(key) && round <= until.min(slowest + AHEAD) && self.dice.below(2) == 0 {
-                    exchange.gradient_mut::<f32>(key).unwrap().fill(self.ledger.pushed(round));
+                    for (element, value) in exchange.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate()
+                    {
+                        *value = self.ledger.pushed(rank, round, element);
+                    }
                     exchange.push(key).unwrap();
                 }
             }
@@ -273,42 +413,48 @@ impl Tree {
             }
         }
         self.forget();
+        self.look_at_machines();
         self.read_notices();
-        let root = &mut self.job.nodes[0].control;
-        if root.has_file() && self.dice.below(4) == 0 {
-            root.write(|_, _, _| Ok(Vec::new()));
+        let (root, dice) = (&mut self.job.nodes[0].control, &mut self.dice);
+        if root.has_file() && dice.below(4) == 0 {
+            root.write(|occasion, before, whole| self.disks.write((0, occasion), before, whole, dice));
         }
         assert!(root.failed.is_none(), "the job fails: {:?}", root.failed);
         for worker in 0..self.job.workers.len() {
             if self.takes_part(worker) {
-                self.ledger.check(&self.job.workers[worker].exchange);
+                let rank = self.job.rank_above(self.job.workers[worker].node) as u32;
+                let Tree { job, ledger, .. } = self;
+                ledger.check((rank, worker), job, |rank| Self::machine_lives(job, rank));
             }
         }
     }
 
     fn read_notices(&mut self) {
-        for (node, notice) in &self.job.notices[self.read..] {
+        let Tree { job, ledger, disks, counts, .. } = self;
+        for (node, notice) in &job.notices[self.read..] {
             match notice {
                 Notice::Snapshot { taken, .. } => {
                     if let Ok(part) = &taken.part {
-                        self.ledger.check_part(part, taken.before);
-                        self.counts.add("snapshots", 1);
+                        ledger.check_part(part, taken.before, job, |rank| Self::machine_lives(job, rank));
+                        disks.take(part, taken.occasion);
+                        counts.add("snapshots", 1);
                     }
                 }
-                Notice::Skipped { chunk, rounds, .. } if *node == 0 => {
-                    self.ledger.skip(*chunk, rounds.clone())
-                }
+                Notice::Skipped { chunk, rounds, .. } if *node == 0 => match ledger {
+                    Ledger::Together(together) => together.skip(*chunk, rounds.clone()),
+                    Ledger::Alone(_) => panic!("no machine that steps alone leaves rounds out: {notice:?}"),
+                },
                 Notice::WorkerGone { by_itself: true, .. } | Notice::AboveGone { .. } => {}
                 // Whether it may end like this is checked where it ends.
                 Notice::JobFailed { .. } if *node > 0 => {}
                 notice => panic!("hub {node}: {notice:?}"),
             }
         }
-        self.read = self.job.notices.len();
+        self.read = job.notices.len();
     }
 
     /// Steps until something is so, which must be before long.
-    fn until(&mut self, mut is_so: impl FnMut(&mut Tree) -> bool, last: u32) {
+    pub fn until(&mut self, mut is_so: impl FnMut(&mut Tree) -> bool, last: u32) {
         for _ in 0..20_000 {
             if is_so(self) {
                 return;

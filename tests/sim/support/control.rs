@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coordinator::input::{
-    Arrived, AskForLinks, Attach, Begin, Connect, GrantLinks, Happened, HeldByLead, HubOf, Lose, Ready,
-    ReleasedByLead,
+    Arrived, AskForLinks, Attach, Begin, Connect, GrantLinks, Happened, HeldByLead, HubOf, Lose,
+    MachinesReached, Ready, ReleasedByLead,
 };
 use coordinator::{
     Blame, Cause, CutId, Effect, Event, Files, Hub, JobSpec, Join, LateLimits, Made, MemberOf, Quotas,
@@ -323,16 +323,20 @@ impl Control {
         self.waits_above.is_some()
     }
 
-    /// Notes that the hubs above let this one take part from a round on.
-    pub fn begins_above(&mut self, first: Round) {
+    /// Notes that the hubs above let this one take part from a round on. A worker of any machine had reached a round when it lost a hub.
+    pub fn begins_above(&mut self, first: Round, reached: Option<Round>) {
+        if let Some(round) = reached {
+            self.ask(MachinesReached { job: self.id, round }).expect("it goes on");
+        }
         let cut = self.waits_above.take().expect("it waits");
         self.reports.push_back(Event::Cut(cut, Stepped::Above(Ok(Some(first)))));
     }
 
-    /// Notes that all members of a hub below are there. Returns the round that it takes part from, if it does.
-    pub fn ready(&mut self, rank: u32) -> Option<Round> {
-        let ready = Ready { member: self.member(rank), reached: None };
-        let effects = self.ask(ready).expect("it has reached no round");
+    /// Notes that all members of a hub below are there, and which round one had reached when it lost a hub. Returns the round that the
+    /// hub takes part from, if it does.
+    pub fn ready(&mut self, rank: u32, reached: Option<Round>) -> Option<Round> {
+        let ready = Ready { member: self.member(rank), reached };
+        let effects = self.ask(ready).expect("no member is too far from others");
         self.carry_out_all(effects);
         self.first_round(rank)
     }
@@ -431,9 +435,8 @@ impl Control {
             }
             // The ends of links that are lost anyway are no news.
             Notice::AboveGone { .. } if self.unlinked_above.is_some() => {}
-            Notice::AboveGone { reason, .. } | Notice::JobFailed { reason, .. } => {
-                self.fails(reason.clone(), Blame::Job);
-            }
+            Notice::AboveGone { reason, .. } => self.fails(reason.clone(), Blame::Hub),
+            Notice::JobFailed { reason, .. } => self.fails(reason.clone(), Blame::Job),
             Notice::Snapshot { taken, .. } => self.taken(core, taken),
             Notice::Skipped { .. } => {}
         }

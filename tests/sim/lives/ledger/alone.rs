@@ -1,31 +1,39 @@
-//! The ledger of workers that step alone: how many pushes of each worker a weight has.
+//! The ledger of members that step alone: how many pushes of each a weight has. A member is a worker, or a machine, whose workers step
+//! together and push the same.
 //!
 //! Element `e` of a key belongs to rank `e mod W`, which alone pushes ones there. So a weight after `n` pushes of its rank is `-n`.
 //! A rank's worker that dies may have one push of each chunk that nobody knows to be stepped. The next worker of the rank sees it
 //! in its first weights, and from then on its own weights are exact.
 
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use pbox_core::{ChunkId, Consistency, KeyId, Layout, Restored, Round, SnapshotPart};
-use sim_tests::simulated::Simulated;
-use worker_shim::Exchange;
+
+use super::Members;
 
 /// The pushes of all workers of a job.
 pub struct Alone {
     layout: Arc<Layout>,
     /// Nothing in ASP.
     staleness: Option<u32>,
-    /// The worker that takes part, by rank.
+    /// The member that takes part, by rank.
     workers: Vec<Option<Worker>>,
+    /// The members that took part so far.
+    begun: usize,
+    /// The last weights of a worker that were looked at: the number of its member, and their round.
+    seen: HashMap<(usize, KeyId), (usize, Round)>,
     /// The number of pushes of former workers that are stepped, or may be, by chunk, then by rank.
     former: Vec<Vec<RangeInclusive<u32>>>,
 }
 
-/// A worker that takes part.
+/// A member that takes part.
 struct Worker {
+    /// The number among all that took part.
+    number: usize,
     first: Round,
-    /// The round whose weights each key has, if it has some, by key.
+    /// The last round whose weights each key has, if it has some, by key.
     has: Vec<Option<Round>>,
 }
 
@@ -47,6 +55,8 @@ impl Alone {
             layout: Arc::clone(layout),
             staleness,
             workers: (0..workers).map(|_| None).collect(),
+            begun: 0,
+            seen: HashMap::new(),
             former: vec![vec![0..=0; workers as usize]; layout.chunks().len()],
         }
     }
@@ -56,26 +66,33 @@ impl Alone {
         (element % self.workers.len()) as u32
     }
 
-    /// Notes that a worker takes part from its round on.
-    pub fn begins(&mut self, rank: u32, job: &Simulated) {
-        let first = next_push(&job.workers[rank as usize], KeyId(0));
-        self.workers[rank as usize] = Some(Worker { first, has: vec![None; self.layout.keys().len()] });
+    /// Whether a member takes part.
+    pub fn takes_part(&self, rank: u32) -> bool {
+        self.workers[rank as usize].is_some()
     }
 
-    /// Notes that a worker pushes nothing any more. The last push of each key may be lost.
-    pub fn ends(&mut self, rank: u32, job: &Simulated) {
+    /// Notes that a member takes part from a round on.
+    pub fn begins(&mut self, rank: u32, first: Round) {
+        self.begun += 1;
+        let has = vec![None; self.layout.keys().len()];
+        self.workers[rank as usize] = Some(Worker { number: self.begun, first, has });
+    }
+
+    /// Notes that a member pushes nothing any more. The last push of each key may be lost.
+    pub fn ends(&mut self, rank: u32, job: &impl Members) {
         let Some(worker) = self.workers[rank as usize].take() else { return };
         for (chunk, former) in self.layout.chunks().iter().zip(&mut self.former) {
-            let most = worker.pushes(next_push(&job.workers[rank as usize], chunk.key));
+            let most = worker.pushes(Round(*job.next(rank, chunk.key).end()));
             let least = worker.has[chunk.key.index()].map_or(0, |has| worker.pushes(has));
             let former = &mut former[rank as usize];
             *former = former.start() + least..=former.end() + most;
         }
     }
 
-    /// Begins again from a state, which says what it has, or anew.
+    /// Begins again from a state, which says what it has, or anew. Nobody takes part yet.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
-        let Alone { layout, former, .. } = self;
+        let Alone { layout, former, workers, .. } = self;
+        workers.fill_with(|| None);
         for (chunk, former) in (0..).map(ChunkId).zip(former) {
             let key = layout.chunk(chunk).key;
             let first = first_element(layout, chunk);
@@ -90,16 +107,20 @@ impl Alone {
     }
 
     /// Checks the weights that a worker has got since the last look.
-    pub fn check(&mut self, rank: u32, job: &Simulated, lives: impl Fn(u32) -> bool) {
-        let exchange = &job.workers[rank as usize];
+    pub fn check(&mut self, (rank, worker): (u32, usize), job: &impl Members, lives: impl Fn(u32) -> bool) {
+        let exchange = job.exchange(worker);
         for key in (0..self.layout.keys().len() as u32).map(KeyId) {
             let round = exchange.round(key);
-            let worker = self.workers[rank as usize].as_mut().expect("it takes part");
-            if !exchange.is_ready(key) || round == Round(0) || worker.has[key.index()] == Some(round) {
+            let member = self.workers[rank as usize].as_mut().expect("it takes part");
+            let seen = Some((member.number, round));
+            if !exchange.is_ready(key) || round == Round(0) || self.seen.get(&(worker, key)).copied() == seen
+            {
                 continue;
             }
-            worker.has[key.index()] = Some(round);
-            let pushes = worker.pushes(round);
+            self.seen.extend(seen.map(|seen| ((worker, key), seen)));
+            let has = &mut member.has[key.index()];
+            *has = (*has).max(Some(round));
+            let pushes = member.pushes(round);
             let mut weights = exchange.weights::<f32>(key).unwrap();
             for chunk in self.layout.key_chunks(key).map(ChunkId) {
                 let of_chunk;
@@ -132,7 +153,7 @@ impl Alone {
         weights: &[f32],
         chunk: ChunkId,
         near: Round,
-        job: &Simulated,
+        job: &impl Members,
         lives: impl Fn(u32) -> bool,
         what: &str,
     ) {
@@ -142,7 +163,7 @@ impl Alone {
             let Some(seen) = count(weights, first, (rank as usize, self.workers.len())) else { continue };
             let former = &self.former[chunk.index()][rank as usize];
             let pushes = |before| self.workers[rank as usize].as_ref().map_or(0, |of| of.pushes(before));
-            let most = former.end() + pushes(next_push(&job.workers[rank as usize], key));
+            let most = former.end() + pushes(Round(*job.next(rank, key).end()));
             let due = if lives(rank) { pushes(near) } else { 0 };
             let least = if due > 0 { former.start() + due } else { 0 };
             assert!(
@@ -156,12 +177,14 @@ impl Alone {
     fn check_ahead(
         &self,
         (rank, key, round): (u32, KeyId, Round),
-        job: &Simulated,
+        job: &impl Members,
         lives: impl Fn(u32) -> bool,
     ) {
         let Some(staleness) = self.staleness else { return };
         for other in (0..self.workers.len() as u32).filter(|&other| lives(other)) {
-            let Round(next) = next_push(&job.workers[other as usize], key);
+            // Workers of a machine that is back have begun no round yet.
+            let first = self.workers[other as usize].as_ref().map_or(0, |of| of.first.0);
+            let next = first.max(*job.next(other, key).start());
             assert!(
                 round.0 <= next + staleness,
                 "rank {rank} goes on with round {} of {key:?}, and rank {other} has pushed {next}",
@@ -175,7 +198,7 @@ impl Alone {
         &self,
         part: &SnapshotPart,
         before: Round,
-        job: &Simulated,
+        job: &impl Members,
         lives: impl Fn(u32) -> bool,
     ) {
         let mut values = part.values.as_slice();
@@ -186,11 +209,6 @@ impl Alone {
             self.check_values(of_chunk, chunk, before, job, &lives, &what);
         }
     }
-}
-
-/// Returns the round that a worker pushes next of a key.
-fn next_push<P: fabric::Port>(worker: &Exchange<P>, key: KeyId) -> Round {
-    Round(worker.round(key).0 + u32::from(!worker.is_ready(key)))
 }
 
 /// Returns the place of a chunk's first element in its key.

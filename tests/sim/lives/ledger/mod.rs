@@ -5,13 +5,58 @@
 mod alone;
 mod together;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use pbox_core::{Consistency, JobTerms, Layout, Restored, Round, SnapshotPart};
+use fabric::sim;
+use pbox_core::{Consistency, JobTerms, KeyId, Layout, Restored, Round, SnapshotPart};
+use sim_tests::levels::Levels;
 use sim_tests::simulated::Simulated;
+use worker_shim::Exchange;
 
 pub use alone::Alone;
 pub use together::{Together, weights_of};
+
+/// A job as the ledger looks at it. Its members are workers, or machines with workers.
+pub trait Members {
+    /// Returns the exchange of a worker.
+    fn exchange(&self, worker: usize) -> &Exchange<sim::Port>;
+
+    /// Returns the round of a key that all workers of a member push next, and the one that the furthest of them does or did.
+    fn next(&self, rank: u32, key: KeyId) -> RangeInclusive<u32>;
+}
+
+/// Returns the round that a worker pushes next of a key.
+fn next_push(worker: &Exchange<sim::Port>, key: KeyId) -> u32 {
+    worker.round(key).0 + u32::from(!worker.is_ready(key))
+}
+
+impl Members for Simulated {
+    fn exchange(&self, worker: usize) -> &Exchange<sim::Port> {
+        &self.workers[worker]
+    }
+
+    fn next(&self, rank: u32, key: KeyId) -> RangeInclusive<u32> {
+        let next = next_push(&self.workers[rank as usize], key);
+        next..=next
+    }
+}
+
+impl Members for Levels {
+    fn exchange(&self, worker: usize) -> &Exchange<sim::Port> {
+        &self.workers[worker].exchange
+    }
+
+    fn next(&self, rank: u32, key: KeyId) -> RangeInclusive<u32> {
+        let of_rank = |worker: &usize| self.rank_above(self.workers[*worker].node) == rank as usize;
+        let workers = || (0..self.workers.len()).filter(of_rank);
+        let next = |worker: usize| next_push(&self.workers[worker].exchange, key);
+        let takes_part = |worker: &usize| self.is_alive(*worker) && self.first_round(*worker).is_some();
+        let furthest = workers().map(next).max().unwrap_or(0);
+        // Who makes links again has pushed as much as others, or less.
+        workers().filter(takes_part).map(next).min().unwrap_or(furthest)..=furthest
+    }
+}
 
 /// The ledger of a job of either kind.
 pub enum Ledger {
@@ -39,12 +84,12 @@ impl Ledger {
     /// Notes that a worker takes part from its round on.
     pub fn begins(&mut self, rank: u32, job: &Simulated) {
         if let Ledger::Alone(alone) = self {
-            alone.begins(rank, job);
+            alone.begins(rank, Round(*job.next(rank, KeyId(0)).start()));
         }
     }
 
-    /// Notes that a worker pushes nothing any more.
-    pub fn ends(&mut self, rank: u32, job: &Simulated) {
+    /// Notes that a member pushes nothing any more.
+    pub fn ends(&mut self, rank: u32, job: &impl Members) {
         if let Ledger::Alone(alone) = self {
             alone.ends(rank, job);
         }
@@ -60,11 +105,11 @@ impl Ledger {
         }
     }
 
-    /// Checks the weights of a worker. `lives` says who takes part.
-    pub fn check(&mut self, rank: u32, job: &Simulated, lives: impl Fn(u32) -> bool) {
+    /// Checks the weights of a worker of a member. `lives` says which members take part.
+    pub fn check(&mut self, of: (u32, usize), job: &impl Members, lives: impl Fn(u32) -> bool) {
         match self {
-            Ledger::Together(together) => together.check(&job.workers[rank as usize]),
-            Ledger::Alone(alone) => alone.check(rank, job, lives),
+            Ledger::Together(together) => together.check(job.exchange(of.1)),
+            Ledger::Alone(alone) => alone.check(of, job, lives),
         }
     }
 
@@ -73,7 +118,7 @@ impl Ledger {
         &mut self,
         part: &SnapshotPart,
         before: Round,
-        job: &Simulated,
+        job: &impl Members,
         lives: impl Fn(u32) -> bool,
     ) {
         match self {

@@ -1,6 +1,7 @@
 //! Drives the controls of a tree's hubs, at once or late, as the threads of real hubs do.
 
 use anyhow::Result;
+use coordinator::Blame;
 use pbox_core::{Notice, OnLoss};
 
 use super::{Levels, Member, Node};
@@ -89,8 +90,10 @@ impl Levels {
             let Node { control, above, .. } = &self.nodes[node];
             let Some((parent, rank)) = above.filter(|_| control.waits_above()) else { continue };
             // As often as it looks: a request whose answer was lost is made again.
-            if let Some(first) = self.nodes[parent].control.ready(rank) {
-                self.nodes[node].control.begins_above(first);
+            let reached = control.heard().reached;
+            if let Some(first) = self.nodes[parent].control.ready(rank, reached) {
+                let furthest = self.nodes[parent].control.heard().reached;
+                self.nodes[node].control.begins_above(first, furthest);
                 begins = true;
             }
         }
@@ -103,6 +106,12 @@ impl Levels {
             self.nodes[node].control.hear(place, &notice);
         }
         self.notices.push((node, notice));
+        self.end_failed(node);
+    }
+
+    /// Ends the job of a hub that has lost its links to the hub above, and cannot make others: that hub is lost.
+    pub fn gives_up_above(&mut self, node: usize) {
+        self.nodes[node].control.fails("no hub above answers".to_owned(), Blame::Hub);
         self.end_failed(node);
     }
 

@@ -69,7 +69,8 @@ impl Levels {
                 let (window, spans) = share.shown_window(&wire)?;
                 let specs = ShardSpec::of_cores(&terms, &wire, share.chunks_by_core().into_iter().zip(spans));
                 weights.push(window);
-                for spec in specs {
+                for mut spec in specs {
+                    spec.restored = self.terms.again.as_ref().and_then(|again| again.restored.clone());
                     cores.push(self.new_core());
                     self.core(*cores.last().expect("just pushed")).add_job(job, spec)?;
                 }

@@ -16,6 +16,7 @@ use pbox_core::{Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, Plac
 use worker_shim::{Exchange, ExchangeError};
 
 use crate::control::Control;
+use crate::simulated::Again;
 use crate::trouble::Dice;
 
 pub use losses::Losses;
@@ -51,6 +52,8 @@ pub struct Terms {
     pub is_orderly: bool,
     /// The lateness of the control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
+    /// The job goes on from a state, with the rounds that workers had reached, by worker. Then nobody waits until all take part.
+    pub again: Option<Again>,
 }
 
 /// A hub, or the hubs of the root together.
@@ -132,6 +135,9 @@ impl Levels {
         let dice = Dice::new(terms.late.unwrap_or(0));
         let mut tree = Levels { net, layout, terms, cores: Vec::new(), nodes, workers, notices, dice };
         tree.add(root, None, 0)?;
+        if tree.terms.again.is_some() {
+            return Ok(tree);
+        }
         tree.until(|tree| {
             (0..tree.nodes.len()).all(|node| tree.begins(node, 0..tree.nodes[node].members.len() as u32))
         })?;
@@ -163,7 +169,13 @@ impl Levels {
             hubs,
             ..self.terms.job.clone()
         };
-        let node = self.make(number, Arc::new(terms), above, cores, depth)?;
+        let mut node = self.make(number, Arc::new(terms), above, cores, depth)?;
+        if let Some(Again { restored, files, reached }) = &self.terms.again {
+            let first = restored.as_ref().filter(|_| above.is_none()).map(|restored| restored.round());
+            let reached = reached.iter().skip(if has_hubs { reached.len() } else { self.workers.len() });
+            let reached = Vec::from_iter(reached.copied().chain(std::iter::repeat(None)).take(below.len()));
+            node.control.begin_again(first.unwrap_or_default(), files, &reached);
+        }
         self.nodes.push(node);
         for (rank, shape) in (0..).zip(below) {
             let member = match shape {
@@ -383,6 +395,11 @@ impl Levels {
     /// Whether a node's members are workers.
     pub fn has_workers(&self, node: usize) -> bool {
         matches!(self.nodes[node].members[..], [Member::Worker(_), ..])
+    }
+
+    /// Returns the places of the chunks at the hubs above all.
+    pub fn placement(&self) -> &Placement {
+        &self.nodes[0].placement
     }
 
     /// Returns a node's rank at the hub above.

@@ -1,0 +1,114 @@
+//! The return of the hubs above a tree: they end at any moment, the jobs below end with them, and the sessions of all machines wait, and
+//! join again at hubs that go on from the last file.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::sim::Net;
+use membership::{End, Event, Limits, Member, Step};
+use pbox_core::{Restored, Round};
+use sim_tests::levels::Levels;
+use sim_tests::simulated::Again;
+
+use super::ledger::Ledger;
+use super::tree::Tree;
+
+/// The longest time for the return of a hub.
+const LIMIT: Duration = Duration::from_secs(60);
+
+impl Tree {
+    /// Kills the hubs above all. `have_begun`: all workers had weights; if not, they have reached what they had before.
+    pub fn hubs_above_die(&mut self, have_begun: bool) {
+        if have_begun {
+            let is_there = |worker: &usize| self.takes_part(*worker) || self.unlinked.contains(worker);
+            let round = |worker: usize| {
+                self.keys().map(|key| self.job.workers[worker].exchange.round(key)).min().expect("a key")
+            };
+            let workers = 0..self.job.workers.len();
+            self.reached = workers.map(|worker| is_there(&worker).then(|| round(worker))).collect();
+        }
+        self.counts.add("hubs above lost", 1);
+        self.job.nodes[0].control.dies();
+        self.job.kill_hub(0);
+    }
+
+    /// Lets the jobs below end: each because of a lost hub, so that its sessions wait.
+    pub fn end(&mut self) {
+        let are_below =
+            |tree: &Tree, hub: usize| tree.job.above(hub) == Some(0) && tree.job.is_hub_alive(hub);
+        let below = Vec::from_iter((1..self.job.nodes.len()).filter(|&hub| are_below(self, hub)));
+        if self.terms.mesh {
+            // Each machine's hub is one of those above: its process is gone.
+            (1..self.job.nodes.len()).for_each(|hub| self.job.kill_machine(hub));
+        }
+        let unlinked = std::mem::take(&mut self.unlinked_hubs);
+        unlinked.into_iter().filter(|hub| below.contains(hub)).for_each(|hub| self.job.gives_up_above(hub));
+        for _ in 0..20_000 {
+            if (0..self.job.nodes.len()).all(|hub| !self.job.is_hub_alive(hub)) {
+                break;
+            }
+            self.job.step().unwrap();
+        }
+        for hub in below.into_iter().filter(|_| !self.terms.mesh) {
+            let control = &self.job.nodes[hub].control;
+            let end = control.failure().map(|(_, end)| end);
+            assert_eq!(end, Some(End::HubLost), "hub {hub} ends with those above: {:?}", control.failed);
+        }
+        check_that_sessions_wait();
+    }
+
+    /// Brings all hubs back, those above from their last file, and all workers.
+    pub fn come_back(&mut self) {
+        let floor = self.job.nodes[0].control.files.whole;
+        let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
+        let restored = restored.map(Arc::new);
+        let from = restored.as_deref().map(Restored::round);
+        let is_lower = |floor| from < Some(floor) && !is_damaged;
+        assert!(!floor.is_some_and(is_lower), "goes on from {from:?}, and {floor:?} was written");
+        self.counts.add("gone on from a file", usize::from(from.is_some()));
+        self.ledger.begin_again(restored.as_deref());
+        (self.terms.again, self.terms.late) =
+            (Some(Again { restored, files, reached: self.reached.clone() }), Some(self.dice.below(u64::MAX)));
+        let net = Net::new(self.dice.below(u64::MAX), self.faults.clone());
+        self.job = Levels::new(net, &self.layout, self.terms.clone(), &self.shape).unwrap();
+        self.read = 0;
+        self.unlinked.clear();
+        self.unlinked_hubs.clear();
+    }
+
+    /// Checks that the members of all hubs hear how many rounds are lost.
+    pub fn check_lost(&self) {
+        let Some(Again { restored, .. }) = &self.terms.again else { return };
+        let of_machine = |rank: usize| {
+            let is_of = |&worker: &usize| self.job.rank_above(self.job.workers[worker].node) == rank;
+            (0..self.job.workers.len()).filter(is_of).filter_map(|worker| self.reached[worker]).max()
+        };
+        let first = restored.as_ref().map_or(Round(0), |restored| restored.round());
+        let steps_alone = matches!(self.ledger, Ledger::Alone(_));
+        let furthest = match steps_alone && restored.is_some() {
+            true => (0..self.shape.len()).filter_map(of_machine).min(),
+            false => self.reached.iter().flatten().copied().max(),
+        };
+        let lost = furthest.map_or(0, |furthest| furthest.0.saturating_sub(first.0));
+        for (hub, node) in self.job.nodes.iter().enumerate() {
+            // Machines that begin anew alone know of themselves only.
+            if hub == 0 || !steps_alone {
+                assert_eq!(node.control.heard().lost, lost, "rounds are lost, hub {hub} says");
+            }
+        }
+    }
+}
+
+/// Checks that a session whose job has ended like this joins again.
+fn check_that_sessions_wait() {
+    let mut session = Member::linked(Limits { hubs: 1, links: LIMIT, hub: LIMIT });
+    let mut does = |event| session.handle(event, Instant::now());
+    assert_eq!(does(Event::LinkEnded { may_relink: false }), Some(Step::Explain(None)));
+    assert_eq!(does(Event::Ended(End::HubLost)), Some(Step::TellLoss));
+    let mut next = does(Event::Told);
+    if let Some(Step::Wait(_)) = next {
+        next = does(Event::TimePassed);
+    }
+    assert!(matches!(next, Some(Step::Join(_))), "{next:?}");
+    assert_eq!(does(Event::TakesPart), Some(Step::CatchUp));
+}
