@@ -10,7 +10,7 @@
 //!
 //! The driver has the parts, and writes the files. No core waits for the disk: while its part is being written, it skips the next one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::time::Instant;
 
@@ -24,6 +24,8 @@ use crate::hubs::{Hubs, may_write};
 
 /// The most parts of checkpoints whose states are known.
 const PARTS: usize = 8;
+/// The most reports of passed rounds that are known of a core. Another core is behind by fewer.
+const PASSED: usize = 64;
 
 /// The checkpoints of a job.
 #[derive(Debug, Default)]
@@ -31,8 +33,8 @@ pub struct Checkpoints {
     /// The number of snapshots that cuts were for.
     asked: u64,
     collecting: Vec<Collecting>,
-    /// The rounds that each core has passed last without snapshots, and of which it says nothing more.
-    passed: BTreeMap<usize, RangeInclusive<Round>>,
+    /// The rounds that each core has passed without snapshots, and of which it says nothing more: the last reports, in any order.
+    passed: BTreeMap<usize, VecDeque<RangeInclusive<Round>>>,
     /// The last ones that were begun here, by their rounds: hub 0 asks. One may end after a later one.
     parts: BTreeMap<Round, PartState>,
     /// The requests that want the state.
@@ -149,7 +151,11 @@ impl Checkpoints {
             let rounds = before..=through;
             let due = collecting.iter().map(|one| one.occasion).filter(|of| is_due_in(*of, &rounds));
             let due = Vec::from_iter(due);
-            passed.insert(core, rounds);
+            let of_core = passed.entry(core).or_default();
+            of_core.push_back(rounds);
+            if of_core.len() > PASSED {
+                of_core.pop_front();
+            }
             return due
                 .into_iter()
                 .filter_map(|of| self.answered(of, core, owners, Some(why.clone())))
@@ -157,7 +163,9 @@ impl Checkpoints {
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
             // Cores that have passed it say nothing more of it.
-            let answers = passed.values().filter(|rounds| is_due_in(occasion, rounds)).count();
+            let has_passed =
+                |of_core: &&VecDeque<_>| of_core.iter().any(|rounds| is_due_in(occasion, rounds));
+            let answers = passed.values().filter(has_passed).count();
             let refused = (answers > 0).then(|| "another core has passed it".to_owned());
             let lacks = BTreeSet::new();
             collecting.push(Collecting { occasion, before, answers, refused, lacks, want: None });

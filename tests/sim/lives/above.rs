@@ -1,6 +1,7 @@
 //! The return of the hubs above a tree: they end at any moment, the jobs below end with them, and the sessions of all machines wait, and
 //! join again at hubs that go on from the last file.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,7 @@ impl Tree {
         let are_below =
             |tree: &Tree, hub: usize| tree.job.above(hub) == Some(0) && tree.job.is_hub_alive(hub);
         let below = Vec::from_iter((1..self.job.nodes.len()).filter(|&hub| are_below(self, hub)));
+        let have_workers = if self.terms.mesh { BTreeSet::new() } else { self.with_workers() };
         if self.terms.mesh {
             // Each machine's hub is one of those above: its process is gone.
             (1..self.job.nodes.len()).for_each(|hub| self.job.kill_machine(hub));
@@ -49,7 +51,8 @@ impl Tree {
             }
             self.job.step().unwrap();
         }
-        for hub in below.into_iter().filter(|_| !self.terms.mesh) {
+        // A hub whose last worker is gone may end because of that.
+        for hub in below.into_iter().filter(|hub| have_workers.contains(hub)) {
             let control = &self.job.nodes[hub].control;
             let end = control.failure().map(|(_, end)| end);
             assert_eq!(end, Some(End::HubLost), "hub {hub} ends with those above: {:?}", control.failed);

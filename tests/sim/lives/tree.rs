@@ -253,7 +253,7 @@ impl Tree {
     }
 
     /// Returns the hubs that have a worker below that takes part.
-    fn with_workers(&self) -> BTreeSet<usize> {
+    pub fn with_workers(&self) -> BTreeSet<usize> {
         let workers = (0..self.job.workers.len()).filter(|&worker| self.takes_part(worker));
         let of_worker = |worker: usize| {
             std::iter::successors(Some(self.job.workers[worker].node), |&hub| self.job.above(hub))

@@ -28,6 +28,18 @@ fn reply(before: u32, bytes: u64) -> CheckpointReply {
 }
 
 #[test]
+fn a_core_that_has_passed_rounds_twice_is_not_waited_for_whichever_it_says_first() {
+    let mut job = running();
+    job.spec.made.owners = 2;
+    assert_eq!(answers(&mut job, 1, 16, Some(16)), []);
+    assert_eq!(answers(&mut job, 1, 6, Some(14)), []);
+    for before in [16, 10] {
+        let skipped = over(before, Parts::Skip("another core has passed it".into()));
+        assert_eq!(answers(&mut job, 0, before, None), skipped, "before round {before}");
+    }
+}
+
+#[test]
 fn a_core_that_has_passed_rounds_is_not_waited_for() {
     let mut job = running();
     job.spec.made.owners = 2;

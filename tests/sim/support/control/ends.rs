@@ -113,8 +113,9 @@ impl Control {
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets some time pass before members that live say so.
+    /// Lets some time pass before members that live say so. They have taken the news that they heard before, as heartbeats do at once.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
+        self.heard_of(&lives);
         self.now += LIMIT / 2;
         let effects = self.ask(Happened { job: self.id, event: Event::Swept(LIMIT) });
         self.carry_out_all(effects);
