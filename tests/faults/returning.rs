@@ -76,6 +76,8 @@ pub(super) struct Stops {
     span: u32,
     made: AtomicU32,
     over: AtomicU32,
+    /// Returns of all workers, one of each for a stop.
+    back: AtomicU32,
 }
 
 impl Stops {
@@ -86,6 +88,8 @@ impl Stops {
     /// Stops a hub and starts it again, `stops` times.
     pub fn make(&self, stops: u32, mut stop: impl FnMut(u32)) {
         for number in 1..=stops {
+            // A worker that is still on its way back would see two stops as one.
+            until("all workers are back", || self.back.load(Ordering::Relaxed) >= (number - 1) * WORKERS);
             until("some more rounds", || self.made.load(Ordering::Relaxed) >= number * self.span);
             stop(number);
             self.over.store(number, Ordering::Relaxed);
@@ -104,13 +108,17 @@ impl Stops {
         });
     }
 
-    /// Waits before a worker's step until the stop that belongs to the steps before is over.
+    /// Waits before a worker's step until the stop that belongs to the steps before is over, and the worker is back.
     pub fn before(&self, session: &mut Session, step: u32) {
         self.made.fetch_max(step, Ordering::Relaxed);
+        let due = ((step + 1) / self.span).saturating_sub(1);
         until("the stop is over", || {
             session.is_ready(FIRST).unwrap();
-            self.over.load(Ordering::Relaxed) + 1 >= (step + 1) / self.span
+            self.over.load(Ordering::Relaxed) >= due && session.returns().times >= due
         });
+        if due > 0 && (step + 1).is_multiple_of(self.span) {
+            self.back.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
