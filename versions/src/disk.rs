@@ -43,6 +43,8 @@ impl Draft {
     /// Makes an empty one.
     pub fn make(dir: &Path, id: VersionId) -> Result<Self, VersionError> {
         let path = dir.join(format!("{HIDDEN}{id}"));
+        // A try before this one, whose files could not be removed then.
+        drop(fs::remove_dir_all(&path));
         fs::create_dir(&path).map_err(VersionError::disk(&path, "making the directory of a version"))?;
         Ok(Draft { path, shown: false })
     }
@@ -94,7 +96,7 @@ pub(crate) fn write_new(
     let (dir, name) =
         (path.parent().filter(|dir| *dir != Path::new("")), path.file_name().unwrap_or_default());
     let dir = dir.unwrap_or(Path::new("."));
-    let hidden = dir.join(format!("{HIDDEN}{}", name.to_string_lossy()));
+    let hidden = dir.join(format!("{HIDDEN}{}-{}", std::process::id(), name.to_string_lossy()));
     let written = create(&hidden, write).and_then(|()| fs::hard_link(&hidden, path));
     // Also where it failed: a link leaves the first name.
     drop(fs::remove_file(&hidden));

@@ -1,6 +1,7 @@
 //! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and as a picture (as PHub's
 //! figure 2). With `--machines`, a job on several machines.
 
+mod capacity;
 mod machines;
 mod racks;
 
@@ -16,6 +17,7 @@ use phub_server::program::ModelSource;
 use serde_json::json;
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
+use capacity::CapacityArgs;
 use machines::MachinesArgs;
 use racks::RacksArgs;
 
@@ -35,7 +37,11 @@ A job on several machines, each like this one: flat, or two levels (a mesh)?
 
 A job in several racks, with a hub that is a box in each:
 
-  phub-server topology --racks 4 --workers-per-rack 8 --model vgg19 --worker-gbps 10 --hub-gbps 100 --uplink-gbps 40")]
+  phub-server topology --racks 4 --workers-per-rack 8 --model vgg19 --worker-gbps 10 --hub-gbps 100 --uplink-gbps 40
+
+The workers that a machine carries as their hub, and what limits it first:
+
+  phub-server topology --workers-for resnet50 --samples-per-s 190 --memory-gb-s 125")]
 pub struct TopologyArgs {
     /// A machine from an hwloc XML file (lstopo --of xml FILE) instead of this one.
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
@@ -74,6 +80,9 @@ pub struct TopologyArgs {
     #[command(flatten)]
     racks: RacksArgs,
 
+    #[command(flatten)]
+    capacity: CapacityArgs,
+
     /// Print one JSON object instead: cores and NICs of the plan, with what each owns of the job, and the plan's reasons.
     #[arg(long, conflicts_with_all = ["machines", "racks"])]
     json: bool,
@@ -108,6 +117,9 @@ impl TopologyArgs {
             let model = self.needed_model("--racks")?;
             let chunk_bytes = self.chunk(&model.1);
             (self.racks.text(model, chunk_bytes)?, String::new())
+        } else if self.capacity.are_given() {
+            let plan = topology::place(&host, &self.request(&[]))?;
+            (self.capacity.text(&host, &plan)?, String::new())
         } else if self.machines.are_given() {
             self.of_machines(&host)?
         } else {

@@ -1,0 +1,125 @@
+//! `phub-server topology --workers-for MODEL`: the workers of a model that this machine carries as their hub. It says what limits
+//! the machine first, and what would limit it next (PHub, section 2: "up to 120 workers").
+
+use std::fmt::Write as _;
+
+use anyhow::Context as _;
+use pbox_core::models;
+use topology::{Host, Plan};
+
+use super::machines::mb;
+
+/// The share of a NIC's rating that values take, beside headers.
+const WITHOUT_HEADERS: f64 = 0.97;
+
+/// Settings of `topology` for the workers that a hub carries.
+#[derive(Debug, clap::Args)]
+pub(super) struct CapacityArgs {
+    /// Say how many workers of this published network the machine carries as their hub, and what limits it first.
+    ///
+    /// A bound on paper: NICs by their ratings, and the memory by --memory-gb-s.
+    #[arg(long, value_name = "NAME", requires = "samples_per_s",
+          conflicts_with_all = ["machines", "racks", "workers", "model", "manifest", "json", "svg"])]
+    workers_for: Option<String>,
+
+    /// Samples that one worker computes in a second.
+    #[arg(long, value_name = "N", value_parser = positive, requires = "workers_for")]
+    samples_per_s: Option<f64>,
+
+    /// Samples of one worker in a round.
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "workers_for",
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    batch: u32,
+
+    /// Speed of the machine's memory in GB/s: some 0.8 of what its channels are rated at, or as it was measured.
+    #[arg(long, value_name = "N", value_parser = positive, requires = "workers_for")]
+    memory_gb_s: Option<f64>,
+}
+
+/// Parses a number above 0.
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (1e-3..=1e9).contains(&number) => Ok(number),
+        _ => Err("expected a number from 0.001 to 1e9".to_owned()),
+    }
+}
+
+/// A limit on the workers of a hub.
+struct Limit {
+    name: &'static str,
+    gb_s: f64,
+    workers: f64,
+}
+
+impl CapacityArgs {
+    /// Whether it was asked for.
+    pub fn are_given(&self) -> bool {
+        self.workers_for.is_some()
+    }
+
+    /// Returns the text.
+    pub fn text(&self, host: &Host, plan: &Plan) -> anyhow::Result<String> {
+        let (Some(name), Some(samples)) = (&self.workers_for, self.samples_per_s) else {
+            return None.context("--workers-for needs --samples-per-s");
+        };
+        let model = models::model(name)?;
+        let bytes: u64 = model.keys.iter().filter_map(|key| key.bytes()).sum();
+        let each = bytes as f64 * samples / f64::from(self.batch) / 1e9;
+        let mut limits: Vec<Limit> = nic_gb_s(host, plan)
+            .map(|gb_s| Limit { name: "NICs", gb_s, workers: gb_s / each })
+            .into_iter()
+            .chain(self.memory_gb_s.map(|gb_s| Limit {
+                name: "memory",
+                gb_s,
+                workers: by_memory(gb_s / each),
+            }))
+            .collect();
+        let mut text = format!(
+            "This machine as a hub of {}, {} a copy; each worker computes {samples} samples/s in batches of {}\n\
+             A worker pushes {each:.3} GB/s, and gets as much\n\n",
+            model.name,
+            mb(bytes),
+            self.batch
+        );
+        for Limit { name, gb_s, workers } in &limits {
+            let _ = writeln!(text, "  {name:<8} {gb_s:>8.1} GB/s {:>8} workers", workers.floor());
+        }
+        limits.sort_by(|a, b| a.workers.total_cmp(&b.workers));
+        let next = match limits.as_slice() {
+            [] => "No limit is known: NICs have no speeds here. Give --memory-gb-s.".to_owned(),
+            [only] => format!(
+                "At most {} workers. The first limit: {}. Of the other one, NICs or memory, the speed is not known.",
+                only.workers.floor(),
+                only.name
+            ),
+            [first, next, ..] => format!(
+                "At most {} workers. The first limit: {}. With {:.2} times of it, the next: {}, at {} workers.",
+                first.workers.floor(),
+                first.name,
+                next.workers / first.workers,
+                next.name,
+                next.workers.floor()
+            ),
+        };
+        let _ = writeln!(text, "\n{next}");
+        text.push_str("A bound on paper: cores are not in it, and the cache is taken to save nothing.\n");
+        Ok(text)
+    }
+}
+
+/// Returns what all NICs of a plan carry each way, if the speed of each is known.
+fn nic_gb_s(host: &Host, plan: &Plan) -> Option<f64> {
+    let speed = |nic: &topology::PlacedNic| host.nics.iter().find(|of| of.name == nic.name)?.speed;
+    let speeds: Option<Vec<f64>> =
+        plan.nics().iter().map(|nic| Some(speed(nic)?.bits_per_s as f64)).collect();
+    let bits: f64 = speeds?.iter().sum();
+    (bits > 0.0).then_some(bits / 8e9 * WITHOUT_HEADERS)
+}
+
+/// Returns the workers for whom the memory is enough that carries `pushes` times what one worker pushes.
+///
+/// For each byte that `w` workers push, a NIC writes one and the sum reads one. The step reads 2/w and writes 2/w (Nesterov). The
+/// cache saves nothing here.
+fn by_memory(pushes: f64) -> f64 {
+    ((pushes - 4.0) / 2.0).max(0.0)
+}
