@@ -73,6 +73,7 @@ pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u3
 /// The stops of hubs while workers train, one every `span` steps.
 #[derive(Default)]
 pub(super) struct Stops {
+    workers: u32,
     span: u32,
     made: AtomicU32,
     over: AtomicU32,
@@ -81,15 +82,17 @@ pub(super) struct Stops {
 }
 
 impl Stops {
-    pub fn every(span: u32) -> Self {
-        Stops { span, ..Stops::default() }
+    pub fn every(workers: u32, span: u32) -> Self {
+        Stops { workers, span, ..Stops::default() }
     }
 
     /// Stops a hub and starts it again, `stops` times.
     pub fn make(&self, stops: u32, mut stop: impl FnMut(u32)) {
         for number in 1..=stops {
             // A worker that is still on its way back would see two stops as one.
-            until("all workers are back", || self.back.load(Ordering::Relaxed) >= (number - 1) * WORKERS);
+            until("all workers are back", || {
+                self.back.load(Ordering::Relaxed) >= (number - 1) * self.workers
+            });
             until("some more rounds", || self.made.load(Ordering::Relaxed) >= number * self.span);
             stop(number);
             self.over.store(number, Ordering::Relaxed);

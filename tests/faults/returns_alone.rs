@@ -95,7 +95,8 @@ fn a_hub_that_stops_loses_no_push_of_workers_that_step_alone() {
         let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
         let mut hub = start_process(address, dir.path(), 7);
         hub.read_reply();
-        let (stops, here): (_, [AtomicU32; 2]) = (Stops::every(STEPS / (STOPS + 1)), Default::default());
+        let (stops, here): (_, [AtomicU32; 2]) =
+            (Stops::every(WORKERS, STEPS / (STOPS + 1)), Default::default());
         let seen = std::thread::scope(|scope| {
             scope.spawn(|| {
                 stops.make(STOPS, |_| {
@@ -135,7 +136,7 @@ fn killed(consistency: Consistency, count: usize) {
     const KILLS: u32 = 4;
     let mut hubs = Hubs::start(count, 10);
     let list = hubs.list();
-    let (stops, here): (_, [AtomicU32; 2]) = (Stops::every(STEPS / (KILLS + 1)), Default::default());
+    let (stops, here): (_, [AtomicU32; 2]) = (Stops::every(WORKERS, STEPS / (KILLS + 1)), Default::default());
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             until("a checkpoint is there", || has_a_checkpoint(&hubs.dirs));

@@ -1,5 +1,5 @@
-//! Machines that step alone: a hub above them, of one of them, or of a mesh ends and comes back. Workers of a machine step
-//! together, and each machine has its own rounds.
+//! Machines that step alone: a hub of one of them is killed and comes back, and hubs stop. Workers of a machine step
+//! together, and each machine has its own rounds. Lives of trees (`tests/sim/lives`) have hubs above that are lost.
 //!
 //! Weights count pushes, as in [`returns_alone`](super::returns_alone): each machine adds a digit of its own.
 
@@ -49,41 +49,25 @@ pub(super) fn trained(
     })
 }
 
-/// Kills these hubs in turn, at any moment.
-fn killed(is_mesh: bool, turn: &[usize], consistency: Consistency) {
+#[test]
+fn a_hub_below_of_machines_that_step_alone_may_be_killed_at_any_moment() {
+    const TURN: [usize; 2] = [1, 0];
     const STEPS: u32 = 200;
     const KILLS: u32 = 4;
-    let mut cluster = Cluster::start(is_mesh, 10, 30);
-    let stops = Stops::every(STEPS / (KILLS + 1));
+    let (consistency, _watchdog) = (Consistency::Ssp { staleness: 3 }, Watchdog::start());
+    let mut cluster = Cluster::start(false, 10, 30);
+    let stops = Stops::every(MACHINES * WORKERS, STEPS / (KILLS + 1));
     let pause = |worker: u32, number: u32| u64::from(2 * worker + number) % 4;
     let seen = trained(&mut cluster, consistency, STEPS, &stops, pause, |cluster| {
         until("a checkpoint is there", || has_a_checkpoint(&cluster.dirs));
         stops.kill(KILLS, |number| {
-            cluster.kill(turn[number % turn.len()]);
-            cluster.again(turn[number % turn.len()]);
+            cluster.kill(TURN[number % TURN.len()]);
+            cluster.again(TURN[number % TURN.len()]);
         });
     });
     assert_adds_up(&seen, STEPS);
     let first_of_machines: Vec<Ended> = seen.into_iter().step_by(WORKERS as usize).collect();
     assert_counts_add_up(&first_of_machines, consistency, STEPS);
-}
-
-#[test]
-fn a_hub_above_machines_that_step_alone_may_be_killed_at_any_moment() {
-    let _watchdog = Watchdog::start();
-    ALL.into_iter().for_each(|consistency| killed(false, &[MACHINES as usize], consistency));
-}
-
-#[test]
-fn a_hub_below_of_machines_that_step_alone_may_be_killed_at_any_moment() {
-    let _watchdog = Watchdog::start();
-    killed(false, &[1, 0], Consistency::Ssp { staleness: 3 });
-}
-
-#[test]
-fn a_hub_of_a_mesh_of_machines_that_step_alone_may_be_killed_at_any_moment() {
-    let _watchdog = Watchdog::start();
-    killed(true, &[0, 1], Consistency::Ssp { staleness: 3 });
 }
 
 /// The hub above, and that of a machine, stop while machines are ahead of each other.
@@ -94,7 +78,7 @@ fn a_hub_that_stops_loses_no_push_of_machines_that_step_alone() {
     let _watchdog = Watchdog::start();
     for consistency in ALL {
         let mut cluster = Cluster::start(false, 1000, 30);
-        let stops = Stops::every(STEPS / (TURN.len() as u32 + 1));
+        let stops = Stops::every(MACHINES * WORKERS, STEPS / (TURN.len() as u32 + 1));
         let pause = |worker: u32, _| u64::from(2 + 3 * (worker / WORKERS));
         let seen = trained(&mut cluster, consistency, STEPS, &stops, pause, |cluster| {
             stops.make(TURN.len() as u32, |stop| {

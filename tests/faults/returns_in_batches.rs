@@ -46,7 +46,7 @@ fn a_hub_that_stops_loses_nothing_of_batches() {
         let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
         let mut hub = start_process(address, dir.path(), 1000);
         hub.read_reply();
-        let (stops, ended) = (Stops::every(STEPS / (STOPS + 1)), AtomicU32::new(0));
+        let (stops, ended) = (Stops::every(WORKERS, STEPS / (STOPS + 1)), AtomicU32::new(0));
         let seen = std::thread::scope(|scope| {
             scope.spawn(|| {
                 stops.make(STOPS, |_| {
@@ -78,7 +78,7 @@ fn a_hub_may_be_killed_at_any_moment_of_a_batch() {
     let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
     let mut hub = start_process(address, dir.path(), 10);
     hub.read_reply();
-    let (stops, ended) = (Stops::every(STEPS / (KILLS + 1)), AtomicU32::new(0));
+    let (stops, ended) = (Stops::every(WORKERS, STEPS / (KILLS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             until("a checkpoint is there", || dir.path().join("job.safetensors").exists());

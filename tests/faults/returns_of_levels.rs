@@ -114,7 +114,7 @@ fn killed(is_mesh: bool, turn: &[usize]) {
     let mut cluster = Cluster::start(is_mesh, 10, 30);
     let configs: Vec<_> =
         (0..MACHINES * WORKERS).map(|number| cluster.config(number / WORKERS, number % WORKERS)).collect();
-    let (stops, ended) = (Stops::every(STEPS / (KILLS + 1)), AtomicU32::new(0));
+    let (stops, ended) = (Stops::every(MACHINES * WORKERS, STEPS / (KILLS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             until("a checkpoint is there", || has_a_checkpoint(&cluster.dirs));
@@ -162,7 +162,7 @@ fn stopped(is_mesh: bool, turn: &[usize]) {
     let configs: Vec<_> =
         (0..MACHINES * WORKERS).map(|number| cluster.config(number / WORKERS, number % WORKERS)).collect();
     let count = turn.len() as u32;
-    let (stops, ended) = (Stops::every(STEPS / (count + 1)), AtomicU32::new(0));
+    let (stops, ended) = (Stops::every(MACHINES * WORKERS, STEPS / (count + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             stops.make(count, |stop| {

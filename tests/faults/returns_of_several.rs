@@ -64,7 +64,7 @@ const KILLS: u32 = 5;
 fn killed_by(count: usize, on_loss: OnLoss, kill: impl FnOnce(&Stops, &mut Hubs) + Send) {
     let mut hubs = Hubs::start(count, 10);
     let list = hubs.list();
-    let (stops, ended) = (Stops::every(STEPS / (KILLS + 1)), AtomicU32::new(0));
+    let (stops, ended) = (Stops::every(WORKERS, STEPS / (KILLS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             until("a checkpoint is whole", || has_a_checkpoint(&hubs.dirs));
@@ -99,7 +99,7 @@ fn a_hub_of_several_that_stops_in_the_middle_of_a_round_loses_nothing() {
     let _watchdog = Watchdog::start();
     let mut hubs = Hubs::start(2, 1000);
     let list = hubs.list();
-    let (stops, ended) = (Stops::every(STEPS / (STOPS + 1)), AtomicU32::new(0));
+    let (stops, ended) = (Stops::every(WORKERS, STEPS / (STOPS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             stops.make(STOPS, |stop| {

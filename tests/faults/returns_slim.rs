@@ -21,7 +21,8 @@ fn train(transport: Transport, every: u32, kill: bool) -> Vec<(Returns, Vec<f32>
     let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
     let mut hub = start_process(address, dir.path(), every);
     hub.read_reply();
-    let (stops, here, last) = (Stops::every(STEPS / (ENDS + 1)), AtomicU32::new(0), AtomicU32::new(0));
+    let (stops, here, last) =
+        (Stops::every(WORKERS, STEPS / (ENDS + 1)), AtomicU32::new(0), AtomicU32::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             until("a checkpoint is there", || !kill || dir.path().join("job.safetensors").exists());
