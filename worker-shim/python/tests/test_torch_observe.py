@@ -79,10 +79,19 @@ def run_of(rank, hub, part, steps, passes):
     torch.distributed.barrier()
     observer._rows.finish()  # all answers are there
     found, words, seen = observer.late, str(observer), observer.times
-    verdict = verdict_of(hub, observer.session.job)
+    # A job that the hub has seen once, and that makes no more rounds, has no speed.
+    verdict = seen_again(hub, observer.session.job) if steps > 20 else None
     torch.distributed.barrier()
     observer.leave()
     return (None if found is None else tuple(found)), words, [each.tolist() for each in seen], verdict
+
+
+def seen_again(hub, job):
+    """Returns the verdict once the hub has looked at the job's last rounds: it looks every few seconds."""
+    until = time.monotonic() + 60
+    while "look again" in (verdict := verdict_of(hub, job)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return verdict
 
 
 def verdict_of(hub, job):
