@@ -136,11 +136,13 @@ impl Publisher {
             let (ours, theirs) = (origin.job, theirs.job.clone());
             return Err(VersionError::OtherJob { path: self.dir.clone(), ours, theirs });
         }
+        let there = disk::versions(&self.dir)?.last().copied();
+        self.newest = self.newest.max(there.unwrap_or(self.newest));
         let id = VersionId(self.newest.0 + 1);
-        let base = self
-            .last
-            .as_ref()
-            .filter(|last| self.deltas + 1 < self.rules.whole_each.get() && last.weights.is_like(&weights));
+        // Somebody may have removed the base. A version that failed at its very end may have its name.
+        let is_base = |last: &&At| there == Some(last.id) && last.weights.is_like(&weights);
+        let base =
+            self.last.as_ref().filter(is_base).filter(|_| self.deltas + 1 < self.rules.whole_each.get());
         let changes = base.map(|last| Changes::between(&last.weights, &weights)).transpose();
         let changes = changes.map_err(VersionError::disk(&self.dir, "compressing a delta"))?;
         // Weights of which all bits changed may be shorter as they are.

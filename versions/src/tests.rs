@@ -232,6 +232,19 @@ fn a_delta_whose_base_is_gone_is_named() {
 }
 
 #[test]
+fn a_version_whose_base_is_not_the_newest_in_the_directory_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    (1..=2).for_each(|number| assert_eq!(publish(&mut publisher, number).is_whole, number == 1));
+    std::fs::remove_dir_all(dir.path().join("weight_v000002")).unwrap();
+    let next = publish(&mut publisher, 3);
+    assert_eq!((next.id, next.is_whole), (VersionId(3), true), "somebody removed its base");
+    std::fs::create_dir(dir.path().join("weight_v000004")).unwrap();
+    assert!(publisher.publish(origin(4), weights(4)).is_err(), "that one has no index");
+    assert_eq!(read(dir.path(), 5).unwrap().weights, weights(4), "and is published all the same");
+}
+
+#[test]
 fn values_are_rounded_to_the_nearest() {
     let mut weights = Weights::default();
     let values = [1.0, 1.003_906_3, -0.0, f32::INFINITY];
