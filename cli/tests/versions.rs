@@ -180,5 +180,9 @@ fn what_cannot_be_published_is_named() {
         &["nowhere", "listing versions"],
     );
     says(failure(&["versions", "export", &to, "--to", &file]), &["has no versions"]);
+    says(
+        failure(&["versions", "verify", &to]),
+        &[&to, "has no versions; expected a directory of `phub-server publish`"],
+    );
     assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "the lock alone: nothing was published");
 }

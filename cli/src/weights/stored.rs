@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
-use versions::{Listed, Reader, VersionId, list};
+use versions::{Listed, Reader, VersionError, VersionId, list};
 
 use super::spoken;
 use crate::out::line;
@@ -79,6 +79,10 @@ fn show(directory: &Path) -> anyhow::Result<()> {
 fn verify(directory: &Path) -> anyhow::Result<()> {
     let mut reader = Reader::new(directory);
     let all = list(directory)?;
+    if all.is_empty() {
+        // Nothing to compare is no success: the directory may be a wrong one.
+        return Err(VersionError::Empty { path: directory.to_owned() }.into());
+    }
     for Listed { id, origin, .. } in &all {
         let at = reader.go_to(*id)?;
         line(format_args!(

@@ -28,7 +28,7 @@ pub(super) struct MachinesArgs {
     #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
     workers_per_machine: Option<u32>,
 
-    /// Also shows the shape with N dedicated hubs above those of the machines.
+    /// Dedicated hubs above those of the machines, whose shape is shown, too.
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
