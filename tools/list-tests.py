@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/tests.md, the list of the test files: `tools/list-tests.py`. With --check it fails if the page is stale.
+"""Writes docs/tests.md, the test files by directory: `tools/list-tests.py`. With --check it fails if the page is stale.
 
-A row has the first sentence of the file's head: `//!` in Rust, the docstring in Python, the first comment in a shell script.
+`tools/list-tests.py WORD` prints the files with this word in their path or in the first sentence of their head. A head is `//!`
+in Rust, the docstring in Python, the first comment in a shell script.
 """
 
 import itertools
@@ -28,8 +29,12 @@ HEADS = {
 SENTENCE = re.compile(r".*?[.](?= [A-Z`]|$)|.*")
 TOP = """# List of tests
 
-`tools/list-tests.py` makes this page from the first sentence of each file; edit the file, and run it. Unit tests at the end of
-a product file are not listed. [testing.md](testing.md) says how to run tests.
+`tools/list-tests.py` makes this page from the tree. The head of each file says what the file shows: `tools/list-tests.py relink`
+prints the first sentence of each file that has this word in its path or in that sentence. Unit tests at the end of a product
+file are not listed. [testing.md](testing.md) says how to run tests.
+
+| directory | test files |
+| --- | --- |
 """
 
 
@@ -53,23 +58,32 @@ def is_test(file):
     return OTHER.search(file)
 
 
-def list_tests():
+def tests():
+    """Returns the first sentence of each test file, by path."""
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    paths = sorted(file for file in files.stdout.split() if (ROOT / file).exists() and is_test(file))
+    return {path: first_sentence(ROOT / path) for path in paths}
+
+
+def page(paths):
+    """Returns the page: a row for each directory of a package, with the files in it and below it."""
     folders = {}
-    for file in sorted(file for file in files.stdout.split() if (ROOT / file).exists() and is_test(file)):
-        path = pathlib.Path(file)
-        folder = path.parts[0] if path.parts[0] not in ("tools", "worker-shim") else "/".join(path.parts[:2])
-        folders.setdefault(folder, []).append((path.relative_to(folder), first_sentence(ROOT / file)))
-    out = [TOP]
-    for folder, rows in folders.items():
-        out.append(f"\n## {folder}\n\n| file | what it shows |\n| --- | --- |\n")
-        out += [f"| `{name}` | {text} |\n" for name, text in rows]
-    return "".join(out)
+    for path in map(pathlib.PurePath, paths):
+        depth = next((at for at, part in enumerate(path.parts) if part in ("src", "tests")), len(path.parts) - 2)
+        depth += path.parts[0] == "tests"
+        folder = pathlib.PurePath(*path.parts[: min(depth + 1, len(path.parts) - 1)])
+        folders.setdefault(folder, []).append(f"`{path.relative_to(folder).with_suffix('')}`")
+    return TOP + "".join(f"| `{folder}` | {', '.join(names)} |\n" for folder, names in folders.items())
 
 
 def main():
-    text = list_tests()
-    if "--check" not in sys.argv:
+    found = tests()
+    words = [word.lower() for word in sys.argv[1:] if word != "--check"]
+    text = page(found)
+    if words:
+        rows = (f"{path}: {sentence}" for path, sentence in found.items())
+        print("\n".join(row for row in rows if all(word in row.lower() for word in words)))
+    elif "--check" not in sys.argv:
         PAGE.write_text(text)
     elif not PAGE.exists() or PAGE.read_text() != text:
         sys.exit("docs/tests.md is stale: run tools/list-tests.py")
