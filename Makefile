@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help help-all run test check deny house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
+.PHONY: help help-all run test check deny house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -43,8 +43,15 @@ neon:  # test kernels and codecs on an emulated 64-bit Arm
 	sh tools/neon.sh
 
 CHECKS ?=
-rxe:  # run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some)
+rxe:  # run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some, CHECKS=ci for what CI runs)
 	bash tools/rxe/run.sh $(CHECKS)
+
+nightly:  # run what takes too long for each change: all RDMA checks, another compiler, ten times the seeds, chaos, dependencies
+	$(MAKE) deny
+	sh tools/other-compiler.sh || [ $$? = 3 ]
+	$(MAKE) sim TIMES=10
+	$(MAKE) chaos MINUTES=20
+	PHUB_RXE_TRIES=3 PHUB_RXE_PATIENCE=2 $(MAKE) rxe
 
 slurm:  # train under a real Slurm of two machines, in network namespaces (root; after make python)
 	sh tools/slurm/run.sh

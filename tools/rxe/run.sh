@@ -1,6 +1,6 @@
 #!/bin/bash
-# `make rxe` runs this: all checks of tools/rxe/checks, or those whose names begin with an argument
-# (`tools/rxe/run.sh 02 03`). It prints one line for each, with its time; target/rxe/logs has their output.
+# `make rxe` runs this: all checks of tools/rxe/checks, those whose names begin with an argument (`tools/rxe/run.sh 02 03`),
+# or those that CI runs on each change (`tools/rxe/run.sh ci`). It prints one line for each, with its time; target/rxe/logs has their output.
 #
 # A check in checks/by-name runs only when it is asked for: soft-RoCE cannot be relied on to play its part.
 #
@@ -13,6 +13,7 @@
 #                                both must pass, except a side that --kill-...-when kills
 #     # build: KIND NAME        a program that binary.sh builds; the check finds it by NAME on its PATH
 #     # seconds: N               its time-out in the guest (60)
+#     # ci                       CI runs it on each change; `make nightly` runs all checks
 #
 # Several `guest` lines run it in several guests, several `build` lines build several programs.
 #
@@ -34,7 +35,11 @@ checks=()
 for check in "$here"/checks/*/*.sh; do
     [ $# -gt 0 ] || [[ $check == */by-name/* ]] || checks+=("$check")
     for wanted in "$@"; do
-        [[ $(basename "$check") != "$wanted"* ]] || checks+=("$check")
+        if [ "$wanted" = ci ]; then
+            ! grep -qx '# ci' "$check" || checks+=("$check")
+        else
+            [[ $(basename "$check") != "$wanted"* ]] || checks+=("$check")
+        fi
     done
 done
 if [ ${#checks[@]} -eq 0 ]; then

@@ -3,6 +3,7 @@
 # guest: one
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
+# ci
 [ "$(find /sys/class/infiniband/ -name 'rxe*' | wc -l)" = "$PHUB_RXE_NICS" ]
 for ((i = 0; i < PHUB_RXE_NICS; i++)); do
     info=$(ibv_devinfo -v -d "rxe$i")

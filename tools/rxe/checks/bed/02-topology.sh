@@ -4,6 +4,7 @@
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
 # build: bin phub-server
+# ci
 numactl -H | tee /tmp/numactl
 grep -q "available: 2 nodes" /tmp/numactl
 phub-server topology --model resnet50 | tee /tmp/topology

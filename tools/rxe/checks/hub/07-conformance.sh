@@ -6,6 +6,7 @@
 # build: test verbs_handshake
 # build: lib fabric
 # seconds: 150
+# ci
 # One after the other: one of the tests sets the interface down.
 export PHUB_TEST_LINK_DOWN=nic0
 conformance_verbs --test-threads 1 --nocapture 2>&1 | tee /tmp/conformance

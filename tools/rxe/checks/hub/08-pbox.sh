@@ -5,6 +5,7 @@
 # guest: one --numa --nics 10
 # build: bin phub-probe
 # seconds: 120
+# ci
 model 900000 60000 30000 10000 17
 phub-probe --transport verbs --workers 4 --rounds 4 --manifest /tmp/model --json >/tmp/report
 jq -c '{transport, workers, rounds, checked, goodput_gb_per_s}' /tmp/report

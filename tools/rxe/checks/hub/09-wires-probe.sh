@@ -5,6 +5,7 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 120
+# ci
 counted() { cat "/sys/class/net/nic$1/statistics/${2}_bytes"; }
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     serve --listen 0.0.0.0:7077

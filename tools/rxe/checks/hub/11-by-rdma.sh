@@ -6,6 +6,7 @@
 # guest: one
 # build: test together
 # seconds: 240
+# ci
 filters=(bits::compressed::by_rdma bits::slim::the_bits_are_the_same_by_every_transport membership::compressed:: hostile::frames::
     resources::traffic:: order::pulls::the_bits_are_the_same_in_batches
     faults::returns::a_hub_that_is_started_again_costs_nothing)

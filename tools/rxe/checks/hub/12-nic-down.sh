@@ -6,6 +6,7 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 90
+# ci
 model 300000
 serve
 run=(phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model)

@@ -5,6 +5,7 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 90
+# ci
 model 300000
 run=(phub-probe --manifest /tmp/model --rounds 1000000 --workers 3)
 if [ "$PHUB_RXE_SIDE" = 2 ]; then

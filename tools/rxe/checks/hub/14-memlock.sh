@@ -4,6 +4,7 @@
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
+# ci
 model 300000
 # Root may lock everything, unless it gives up that capability for good.
 limited=(setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536:65536)

@@ -5,6 +5,7 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 150
+# ci
 sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/statistics/tx_bytes; }
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"

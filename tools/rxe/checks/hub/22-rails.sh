@@ -7,6 +7,7 @@
 # build: bin phub-probe
 # build: interposer libibverbs.so.1
 # seconds: 120
+# ci
 for nic in 0 1; do
     own=10.77.$nic.$PHUB_RXE_SIDE other=10.77.$nic.$((3 - PHUB_RXE_SIDE))
     ip address flush dev nic$nic scope global

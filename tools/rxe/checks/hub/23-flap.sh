@@ -7,6 +7,7 @@
 # build: bin phub-probe
 # build: interposer libibverbs.so.1
 # seconds: 120
+# ci
 if [ "$PHUB_RXE_SIDE" = 2 ]; then
     trap 'cat /tmp/worker.* 2>/dev/null || true' EXIT
     within 60 listens "$PHUB_RXE_PEER" 7077

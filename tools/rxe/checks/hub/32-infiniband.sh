@@ -7,6 +7,7 @@
 # build: bin phub-probe
 # build: interposer libibverbs.so.1
 # seconds: 150
+# ci
 like_hardware
 model 300000
 cat >/tmp/infiniband <<'FABRIC'
