@@ -1,4 +1,5 @@
-//! Gives the program the commit that it is built from, for `--version`: COMMIT_OF_BUILD, or what git says.
+//! Gives the program the commit that it is built from, for `--version`: COMMIT_OF_BUILD, or the output of
+//! git.
 
 use std::process::Command;
 

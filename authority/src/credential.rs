@@ -58,11 +58,11 @@ impl fmt::Debug for Credential {
 }
 
 impl Credential {
-    /// Returns what the environment says: `PHUB_TOKEN`, or the file `PHUB_TOKEN_FILE`; otherwise the file of this user
-    /// (`~/.config/phub/secret`), which is made if it is not there.
+    /// Returns the credential that the environment names: `PHUB_TOKEN`, or the file `PHUB_TOKEN_FILE`. If neither is
+    /// set, this is the file of this user (`~/.config/phub/secret`), which is created if it is missing.
     ///
     /// # Errors
-    /// When there is none, or what is there is of no use.
+    /// Returns an error if no credential is found, or if it is malformed.
     pub fn find() -> Result<Self, CredentialError> {
         // A variable that is empty is not set.
         if let Some(text) = std::env::var(TEXT).ok().filter(|text| !text.is_empty()) {
@@ -79,7 +79,7 @@ impl Credential {
     /// there is none.
     ///
     /// # Errors
-    /// When what is there is of no use.
+    /// Returns an error if a credential is found and is malformed.
     pub fn find_if_any() -> Result<Option<Self>, CredentialError> {
         match Self::find() {
             Err(CredentialError::Nowhere | CredentialError::Unmade { .. }) => Ok(None),
@@ -87,10 +87,10 @@ impl Credential {
         }
     }
 
-    /// Returns what a file holds: a secret, several, or a token.
+    /// Returns the credential in a file: a secret, several secrets, or a token.
     ///
     /// # Errors
-    /// When the file cannot be read, or what it holds is of no use.
+    /// Returns an error if the file cannot be read, or if it holds no valid credential.
     pub fn read(path: &Path) -> Result<Self, CredentialError> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|error| CredentialError::Unreadable { path: path.to_owned(), error })?;
@@ -119,7 +119,7 @@ impl Credential {
         &self.source
     }
 
-    /// Returns what a request shows that wants this right to this job.
+    /// Returns the token to show with a request that needs this right to this job.
     pub fn token(&self, right: Right, job: &str) -> Token {
         match &self.holds {
             Holds::Secrets(secrets) => secrets.first().token(right, job),

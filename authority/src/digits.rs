@@ -1,6 +1,6 @@
 //! Bytes as hexadecimal digits, and back. Bytes have one spelling: two digits each, and small letters.
 //!
-//! Who compares texts thus compares bytes. Must not know what the bytes mean.
+//! A comparison of two texts is therefore a comparison of bytes. Must not know what the bytes mean.
 
 /// Returns two digits for each byte.
 pub fn hex(bytes: &[u8]) -> String {

@@ -4,8 +4,8 @@
 //!   secret of the cluster --HMAC-SHA256--> token of a right and a job --HMAC-SHA256--> proof of one request
 //! ```
 //!
-//! Whoever has the secret may do everything. Whoever has a token may do what the token names. A request carries a proof, and
-//! neither a token nor the secret: whoever reads it, or is asked, can repeat that request and nothing else.
+//! The owner of the secret may do everything. The owner of a token may do what the token names. A request carries a proof,
+//! and neither a token nor the secret. A reader of the request, or the server, can repeat that request and nothing else.
 //!
 //! This crate must never know what requests are about, nor hubs, nor jobs.
 

@@ -15,7 +15,7 @@ use rustls::{
 
 use crate::certificate::{Pair, TlsError, fingerprint, provider, roots};
 
-/// The environment's names: whom to trust, and what to show.
+/// The names in the environment: the certificates to trust, and the certificate to show.
 const AUTHORITY: &str = "PHUB_TLS_CA";
 const FINGERPRINT: &str = "PHUB_TLS_FINGERPRINT";
 const CERTIFICATE: &str = "PHUB_TLS_CERT";
@@ -34,12 +34,12 @@ impl fmt::Debug for Trust {
 }
 
 impl Trust {
-    /// Returns what the environment says: a file of certificates, `PHUB_TLS_CA`, or fingerprints,
+    /// Returns the trust that the environment names: a file of certificates, `PHUB_TLS_CA`, or fingerprints,
     /// `PHUB_TLS_FINGERPRINT`. `None`: it names neither, and this process speaks to hubs without TLS. A hub that asks
     /// for it is shown the certificate `PHUB_TLS_CERT` with the key `PHUB_TLS_KEY`.
     ///
     /// # Errors
-    /// When what is there is of no use.
+    /// Returns an error if the environment names something that cannot be used.
     pub fn find() -> Result<Option<Self>, TlsError> {
         // A variable that is empty is not set.
         let path = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);

@@ -36,8 +36,8 @@ while (($# > 0)); do
         shift 2
         ;;
     --tuned)
-        # coll/sm is off by default (priority 0), and its default fragments are 8 KiB: one
-        # synchronization of all ranks each. Larger ones are what makes it worth having.
+        # coll/sm is off by default (priority 0), and its default fragments are 8 KiB: one synchronization of
+        # all ranks each. Larger fragments make coll/sm worthwhile.
         mca+=(--mca coll_sm_priority 100 --mca coll_sm_fragment_size 524288)
         shift
         ;;
@@ -51,7 +51,7 @@ while (($# > 0)); do
         shift 2
         ;;
     --agent)
-        # A daemon that leaves its session outlives whoever ends the program.
+        # A daemon that leaves its session survives the program that started it.
         mca+=(--mca plm_rsh_agent "${2:?expected a program}" --leave-session-attached)
         shift 2
         ;;

@@ -1,4 +1,4 @@
-//! `phub-server checkpoint`: what is in checkpoint files, for people.
+//! `phub-server checkpoint`: prints the contents of checkpoint files for people.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ enum Command {
 }
 
 impl CheckpointArgs {
-    /// Does what was asked for. Returns whether all is well; what is not is printed.
+    /// Runs the subcommand. Returns whether all is well, and prints everything that is not.
     ///
     /// # Errors
     /// When a file or directory cannot be read or written.

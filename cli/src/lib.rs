@@ -109,8 +109,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
     status(arguments) == exit::WELL
 }
 
-/// Runs the program with these arguments, of which the first is its name. Returns its [exit status](exit); what went wrong is
-/// on stderr. Arguments that are wrong, and `--help`, end the process.
+/// Runs the program with these arguments, of which the first is its name. Returns its [exit status](exit), and prints errors
+/// to stderr. Arguments that are wrong, and `--help`, end the process.
 pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let cli: Cli = parse(arguments.iter().cloned()).unwrap_or_else(|unusable: Unusable| unusable.exit());
@@ -133,7 +133,7 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Versions(args) => args.run(),
         Command::Man(args) => args.run(Cli::command()),
         Command::Completions(args) => args.run(Cli::command()),
-        // They have printed what is wrong.
+        // They have printed the fault.
         Command::Checkpoint(args) => match args.run() {
             Ok(false) => return exit::FAILED,
             other => other.map(drop),

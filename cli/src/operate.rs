@@ -1,4 +1,4 @@
-//! `phub-server status`, `stop` and `drain`: what an operator asks a hub for.
+//! `phub-server status`, `stop` and `drain`: the requests of an operator to a hub.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct StatusArgs {
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
     hub: String,
 
-    /// Print what GET /v1/hub says instead.
+    /// Print the reply of GET /v1/hub as JSON instead.
     #[arg(long)]
     json: bool,
 }

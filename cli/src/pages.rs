@@ -1,4 +1,5 @@
-//! `phub-server man` and `phub-server completions`: pages for `man`, and what a shell needs to complete commands and options.
+//! `phub-server man` and `phub-server completions`: pages for `man`, and scripts with which a shell completes commands and
+//! options.
 
 use std::path::PathBuf;
 

@@ -10,9 +10,9 @@ use coordinator::record::{NotReplayed, replay};
 
 /// Replay the record of a hub, and compare each answer.
 ///
-/// The inputs of the record go into a new hub without threads, sockets and files, at the times that the record has. The first answer
-/// that differs is shown with what happened before it. The record of another version shows what this one decides differently; one of
-/// another form is refused.
+/// The inputs of the record go into a new hub without threads, sockets and files, at the times that the record has. The first
+/// answer that differs is shown with the events before it. With the record of another version, the differences between the
+/// decisions of both versions are shown. A record in another format is refused.
 #[derive(Clone, Debug, Parser)]
 pub struct ReplayArgs {
     /// File that `phub-server serve --record` made.

@@ -30,8 +30,8 @@ pub struct TokenArgs {
     #[arg(long, conflicts_with_all = ["right", "job", "expires", "token_file"])]
     new: bool,
 
-    /// What the token allows. Each contains the ones before it: read (what the hub does, and the state of jobs), join (take
-    /// part in jobs), operate (stop jobs, and have the hub take no more).
+    /// Right of the token. Each right contains the rights before it. Rights: read (see the hub and the state of
+    /// jobs), join (take part in jobs), operate (stop jobs, and let the hub take no more).
     #[arg(long, default_value = "read", value_name = "read|join|operate")]
     right: Right,
 
@@ -49,7 +49,7 @@ pub struct TokenArgs {
 }
 
 impl TokenArgs {
-    /// Prints what was asked for.
+    /// Prints the token that was requested.
     ///
     /// # Errors
     /// When there is no secret, or the job can have no such name.

@@ -25,7 +25,7 @@ const RANKS: usize = 8;
 /// Refusals that are shown, and for how long.
 const REFUSALS: usize = 3;
 const FRESH_S: u64 = 300;
-/// Moves to the corner, and clears what is below.
+/// Moves to the corner, and clears the screen below it.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Settings of `phub-server top`.
@@ -84,7 +84,7 @@ impl TopArgs {
                 (Err(why), Some(_)) => format!("the hub does not answer: {why}\n"),
             };
             let mut out = std::io::stdout().lock();
-            // Who reads it no more has ended it.
+            // The reader closed the pipe: this ends the program.
             if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || self.once {
                 return Ok(());
             }

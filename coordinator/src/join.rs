@@ -36,7 +36,8 @@ impl From<&Difference> for Differs {
     }
 }
 
-/// A worker comes to the job of a name. The answer has what the worker shows to the job's other hubs.
+/// A worker comes to the job of a name. The answer has the pass that the worker shows to the job's other
+/// hubs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Join {
@@ -67,7 +68,7 @@ pub struct Join {
 }
 
 impl Join {
-    /// Takes what the hub needs of a worker's request. The worker gets this token.
+    /// Takes from a worker's request the fields that the hub needs. The worker gets this token.
     pub fn new(name: &str, request: &JoinRequest, token: Token) -> Self {
         let lead = |peers: &Peers| Some((peers.hubs.first()?.clone(), peers.pass.clone()));
         Join {

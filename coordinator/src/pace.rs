@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pbox_core::control::{GradientNorm, GradientsReply, LatenessReply, RankReply, RoundsReply};
 use pbox_core::{Gauged, GaugedRound, Round, Watched};
 
-/// The time in which the cores are not asked again, whoever wants to know.
+/// The time in which the cores are not asked again for any reader.
 const FRESH: Duration = Duration::from_millis(200);
 /// The time over which rounds a second are counted; with slower rounds, the last two changes.
 const RATE_OVER: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ impl LastRounds {
         is_stale
     }
 
-    /// Takes in what the cores say.
+    /// Takes in the observations of the cores.
     pub fn note(&mut self, watched: Watched, gauged: Gauged, now: Instant) {
         if self.seen.back().is_none_or(|&(_, round)| round != watched.last) {
             self.seen.push_back((now, watched.last));

@@ -89,7 +89,7 @@ fn json(of: &impl Serialize) -> String {
     serde_json::to_string(of).expect("its keys are texts and numbers")
 }
 
-/// Replaces what may be a token or a secret by its digest.
+/// Replaces each text that may be a token or a secret by its digest.
 fn veiled(text: &str) -> String {
     let mut veiled = String::with_capacity(text.len());
     let mut rest = text;

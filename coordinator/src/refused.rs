@@ -1,4 +1,4 @@
-//! The reason why a job does not take a member. Who drives makes a reply of it.
+//! The reason why a job does not take a member. The driver makes a reply of it.
 
 use pbox_core::control::RefusalCode;
 

@@ -1,4 +1,4 @@
-//! The tokens of members, and what each is good for.
+//! The tokens of members, and the use of each.
 //!
 //! | token | a member's request | a leave | a connection |
 //! | --- | --- | --- | --- |
@@ -51,7 +51,7 @@ type Owner = (JobId, u32);
 #[derive(Debug, Default)]
 pub struct Tokens {
     all: HashMap<Token, State>,
-    /// Tokens that serve a member, by what a hello calls them.
+    /// Tokens that serve a member, by the name that a hello has for them.
     shown: HashMap<[u8; 16], Token>,
 }
 
@@ -134,7 +134,7 @@ impl Tokens {
         its
     }
 
-    /// Forgets what is known for long enough, and the tokens of jobs that are gone.
+    /// Forgets entries that are old enough, and the tokens of jobs that are gone.
     pub(crate) fn sweep(&mut self, has_job: impl Fn(JobId) -> bool, now: Instant) {
         self.all.retain(|_, state| match state {
             State::Serves((job, _)) => has_job(*job),

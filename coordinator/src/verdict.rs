@@ -98,7 +98,7 @@ fn habit(last: u32, window: u32, late_us: u64) -> String {
     format!("last in {percent}% of rounds, by {}", spoken(Duration::from_micros(late_us)))
 }
 
-/// Says what the verdict has of gradients that are not finite.
+/// Describes the gradients of the verdict that are not finite.
 pub fn not_finite(gradients: &GradientsReply) -> String {
     match gradients.last {
         GradientNorm { not_finite: 0, .. } => String::new(),
@@ -133,7 +133,8 @@ fn spoken(time: Duration) -> String {
     }
 }
 
-/// Returns which of all workers below a hub is late there, if one is. `said` is what each rank has said of its own workers.
+/// Returns which of all workers below a hub is late there, if one is. Returns the worker below a hub that is late, if one
+/// is.
 pub(crate) fn latest_below(rounds: &RoundsReply, said: impl FnOnce(u32) -> Option<Latest>) -> Option<Latest> {
     let (rank, waited_us) = match stands(rounds) {
         Some(_) => (*rounds.waits_for.first()?, rounds.waited_us),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::memory::{RecvWindow, WindowError};
 use crate::plan::{LinkPorts, MAX_PORTS};
 
-/// The window for what the hub of a connection posts.
+/// The window for the posts of the hub of a connection.
 #[derive(Clone, Debug)]
 pub enum Receive {
     /// A new window of this many bytes: the hub's own pages if memory is shared, otherwise new memory.
@@ -81,7 +81,7 @@ pub struct Joined<E> {
     pub paths: Vec<NicPair>,
     /// Pairs of NICs that were tried and lead nowhere, in words.
     pub dead: Vec<String>,
-    /// Congestion control of what this end sends, in words. Over TCP, at the end that connects.
+    /// Congestion control of the bytes that this end sends, in words. Over TCP, at the end that connects.
     pub congestion: Option<String>,
 }
 

@@ -23,8 +23,7 @@ impl Span {
     }
 }
 
-/// The 32 bits that a post shows to the peer; RDMA's immediate data. What they mean is the
-/// business of the layer above.
+/// The 32 bits that a post shows to the peer; RDMA's immediate data. The layer above defines their meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Imm(pub u32);
 

@@ -15,7 +15,7 @@ use crate::port::{Arrival, CloseReason, Closed, Posted};
 #[derive(Debug)]
 pub(crate) enum LinkState {
     Open,
-    /// Closes when what arrived before has been shown.
+    /// Closes when all earlier arrivals have been shown.
     Ending(CloseReason),
     /// Closed and not yet reported by `closed`.
     Closing(CloseReason),

@@ -52,21 +52,21 @@ pub trait Port: Send {
     /// The bytes must stay as they are until the layer above knows that the peer has seen them.
     fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted;
 
-    /// Bounds the bytes that the transport may hold of a link from now on; a new link has no such bound. What a
-    /// transport holds cannot be overtaken: it is in the order of its posts.
+    /// Bounds the bytes that the transport may hold of a link from now on; a new link has no such bound. Bytes
+    /// that a transport holds cannot be overtaken: they are in the order of their posts.
     fn set_credit(&mut self, link: LinkId, bytes: Option<usize>);
 
-    /// Hands over what `post` held back. A transport sends what it had no room for in later polls and waits, so the
-    /// caller polls or waits until the peer has answered.
+    /// Hands over the posts that `post` held back. A transport that lacks room sends the rest in later polls and
+    /// waits, so the caller polls or waits until the peer has answered.
     fn flush(&mut self);
 
-    /// Hands over what `post` held back, unless it costs less to do so in the [`flush`](Port::flush) that follows soon. A
-    /// hand-over to a NIC costs as much for one post as for many.
+    /// Hands over the posts that `post` held back, unless this costs less in the [`flush`](Port::flush) that follows
+    /// soon. A hand-over to a NIC costs as much for one post as for many.
     fn flush_early(&mut self) {
         self.flush();
     }
 
-    /// Writes what arrived to the front of `into`, fairly over the links; returns how many.
+    /// Writes arrivals to the front of `into`, fairly over the links; returns how many.
     fn poll(&mut self, into: &mut [Arrival]) -> usize;
 
     /// Returns a link that closed since the last call. The link stays attached, and shows nothing, until
@@ -99,7 +99,7 @@ pub trait FrameRule: Send + fmt::Debug {
     /// As [`check`](Self::check).
     fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String>;
 
-    /// Returns what an immediate means, for errors.
+    /// Returns the meaning of an immediate, for errors.
     fn named(&self, imm: Imm) -> String {
         format!("immediate {:#x}", imm.0)
     }

@@ -1,4 +1,5 @@
-//! The state that a port shares with the other threads of its process: the watch, handshakes, and whoever wakes it.
+//! The state that a port shares with the other threads of its process: the watch, handshakes, and the threads that
+//! wake it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,13 +16,14 @@ pub(crate) trait Ring: Send + Sync + std::fmt::Debug {
     fn ring(&self);
 }
 
-/// The shared state of one port. `own` is what only its transport has, with the bell that it sleeps at.
+/// The shared state of one port. `own` is the part that only its transport has, with the bell that it sleeps
+/// at.
 #[derive(Debug)]
 pub(crate) struct PortState<T> {
     pub own: T,
     /// Somebody woke the port's waker since it last slept.
     woken: AtomicBool,
-    /// Counts what the port has to look at, for example connections that ended.
+    /// Counts the changes that the port has to look at, for example connections that ended.
     changes: AtomicU32,
 }
 

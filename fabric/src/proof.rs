@@ -13,7 +13,7 @@ pub fn name_of(token: [u8; 16]) -> [u8; 16] {
     *proof.first_chunk().expect("a proof is longer")
 }
 
-/// Computes the proof that whoever said this has the token.
+/// Computes the proof that the sender of these bytes has the token.
 pub(crate) fn proof(token: [u8; 16], said: &[u8]) -> [u8; PROOF] {
     mac(token, said).finalize().into_bytes().into()
 }

@@ -27,7 +27,7 @@ impl Default for Ranges {
 }
 
 impl FromIterator<Span> for Ranges {
-    /// Returns what these spans cover.
+    /// Returns the ranges that these spans cover.
     fn from_iter<I: IntoIterator<Item = Span>>(spans: I) -> Self {
         let mut spans: Vec<Span> = spans.into_iter().filter(|span| span.bytes > 0).collect();
         spans.sort_unstable();

@@ -21,7 +21,7 @@ pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
     fn ready(&self);
 }
 
-/// What is the end of a socket.
+/// The events at the end of a socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SocketEvents {
     /// Nothing is sent after the handshake: any event is.

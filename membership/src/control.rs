@@ -71,7 +71,7 @@ pub(crate) struct Control {
 
 impl Control {
     /// # Errors
-    /// When what says whom this process trusts is of no use.
+    /// Returns an error if the environment's trust in certificates cannot be used.
     pub fn new(
         hub: &str,
         job: &str,
@@ -174,7 +174,7 @@ impl Control {
     pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, MemberError> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
-            // Of a later try, what is left of the limit.
+            // A later try has only the rest of the limit.
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })
@@ -229,7 +229,7 @@ impl Control {
         let url = self.url(&format!("/v1/jobs/{}/state", self.job));
         let while_sending = self.timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
         let request = self.agent.post(&url).config().timeout_global(Some(while_sending)).build();
-        // The hub compares the length with what comes.
+        // The hub compares the length with the bytes that arrive.
         let request = request.header("content-length", bytes.to_string());
         let request = request.header(AUTHORIZATION, by_member(token));
         let mut values = Exactly { values, left: bytes, wrong: None };
@@ -280,7 +280,8 @@ impl Control {
                 hub: self.hub.clone(),
                 what,
                 saw: match self.named.is_outside() {
-                    // What answers may be anything that this process reaches, and whoever named it must not read that.
+                    // The server may be any that this process reaches, and the user who named it must not read its
+                    // answer.
                     true => format!("{status}, and no answer of a hub"),
                     false => format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
                 },
@@ -307,13 +308,14 @@ impl Control {
     }
 }
 
-/// Returns a refusal as it can be printed: whoever answers may not be a hub, and the text goes to a terminal.
+/// Returns a refusal as it can be printed. The server may not be a hub, and the text goes to a terminal.
 fn printable(why: &str) -> String {
     let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
     why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// Makes what sends requests. A hub is reached directly, whatever the environment says of proxies, and leads nowhere else.
+/// Makes the agent that sends requests. A hub is reached directly, whatever the environment says of proxies, and leads
+/// nowhere else.
 fn agent_within(timeout: Duration, trust: Option<&Trust>, named: &Named) -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(timeout))
@@ -333,7 +335,7 @@ fn by_member(token: &str) -> String {
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,
-    /// What is wrong with the values.
+    /// The fault of the values.
     wrong: Option<String>,
 }
 

@@ -62,7 +62,7 @@ pub struct NicSettings {
     pub list: Option<NicList>,
     /// The map of its NICs to a hub's NICs. Default: the value of `PHUB_RAILS`, else by subnet, name and place.
     pub rails: Option<RailMap>,
-    /// The way in which packets travel. Default: what `PHUB_RDMA_TIMEOUT` and its like say.
+    /// The way in which packets travel. Default: the values of `PHUB_RDMA_TIMEOUT` and similar variables.
     pub paths: PathFlags,
 }
 
@@ -87,8 +87,8 @@ impl Ports {
     }
 }
 
-/// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`. What each hub
-/// posts goes to `receive` of its number; `wire` says what may come there.
+/// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`. Posts of each
+/// hub go to `receive` of its number; `wire` says which posts may come.
 ///
 /// # Errors
 /// When a hub places chunks differently, when no transport leads to it, and when a hub that is reached refuses.
@@ -236,7 +236,7 @@ fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, Strin
     Ok(nics)
 }
 
-/// The way to a hub, by what its reply says.
+/// The way to a hub, by the hub's reply.
 struct Route<'a> {
     hub: &'a LetIn,
     ports: &'a Ports,
@@ -277,7 +277,7 @@ impl<'a> Route<'a> {
                         window.collapse_by_node(&[carried.collect()], |_| ());
                     }
                     let left = deadline.saturating_duration_since(Instant::now());
-                    // Whoever is silent at the hub's name here leaves time for the transports after it.
+                    // A silent server at the hub's name here leaves time for the transports after it.
                     let is_last = place + 1 == offered.len() || wanted.is_some();
                     let limit = if is_shared && !is_last { left / 2 } else { left };
                     let (group, receive) = (&self.ports.group, receive.clone());

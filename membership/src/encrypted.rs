@@ -20,7 +20,7 @@ use crate::named::{Named, look_up};
 /// Addresses of a name that are tried: as many as the library has room for.
 const ADDRESSES: usize = 16;
 
-/// Makes what sends requests with these settings, to addresses that somebody named: without TLS, or over TLS to hubs that are
+/// Makes an agent with these settings, for addresses that a user or a hub named: without TLS, or over TLS to hubs that are
 /// trusted.
 pub(crate) fn agent(config: Config, trust: Option<&Trust>, named: Named) -> Agent {
     let connect = ().chain(TcpConnector::default());

@@ -1,4 +1,4 @@
-//! The names in the environment that begin with PHUB_: which there are, and what was meant by one that is none. Hubs, workers and the
+//! The names in the environment that begin with PHUB_, and the nearest valid name for one that is none. Hubs, workers and the
 //! doctor say so.
 
 use std::sync::Once;
@@ -72,7 +72,7 @@ const OF_TESTS: [&str; 6] =
 /// More letters than these apart, two names are not the same one mistyped.
 const NEAR: usize = 3;
 
-/// Returns what is wrong with the names of this process's environment, a sentence each.
+/// Returns the faults of names in this process's environment, a sentence each.
 pub fn environment_warnings() -> Vec<String> {
     warnings_of(
         std::env::vars_os()

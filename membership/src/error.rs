@@ -17,7 +17,7 @@ pub enum MemberError {
     Hubs {
         /// The given text.
         seen: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// The control port could not be reached.
@@ -142,12 +142,12 @@ pub enum MemberError {
     State {
         /// The job.
         job: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
         /// The length that it must have, in bytes.
         bytes: u64,
     },
-    /// The worker has left, and the hub could not save what was trained.
+    /// The worker has left, and the hub could not save the trained state.
     #[error(
         "job {job:?}: this worker has left, but the hub at {hub} did not write the last checkpoint: {why}; the job goes on \
          from the checkpoint before"

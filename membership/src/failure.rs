@@ -30,7 +30,8 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// Returns what a refusal comes to. The status decides only where the hub sends no code that this program knows.
+    /// Returns the failure that a refusal means. The status decides only where the hub sends no code that this
+    /// program knows.
     pub fn of_refusal(code: RefusalCode, status: StatusCode, asks_again: bool) -> Self {
         use RefusalCode as Code;
         match code {
@@ -57,7 +58,7 @@ pub(crate) fn passes(status: StatusCode) -> bool {
         || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status)
 }
 
-/// Whether a refusal is about what this process shows.
+/// Whether a refusal is about the credential of this process.
 pub(crate) fn is_about_rights(code: RefusalCode, status: StatusCode) -> bool {
     use RefusalCode as Code;
     match code {
@@ -77,7 +78,8 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Says what may be there, if it hung up or said what is no HTTP before it had answered anything.
+    /// Names the likely server, if it hung up or sent something other than HTTP before it had answered
+    /// anything.
     pub fn of_first_request(mut self) -> Self {
         if let (Cause::Cut, MemberError::Unreachable { cause, .. }) = (self.cause, &mut self.error) {
             *cause = format!(
@@ -120,7 +122,8 @@ pub(crate) fn insist<R>(
         let over = begun.elapsed() >= limit;
         if over || !passes(&failure) {
             let Failure { cause, error } = failure;
-            // The limit cut the last try short: what the hub said before is why the tries did not succeed.
+            // The limit cut the last try short. The hub's earlier answer is the reason why the tries did not
+            // succeed.
             let cut_short = over && cause == Cause::Unreachable;
             let error = answer.filter(|_| cut_short).unwrap_or(error);
             return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });

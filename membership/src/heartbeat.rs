@@ -15,12 +15,12 @@ use crate::failure::{Cause, Failure, RETRY};
 /// A request that takes this much longer than its own time limit shows that this process stood still.
 const STOOD_STILL: Duration = Duration::from_secs(1);
 
-/// What is known of the job.
+/// The news of the job.
 #[derive(Debug)]
 pub(crate) struct News {
     /// The last reply of the hub.
     pub reply: HeartbeatReply,
-    /// The hub does not reply any more; what was seen last.
+    /// The last error, if the hub does not reply any more.
     pub lost: Option<String>,
 }
 
@@ -108,7 +108,7 @@ impl Heartbeat {
         *self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = latest;
     }
 
-    /// Returns what is known now.
+    /// Returns the latest news.
     pub fn news(&self) -> MutexGuard<'_, News> {
         self.shared.lock()
     }

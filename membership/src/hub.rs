@@ -55,7 +55,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// Returns what a worker, of `workers`, waits for, in words.
+    /// Returns a description of what a worker, of `workers`, waits for.
     pub fn spoken(&self, workers: u32) -> String {
         let missing = missing(&self.ranks, &self.machines, workers);
         match &self.refused {
@@ -151,7 +151,8 @@ impl Hub {
         self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 
-    /// Returns what its clock shows: the quickest of some requests, each within `limit`. `None` where it does not say.
+    /// Returns the time of the hub's clock: the quickest of some requests, each within `limit`. `None` where it does
+    /// not say.
     pub fn clock(&self, limit: Duration) -> Option<HubClock> {
         let control = self.control.within(limit);
         let tries = std::iter::repeat_with(|| control.clock().ok()).map_while(|clock| clock);
@@ -277,8 +278,8 @@ impl Hub {
     /// Leaves the job there, each key from a round on.
     ///
     /// # Errors
-    /// As for [`post`](Self::post); and [`MemberError::CheckpointLost`] where the member has left, and what was trained is
-    /// not saved.
+    /// Returns the errors of [`post`](Self::post), and [`MemberError::CheckpointLost`] if the member has left and the
+    /// trained state is not saved.
     pub fn leave(&self, at: &LeftAt) -> Result<(), MemberError> {
         let knows_keys = self.protocol >= LEAVES_BY_KEY;
         let behind = if knows_keys { at.behind.clone() } else { Vec::new() };

@@ -1,4 +1,4 @@
-//! Joining: what a member says to each hub of a job, and a hub that has let it in.
+//! Joining: a member's request to each hub of a job, and a hub that has accepted it.
 //!
 //! Once, on the thread that joins.
 
@@ -83,7 +83,7 @@ pub fn wait_for(
     Ok(())
 }
 
-/// Returns what a hub says about itself.
+/// Returns a hub's description of itself.
 ///
 /// # Errors
 /// When it cannot be reached, or does not let this process know.
@@ -130,7 +130,7 @@ pub fn meet(
 }
 
 /// Joins a job at each of its hubs. `request` is for the first hub; each hub gets its own number. `limit` is the time
-/// limit of each request, `credential` what proves them, `named` who named the addresses.
+/// limit of each request, `credential` proves the requests, `named` is the origin of the addresses.
 ///
 /// # Errors
 /// When a hub cannot be reached or refuses. The hubs that have let this member in are then notified that it does not

@@ -1,5 +1,5 @@
-//! Addresses of hubs by who named them. Names are looked up by threads of their own, within a limit. Addresses that came from outside
-//! lead only where the operator allows.
+//! Addresses of hubs, with their origin. Names are looked up by threads of their own, within a limit. Addresses that came from
+//! outside lead only where the operator allows.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,7 +46,7 @@ impl Named {
         }
     }
 
-    /// Whether what answers there may be anything but a hub.
+    /// Whether the server there may be anything but a hub.
     pub fn is_outside(&self) -> bool {
         matches!(self, Named::Outside(_))
     }
@@ -129,7 +129,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// A call for somebody who waits for a lookup: with what was found, or with the kind and the words of the error.
+/// A call for a thread that waits for a lookup: with the addresses, or with the kind and the words of the error.
 type Waiter = Box<dyn FnOnce(Result<&[SocketAddr], (io::ErrorKind, &str)>) + Send>;
 
 /// The waiters of each address. A name that is asked for again waits for the lookup that is under way. A client that tries every

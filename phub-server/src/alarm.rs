@@ -68,7 +68,7 @@ impl Alarm {
     }
 }
 
-/// The thread belongs to a hub. Dropping it, the thread belongs to whom it belonged before.
+/// The thread belongs to a hub. When it is dropped, the thread belongs to its former hub.
 #[derive(Debug)]
 pub(crate) struct Entered(Option<Alarm>);
 

@@ -147,7 +147,7 @@ impl Address {
         let nonsense =
             |why: String| format!("its answer makes no sense: {why}; install the same version everywhere");
         let unread = |error: serde_json::Error| match self.named.is_outside() {
-            // What answers there may be anything, and whoever named it must not read that.
+            // The server there may be anything, and the user who named it must not read its answer.
             true => nonsense("it is not that of a hub".into()),
             false => nonsense(error.to_string()),
         };

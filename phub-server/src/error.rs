@@ -127,7 +127,7 @@ pub enum HubError {
     System(#[from] std::io::Error),
 }
 
-/// Returns what to do about an error of the system, if that is known.
+/// Returns the advice for an error of the system, if there is any.
 fn advice(error: &std::io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::MFILE | Errno::NFILE) => "; raise the number of open files (ulimit -n)",

@@ -526,7 +526,7 @@ mod tests {
         }
     }
 
-    /// Breaks a hub. Returns what ended it.
+    /// Breaks a hub. Returns the reason of its end.
     fn broken_by(breaks: impl FnOnce(&Registry)) -> String {
         let hub = Hub::start(&settings()).unwrap();
         let registry = hub.registry.as_ref().unwrap();

@@ -25,8 +25,8 @@ pub(crate) fn parsed_bytes(text_bytes: usize) -> u64 {
     (text_bytes as u64).saturating_mul(PARSED_PER_TEXT)
 }
 
-/// Returns what the hub keeps about a job's keys and chunks, in bytes. From the terms alone: the tables are what a
-/// small request can make large.
+/// Returns the size of the hub's tables about a job's keys and chunks, in bytes. It depends on the terms alone:
+/// these are the tables that a small request can make large.
 pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
     let chunk_bytes = terms.chunk_bytes.max(1) as u64;
     let of_a_core = if terms.optimizer.adapts_keys() { OF_A_KEY_AND_CORE } else { 0 };
@@ -50,14 +50,14 @@ pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
 /// The memory of one job at one hub, in bytes. Windows are counted whole; a hub touches its share of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobMemory {
-    /// The windows of what workers, or hubs below, push.
+    /// The windows of the pushes of workers, or of hubs below.
     pub gradients: u64,
     /// The window of sums, below other hubs.
     pub sums: u64,
     /// The windows that workers, or hubs below, read; and the hub's own weights.
     pub weights: u64,
-    /// Master weights, the optimizer's state, and an average; with compression also what the workers have. 0 below other hubs, which keep
-    /// them.
+    /// Master weights, the optimizer's state, and an average; with compression also the values that the workers have. 0 below
+    /// other hubs, which keep them.
     pub kept: u64,
     /// Former weights, where bytes ahead are answered.
     pub former: u64,
@@ -93,7 +93,7 @@ impl JobMemory {
         }
     }
 
-    /// Returns what a hub promises a job with these terms, with its tables of keys and chunks.
+    /// Returns the memory that a hub promises a job with these terms, with its tables of keys and chunks.
     pub fn promised(&self, terms: &JobTerms) -> u64 {
         self.needed().saturating_add(tables_bytes(terms))
     }
@@ -103,7 +103,7 @@ impl JobMemory {
         bytes / self.hubs
     }
 
-    /// Returns what the hub must have.
+    /// Returns the memory that the hub must have.
     pub fn needed(&self) -> u64 {
         let JobMemory { gradients, sums, weights, kept, former, means, snapshots, .. } = *self;
         let all = [gradients, sums, weights, kept, former, means, snapshots];

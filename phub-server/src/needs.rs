@@ -1,7 +1,7 @@
 //! Needs of a hub, in its settings and its machine, before its first thread. `serve` stops at the first that is missing, and
 //! the doctor says all.
 //!
-//! Ports, cores and NICs are not among it: what takes them says what is wrong with them.
+//! Ports, cores and NICs are not checked here: the code that opens them names their faults.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::settings::{HubSettings, interface};
 /// Threads of a hub beside those of its cores: of control, joins, rendezvous, freeing, checkpoints, and handshakes.
 const BESIDE_CORES: usize = 16;
 
-/// What is there, in words; nothing where the settings do not need it.
+/// The thing that was found, in words; nothing if the settings do not need it.
 type Found = Result<Option<String>, HubError>;
 
 /// A look at one need.

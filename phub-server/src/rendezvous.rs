@@ -37,7 +37,8 @@ const GATHER_LIMIT: Duration = Duration::from_secs(10);
 /// The pause when descriptors have run out. No event says when there are some again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Threads of handshakes of one listener. Beyond, nobody is accepted: these may be busy closing what strangers sent.
+/// Threads of handshakes of one listener. Beyond this number, no connection is accepted: the threads may be busy
+/// closing descriptors that strangers sent.
 const MAX_THREADS: usize = 4096;
 
 /// The state that the handshakes of one listener share.
@@ -99,8 +100,8 @@ pub(crate) fn start(
 }
 
 impl Rendezvous {
-    /// Shakes hands with one connection. What a stranger sent is closed when its `hello` is: nothing may be held then that others
-    /// wait for.
+    /// Shakes hands with one connection. A stranger's descriptors are closed with its `hello`: at that time nothing may be held
+    /// that others wait for.
     fn handshake(&self, accepted: Accepted, place: Place) {
         let mut hello = match accepted.hello_then(HANDSHAKE_LIMIT, || drop(place)) {
             Ok(hello) => hello,

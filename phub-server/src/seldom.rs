@@ -1,4 +1,4 @@
-//! A log line now and then, for what a flood of clients causes.
+//! A log line now and then, for events that a flood of clients causes.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

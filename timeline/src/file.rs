@@ -71,7 +71,7 @@ impl TraceFile {
         Ok(trace)
     }
 
-    /// Writes these processes in the place of what the file has.
+    /// Writes these processes in the place of the file's contents.
     pub fn write(&mut self, processes: &[Process]) -> Result<(), TraceError> {
         let TraceFile { path, file } = self;
         let failed = |error| TraceError::File { path: path.clone(), doing: "writing it", error };

@@ -5,8 +5,8 @@
 //!                                                              files of several processes --merge--> one file, on one clock
 //! ```
 //!
-//! The file has Chrome's trace event format, an event a line. Must never know gradients, links and jobs: whoever notes
-//! events names them.
+//! The file has Chrome's trace event format, an event a line. Must never know gradients, links and jobs: the code that
+//! notes events names them.
 
 #![forbid(unsafe_code)]
 

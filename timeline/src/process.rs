@@ -77,7 +77,7 @@ impl Process {
         process
     }
 
-    /// Adds what this process knows of other clocks.
+    /// Adds this process's offsets from other clocks.
     pub fn knows(&mut self, clocks: &[Ahead]) {
         self.about["clock"]["others"] = json!(clocks);
     }

@@ -59,7 +59,7 @@ pub struct LayerReport {
 }
 
 impl ComputeReport {
-    /// Makes the report of what each worker measured, for a model with keys of `key_bytes`. Each worker's link carries
+    /// Makes the report of the workers' measurements, for a model with keys of `key_bytes`. Each worker's link carries
     /// `bandwidth_gbps` of the model each way, if that is known.
     pub fn new(
         plan: &ComputePlan,

@@ -9,8 +9,8 @@ use super::system::System;
 
 /// Compare the parameter hub with other systems on this machine.
 ///
-/// Every system exchanges the same model between the same number of workers and applies the same
-/// Nesterov step. Systems that are not installed are named, with what to install, and the others run.
+/// Every system exchanges the same model between the same number of workers and applies the same Nesterov
+/// step. Systems that are not installed are listed with the packages to install, and the others run.
 #[derive(Debug, clap::Parser)]
 #[command(name = "phub-peers", version)]
 pub struct Args {

@@ -67,7 +67,7 @@ impl Guarded {
         Ok(Guarded { name: name.to_owned(), guard, stdin })
     }
 
-    /// Waits for the end of all its processes. Returns how the peer ended and what it printed.
+    /// Waits for the end of all its processes. Returns the end of the peer and its output.
     pub fn end(mut self) -> Result<(Ending, Vec<u8>)> {
         let mut printed = Vec::new();
         let stdout = self.guard.stdout.take().expect("stdout is a pipe");

@@ -1,8 +1,8 @@
 //! Peers: other systems that do the same work, run beside the probe.
 //!
-//! A peer is a command that prints one JSON object with `goodput_gb_per_s`, workers x model / median
-//! round. Runs are interleaved, because machines are shared: what counts is the ratio within one
-//! repeat, and its spread over the repeats. Must not know how a peer does its work.
+//! A peer is a command that prints one JSON object with `goodput_gb_per_s`, workers x model / median round.
+//! Runs are interleaved, because machines are shared. Only the ratio within one repeat counts, and its spread
+//! over the repeats. Must not know how a peer does its work.
 
 mod args;
 mod guard;

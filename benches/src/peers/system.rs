@@ -59,7 +59,7 @@ impl System {
 pub struct Missing {
     /// The name.
     pub system: &'static str,
-    /// What is missing and how to get it, by its script.
+    /// The missing package or program and how to get it, as its script says.
     pub how: String,
 }
 
@@ -138,7 +138,7 @@ pub fn present(
     Ok((systems, missing))
 }
 
-/// Returns what is missing here for a script; `None` if nothing is.
+/// Returns the thing that is missing here for a script; `None` if nothing is.
 pub fn ready(script: &Path) -> Result<Option<String>> {
     /// A script's exit status when something must be installed first.
     const MISSING: i32 = 3;

@@ -26,7 +26,8 @@ use super::trace::part;
 use crate::child::ChildRole;
 use crate::compute::{BUILT_IN, ComputePlan};
 
-/// Headings of the help, in their order. What has none comes first: what a first run wants to change.
+/// Headings of the help, in their order. Flags without a heading come first: those that a first run wants to
+/// change.
 const JOB: &str = "What the hub and the workers do";
 const ORDER: &str = "In what order bytes leave";
 const COMPUTE: &str = "When computing takes time";
@@ -299,7 +300,7 @@ impl Args {
         self.compute.plan(&keys)
     }
 
-    /// Returns what the hub leaves out.
+    /// Returns the work that the hub leaves out.
     pub fn ablate(&self) -> Ablate {
         Ablate {
             aggregate: self.ablate.contains(&AblateChoice::Aggregate),
@@ -338,7 +339,7 @@ impl Args {
         self.schedule.unwrap_or(pulling)
     }
 
-    /// Returns what workers and hub agree on for the links between them.
+    /// Returns the terms of the links between workers and hub.
     pub fn level(&self) -> LevelTerms {
         LevelTerms {
             consistency: self.consistency,
@@ -350,7 +351,7 @@ impl Args {
         }
     }
 
-    /// Returns what all ends of the job agree on, of a model with these keys.
+    /// Returns the terms of the job, for a model with these keys.
     pub fn terms(&self, keys: Vec<Key>) -> JobTerms {
         JobTerms {
             chunk_bytes: self.chunk_bytes.unwrap_or_else(|| default_chunk_bytes(&keys)),
@@ -379,7 +380,8 @@ impl Args {
         config.tcp_congestion = self.tcp_congestion.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
-        // A run begins where no other has ended, and leaves nothing behind; what is to outlive its hub needs a checkpoint.
+        // A run never continues from an earlier run, and leaves nothing behind. Weights that must outlive the hub need a
+        // checkpoint.
         config.trial = self.hub_wait_s == 0;
         config.trace = self.trace_part();
         config.weights = match self.weights {

@@ -61,8 +61,8 @@ pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -
     let others = workers - 1;
     match consistency {
         Consistency::Bsp => round..=round,
-        // Another worker has pushed at least all but the last S rounds, and at most S + 1 rounds more than this worker: this
-        // worker may be the slowest, and its push may be what the other one waited for.
+        // Another worker has pushed at least all but the last S rounds, and at most S + 1 rounds more than this worker. This
+        // worker may be the slowest, and the other worker may have waited for its push.
         Consistency::Ssp { staleness } => {
             let most = round.saturating_add(staleness).saturating_add(1).min(total);
             round + others * round.saturating_sub(staleness)..=round + others * most
@@ -206,7 +206,7 @@ impl<E: Element> Expected<E> {
         }
         let optimizer = if optimize { Optimizer::Average } else { self.optimizer };
         let step = self.numbers(self.next);
-        // What is clipped, or has a norm, is the mean.
+        // Clips and norms are of the mean.
         let scale = self.scale.map(|(from, scale)| if self.next < from { 1.0 } else { scale });
         let of_mean = scale.or(self.norms.is_some().then_some(1.0));
         let mean = of_mean.map(|scale| (step.rescale, oracle::Step { rescale: scale, ..step }));

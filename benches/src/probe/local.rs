@@ -19,7 +19,7 @@ use crate::child::ChildProcess;
 const LEGS: u32 = 10;
 const ROUNDS_PER_LEG: u32 = 5;
 
-/// Returns what was seen, and where the timeline is.
+/// Returns the report, and the path of the timeline.
 pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
     let (_, keys) = args.keys()?;
     let wire = Wire::of_terms(&args.terms(keys.clone()))?;

@@ -1,6 +1,6 @@
-//! The zero-compute probe (PHub's ZeroComputeEngine): workers push and wait with nothing in between, so that the probe
-//! measures the exchange alone, and the machine's limit beside it. With a trace workers wait for the times of compute in
-//! between, so that the probe measures what training would see.
+//! The zero-compute probe (PHub's ZeroComputeEngine): workers push and wait with nothing in between.
+//! The probe therefore measures the exchange alone, and the machine's limit for comparison. With a trace, workers wait for
+//! the times of compute between rounds. The probe then measures what training would see.
 
 /// Calls a function that is generic over the element type.
 macro_rules! in_dtype {

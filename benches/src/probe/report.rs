@@ -131,7 +131,7 @@ pub(super) struct Measured<'a> {
 }
 
 impl Report {
-    /// Makes the report of what was measured.
+    /// Makes the report of the measurements.
     pub(super) fn new(args: &Args, measured: Measured) -> Result<Self> {
         let Measured { layout, legs, hub, credit, crossed, .. } = measured;
         let (model, _) = args.keys()?;
@@ -150,7 +150,7 @@ impl Report {
         let compute = |plan| ComputeReport::new(&plan, scale, &key_bytes, bandwidth, measured.computed);
         let mut ratios: Vec<f64> = legs.iter().filter_map(Leg::ratio).collect();
         ratios.sort_by(f64::total_cmp);
-        // By default links share what a peer has.
+        // By default the links of a peer share its credit.
         let asked = args.credit.or(credit.bytes.map(Credit::Bytes)).unwrap_or(Credit::None);
         Ok(Report {
             model,

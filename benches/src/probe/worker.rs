@@ -146,19 +146,19 @@ impl<E: Element> Worker<E> {
             self.go_where_the_job_is();
             return Ok(()); // a wrong bit stays, and is seen after the last round
         }
-        // Computes what must come back while the hub works.
+        // Computes the expected weights while the hub works.
         self.expect();
         self.session.wait_all()?;
         self.go_where_the_job_is();
         check_lines(&self.session, &self.expected, self.rank, self.workers, self.round)
     }
 
-    /// Expects what this round makes.
+    /// Computes the weights that this round is expected to make.
     fn expect(&mut self) {
         self.expected.expect(allowed(self.consistency, self.steppers, self.round, self.rounds));
     }
 
-    /// Expects what the job's round makes, where a hub has come back and lost rounds.
+    /// Computes the weights of the job's round, after a hub has restarted and lost rounds.
     fn go_where_the_job_is(&mut self) {
         let round = steps_of(&self.session, self.optimizer);
         if round < self.round && !self.consistency.steps_alone() {

@@ -21,7 +21,7 @@ pub const SLOW: Duration = Duration::from_millis(40);
 /// The time between two looks at the weights.
 const LOOK: Duration = Duration::from_millis(500);
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
-/// A round takes milliseconds: whoever waits longer waits for a worker that is gone.
+/// A round takes milliseconds. A worker that waits longer than this waits for a worker that is gone.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The state of the training, as worker 0 saw it last.

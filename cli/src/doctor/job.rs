@@ -31,12 +31,12 @@ impl Job {
         (window as u64, self.sum(nodes, nodes, |ranges| ranges.huge_bytes(window)))
     }
 
-    /// Returns the most chunks of a lane, of lanes on these nodes: what its links must have room for.
+    /// Returns the most chunks of any lane on these nodes. The links of the lane must have room for them.
     pub fn deepest_lane(&self, nodes: &[u32]) -> u32 {
         self.spans_by_lane(nodes).iter().map(|spans| spans.len() as u32).max().unwrap_or(0)
     }
 
-    /// Returns what each lane carries, of lanes on these nodes.
+    /// Returns the spans that each lane on these nodes carries.
     fn spans_by_lane(&self, nodes: &[u32]) -> Vec<Vec<Span>> {
         if nodes.is_empty() {
             return Vec::new();
@@ -44,7 +44,7 @@ impl Job {
         Placement::new(&self.layout, nodes.to_vec()).spans_by_core(|chunk| self.layout.chunk(chunk).span)
     }
 
-    /// Adds up `bytes` of what the lanes of each NIC carry together, or of each node: `of_lanes` has that of each lane.
+    /// Adds up `bytes` for the lanes of each NIC, or of each node. `of_lanes` has the NIC or node of each lane.
     fn sum<N: PartialEq>(&self, nodes: &[u32], of_lanes: &[N], bytes: impl Fn(&Ranges) -> u64) -> u64 {
         let lanes = self.spans_by_lane(nodes);
         let each = of_lanes.iter().enumerate().filter(|(lane, one)| !of_lanes[..*lane].contains(one));

@@ -75,7 +75,7 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// What is known about RDMA after its checks.
+/// The facts about RDMA that its checks have found.
 struct Rdma {
     plan: Option<OnNics>,
     /// The NICs that the hub would use and that carry data.
@@ -158,7 +158,7 @@ fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &N
         return nothing;
     }
     let list = &lanes::nic_list(settings, nccl);
-    // What cannot be is among the settings.
+    // The checks of the settings report a value that is impossible.
     let traffic_class = settings.paths.0.traffic_class().unwrap_or(0);
     let kernel = KernelRdma::read();
     let has_nics = !kernel.devices.is_empty() || host.nics.iter().any(|nic| nic.kind != NicKind::Ethernet);

@@ -21,7 +21,7 @@ pub(crate) struct NicFacts {
     pub slot: Option<(PciLink, PciLink)>,
     /// The way in which the IOMMU treats it: `identity`, or a kind of translation.
     pub iommu: Option<String>,
-    /// The bridges of PCI Express above it, and what their ACS says; nothing where this user may not read it.
+    /// The bridges of PCI Express above it, with the value of their ACS; empty if this user may not read it.
     pub bridges: Vec<(String, Option<u16>)>,
     /// The subnets of its interface: destination and mask, as /proc/net/route has them.
     pub subnets: Vec<(String, String)>,
@@ -42,7 +42,7 @@ pub(crate) struct PciLink {
 }
 
 impl PciLink {
-    /// Returns what it carries each way, before the headers of its packets.
+    /// Returns its rate each way, before the headers of its packets.
     pub fn gbps(self) -> f64 {
         let coded = if self.gigatransfers > 5.0 { 128.0 / 130.0 } else { 0.8 };
         self.gigatransfers * coded * f64::from(self.lanes)

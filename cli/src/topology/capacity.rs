@@ -1,5 +1,5 @@
-//! `phub-server topology --workers-for MODEL`: the workers of a model that this machine carries as their hub. It says what limits
-//! the machine first, and what would limit it next (PHub, section 2: "up to 120 workers").
+//! `phub-server topology --workers-for MODEL`: the workers of a model that this machine carries as their hub. It says which
+//! resource limits the machine first, and which one would be next (PHub, section 2: "up to 120 workers").
 
 use std::fmt::Write as _;
 
@@ -31,7 +31,7 @@ pub(super) struct CapacityArgs {
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     batch: u32,
 
-    /// Speed of the machine's memory in GB/s: some 0.8 of what its channels are rated at, or as it was measured.
+    /// Speed of the machine's memory in GB/s: as measured, or about 0.8 of the rated speed of its channels.
     #[arg(long, value_name = "N", value_parser = positive, requires = "workers_for")]
     memory_gb_s: Option<f64>,
 }
@@ -107,7 +107,7 @@ impl CapacityArgs {
     }
 }
 
-/// Returns what all NICs of a plan carry each way, if the speed of each is known.
+/// Returns the sum of the rates of a plan's NICs each way, if the speed of each is known.
 fn nic_gb_s(host: &Host, plan: &Plan) -> Option<f64> {
     let speed = |nic: &topology::PlacedNic| host.nics.iter().find(|of| of.name == nic.name)?.speed;
     let speeds: Option<Vec<f64>> =
@@ -116,7 +116,8 @@ fn nic_gb_s(host: &Host, plan: &Plan) -> Option<f64> {
     (bits > 0.0).then_some(bits / 8e9 * WITHOUT_HEADERS)
 }
 
-/// Returns the workers for whom the memory is enough that carries `pushes` times what one worker pushes.
+/// Returns the number of workers that the memory can serve, if it carries `pushes` times the bytes that one
+/// worker pushes.
 ///
 /// For each byte that `w` workers push, a NIC writes one and the sum reads one. The step reads 2/w and writes 2/w (Nesterov). The
 /// cache saves nothing here.

@@ -220,7 +220,7 @@ impl TopologyArgs {
         }
     }
 
-    /// Returns what a round moves, and the hub's memory traffic.
+    /// Returns the traffic of a round, and the hub's memory traffic.
     fn traffic(&self, name: &str, layout: &Layout, plan: &Plan) -> String {
         let (workers, model) = (u64::from(self.workers), layout.model_bytes());
         let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);

@@ -1,5 +1,5 @@
 //! `phub-server topology --racks R --workers-per-rack W`: workers with links of their own, and a hub that is a box in each rack
-//! (PHub, figure 5). What each link carries in a round, and whether one hub is enough.
+//! (PHub, figure 5). It prints the bytes on each link in a round, and whether one hub is enough.
 
 use std::fmt::Write as _;
 

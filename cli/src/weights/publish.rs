@@ -164,7 +164,7 @@ impl Publishing {
         ))
     }
 
-    /// Says what it waits for, once.
+    /// Prints the reason why it waits, once.
     fn waits(&mut self, why: String) -> anyhow::Result<()> {
         if self.said == why {
             return Ok(());

@@ -1,4 +1,4 @@
-//! `phub-server versions`: what is in a directory of versions, for people.
+//! `phub-server versions`: prints the contents of a directory of versions for people.
 
 use std::path::{Path, PathBuf};
 
@@ -41,7 +41,7 @@ enum Command {
 }
 
 impl VersionsArgs {
-    /// Does what was asked for.
+    /// Runs the subcommand.
     ///
     /// # Errors
     /// When a directory cannot be read, a version is damaged or gone, or a file cannot be written.

@@ -22,7 +22,7 @@ pub enum Found {
 }
 
 impl Hub {
-    /// Looks what a worker that comes from this address finds under a name. A free name is reserved for it.
+    /// Looks up a name for a worker at this address. A free name is reserved for it.
     ///
     /// # Errors
     /// When there may not be one more job, or not of this address; or the hub admits nobody.
@@ -41,7 +41,8 @@ impl Hub {
         Ok(Found::Free(self.names.reserve(name, owner)))
     }
 
-    /// Takes a worker into the job of a name, which is there. Returns the job, and what the worker shows to the job's other hubs.
+    /// Takes a worker into the job of a name, which is there. Returns the job, and the pass that the worker shows to the job's
+    /// other hubs.
     pub(crate) fn join(&mut self, join: Join, now: Instant) -> Result<(JobId, Pass), Refused> {
         let (id, rank) = (self.id(&join.name)?, join.rank);
         let job = self.jobs.get_mut(&id).expect("names are of jobs that are there");

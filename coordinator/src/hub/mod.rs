@@ -9,7 +9,7 @@
 //! | `promises` | promises memory |
 //! | `end` | ends jobs: one alone, or all of a hub that stops; forgets what is old |
 //!
-//! Everything that changes a hub comes in by [`Hub::ask`], which is in `input`. Who drives reads the rest.
+//! Everything that changes a hub comes in by [`Hub::ask`], which is in `input`. The driver reads the rest.
 
 mod end;
 mod join;
@@ -73,7 +73,7 @@ pub struct Hub {
     pub(crate) joins_bytes: u64,
     /// The tokens of the members of all jobs.
     pub(crate) tokens: Tokens,
-    /// The counts of what it has done.
+    /// The counts of its events.
     pub(crate) counts: CountsReply,
     pub(crate) end: End,
 }
@@ -133,12 +133,12 @@ impl Hub {
         &self.tokens
     }
 
-    /// Returns what is known of its end.
+    /// Returns the state of its end.
     pub fn end(&self) -> &End {
         &self.end
     }
 
-    /// Returns the counts of what it has done.
+    /// Returns the counts of its events.
     pub fn counts(&self) -> CountsReply {
         self.counts
     }
@@ -189,7 +189,7 @@ impl Hub {
         self.job_mut(id).filter(|job| !job.life.failed()).ok_or(JobEnded)
     }
 
-    /// Notes what the effects of a job change for tokens and counts. Returns the effects: who drives does the rest.
+    /// Updates tokens and counts by the effects of a job. Returns the effects: who drives does the rest.
     pub(crate) fn noted(&mut self, id: JobId, effects: Vec<Effect>, now: Instant) -> Vec<Effect> {
         for effect in &effects {
             let lost = &mut self.counts.lost;

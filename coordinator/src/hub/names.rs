@@ -1,4 +1,4 @@
-//! Names of jobs. A name has one owner: a job that has not failed, or whoever has reserved it.
+//! Names of jobs. A name has one owner: a job that has not failed, or the client that has reserved it.
 //!
 //! ```text
 //!   free --reserve--> reserved --release--> free, or at once the name of the job that was made
@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use pbox_core::JobId;
 
-/// A name that is reserved, and what its job will need.
+/// A reserved name, and the memory that its job will need.
 #[derive(Debug, Default)]
 pub(super) struct Reserved {
     /// The memory that the job was promised.
@@ -79,7 +79,8 @@ impl Names {
         JobId(self.next - 1)
     }
 
-    /// Promises memory to the job of a reserved name, in place of what it was promised. Returns the address whose job it will be.
+    /// Promises memory to the job of a reserved name. This replaces the earlier promise. Returns the address whose job it will
+    /// be.
     pub(super) fn promise(&mut self, name: &str, bytes: u64) -> Option<IpAddr> {
         let reserved = self.reserved.get_mut(name).expect("the name of a job that is being made is reserved");
         reserved.promised = bytes;

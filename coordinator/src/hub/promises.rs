@@ -1,5 +1,6 @@
 //! The memory that jobs were promised, and whether there is room for more. A job touches its memory late: its workers'
-//! windows when they connect, its snapshots when one is taken. So what was promised and is not resident yet counts as used.
+//! windows when they connect, its snapshots when one is taken. Memory that was promised and is not resident yet therefore
+//! counts as used.
 //!
 //! ```text
 //!   room of the process now  -  (promised - resident since the start, at least 0)  >=  what a new job needs
@@ -69,7 +70,7 @@ impl Promise {
     }
 }
 
-/// There is no room for what is needed.
+/// There is no room for the bytes that are needed.
 #[derive(Debug)]
 pub struct NoRoom {
     needed: u64,

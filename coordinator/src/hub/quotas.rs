@@ -23,7 +23,7 @@ pub struct Quotas {
     pub memory_per_job: Option<u64>,
 }
 
-/// The jobs of an address that have not failed or are being made, and what each was promised.
+/// The jobs of an address that have not failed or are being made, with the memory that each was promised.
 type Owned<'hub> = Vec<(&'hub str, u64)>;
 
 impl Hub {

@@ -99,7 +99,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Returns what each hub has when the job begins.
+    /// Returns the rounds that each hub has when the job begins.
     pub fn new(rounds: impl IntoIterator<Item = (u32, Vec<Round>)>) -> Self {
         Files { rounds: rounds.into_iter().map(|(hub, rounds)| (hub, latest(rounds))).collect() }
     }
@@ -228,7 +228,7 @@ mod tests {
         assert!(files.rounds.values().all(|rounds| rounds.len() == MOST_FILES), "no more is compared");
     }
 
-    /// A hub of the test: its disk, and what it was last told.
+    /// A hub of the test: its disk, and the last message that it got.
     #[derive(Clone, Debug, Default)]
     struct Hub {
         files: Vec<Round>,
@@ -287,7 +287,7 @@ mod tests {
                     }
                     // It skips a round, or its disk is full.
                     4 => hub.next += 1,
-                    // Hub 0 hears what it has, and tells it.
+                    // Hub 0 gets its rounds, and answers.
                     _ => {
                         lead.report(number as u32, hub.files.clone());
                         hub.told = lead.whole();

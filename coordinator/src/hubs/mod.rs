@@ -18,7 +18,8 @@ use crate::job::Ranks;
 use crate::join::Join;
 use crate::refused::Refused;
 
-/// Names one of the jobs that have had a name: what hub 0 drew when it made the job. Its workers know it, too, so it proves nothing.
+/// Names one of the jobs that have had a name: a random number that hub 0 drew when it made the job. Its workers know it, too, so
+/// it proves nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
@@ -192,7 +193,8 @@ impl Hubs {
         }
     }
 
-    /// Returns the length of this hub's state of a job: f32 of weights and of what is kept beside them.
+    /// Returns the length of this hub's state of a job: the f32 values of the weights and of the optimizer's
+    /// state.
     pub fn state_bytes(&self, terms: &JobTerms) -> u64 {
         let elements: u64 = self.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
         4 * elements * terms.tensors().saved_per_element() as u64

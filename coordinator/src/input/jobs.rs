@@ -14,7 +14,7 @@ use crate::hubs::{Files, Hubs, Secret};
 use crate::job::{Blame, Job, JobSpec, Model, Saves};
 use crate::refused::Refused;
 
-/// A worker that comes from an address looks what it finds under a name. A free name is reserved for it.
+/// Looks up a name for a worker at an address. A free name is reserved for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Find {
@@ -189,7 +189,7 @@ impl Request for End {
     fn apply(self, hub: &mut Hub, now: Instant) -> Option<Ended> {
         let job = hub.jobs.remove(&self.job)?;
         hub.names.take(&job.spec.name, self.job);
-        // Whoever came behind the last leave has no token any more.
+        // The tokens of workers that connected after the last one left are no longer valid.
         hub.tokens.sweep(|job| job != self.job, now);
         Some(Ended(Box::new(job)))
     }

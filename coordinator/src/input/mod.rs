@@ -9,7 +9,7 @@
 //! | `states` | a state that rank 0 brings, a state that somebody wants, files of states, the last state |
 //! | `ends` | the hub ends, and its members hear of it |
 //!
-//! A request has plain data: what is random, what is measured, and the time come in with it. So an [`Input`] can be written down, and
+//! A request has plain data: random numbers, measurements and the time come in with it. So an [`Input`] can be written down, and
 //! the same inputs have the same answers.
 
 mod cuts;

@@ -1,4 +1,4 @@
-//! Requests for rounds: what cores see of them, numbers of optimizers, digests of weights.
+//! Requests about rounds: observations of the cores, numbers of optimizers, digests of weights.
 
 use std::time::Instant;
 

@@ -47,7 +47,7 @@ pub struct Checkpoints {
     pub last: Option<CheckpointReply>,
     /// The reason why the last attempt failed, or was skipped.
     pub error: Option<String>,
-    /// Whether it failed: nothing but another attempt makes good what is lost then.
+    /// Whether it failed: the lost state can only be saved by another attempt.
     pub has_failed: bool,
 }
 
@@ -124,13 +124,14 @@ impl Checkpoints {
         }
     }
 
-    /// Forgets those who wait, because the job has failed.
+    /// Forgets the waiting requests, because the job has failed.
     pub(super) fn end(&mut self) {
         self.wants = Wants::default();
         self.followed.end();
     }
 
-    /// Begins a snapshot that a cut is for. Hub 0 hears what becomes of it, if nobody here wants it.
+    /// Begins a snapshot that a cut is for. Hub 0 gets the result of it, if nobody at this hub wants the
+    /// snapshot.
     pub(super) fn begin(&mut self, before: Round, want: Option<WantId>) -> Occasion {
         self.asked += 1;
         let occasion = Occasion::Asked(self.asked);
@@ -221,7 +222,7 @@ impl Checkpoints {
         }
     }
 
-    /// Notes what became of a file. Returns why the attempt before failed, if this one is good.
+    /// Notes the result of writing a file. Returns why the attempt before failed, if this one is good.
     pub(super) fn end_file(
         &mut self,
         before: Round,

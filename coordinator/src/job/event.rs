@@ -1,4 +1,4 @@
-//! The events that come to a job by themselves, and what the one who drives it then does.
+//! The events of a job that no request causes, and the reaction of the driver.
 //!
 //! | event | from | effects |
 //! | --- | --- | --- |
@@ -187,7 +187,7 @@ pub enum Blame {
 }
 
 impl Job {
-    /// Takes an event in. Returns what follows from it, in order.
+    /// Takes an event in. Returns the effects, in order.
     pub(crate) fn handle(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Attached(rank) => {
@@ -214,7 +214,7 @@ impl Job {
                 let why = format!("{} is gone: {reason}", self.spec.spoken(rank));
                 let waits = self.members.get(rank).is_some_and(Member::waits_for_links);
                 match by_itself && waits && self.life.runs() {
-                    // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
+                    // The ends of its links at the other cores are no news, and the worker watches its new links itself.
                     true if self.members.unlinked(rank).is_some() => Vec::new(),
                     true => vec![self.members.unlink(rank, &why, now)],
                     false => self.lose(rank, Cause::Link, &why),

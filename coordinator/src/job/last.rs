@@ -37,7 +37,7 @@ pub struct Saves {
     pub stops: bool,
 }
 
-/// A step of saving a last state, which the driver takes. The driver answers each with what came of it.
+/// A step of saving a last state, which the driver takes. The driver answers each step with its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LastStep {
     /// Hold the job on all cores.
@@ -99,7 +99,7 @@ enum WaitsFor {
     Parts(LastRequest, Option<Saved>),
     /// The answer of hub 0, at another hub.
     Lead,
-    /// The time since which another hub waits for hub 0 to say what to write.
+    /// The time since which another hub waits for the order of hub 0.
     Order(Instant),
     /// The parts of the other hubs have this many bytes.
     Write(u64),
@@ -147,7 +147,8 @@ impl LastState {
         }
     }
 
-    /// Writes, at another hub, what hub 0 has decided on. Returns nothing if the state is not here any more.
+    /// Writes, at another hub, the state that hub 0 has chosen. Returns nothing if the state is not here any
+    /// more.
     pub(crate) fn asked_for_part(&mut self, hubs: &Hubs, request: LastRequest) -> Option<Vec<Effect>> {
         let last = self.0.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
         Some(match check_before(request.before, last.own) {
@@ -156,7 +157,7 @@ impl LastState {
         })
     }
 
-    /// Notes what came of a step. The result of another step than the hub waits for changes nothing.
+    /// Notes the result of a step. The result of another step than the hub waits for changes nothing.
     pub(super) fn stepped(&mut self, hubs: &Hubs, stepped: LastStepped, now: Instant) -> Vec<Effect> {
         let Some(mut last) = self.0.take() else { return Vec::new() };
         match (std::mem::replace(&mut last.waits_for, WaitsFor::Hold), stepped) {
@@ -196,7 +197,7 @@ impl LastState {
         }
     }
 
-    /// Ends, at another hub, the wait for what hub 0 says, when hub 0 has been silent for too long.
+    /// Ends, at another hub, the wait for the order of hub 0, when hub 0 has been silent for too long.
     pub(super) fn overdue(&mut self, hubs: &Hubs, limit: Duration, now: Instant) -> Vec<Effect> {
         // Hub 0 asks all hubs for their rounds, and waits for each at most for the limit.
         let limit = 3 * limit;
@@ -300,7 +301,8 @@ impl Last {
         last
     }
 
-    /// Returns what is said when the state is not saved for this reason: nothing, if all of it is in the last checkpoint.
+    /// Returns the message about a state that is not saved for this reason. Returns none if all of the state is in the
+    /// last checkpoint.
     fn unsaved(&self, why: String) -> Saved {
         match self.own.is_none_or(|own| own.highest <= self.saved) {
             true => Ok(None),

@@ -1,7 +1,7 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
-//! Plain state: decides nothing about cores and connections. A job is its parts, and callers ask the part. A method of a part takes
-//! the other parts that it needs as arguments; what changes most of them is a method of the job.
+//! Plain state: decides nothing about cores and connections. A job is its parts, and callers ask the part. A change to most of
+//! the parts is a method of the job.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -67,7 +67,7 @@ use crate::refused::Refused;
 /// The keys of a job, in its terms, and the pieces of them that its hub owns.
 pub type Model = (Arc<JobTerms>, Vec<Piece>);
 
-/// One job. Whoever drives a hub reads the parts of its jobs. They change by requests to the hub alone, which lends no job to be
+/// One job. The driver of a hub reads the parts of its jobs. They change by requests to the hub alone, which lends no job to be
 /// changed.
 #[derive(Debug)]
 pub struct Job {

@@ -1,6 +1,6 @@
 //! A job's news, which its members wait for.
 //!
-//! Whoever drives the job publishes them after each input.
+//! The driver of the job publishes them after each input.
 
 use pbox_core::Round;
 use pbox_core::control::{HeartbeatReply, JobState, Late, reason};

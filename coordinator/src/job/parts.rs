@@ -88,7 +88,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes what a hub says of its part, or why it says nothing.
+    /// Notes a hub's report of its part, or why there is none.
     pub fn part_is(
         &mut self,
         id: FollowId,
@@ -140,7 +140,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes what became of a file. Returns why the attempt before failed, too, if this one is good.
+    /// Notes the result of writing a file. Returns why the attempt before failed, too, if this one is good.
     pub fn end_file(
         &mut self,
         occasion: Occasion,

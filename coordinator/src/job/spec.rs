@@ -72,7 +72,7 @@ impl JobSpec {
         }
     }
 
-    /// Checks that a worker asks for what the job is. The error says what differs.
+    /// Checks that a worker's terms are those of the job. The error names the difference.
     pub(crate) fn check_terms(&self, join: &Join, share: &Share) -> Result<(), String> {
         let JobSpec { name, made, .. } = self;
         let (rank, (hub, hubs)) = (join.rank, join.hub);

@@ -15,7 +15,7 @@
 //! | the parts of the cores | it is answered so: a round does not end |
 //! | the memory of cores that had none | it is answered so, with the reason |
 //!
-//! What is written has no time limit any more: a disk may be slow.
+//! A file that is being written has no time limit any more: a disk may be slow.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -227,7 +227,7 @@ impl Saving<'_> {
         self.and_tells_parts(effects)
     }
 
-    /// Decides what becomes of the parts of a snapshot for which all cores have answered.
+    /// Decides the use of the parts of a snapshot for which all cores have answered.
     fn snapshot_over(&mut self, Over { occasion, before, refused, lacks, want }: Over) -> Vec<Effect> {
         let (parts, next) = match (refused, want) {
             (Some(why), None) => (Parts::Skip(why), Vec::new()),

@@ -1,4 +1,4 @@
-//! Listening and connecting, whatever the transport: what their handshakes have in common.
+//! Listening and connecting for any transport: the common part of their handshakes.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,7 +21,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Asks for this over TCP. Only TCP has frames: shared memory moves nothing, and a NIC checks what it moves.
+    /// Asks for this over TCP. Only TCP has frames: shared memory moves no bytes, and a NIC checks the bytes
+    /// that it moves.
     pub fn with_tcp(self, tcp: tcp::Options) -> Self {
         Group { tcp, ..self }
     }
@@ -216,8 +217,8 @@ impl Hello {
         }
     }
 
-    /// Takes what came with the hello, or puts this connection to the peer's others, once its token is known. Nobody may wait for
-    /// the caller: what a peer sent is closed here if it is wrong.
+    /// Takes the descriptors that arrived with the hello, or adds this connection to the peer's others, once its token is known.
+    /// Nobody may wait for the caller: wrong descriptors of a peer are closed here.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Ok(match self {
             Hello::Tcp(hello) => match hello.gather()? {
@@ -238,11 +239,11 @@ impl Hello {
         }
     }
 
-    /// Lets the peer in. `ours` is sent to the peer, and what it sends comes to a window of `recv_bytes`. The links are
-    /// those of `plan`, which the hello must name too. When the window is this end's own memory, `place` sees it before
-    /// any bytes arrive, so that the owners of its pages can touch them. `no_path` is called before the peer learns
-    /// that it may connect by another transport. Then no NIC of the peer leads to a NIC of this end, or memory cannot
-    /// be shared.
+    /// Lets the peer in. `ours` is sent to the peer, and the peer's bytes arrive in a window of `recv_bytes`. The links
+    /// are those of `plan`, which the hello must name too. When the window is this end's own memory, `place` sees it
+    /// before any bytes arrive, so that the owners of its pages can touch them. `no_path` is called before the peer
+    /// learns that it may connect by another transport. Then no NIC of the peer leads to a NIC of this end, or memory
+    /// cannot be shared.
     pub fn welcome(
         self,
         group: &Group,

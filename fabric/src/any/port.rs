@@ -47,7 +47,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns what its bytes cross at this end. Shared memory moves none.
+    /// Returns the device that its bytes cross at this end. Shared memory moves none.
     pub fn device(&self) -> Option<Device> {
         match self {
             Endpoint::Shm(_) => None,

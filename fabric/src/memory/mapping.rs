@@ -1,7 +1,7 @@
 //! Mappings: the RAII types behind windows, rings and private state.
 //!
-//! On the `unsafe` list. Each mapping has one owner that unmaps it on drop. The types that hold a mapping decide what
-//! is read or written, and when.
+//! On the `unsafe` list. Each mapping has one owner that unmaps it on drop. The types that hold a mapping decide
+//! which bytes are read or written, and when.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -41,7 +41,7 @@ impl MapError {
     }
 }
 
-/// Returns what to do about a kernel's refusal of memory or of a descriptor for it.
+/// Returns the advice for a kernel's refusal of memory or of a descriptor for it.
 pub(crate) fn advice(errno: Errno) -> &'static str {
     match errno {
         Errno::NOMEM => "free memory, raise the limit (ulimit -v, the container's), or use a smaller model",
@@ -126,7 +126,7 @@ impl Mapping {
 
     /// Returns the mapping that `map` makes, at a multiple of a huge page's size if it is as long as one. Only there
     /// can a huge page be mapped as one. The kernel chooses such an address only where huge pages are switched on, or
-    /// in later versions. So a larger range of addresses is reserved first, and what is too much is given back.
+    /// in later versions. So a larger range of addresses is reserved first, and the rest is given back.
     fn aligned(
         what: &'static str,
         len: NonZeroUsize,
@@ -148,7 +148,7 @@ impl Mapping {
         let start = start.map_err(|errno| MapError::new(what, len.get(), errno))?.cast::<u8>();
         let before = start.align_offset(HUGE_PAGE);
         let aligned = start.wrapping_add(before);
-        // `aligned` and `len` bytes after it are a part of what was just reserved; the mapping takes that part's place.
+        // `aligned` and `len` bytes after it are a part of the reservation; the mapping takes that part's place.
         let mapped = map(aligned.cast(), MapFlags::FIXED);
         let pages = len.get().next_multiple_of(rustix::param::page_size());
         let after = reserved.next_multiple_of(rustix::param::page_size()) - before - pages;
@@ -158,8 +158,8 @@ impl Mapping {
             [(start, reserved), (start, 0)]
         };
         for (start, bytes) in whole.into_iter().filter(|&(_, bytes)| bytes > 0) {
-            // SAFETY: what is left of the reservation on either side of the mapping, or all of it where there
-            // is no mapping; nobody has it.
+            // SAFETY: the range is the rest of the reservation on either side of the mapping, or all of it if
+            // there is no mapping; nobody has it.
             let result = unsafe { munmap(start.cast(), bytes) };
             debug_assert!(result.is_ok(), "munmap of our own reservation: {result:?}");
         }

@@ -106,7 +106,7 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     groups
 }
 
-/// Returns what each limit of a group leaves.
+/// Returns the memory that each limit of a group leaves.
 fn limits<'a>(root: &'a Path, group: &'a Path) -> impl Iterator<Item = MemoryRoom> + 'a {
     let read = move |name: &str| {
         let directory = root.join(group.strip_prefix("/").unwrap_or(group));

@@ -137,8 +137,8 @@ impl RecvWindow {
         Ok(RecvWindow { mapping, bytes, local: true, shown: None })
     }
 
-    /// Returns the memory of a window that other peers read: what this end receives is shown to them. For a hub between
-    /// hubs above and its workers. Spans that an owner at this end writes are not received into.
+    /// Returns the memory of a window that other peers read: received bytes are shown to them. For a hub between hubs
+    /// above and its workers. Spans that an owner at this end writes are not received into.
     pub fn shown(window: &Arc<SendWindow>) -> Self {
         let (mapping, bytes) = (Arc::clone(window.mapping()), window.bytes());
         RecvWindow { mapping, bytes, local: true, shown: Some(Arc::clone(window)) }
@@ -282,7 +282,7 @@ pub enum SpanError {
     NotWhole {
         /// The span.
         span: Span,
-        /// Size of what it was to be read as.
+        /// Size of the type that it was to be read as.
         element_bytes: usize,
     },
     /// Two owners for one byte.

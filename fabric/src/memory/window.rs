@@ -111,7 +111,7 @@ impl SendWindow {
         Ok(SendWindow { memory: Memory::Memfd(mapping, fd), bytes, owned: Box::default() })
     }
 
-    /// Returns a window of `bytes` in a dma-buf, for links over RDMA alone: what else asks for its bytes panics.
+    /// Returns a window of `bytes` in a dma-buf, for links over RDMA alone. Other uses of its bytes panic.
     /// Something else than this process writes them, such as a GPU.
     ///
     /// # Errors
@@ -161,7 +161,7 @@ impl SendWindow {
         }
     }
 
-    /// Returns what a NIC finds the first byte by: its address, or its place in the dma-buf.
+    /// Returns the value by which a NIC finds the first byte: its address, or its offset in the dma-buf.
     pub(crate) fn start_for_nics(&self) -> u64 {
         self.dma_buf().map_or_else(|| self.start() as u64, DmaBuf::offset)
     }

@@ -88,7 +88,7 @@ impl<C: Cells> Producer<C> {
         Ok(true)
     }
 
-    /// Whether the consumer, if it sleeps, wants to be woken for what was published so far. Only
+    /// Whether the consumer, if it sleeps, wants to be woken for the entries published so far. Only
     /// meaningful after a sequentially consistent fence that follows the push (see `bell`).
     pub fn due(&self) -> bool {
         let wake_at = self.cells.wake_at().load(Ordering::Relaxed);
@@ -172,9 +172,9 @@ pub mod bell {
     //! The bell: how a producer wakes a consumer that sleeps, without a system call when it does not.
     //!
     //! One word per port, shared by all its producers. Before the consumer sleeps, it writes the ring
-    //! positions to be woken for (`wake_at`), sets the word to the place where it sleeps, and looks once
-    //! more. A producer publishes first and looks at the word afterwards. The two fences make it impossible
-    //! that both look too early. Who clears the word wakes the sleeper, at the place that the word had then.
+    //! positions to be woken for (`wake_at`), sets the word to its place, and looks once more. A producer publishes first and looks at the word afterwards. The two fences make it impossible
+    //! that both look too early. The thread that clears the word wakes the sleeper, at the place that the
+    //! word had then.
     //!
     //! ```text
     //!   consumer                         producer
@@ -226,7 +226,7 @@ pub mod bell {
         match asleep.swap(0, Ordering::Relaxed) {
             0 => None,
             DESCRIPTORS => Some(Place::Descriptors),
-            // Also what no correct peer writes: a futex at which nobody sleeps wakes nobody.
+            // A correct peer writes no other value. A futex at which nobody sleeps wakes nobody.
             _ => Some(Place::Futex),
         }
     }

@@ -54,7 +54,7 @@ impl Ring for OwnBell {
 pub(super) struct PeerBells(Arc<Words>);
 
 impl PeerBells {
-    /// Opens the bells of a peer with `ports` ports, and checks what the peer handed over.
+    /// Opens the bells of a peer with `ports` ports, and checks the descriptors that the peer handed over.
     pub fn open(whose: &'static str, ports: usize, words: OwnedFd) -> Result<Self, String> {
         Ok(PeerBells(Words::open(whose, words, Bell::bytes(ports))?))
     }

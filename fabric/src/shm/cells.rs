@@ -1,7 +1,7 @@
 //! Rings and bells in memfds that two processes write.
 //!
 //! On the `unsafe` list. Only atomics live here. A hostile peer can write any value at any time: atomics allow it, and
-//! `ring` checks what it reads.
+//! `ring` checks each value that it reads.
 //!
 //! ```text
 //!   bells:  [asleep ....128][asleep ....128]...          one per port

@@ -122,7 +122,8 @@ impl Listener {
     }
 }
 
-/// The socket of whoever connected. Until it is [let in](Self::let_in), what it has sent is closed with it.
+/// The socket of a client that connected. Until it is [let in](Self::let_in), the descriptors that it has
+/// sent are closed with it.
 #[derive(Debug)]
 pub(super) struct Guest(Option<OwnedFd>);
 
@@ -155,7 +156,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Reads the peer's hello, within `timeout`. The layer above lets its token in, whoever the peer's user is.
+    /// Reads the peer's hello, within `timeout`. The layer above checks the token; the peer may have any user.
     pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
         self.hello_then(timeout, || ())
     }
@@ -221,7 +222,8 @@ impl Hello {
         if self.given.is_some() {
             return Ok(());
         }
-        // What came behind the hello is closed here, and nothing more comes: later this socket is closed by a core.
+        // Descriptors behind the hello are closed here, and no more can arrive: later this socket is closed by a
+        // core.
         let (bytes, fds) =
             receive(self.socket.as_fd(), Duration::from_secs(1)).map_err(|error| error.to_string())?;
         let _ = shutdown(&self.socket, Shutdown::Read);

@@ -17,7 +17,7 @@ pub fn accepted(socket: OwnedFd) -> Accepted {
     Accepted { socket: Guest::new(socket) }
 }
 
-/// Returns what a worker makes of the answer that waits in its socket.
+/// Returns the worker's result for the answer that waits in its socket.
 pub fn welcome(
     socket: &OwnedFd,
     group: &Arc<Group>,

@@ -28,7 +28,7 @@ const MAX_FDS: usize = 253;
 const MAX_BYTES: usize = 56 + 4 * MAX_PORTS + PROOF;
 /// Messages of a stranger that may wait in its socket.
 const MOST_MESSAGES: usize = 1024;
-/// The longest refusal, with what comes before its text.
+/// The longest refusal, including the header before its text.
 const MAX_REFUSAL: usize = 1024;
 
 /// Worker to hub, with [gradient window, bells].
@@ -169,14 +169,14 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
     Ok((come(bytes, count)?, fds))
 }
 
-/// Ends a conversation with a stranger, and closes what it has sent. It may be descriptors whose closing blocks: TCP sockets
-/// that linger do not after this, others may. So the caller holds nothing that others wait for.
+/// Ends a conversation with a stranger, and closes the descriptors that it has sent. It may be descriptors whose closing
+/// blocks: TCP sockets that linger do not after this, others may. So the caller holds nothing that others wait for.
 pub(super) fn dispose(socket: OwnedFd) {
     let _ = shutdown(&socket, Shutdown::Both); // nothing more comes
     drain(socket.as_fd());
 }
 
-/// Closes what is in a socket that takes nothing more, as above.
+/// Closes the descriptors in a socket that takes no more, as above.
 pub(super) fn drain(socket: BorrowedFd) {
     for _ in 0..MOST_MESSAGES {
         match take_message(socket, RecvFlags::DONTWAIT) {

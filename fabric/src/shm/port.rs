@@ -127,8 +127,9 @@ impl Port {
         }
     }
 
-    /// Waits as `wait` does, at descriptors: `sleep` waits for what the [links](Endpoint::woken_by) are woken by among others, if there is
-    /// nothing to see. Once for all, [`sleep_beside`](Self::sleep_beside) has said what else ends such a sleep.
+    /// Waits as `wait` does, at descriptors. If there is nothing to see, `sleep` waits for the descriptors that wake the
+    /// [links](Endpoint::woken_by), and for others. [`sleep_beside`](Self::sleep_beside) has said once which other descriptors
+    /// end such a sleep.
     pub(crate) fn wait_beside(&mut self, until: Until, sleep: impl FnOnce()) {
         self.wait_at(Place::Descriptors, until, |_| sleep());
     }
@@ -162,7 +163,7 @@ impl Port {
         }
     }
 
-    /// Detaches a link. Returns what the link was woken by, if no other link is.
+    /// Detaches a link. Returns the descriptors that woke the link, if they wake no other link.
     pub(crate) fn take_off(&mut self, link: LinkId) -> Option<Arc<WokenBy>> {
         let woken_by = Arc::clone(&self.links.remove(link)?.link.woken_by);
         let is_others = self.links.iter().any(|(_, other)| Arc::ptr_eq(&other.link.woken_by, &woken_by));

@@ -6,13 +6,13 @@
 //!   its own sender  ---- sendto(sender, "phub-bell-NAME-0") --> receiver of port 0
 //! ```
 //!
-//! All of it is one connection's, so that nobody disturbs the others. A worker may do what it likes with its eventfds: it
-//! wakes the hub's ports, or does not. The hub never reads one, because a peer that makes it blocking would hold the hub up:
-//! its epoll tells each write once (edges). Nor does the hub write what a worker has: its sender never leaves its process, and
+//! All of it is one connection's, so that nobody disturbs the others. A worker may use or ignore its eventfds: the hub's ports
+//! wake, or they do not. The hub never reads one, because a peer that makes it blocking would hold the hub up: its epoll tells
+//! each write once (edges). The hub does not write to a worker's descriptors either: its sender never leaves its process, and
 //! each call says that it does not block.
 //!
 //! A receiver never leaves its process either. It is connected to the hub's sender before it has a name, so the kernel takes
-//! datagrams for it from that socket alone: what strangers send, with descriptors whose closing blocks, never reaches it.
+//! datagrams for it from that socket alone. Descriptors that strangers send, whose closing blocks, never reach it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Name {
         Ok(Name(name))
     }
 
-    /// Returns the address of what this name has of a kind: a receiver for each port, or a sender.
+    /// Returns the address of one socket of this name: a receiver for each port, or a sender.
     fn address(self, kind: &str, number: usize) -> Result<SocketAddrUnix, Errno> {
         let name = u128::from_be_bytes(self.0);
         SocketAddrUnix::new_abstract_name(format!("phub-{kind}-{name:032x}-{number}").as_bytes())
@@ -79,7 +79,7 @@ impl WokenBy {
         Ok(WokenBy::Receiver(socket))
     }
 
-    /// Takes what has come, so that more has room.
+    /// Takes the datagrams that have arrived, so that there is room for more.
     pub fn quieten(&self) {
         /// More than a socket's queue holds.
         const MOST: usize = 1024;
@@ -97,7 +97,7 @@ impl AsFd for WokenBy {
     }
 }
 
-/// The hub's end of what wakes the worker of one connection.
+/// The hub's end of the sockets that wake the worker of one connection.
 #[derive(Debug)]
 pub struct Sender {
     pub name: Name,
@@ -107,13 +107,13 @@ pub struct Sender {
 impl Sender {
     pub fn new() -> Result<Self, Errno> {
         let (name, socket) = (Name::random()?, socket()?);
-        // Its name is public. What strangers sent would be closed with it, by a core.
+        // Its name is public. Strangers could send descriptors to it, and a core would close them with it.
         shutdown(&socket, Shutdown::Read)?;
         bind(&socket, &name.address("ring", 0)?)?;
         Ok(Sender { name, socket: Arc::new(socket) })
     }
 
-    /// Makes what wakes a port of the worker whose receivers have this name.
+    /// Makes the waker of a port of the worker whose receivers have this name.
     pub fn waker(&self, worker: Name, port: usize) -> Waker {
         let address = worker.receiver(port).expect("a name of 50 bytes is short enough");
         Waker::Datagram { sender: Arc::clone(&self.socket), address }
@@ -207,7 +207,7 @@ mod tests {
         let port = Port::new(WokenBy::receiver(other, sender.name, 0).unwrap());
         sender.waker(other, 0).wake();
         assert!(port.rang());
-        // Once it takes what has come, it is woken again.
+        // Once the port has taken the datagrams, it can be woken again.
         let deaf_port = Port::new(receiver);
         assert!(deaf_port.rang() && !deaf_port.rang());
         deaf.waker(name, 0).wake();

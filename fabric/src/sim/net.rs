@@ -55,8 +55,8 @@ impl Net {
     /// Joins two ends by a link with room for `capacity` posts each way, at least one.
     ///
     /// # Panics
-    /// When what one end sends is not as large as what the other receives, or a receive window was
-    /// not made by [`RecvWindow::local`].
+    /// Panics if the send window of one end and the receive window of the other differ in size.
+    /// Panics if a receive window was not made by [`RecvWindow::local`].
     pub fn link(&self, a: Windows, b: Windows, capacity: u32) -> (Endpoint, Endpoint) {
         let mut state = self.lock();
         let first = EndId(state.ends.len());
@@ -77,9 +77,9 @@ impl Net {
         self.lock().conditions.now
     }
 
-    /// Kills the process at this end of the link, as by `kill -9`. What it flushed before still arrives, what it had
-    /// not flushed is lost, and then its peer sees the link closed. Its own port shows nothing more of the link. A
-    /// process with several links dies by one call for each.
+    /// Kills the process at this end of the link, as by `kill -9`. Posts that it flushed still arrive, posts that it
+    /// had not flushed are lost, and then its peer sees the link closed. Its own port shows nothing more of the
+    /// link. A process with several links dies by one call for each.
     pub fn kill(&self, end: EndId) {
         let mut state = self.lock();
         state.ends[end.0].sent.lose_held();
@@ -147,7 +147,7 @@ pub(super) struct End {
     pub port: Option<usize>,
     /// Neither detached nor killed.
     pub alive: bool,
-    /// The rule of what its owner takes from the peer, if the owner looks.
+    /// The rule for the arrivals that its owner takes from the peer, if the owner checks them.
     pub rule: Option<Box<dyn FrameRule>>,
     /// The tick from which on this end knows that the link closed.
     pub gone_at: Option<u64>,
@@ -161,7 +161,7 @@ pub(super) struct Sleeper {
 }
 
 impl State {
-    /// Sends what an end posted since its last flush.
+    /// Sends the posts of an end since its last flush.
     pub fn flush(&mut self, end: EndId) {
         let State { conditions, ends, .. } = self;
         if !ends[end.0].sent.launch(conditions) {

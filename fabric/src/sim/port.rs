@@ -117,7 +117,7 @@ impl crate::Port for Port {
         }
     }
 
-    /// Flushes nothing, as a NIC's port: whoever counts on it shows in a run.
+    /// Flushes nothing, as a NIC's port: a caller that relies on it fails in a run.
     fn flush_early(&mut self) {}
 
     fn flush(&mut self) {

@@ -107,7 +107,7 @@ impl Traffic {
         self.flips.push(offset);
     }
 
-    /// Sends what is held. Returns whether there was anything.
+    /// Sends the posts that are held back. Returns whether there was anything.
     pub fn launch(&mut self, conditions: &mut Conditions) -> bool {
         let held = std::mem::take(&mut self.held);
         for &message in &held {
@@ -174,7 +174,7 @@ impl Traffic {
         self.in_flight.is_empty()
     }
 
-    /// Loses what a sender that died had not flushed.
+    /// Loses the posts that a dead sender had not flushed.
     pub fn lose_held(&mut self) {
         self.held.clear();
     }

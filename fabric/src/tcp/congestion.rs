@@ -1,6 +1,7 @@
 //! Congestion control: which of the kernel's algorithms a connection of the data path has.
 //!
-//! Decided once a connection, at its handshake, by each end for what it sends. Knows sockets, and not what crosses them.
+//! Decided once a connection, at its handshake, by each end for the bytes that it sends. Knows sockets, and not the
+//! meaning of their bytes.
 //!
 //! Between the machines of a rack many connections meet in the queue of one switch port. Algorithms that pace by a
 //! model of the path (BBR) leave a part of such a link empty. Algorithms that grow until a packet is lost fill it. Over
@@ -47,8 +48,8 @@ impl Congestion {
         self.choose(own, is_near, |name| sockopt::set_tcp_congestion(socket, name))
     }
 
-    /// Sets it for the connections that a listening socket will accept, as far as it does not depend on their way. Says what
-    /// they get.
+    /// Sets it for the connections that a listening socket will accept, as far as it does not depend on their way. Logs the
+    /// algorithm that they get.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the one that is asked for.
@@ -216,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns what is chosen by a kernel that lets a process have `allowed`, and what was set.
+    /// Returns the algorithm that a kernel with these `allowed` chooses, and the one that was set.
     fn chosen(asked: &str, own: &str, near: bool, allowed: &[&str]) -> (Result<String, String>, Vec<String>) {
         let set = RefCell::new(Vec::new());
         let answer = asked.parse::<Congestion>().unwrap().choose(

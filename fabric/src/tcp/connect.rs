@@ -89,7 +89,7 @@ pub enum ConnectError {
 pub struct Options {
     /// Frames are summed if either end asks for it.
     pub frames: Frames,
-    /// Congestion control of what this end sends.
+    /// Congestion control of the bytes that this end sends.
     pub congestion: Congestion,
 }
 
@@ -111,8 +111,8 @@ impl Listener {
         Ok(Listener { socket, address, congestion: Arc::default(), gathering: Arc::default() })
     }
 
-    /// Asks for a congestion control of the connections that come. Also returns what they get, those of short ways if it
-    /// depends on the way.
+    /// Asks for a congestion control of the connections that come. Also returns the algorithm that they get, that of
+    /// short paths if it depends on the path.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the one that is asked for.
@@ -188,7 +188,7 @@ impl AsFd for Accepted {
 /// A peer that wants in: one of its connections, or all when they are [gathered](Self::gather).
 #[derive(Debug)]
 pub struct Hello {
-    /// The worker's token, once it is proven; before, what the hello calls it.
+    /// The worker's token, once it is proven; before that, the name that the hello has for it.
     pub(super) token: [u8; 16],
     pub(super) message: HelloMessage,
     pub(super) links: Vec<Said>,
@@ -220,9 +220,9 @@ impl Hello {
         Arc::clone(&self.gathering).add(self)
     }
 
-    /// Lets the peer in. `ours` is sent to the peer, and a window of `recv_bytes` is made for what it sends. The links
-    /// are those of `plan`, which the hellos must name too. `place` sees the window before any bytes arrive, so that the
-    /// owners of its pages can touch them. Frames are summed if `frames` or the peer say so.
+    /// Lets the peer in. `ours` is sent to the peer, and a window of `recv_bytes` is made for the peer's bytes. The
+    /// links are those of `plan`, which the hellos must name too. `place` sees the window before any bytes arrive, so
+    /// that the owners of its pages can touch them. Frames are summed if `frames` or the peer say so.
     pub fn welcome(
         mut self,
         frames: Frames,

@@ -1,6 +1,7 @@
 //! The frame format of a link: plain frames, or frames with checksums.
 //!
-//! Agreed in the handshake, and fixed from then on. Whoever asks for checksums gets them, in both directions.
+//! Agreed in the handshake, and fixed from then on. An end that asks for checksums gets them, in both
+//! directions.
 
 use twox_hash::XxHash3_64;
 

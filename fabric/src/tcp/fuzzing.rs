@@ -1,4 +1,5 @@
-//! Doors for the fuzz targets: what a port makes of a peer's bytes, over a socket pair. Not an API.
+//! Entry points for the fuzz targets: the reaction of a port to a peer's bytes, over a socket pair. Not an
+//! API.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

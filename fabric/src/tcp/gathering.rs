@@ -18,7 +18,7 @@ const MAX_GATHERING: usize = 1024;
 /// The most links that an error names.
 const NAMED: usize = 16;
 
-/// A connection that said its hello, and what it joins.
+/// A connection that said its hello, and the ports that it joins.
 pub(super) type Said = (TcpStream, LinkPorts);
 
 /// Connections of workers that still wait for others, by token.

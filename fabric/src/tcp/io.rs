@@ -126,8 +126,8 @@ pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
     unsafe { window.elements::<u8>(whole) }.expect("the whole window").to_vec()
 }
 
-/// Limits how many unsent bytes of a connection the kernel holds. The queue of the layer above, which knows what is
-/// urgent, holds the others.
+/// Limits how many unsent bytes of a connection the kernel holds. The queue of the layer above, which knows the
+/// urgent ones, holds the others.
 pub(super) fn limit_unsent(socket: BorrowedFd, bytes: u32) -> Result<(), Errno> {
     let value = bytes as libc::c_int;
     // SAFETY: the kernel reads one int, which lives until it returns.

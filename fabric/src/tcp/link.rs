@@ -70,7 +70,7 @@ pub(super) struct Link {
     pub incoming: Incoming,
     /// Tells the events of this link from those of the link that had its id before.
     pub generation: u32,
-    /// The socket takes nothing any more. What came before is still read.
+    /// The socket takes nothing any more. Bytes that arrived before are still read.
     pub broken: bool,
 }
 
@@ -103,7 +103,7 @@ impl Link {
         is_queued
     }
 
-    /// Sends what the socket takes.
+    /// Sends as many bytes as the socket takes.
     pub fn pump(&mut self) {
         if !self.broken && self.outgoing.pump(self.socket.as_fd()).is_err() {
             // The reading half finds the reason, behind all that the peer sent before.
@@ -162,7 +162,7 @@ impl Lingering {
     }
 
     /// Sends more; true when all is done. The socket is closed only after the end of the peer's stream was read. A
-    /// close with unread bytes makes the kernels of both ends discard what is on its way.
+    /// close with unread bytes makes the kernels of both ends discard the bytes in flight.
     pub fn advance(&mut self) -> bool {
         self.link.outgoing.writable = true; // nobody reads its events any more
         self.link.pump();

@@ -25,7 +25,7 @@ pub(super) struct Header {
     imm: U32,
     /// The checksum of the span's bytes.
     span_sum: U64,
-    /// The sum of what stands above.
+    /// The checksum of the fields above.
     sum: U64,
 }
 
@@ -57,8 +57,8 @@ impl Header {
         self.sum = checksum(&self.as_bytes()[..SUMMED_PART]).into();
     }
 
-    /// Returns what the sender says of the span's bytes. Refused when the header is not the sender's: nothing in it can
-    /// be believed.
+    /// Returns the checksum of the span's bytes that the sender has computed. Refused when the header is not the
+    /// sender's: nothing in it can be believed.
     pub fn sealed(&self) -> Result<u64, String> {
         let (expected, seen) = (self.sum.get(), checksum(&self.as_bytes()[..SUMMED_PART]));
         if expected == seen {
@@ -71,7 +71,8 @@ impl Header {
         ))
     }
 
-    /// Returns where the bytes go, and what to show then. Refused when they do not fit in the window.
+    /// Returns the span for the bytes, and the immediate to show then. Refused when they do not fit in the
+    /// window.
     pub fn check(&self, window_bytes: usize) -> Result<(Span, Imm), String> {
         let (offset, bytes) = (self.offset.get(), self.bytes.get());
         match offset.checked_add(u64::from(bytes)) {
@@ -125,7 +126,7 @@ impl HelloMessage {
         hello
     }
 
-    /// Returns what the proof is about.
+    /// Returns the bytes that the proof is about.
     fn said(&self) -> &[u8] {
         self.as_bytes().strip_suffix(&self.proof).expect("it ends with its proof")
     }
@@ -160,7 +161,7 @@ impl HelloMessage {
         self.links.get() as usize
     }
 
-    /// Returns what this link joins.
+    /// Returns the ports that this link joins.
     pub fn ports(&self) -> LinkPorts {
         LinkPorts::decode(self.ports)
     }

@@ -12,9 +12,9 @@
 //!   RecvWindow <--------------------------------- weights (SendWindow)
 //! ```
 //!
-//! The kernel takes bytes only while its buffers have room. What a [`Port::flush`](crate::Port::flush) cannot hand
-//! over at once stays queued in the link, and goes out in later polls and waits. So the owner of a port polls it while
-//! anything is under way. Must not know what the bytes mean.
+//! The kernel takes bytes only while its buffers have room. Frames that a [`Port::flush`](crate::Port::flush) cannot
+//! hand over at once stay queued in the link, and go out in later polls and waits. So the owner of a port polls it
+//! while anything is under way. Must not know what the bytes mean.
 
 mod congestion;
 mod connect;

@@ -87,7 +87,7 @@ impl Outgoing {
         true
     }
 
-    /// Hands over what the socket takes now.
+    /// Hands over as many frames as the socket takes now.
     pub fn pump(&mut self, socket: BorrowedFd) -> Result<(), Errno> {
         while self.writable && !self.frames.is_empty() {
             let ready = match self.shape {
@@ -116,7 +116,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sums what the socket may take now, just before it copies it. Returns how many of the first frames may be sent.
+    /// Sums the frames that the socket may take now, just before it copies them. Returns how many of the first frames
+    /// may be sent.
     fn sum_the_next(&mut self) -> usize {
         let (mut frames, mut bytes) = (0, 0);
         for Frame { header, span, .. } in self.frames.iter_mut().take(io::FRAMES) {

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::gid::SYSFS;
 
-/// What is read, of what a driver has: how much moved, and what makes a fabric slow or breaks it. Drivers of Mellanox and
-/// soft-RoCE have different names for the same.
+/// The counters that are read, if a driver has them: bytes moved, and events that make a fabric slow or break it. Drivers
+/// of Mellanox and soft-RoCE have different names for the same.
 const READ: [&str; 22] = [
     "port_xmit_data",             // in words of 4 bytes
     "port_rcv_data",              // as well

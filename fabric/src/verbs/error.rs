@@ -8,7 +8,7 @@ use super::handles::library::LibraryError;
 use super::handles::region::RegisterError;
 use super::path_settings::SettingError;
 
-/// A step of setting up RDMA failed; each says what was tried, on what, and what to do.
+/// A step of setting up RDMA failed; each variant names the call, the object and the advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerbsError {
     /// No libibverbs.
@@ -20,7 +20,7 @@ pub enum VerbsError {
     /// No address among those of a port will do.
     #[error(transparent)]
     Gid(#[from] GidError),
-    /// A flag or the environment asks for what no queue pair can be told.
+    /// A flag or the environment has a value that no queue pair accepts.
     #[error(transparent)]
     Setting(#[from] SettingError),
     /// A window could not be registered.

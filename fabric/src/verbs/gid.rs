@@ -1,9 +1,9 @@
 //! GIDs: the addresses that an RDMA port answers to, and the choice among them. Pure, but for
 //! the reading of sysfs, and the question whose an address is.
 //!
-//! A RoCE port has a GID for each address of its interfaces, and each once for RoCE v1 and once for v2. The
-//! wrong one connects to nobody: what other systems ask their users to find out (`NCCL_IB_GID_INDEX`) is
-//! found here.
+//! A RoCE port has a GID for each address of its interfaces, and each once for RoCE v1 and once for v2. A
+//! queue pair with the wrong one connects to nobody. Other systems ask their users for the right index
+//! (`NCCL_IB_GID_INDEX`); here it is found.
 
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, UdpSocket};
@@ -46,7 +46,7 @@ pub struct GidError {
     pub device: String,
     /// The port.
     pub port: u8,
-    /// What is missing, and what to do.
+    /// The missing thing, and the advice.
     pub what: String,
     /// The whole table.
     pub entries: Vec<GidEntry>,
@@ -164,7 +164,7 @@ pub(super) fn choose(
 
 #[cfg(test)]
 mod tests {
-    //! Tables as real machines have them, and what is chosen from each.
+    //! Tables as real machines have them, and the choice from each.
 
     use std::fs;
 

@@ -113,7 +113,7 @@ impl Group {
                 continue;
             }
             let nic = group.open(options, &mut nics);
-            // What is set wrongly is wrong for all.
+            // A wrong setting is wrong for all NICs.
             if let Err(error @ VerbsError::Setting(_)) = nic {
                 return Err(error);
             }
@@ -172,8 +172,8 @@ impl Group {
         Ok(nic)
     }
 
-    /// Tries to open the NICs that are lost, each at most once in 10 s, for links that are made from now on. Returns what was
-    /// tried: the NIC's port and GID, or why it is still lost. Costs a lock when none is lost.
+    /// Tries to open the NICs that are lost, each at most once in 10 s, for links that are made from now on. Returns each NIC
+    /// that was tried, with its port and GID, or why it is still lost. Costs a lock when none is lost.
     pub fn mend(&self) -> Vec<(NicOptions, Result<String, VerbsError>)> {
         let mut nics = self.nics_in_use();
         let mut tried = Vec::new();
@@ -276,7 +276,7 @@ impl Group {
     }
 }
 
-/// Returns what is known of a NIC that was never open.
+/// Returns the address of a NIC that was never open.
 fn never_open(options: &NicOptions) -> Address {
     Address {
         device: options.device.clone(),

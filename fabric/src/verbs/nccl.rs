@@ -1,5 +1,5 @@
-//! NCCL's variables, read by NCCL's own grammar. They are another program's: what it would not take, or what no queue pair
-//! can be told, is a warning here, and our default counts. Our own variables and flags go before them.
+//! NCCL's variables, read by NCCL's own grammar. They belong to another program. A value that NCCL would not take, or that
+//! no queue pair accepts, is a warning here, and our default counts. Our own variables and flags go before them.
 
 use super::nic_list::NicList;
 use super::path_settings::{PATH_SETTINGS, PathFlags};

@@ -33,7 +33,7 @@ pub struct ParseNicListError {
 }
 
 impl NicList {
-    /// Returns a list as NCCL reads it, and what of it names nothing. Every device where it names none.
+    /// Returns a list as NCCL reads it, and the entries that name nothing. Every device where it names none.
     pub fn of_nccl(text: &str) -> (Self, Vec<String>) {
         let (except, exact, rest) = marks(text.trim());
         let (mut entries, mut left_out) = (Vec::new(), Vec::new());
@@ -57,8 +57,7 @@ impl NicList {
         self.gid_index = Some(index);
     }
 
-    /// Returns the entries that are none of these devices, as they were written. What is not to be used need not be
-    /// there.
+    /// Returns the entries that are none of these devices, as they were written. An excluded device need not exist.
     pub fn absent(&self, devices: &[&str]) -> Vec<String> {
         let wanted = self.entries.iter().filter(|_| !self.except);
         let absent = wanted.filter(|entry| !devices.iter().any(|device| self.is(entry, device)));
@@ -71,7 +70,7 @@ impl NicList {
     }
 
     /// Returns the NICs of this device that are to be used. If the list names no port, each active port is a NIC. A
-    /// device without one is a NIC all the same, so that an error can say what is wrong with it.
+    /// device without an active port is a NIC all the same, so that an error can name its fault.
     pub fn nics(&self, device: &Device) -> Vec<NicOptions> {
         let active: Vec<u8> =
             device.ports.iter().filter(|port| port.active).map(|port| port.number).collect();
@@ -92,7 +91,7 @@ impl NicList {
         self.entries_of(&device.name).into_iter().flat_map(each_port).filter(is_used).collect()
     }
 
-    /// Whether a list of what is not used has this port.
+    /// Whether a list of excluded devices has this port.
     fn is_left_out(&self, device: &str, port: u8) -> bool {
         self.entries.iter().any(|entry| self.is(entry, device) && entry.port.is_none_or(|its| its == port))
     }
@@ -102,7 +101,7 @@ impl NicList {
         if self.exact { entry.device == device } else { device.starts_with(&entry.device) }
     }
 
-    /// Returns what the list says of a device: several times where it names several ports.
+    /// Returns the list's entries for a device: several if it names several ports.
     fn entries_of(&self, device: &str) -> Vec<NicOptions> {
         let its = self.entries.iter().filter(|entry| self.is(entry, device));
         let mut found: Vec<NicOptions> = its.cloned().collect();

@@ -1,4 +1,4 @@
-//! The way in which the packets of queue pairs travel: what a fabric may want otherwise. The table is the only place
+//! The settings of the path of queue pairs' packets that a fabric may need to change. The table is the only place
 //! that knows names, ranges and defaults: programs make their flags of it. Read once, when NICs are opened.
 
 use std::collections::BTreeMap;
@@ -26,10 +26,10 @@ pub struct PathSetting {
     pub help: &'static str,
 }
 
-/// The local time-out of a packet is 4.096 us x 2 to this power: 0.54 s, times the retries and one. Longer than what
-/// can be queued before it takes: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 14 (67 ms) NICs there
-/// sent a fifth of all packets twice. In one of four runs a hub saw a write arrive twice, which it has not since. Why
-/// is not shown: the retries of soft-RoCE (Linux 6.1) are suspected. 0 would be for ever.
+/// The local time-out of a packet is 4.096 us x 2 to this power: 0.54 s, times the retries and one. Longer than the
+/// time in which a full queue drains: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 14 (67 ms) NICs
+/// there sent a fifth of all packets twice. In one of four runs a hub saw a write arrive twice, which it has not since.
+/// Why is not shown: the retries of soft-RoCE (Linux 6.1) are suspected. 0 would be for ever.
 const TIMEOUT: PathSetting = PathSetting {
     flag: "--rdma-timeout",
     variables: &["PHUB_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"],
@@ -174,7 +174,7 @@ impl PathSetting {
         }
     }
 
-    /// Returns the flag or variable that counts, and what it says. A variable that is empty is not set.
+    /// Returns the flag or variable that counts, and its value. A variable that is empty is not set.
     fn said(
         &self,
         flags: &PathFlags,
@@ -272,7 +272,7 @@ impl PathSettings {
     }
 
     /// Returns these settings with a partition key that the table of a port has. Where NCCL's variable names another one, it is
-    /// ours by default. The table has `keys` entries, and `key` says what is there, as far as the driver does.
+    /// ours by default. The table has `keys` entries, and `key` returns an entry, as far as the driver tells it.
     pub fn with_pkey(
         self,
         port: &str,

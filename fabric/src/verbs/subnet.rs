@@ -1,4 +1,4 @@
-//! The length of the subnet prefix of an interface's address, from what Linux shows of its routes. Pure, but for
+//! The length of the subnet prefix of an interface's address, from the routes that Linux shows. Pure, but for
 //! [`prefix`], which reads the two files.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

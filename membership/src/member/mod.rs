@@ -1,4 +1,5 @@
-//! A member of a job, from its join to its end: its state, and what it does next. The same for a worker and for a hub below others.
+//! The state machine of a job's member, from its join to its end: its state, and its next step. The same for a worker and for a
+//! hub below others.
 //!
 //! Each state but `Linked` and `Over` has one step under way, which somebody else carries out. Its end is the next event.
 //!
@@ -124,7 +125,7 @@ pub enum Step {
     Ask(usize),
     /// Drops its links. The hubs have been asked before, so that the end of links on shared memory is no death.
     DropLinks,
-    /// Makes links to all hubs, and sends again what has no answer.
+    /// Makes links to all hubs, and sends pushes without an answer again.
     MakeLinks,
     /// Waits until this time, or until its program gives up.
     Wait(Instant),

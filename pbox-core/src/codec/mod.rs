@@ -20,11 +20,12 @@
 //! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. For the other codecs such a value
 //! counts as zero and does not enter the state. [`Encoded::not_finite`] counts these values.
 //!
-//! **State.** An encoder keeps the error of what it sent, and adds it to the next values (error feedback). With an
-//! empty state, nothing is added and nothing is kept: this is for differences, which already contain the error.
+//! **State.** An encoder keeps the error of the values that it sent, and adds it to the next values (error
+//! feedback). With an empty state, nothing is added and nothing is kept: this is for differences, which already
+//! contain the error.
 //!
-//! **Bytes from outside.** [`Codec::check_payload`] says what is wrong with a payload. Shared memory can change after
-//! the check, so [`Codec::add`] is total: it stays within bounds for all bytes.
+//! **Bytes from outside.** [`Codec::check_payload`] names the fault of a payload. Shared memory can change after the
+//! check, so [`Codec::add`] is total: it stays within bounds for all bytes.
 
 mod bits;
 mod draw;

@@ -26,7 +26,7 @@ pub trait Answer: DeserializeOwned {
     /// Checks whether its numbers are such as a hub says.
     ///
     /// # Errors
-    /// What is not, in words.
+    /// Returns the fault in words.
     fn check(&self) -> Result<(), String>;
 }
 

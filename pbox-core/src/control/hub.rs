@@ -42,7 +42,8 @@ pub struct HubReply {
     pub nics: Vec<NicReply>,
     /// The jobs.
     pub jobs: Vec<JobReply>,
-    /// The last that it has refused, the newest first: joins, and requests without the right to what they asked for.
+    /// The last requests that it has refused, the newest first: joins, and requests without the right that they
+    /// need.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<RefusalReply>,
     /// Whether it notes a timeline, which `GET /v1/trace` sends.

@@ -1,7 +1,7 @@
 //! A request of a newer version: fields that this version does not know are left out, those of the outermost object alone.
 //!
-//! What stands in its objects keeps its own rule. A term of a job that the hub does not know cannot be ignored, because
-//! the job would be another one.
+//! The fields of its objects follow a rule of their own. A term of a job that the hub does not know cannot be ignored,
+//! because the job would be another one.
 
 use std::fmt;
 

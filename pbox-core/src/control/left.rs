@@ -70,7 +70,7 @@ impl LeftAt {
     /// Checks whether a job of as many keys can have been left so.
     ///
     /// # Errors
-    /// With what was expected and what was seen.
+    /// Returns an error that names the expected and the seen value.
     pub fn check(&self, keys: usize) -> Result<(), String> {
         self.check_form()?;
         match self.behind.last() {

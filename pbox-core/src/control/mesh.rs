@@ -19,7 +19,7 @@ pub struct Machine {
 }
 
 /// A mesh of hubs as one of its machines names it: `1/4@10.0.0.1:7077`. Each machine's hub owns a share of the chunks, sums
-/// what its own workers push, and sends the others' shares to their hubs.
+/// its own workers' pushes, and sends the others' shares to their hubs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Mesh {

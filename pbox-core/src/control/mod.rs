@@ -184,11 +184,11 @@ impl JoinReply {
 
 /// `POST /v1/jobs/{job}/relink`: a worker has lost its links, as with a NIC, and makes new ones. The answer is that of
 /// a join, with a token that is good for one connection. When it comes, the hub has released the former links and waits
-/// for the new ones. The worker then pushes again what has no answer.
+/// for the new ones. The worker then pushes again all rounds that have no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
-    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The reason why the former links ended, in words.
@@ -200,7 +200,7 @@ pub struct RelinkRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfferRequest {
-    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The round that the job would begin with.
@@ -265,7 +265,7 @@ impl TransportAddress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatRequest {
-    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// `version` of the last reply, 0 at first.
@@ -301,7 +301,7 @@ pub struct HeartbeatReply {
     pub refused: Option<String>,
 }
 
-/// A worker that lives and has not pushed what others have pushed.
+/// A worker that lives and lacks a push that other workers have made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
     /// The rank, at the hub that says so.
@@ -373,7 +373,7 @@ pub fn missing(ranks: &[u32], machines: &[u32], workers: u32) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadyRequest {
-    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The highest round that a member had reached, as in its join, if the members had lost a hub.
@@ -385,7 +385,7 @@ pub struct ReadyRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaveRequest {
-    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The first round without the worker.
@@ -422,7 +422,7 @@ pub struct LeaveReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompareRequest {
-    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The round.

@@ -1,4 +1,4 @@
-//! Numbers of a job's optimizer that change while it runs: what a worker asks of the hub.
+//! Numbers of a job's optimizer that change while it runs: a worker's request to the hub.
 //!
 //! Plain data. A job's terms say whether the numbers can be taken (`JobTerms::check_numbers`).
 
@@ -13,7 +13,7 @@ use crate::layout::{KeyId, Round};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LearningRateRequest {
-    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The new rate.
@@ -27,7 +27,7 @@ pub struct LearningRateRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerRequest {
-    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The job's optimizer with its new numbers, all of them.

@@ -13,14 +13,14 @@ pub struct ErrorReply {
     /// The code, by which programs decide. Hubs from before codes send none.
     #[serde(default, skip_serializing_if = "RefusalCode::is_other")]
     pub code: RefusalCode,
-    /// The text: what was wrong, what was expected, and what to do next.
+    /// The text: the fault, the expected value, and the next step.
     pub error: String,
 }
 
 /// Declares the codes: each with its word on the wire, and the HTTP status that follows from the code.
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $code:ident = $word:literal, $status:literal;)*) => {
-        /// The reason why a hub refuses a request: what a client can distinguish.
+        /// The reason why a hub refuses a request, as far as a client can distinguish them.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub enum RefusalCode {
             $($(#[doc = $doc])+ $code,)*

@@ -1,4 +1,4 @@
-//! The way in which a job's last rounds went: how fast, and for whom the hub waited.
+//! The speed of a job's last rounds, and the workers that the hub waited for.
 
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +122,7 @@ impl Latest {
     /// Checks whether such a thing can be.
     ///
     /// # Errors
-    /// With what was expected and what was seen.
+    /// Returns an error that names the expected and the seen value.
     pub fn check(&self) -> Result<(), String> {
         let Latest { path, window, last, .. } = self;
         match () {

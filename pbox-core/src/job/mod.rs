@@ -1,4 +1,4 @@
-//! The terms of a job: what all its ends agree on.
+//! The terms of a job: all its ends agree on them.
 //!
 //! Plain data with its checks. Must not know hubs, links or memory.
 

@@ -33,7 +33,7 @@ pub enum InvalidRate {
 
 /// Numbers that a job cannot go on with.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+#[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum InvalidNumbers {
     /// Numbers of another optimizer.
     #[error(

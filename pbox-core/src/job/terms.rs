@@ -118,7 +118,7 @@ pub struct LevelTerms {
 
 /// Terms that no job can have.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+#[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum InvalidTerms {
     #[error("{seen} workers: expected 1 to {MAX_WORKERS}")]
     Workers { seen: u32 },
@@ -250,8 +250,8 @@ impl JobTerms {
             && !schedule.by_layer()
     }
 
-    /// Returns what workers and a hub below others agree on, of a job with these terms. A codec, SSP and ASP are for
-    /// the links between the hubs; workers share memory with their hub, and step together.
+    /// Returns the terms between workers and a hub below others, for a job with these terms. A codec, SSP and ASP
+    /// are for the links between the hubs; workers share memory with their hub, and step together.
     pub fn beside(&self) -> JobTerms {
         let level = LevelTerms { compression: None, consistency: Consistency::Bsp, ..self.level };
         JobTerms { level, ..self.clone() }

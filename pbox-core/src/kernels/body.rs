@@ -24,7 +24,7 @@ struct Chunk<'a, S, E> {
     third: &'a mut [f32],
 }
 
-/// Divides what is kept of a chunk by kind: the master weights, if there are any, then each state.
+/// Divides the kept values of a chunk by kind: the master weights, if there are any, then each state.
 pub(super) fn by_kind<E: Element, R: Rule>(kept: &mut [f32], elements: usize) -> [&mut [f32]; 4] {
     let (master, state) = kept.split_at_mut(if has_master::<E, R>() { elements } else { 0 });
     let (first, state) = state.split_at_mut(if R::STATE > 0 { elements } else { 0 });
@@ -32,7 +32,7 @@ pub(super) fn by_kind<E: Element, R: Rule>(kept: &mut [f32], elements: usize) ->
     [master, first, second, third]
 }
 
-/// Sums and steps elements, with what is kept of them [by kind](by_kind).
+/// Sums and steps elements, with their kept values [by kind](by_kind).
 #[inline(always)]
 pub(super) fn run<S: Element, E: Element, R: Rule, I: Convert<S> + Convert<E> + Convert<f32>>(
     isa: I,

@@ -295,7 +295,7 @@ impl std::fmt::Debug for Kernels {
     }
 }
 
-/// Checks that the slots, the window and what is kept are of the same elements.
+/// Checks that the slots, the window and the kept values have the same elements.
 fn check_lengths<S: Element, E: Element>(
     optimizer: &Optimizer,
     slots: &Slots<S>,

@@ -28,8 +28,8 @@ pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync
 
 /// A type that all instruction sets convert. It is not named outside of the crate, so no other type is an [`Element`].
 ///
-/// What kernels do with it stands here, because these functions have no type parameters: their loops, for each optimizer
-/// and instruction set, are compiled in this crate alone, and not in each crate that has a core of another port.
+/// The kernels' work on it is here, because these functions have no type parameters. Their loops, for each optimizer and
+/// instruction set, are compiled in this crate only. A crate that has a core of another port does not compile them again.
 pub trait Converted: Sized {
     /// Returns the same instruction set, as a converter of this type.
     fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32>;

@@ -2,12 +2,12 @@
 //!
 //! One loop (`body`) is compiled once for each instruction set (`isa`), element type and optimizer (`rule`). The best
 //! instruction set of the processor is chosen at start (`compiled`). All of them give the bits of `oracle`. Each
-//! element is summed in worker order, and no multiplication is fused into an addition, so the width of a vector does
+//! element is summed in worker order, and no multiplication is fused into an addition. So the width of a vector does
 //! not change the result. Sum and step are in f32 for every element type; the result is rounded last.
 //!
 //! The sum runs once, at the last arrival, and not as one addition at each arrival. So the accumulator stays in
-//! registers, and a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3). Memory is
-//! what bounds the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
+//! registers, and a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3). The
+//! memory limits the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
 
 mod average;
 mod body;

@@ -156,8 +156,8 @@ pub fn clip_scale(norm: f32, most: f32) -> f32 {
     if scale > 1.0 { 1.0 } else { scale }
 }
 
-/// Returns what brings a gradient to a norm of `most`, by the norm of the round before. It is 1 if that is 0 or not finite, as it says
-/// nothing of this gradient.
+/// Returns the scale that brings a gradient to a norm of `most`, by the norm of the round before. It is 1 if that is 0 or not
+/// finite, as it says nothing of this gradient.
 pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
     if norm > 0.0 && norm.is_finite() { clip_scale(norm, most) } else { 1.0 }
 }
@@ -170,8 +170,8 @@ pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, stat
     }
 }
 
-/// Computes the quotient of two norms of a key, by the squares of its blocks: of the weights, and of what is
-/// [`measured`]. 0 if one is 0.
+/// Computes the quotient of two norms of a key, from the squares of its blocks: the norm of the weights, and
+/// of the [`measured`] values. 0 if one is 0.
 pub fn quotient(blocks: impl Iterator<Item = [f64; 2]> + Clone) -> f32 {
     let [weights, other] = [0, 1].map(|which| exact_sum(blocks.clone().map(|squares| squares[which])).sqrt());
     if weights == 0.0 { 0.0 } else { (other / weights) as f32 }

@@ -68,7 +68,7 @@ impl Tensors {
         self.ema.map(Decay::new)
     }
 
-    /// Returns the names of what is kept beside the weights, in its order: PyTorch's, and `ema`.
+    /// Returns the names of the values kept beside the weights, in their order: PyTorch's names, and `ema`.
     pub fn state_names(&self) -> impl Iterator<Item = &'static str> {
         let own = names_of(&self.optimizer).iter().copied();
         own.chain(self.ema.is_some().then_some(EMA))

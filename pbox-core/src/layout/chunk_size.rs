@@ -3,8 +3,8 @@
 use super::{DEFAULT_CHUNK_BYTES, Key};
 
 /// The most chunks of a model by default, apart from one that each key may begin. A NIC has a receive request for each chunk of
-/// a lane: 32,768 in a queue of mlx5. A NIC has at least two lanes, and some of 112 requests beside the chunks are for what is
-/// late.
+/// a lane: 32,768 in a queue of mlx5. A NIC has at least two lanes, and some of 112 requests beside the chunks are for late
+/// messages.
 const MOST_CHUNKS: u64 = 64_000;
 /// The largest chunk that is allowed.
 pub(super) const LARGEST: usize = 1 << 30;
@@ -24,7 +24,7 @@ mod tests {
     use crate::models::{MODELS, model};
     use crate::place::Placement;
 
-    /// Receive requests in a queue of mlx5, and what a link has beside its chunks.
+    /// Receive requests in a queue of mlx5, less those that a link needs beside its chunks.
     const REQUESTS: u32 = 32_768 - 112;
 
     /// Returns the keys of a decoder: embeddings, and in each layer attention, a feed-forward part of these matrices,

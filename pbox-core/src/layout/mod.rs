@@ -121,7 +121,7 @@ impl Layout {
         Self::new(keys, 1 << 30)
     }
 
-    /// Returns a layout without keys, for what has no model any more.
+    /// Returns a layout without keys, for a job that has no model any more.
     pub fn none() -> Self {
         Layout {
             key_spans: Vec::new(),

@@ -110,7 +110,7 @@ impl Slices {
         }
     }
 
-    /// Groups leave key by key: what crosses is not bare.
+    /// Groups leave key by key: their bytes on the wire are not bare.
     #[must_use]
     pub fn without_groups(mut self) -> Self {
         self.groups.fill(NO_GROUP);

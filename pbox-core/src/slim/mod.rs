@@ -1,6 +1,6 @@
 //! Slim-DP: workers send only the parameters that matter (Sun et al., section 3). This module does no input or output.
-//! It says what is sent in which round, and what the bytes mean. The hub's shard steps with it, and the worker's
-//! session pushes with it.
+//! It defines the bytes of each round, and their meaning. The hub's shard steps with it, and the worker's session
+//! pushes with it.
 //!
 //! ```text
 //!   round  0          1      2                3 .. q-1                q      q+1                     r mod q = 0

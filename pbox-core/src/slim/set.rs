@@ -1,8 +1,8 @@
-//! A set of elements of one chunk, with a bit for each element; and the bytes that are sent for a set: the values of
+//! A set of elements of one chunk, with a bit for each element. The bytes that are sent for a set are the values of
 //! its elements, in the order of their places.
 //!
-//! What is called for each element is inlined: without LTO (decision 23) an adaptor or a reader that is generic and not marked so
-//! is a call for each, such as `copied` of the standard library and `read_from_bytes` of zerocopy.
+//! Functions that are called for each element are inlined. Without LTO (decision 23), a generic adaptor or reader that is not
+//! marked so is a call for each element. Examples are `copied` of the standard library and `read_from_bytes` of zerocopy.
 
 use zerocopy::{FromBytes, IntoBytes, Unalign};
 

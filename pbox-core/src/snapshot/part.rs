@@ -66,7 +66,7 @@ struct Place {
 
 /// Parts that do not make up a hub's share. Such parts are a bug of the hub: they must not become a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+#[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum SnapshotError {
     #[error("part {part} of the snapshot has chunk {chunk}, and the job has {chunks} chunks; report this")]
     NoSuchChunk { part: usize, chunk: u32, chunks: usize },

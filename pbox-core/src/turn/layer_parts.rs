@@ -100,7 +100,7 @@ impl LayerParts {
         if counts { self.ready(place, rank) } else { Ready::Lost }
     }
 
-    /// Notes that worker `rank` has lost its links, and pushes again what has no answer.
+    /// Notes that worker `rank` has lost its links, and pushes again all rounds that have no answer.
     pub fn unlink(&mut self, rank: u32) {
         for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
             self.counts_again[of_worker] |= self.ready[of_worker] > 0;

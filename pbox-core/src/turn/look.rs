@@ -20,11 +20,11 @@ pub struct Look {
     pub is_moving: bool,
     /// Rounds and pushes of all chunks. When it is the same at two looks, nothing happened in between.
     pub done: u64,
-    /// The workers that have a part in what waits, by rank.
+    /// The workers that have a part in the waiting, by rank.
     pub workers: BTreeMap<u32, Waits>,
 }
 
-/// One worker's part in what waits.
+/// One worker's part in the waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// Chunks that others have pushed, and that wait for this worker's push.
@@ -36,8 +36,8 @@ pub struct Waits {
 }
 
 impl Look {
-    /// Returns what is seen of a shard. `before` is the round of its first chunk at the last look. While that round
-    /// moves, a look costs nothing, otherwise some microseconds for a thousand chunks.
+    /// Returns the observations of a shard. `before` is the round of its first chunk at the last look. While that
+    /// round moves, a look costs nothing, otherwise some microseconds for a thousand chunks.
     pub(super) fn at<P: Pace, M: Mode>(shard: &ShardOf<P, M>, before: &mut Option<Round>) -> Self {
         let mut look = Look::default();
         let chunks = shard.keys().len();
@@ -67,7 +67,7 @@ impl Look {
         look
     }
 
-    /// Returns what two cores, or two shards, see together.
+    /// Returns the joint observations of two cores, or of two shards.
     pub fn with(mut self, other: Look) -> Self {
         self.round = self.round.max(other.round);
         self.is_moving |= other.is_moving;

@@ -79,7 +79,7 @@ mod tests {
         assert!(is_there(0) && !is_there(1));
 
         let weights = {
-            let weights = weights; // what the registry has
+            let weights = weights; // the registry's weights
             Arc::downgrade(&weights)
         };
         let of_the_job = core.remove_job(JOB);

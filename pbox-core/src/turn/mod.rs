@@ -1,4 +1,4 @@
-//! The turn of a core: what arrives, what follows from it, and what leaves.
+//! The turn of a core: arrivals, the work that follows from them, and posts.
 
 mod core;
 mod layer_parts;

@@ -242,7 +242,7 @@ impl Replies {
     }
 }
 
-/// A shard at work: with what steps its chunks, and by what its answers leave.
+/// A shard at work, with the means that step its chunks and send its answers.
 pub(super) struct AtWork<'a, P: Port, O: Onlooker, T, M: Mode> {
     pub port: Seen<'a, P, O>,
     pub kernels: &'a Kernels,

@@ -382,8 +382,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// Returns the rounds in flight; `None` when the core owns no chunk of the job. A round is as good as over once
-    /// this hub's part of what its steps wait for is [whole](Gather::open).
+    /// Returns the rounds in flight; `None` when the core owns no chunk of the job. A round is almost over once
+    /// this hub's part of the values that its steps wait for is [whole](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
         Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })

@@ -19,7 +19,7 @@ use crate::wire::{Wire, counted};
 pub struct ShardSpec {
     /// The job's terms.
     pub terms: Arc<JobTerms>,
-    /// The job's layout, and what crosses of it.
+    /// The job's layout, and its bytes on the wire.
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
@@ -63,7 +63,7 @@ pub(super) enum SumForm {
     Bare {
         /// The [line](counted::line) of each chunk in the window of sums, in the order of the chunks.
         counts: Spans,
-        /// The places of the chunks there, in the same order: what is posted.
+        /// The places of the chunks there, in the same order: the spans of the posts.
         posts: Vec<Span>,
         /// The chunks in the window that the workers read, in the same order, if the hubs above do not write that.
         shown: Option<Spans>,
@@ -83,8 +83,8 @@ pub struct WindowsBelow {
 
 impl ShardSpec {
     /// Returns the shards of a job's cores at a hub below others, and the windows between these and the workers. `here`
-    /// and `above` are what is agreed on for the links below and for those that lead up. `machine` is this hub's number
-    /// among the members above: the job's first weights are those of the workers of machine 0.
+    /// and `above` are the terms of the links below and of the links that lead up. `machine` is this hub's number among
+    /// the members above: the job's first weights are those of the workers of machine 0.
     ///
     /// # Errors
     /// When there is no memory for the windows.

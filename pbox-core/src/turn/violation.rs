@@ -58,7 +58,7 @@ pub enum Violation {
         round: Round,
         /// The content that the immediate named.
         content: Content,
-        /// What is expected, in words.
+        /// The expected value, in words.
         why: &'static str,
     },
     /// A hub's part of the whole gradient that cannot be.
@@ -67,7 +67,7 @@ pub enum Violation {
         hub: usize,
         /// The low bits of the round that the immediate named.
         round: u8,
-        /// What is wrong, in words.
+        /// The fault, in words.
         why: &'static str,
     },
     /// More answers than a round in flight needs.

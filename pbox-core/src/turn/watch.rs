@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Between two turns, when a core begins or ends to wait: the path of a chunk does not know of it. A core that never waits looks
-//! at nothing: then nobody is late. Must not read clocks: whoever drives the core says what time it is.
+//! at nothing: then nobody is late. Must not read clocks: the driver of the core says what time it is.
 
 use super::pace::Pace;
 use crate::layout::Round;
@@ -139,7 +139,7 @@ impl Watch {
 }
 
 impl Watched {
-    /// Returns what two cores, or two shards, saw together: of each wait the longer one.
+    /// Returns the joint observations of two cores, or of two shards: of each wait the longer one.
     pub fn with(mut self, other: Watched) -> Self {
         if other.is_empty() || self.is_empty() {
             return if self.is_empty() { other } else { self };

@@ -65,7 +65,7 @@ impl Chunk {
     }
 
     /// Joins neighbours into one chunk of this id, if one step of it is the steps of all. Their values must lie side by
-    /// side in every window and in what is kept, with one type and one learning rate. More than one kept value an
+    /// side in every window and in the kept values, with one type and one learning rate. More than one kept value an
     /// element lies chunk by chunk. The chunks may have made different numbers of steps, so these must not count in a
     /// step.
     pub fn joined(tensors: &Tensors, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {

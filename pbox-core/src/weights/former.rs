@@ -47,7 +47,7 @@ impl Former {
         <[E]>::mut_from_bytes(bytes).expect("a chunk holds whole elements, on 64 bytes")
     }
 
-    /// Copies what is kept of a chunk, for a trial.
+    /// Copies the kept values of a chunk, for a trial.
     pub fn trial(&mut self, kept: &[f32]) -> &mut [f32] {
         let trial = &mut self.trial[..kept.len()];
         trial.copy_from_slice(kept);

@@ -89,7 +89,7 @@ impl Gauge {
         row.add(slots.elements() as u64, seen);
     }
 
-    /// Returns what it has seen.
+    /// Returns its observations.
     pub fn gauged(&self) -> Gauged {
         let Gauge { elements, not_finite, .. } = *self;
         Gauged { elements, not_finite, rounds: self.rounds.iter().flatten().copied().collect(), found: None }
@@ -105,7 +105,7 @@ impl GaugedRound {
 }
 
 impl Gauged {
-    /// Returns what two shards saw together.
+    /// Returns the joint observations of two shards.
     pub fn with(mut self, other: Gauged) -> Self {
         self.elements += other.elements;
         self.not_finite += other.not_finite;

@@ -117,7 +117,8 @@ pub(crate) trait Read {
         Ok(true)
     }
 
-    /// Checks whether it takes pushes of a content, of the broadcast or later, else what a push must be.
+    /// Checks whether it takes pushes of a content, of the broadcast or later. The error names the content
+    /// that a push must have.
     fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
         match content {
             Content::Ahead => Err("bytes are sent ahead only of bare gradients: send them with the push"),
@@ -203,7 +204,7 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// Prepares what a hub below others sends up for a chunk of which none of its `workers` has a gradient.
+    /// Prepares the chunk that a hub below others sends up if none of its `workers` has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
     /// Restores weights that no step made: the job goes on from `first`, and workers get these weights next.

@@ -97,7 +97,7 @@ impl<M: Mode<Gather = PassOn>> Staged<M> {
 }
 
 impl<M: Mode> Staged<M> {
-    /// Makes a shard, as [`new`](Self::new), whose steps wait for what is gathered.
+    /// Makes a shard, as [`new`](Self::new), whose steps wait for gathered values.
     pub fn gathering(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -516,7 +516,7 @@ impl<M: Mode> Staged<M> {
         discarded.add(self.reply.remove_worker(rank));
     }
 
-    /// Takes weights, state and the optimizer's numbers from a checkpoint, or from workers. What is not there stays as it is.
+    /// Takes weights, state and the optimizer's numbers from a checkpoint, or from workers. Missing parts stay as they are.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let Staged { chunks, single, steps, weights, reply, .. } = self;
         let chunks = &chunks[..*single];
@@ -561,7 +561,7 @@ impl<M: Mode> Staged<M> {
         self.reply.greet(&self.chunks[place], place);
     }
 
-    /// Returns what was seen of the gradients.
+    /// Returns the observations of the gradients.
     pub fn gauged(&self) -> Gauged {
         Gauged { found: self.gather.last_found(), ..self.gauge.gauged() }
     }
@@ -588,7 +588,7 @@ impl<M: Mode> Staged<M> {
         self.reply.has_task() | self.gather.awaits_others()
     }
 
-    /// Does [the reply's work](Reply::work), or hears what the other cores have gathered.
+    /// Does [the reply's work](Reply::work), or takes the values that the other cores have gathered.
     pub fn work(&mut self) -> bool {
         if M::Gather::WAITS { self.gather.hear() } else { self.reply.work(&self.weights) }
     }
@@ -675,7 +675,7 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Steps, as [`run`](Self::run), on the mean of this many workers, by what was found of the round.
+    /// Steps, as [`run`](Self::run), on the mean of this many workers, by the finding of the round.
     fn run_on_mean<E: Element>(
         &mut self,
         kernels: &Kernels,

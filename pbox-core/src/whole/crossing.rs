@@ -35,7 +35,7 @@ impl Crossing {
         }
     }
 
-    /// Notes what wakes a core.
+    /// Notes the waker of a core.
     pub fn wake(&self, core: usize, waker: Waker) {
         _ = self.wakers[core].set(waker);
     }

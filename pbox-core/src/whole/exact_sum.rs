@@ -91,7 +91,8 @@ impl ExactSum {
         words
     }
 
-    /// Reads what [`to_words`](Self::to_words) has written; `None` if the last word is a number that no sum of squares has there.
+    /// Reads the words that [`to_words`](Self::to_words) has written; `None` if the last word is a number that no sum of squares
+    /// has there.
     pub fn of_words(words: &[u64; Self::WORDS]) -> Option<Self> {
         let (sum, not_finite) = words.split_at(WORDS);
         let not_finite = f64::from_bits(not_finite[0]);

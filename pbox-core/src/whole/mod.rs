@@ -46,7 +46,7 @@ pub struct WholeGradient {
     found: AtomicU64,
 }
 
-/// What is found of the sums of a round.
+/// The finding from the sums of a round.
 #[derive(Clone, Copy, Debug)]
 enum Finds {
     /// The scale of all means, by the first sum: `most` is the most that the norm may be. Whether a round with values that are not
@@ -92,7 +92,7 @@ fn unpack(word: u64) -> (Round, u32) {
     (Round((word >> 32) as u32), word as u32)
 }
 
-/// One core's part of what steps wait for together: all its chunks, or those of a key.
+/// One core's part of the values that steps wait for together: of all its chunks, or of those of a key.
 #[derive(Debug)]
 pub struct Scope {
     /// The place where the cores meet that have chunks of it.
@@ -139,12 +139,12 @@ impl WholeGradient {
         matches!(self.finds, Finds::Quotient)
     }
 
-    /// Whether what is found of a round is for the steps of the next one.
+    /// Whether the finding of a round is for the steps of the next one.
     pub fn is_of_former(&self) -> bool {
         self.of_former
     }
 
-    /// Returns what the steps of a round do by what was found of the round before it. Before the first round they multiply by 1.
+    /// Returns the finding of the round before, which the steps of a round use. Before the first round they multiply by 1.
     #[inline]
     pub fn found_before(&self, round: Round) -> Option<Found> {
         self.found(Round(round.0.wrapping_sub(1)))
@@ -157,7 +157,7 @@ impl WholeGradient {
         self.found.store(pack(before, clip_scale_after(norm, most).to_bits()), Ordering::Release);
     }
 
-    /// Notes what wakes a core.
+    /// Notes the waker of a core.
     pub fn wake(&self, core: usize, waker: Waker) {
         _ = self.cores[core].waker.set(waker);
     }
@@ -236,7 +236,7 @@ impl WholeGradient {
         self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok()
     }
 
-    /// Returns what the steps of a round do, once it is found.
+    /// Returns the finding that the steps of a round use, once it is known.
     #[inline]
     pub fn found(&self, round: Round) -> Option<Found> {
         let (found, scale) = unpack(self.found.load(Ordering::Acquire));

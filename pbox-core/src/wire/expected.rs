@@ -1,5 +1,5 @@
-//! What may come over a link that moves bytes: for each chunk the span that its layout gives it, and nothing else. TCP asks
-//! before it writes a byte ([`FrameRule`]). RDMA asks when the NIC has written, and knows the length alone.
+//! The bytes that may come over a link: for each chunk the span that its layout gives it, and nothing else. TCP asks before
+//! it writes a byte ([`FrameRule`]). RDMA asks when the NIC has written, and knows the length alone.
 //!
 //! | bytes of | must be |
 //! | --- | --- |
@@ -57,14 +57,14 @@ enum End {
 }
 
 impl Expected {
-    /// Returns what a hub expects of member `rank`.
+    /// Returns the bytes that a hub expects from member `rank`.
     pub fn of_member(wire: &Wire, rank: u32) -> Self {
         let may_keep_first = wire.members.are_hubs() && rank > 0;
         let (noticed, kept) = (HashMap::new(), HashSet::new());
         Self::new(wire, End::Hub { noticed, may_keep_first, kept })
     }
 
-    /// Returns what a member expects of a hub.
+    /// Returns the bytes that a member expects from a hub.
     pub fn of_hub(wire: &Wire, schedule: Schedule) -> Self {
         let asks_again = wire.framing().is_some_and(|framing| framing.codecs().is_none());
         Self::new(wire, End::Member { has_notices: schedule.pulls() || asks_again })
@@ -74,8 +74,8 @@ impl Expected {
         Expected { wire: wire.clone(), end, ahead: HashMap::new(), core: None }
     }
 
-    /// Expects the chunks of one core of the placement alone, whose link it is. All links of a member lead to one window: what came
-    /// by another core's link would be written while the chunk's own core reads it.
+    /// Expects the chunks of one core of the placement alone, whose link it is. All links of a member lead to one window. Bytes
+    /// of another core's link would be written while the chunk's own core reads it.
     pub fn on_core(self, placement: &Arc<Placement>, core: usize) -> Self {
         Expected { core: Some((Arc::clone(placement), core)), ..self }
     }
@@ -108,7 +108,7 @@ impl Expected {
         }
     }
 
-    /// Notes bytes that may come: what came ahead is without use, or the push or answer is still to come.
+    /// Notes bytes that may come: the bytes ahead are of no use, or the push or answer is still to come.
     fn note_bytes(&mut self, Immediate { chunk, round_bits, content }: Immediate) {
         match content {
             Content::Ahead => _ = self.ahead.insert(chunk, round_bits),
@@ -171,7 +171,7 @@ impl Expected {
         }
     }
 
-    /// Checks whether these are a chunk's bytes of a content, else what was expected.
+    /// Checks whether these are a chunk's bytes of a content. The error names the expected bytes.
     fn is_place(
         &self,
         Immediate { chunk, content, round_bits }: Immediate,

@@ -38,7 +38,7 @@ impl Kind {
 
 /// A frame that differs from the expected frame.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+#[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum FrameError {
     #[error("its frame is {} (kind {seen}), expected {}", Kind::name(*.seen), Kind::name(*.expected as u8))]
     Kind { expected: Kind, seen: u8 },

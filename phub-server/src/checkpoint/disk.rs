@@ -3,7 +3,7 @@
 //! A test notes each change in its [`journal`](super::crash::journal), and may let it fail: after a loss of power nothing
 //! changes any more. The shipped program has nothing of this.
 //!
-//! Called from whatever thread may wait for a disk. Must not know what is in a file.
+//! Called from whatever thread may wait for a disk. Called from any thread that may wait for a disk.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -100,7 +100,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// Brings the names in a directory to the disk: what was made, renamed or removed in it.
+/// Brings the names in a directory to the disk: of files that were made, renamed or removed in it.
 pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     #[cfg(test)]
     note(Change::SyncDir(dir))?;

@@ -1,7 +1,7 @@
 //! Errors of checkpoints, their files and their directory.
 //!
-//! Each message names the file or directory, and says what to do next. Text from a file is quoted and cut short, because it
-//! comes from outside. Must not know how files are read or written.
+//! Each message names the file or directory, and the next step. Text from a file is quoted and cut short, because it comes
+//! from outside. Must not know how files are read or written.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ const ANEW: &str = "to start the job anew move the file away, or give the job an
 
 /// A checkpoint that cannot be saved or loaded, or a directory that cannot hold checkpoints.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+#[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum CheckpointError {
     #[error("checkpoint directory {dir}: {doing}: {error}; {}", advice(error))]
     Directory { dir: PathBuf, doing: &'static str, error: io::Error },
@@ -223,7 +223,7 @@ pub enum Mismatch {
     Group { name: String },
 }
 
-/// Returns what to do about the kernel's answer.
+/// Returns the advice for the kernel's answer.
 fn advice(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "free space there, or give another directory",

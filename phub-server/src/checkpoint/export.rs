@@ -12,8 +12,8 @@ use super::format::is_state;
 use super::permission::FileMode;
 use super::read::Decoded;
 
-/// Writes the weights of a checkpoint to a new file of this mode, and with `state` what the optimizer keeps beside them. Returns
-/// how many tensors the file has.
+/// Writes the weights of a checkpoint to a new file of this mode, and with `state` the optimizer's state, too. Returns how many
+/// tensors the file has.
 ///
 /// # Errors
 /// When the file is there already, or cannot be written.

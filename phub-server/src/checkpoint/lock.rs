@@ -35,7 +35,7 @@ pub(super) struct Lock {
 pub(super) enum NotLocked {
     /// Another process has it: this one, if the kernel says so.
     InUse(Option<u32>),
-    /// An error, behind what was tried.
+    /// An error, with the attempt before it.
     Failed(&'static str, io::Error),
 }
 
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "4711\n");
         drop(lock);
-        // Who has the file alone is named by the kernel, and not by what an older hub has written.
+        // The kernel names the process that has the file alone; the text of an older hub does not count.
         let other = File::open(&file).unwrap();
         flock(&other, FlockOperation::LockExclusive).unwrap();
         assert_eq!(words(Lock::take(dir.path())), format!("InUse(Some({}))", std::process::id()));

@@ -1,11 +1,11 @@
 //! Checkpoints: a job's weights and optimizer state in a safetensors file, which is replaced as a whole, and a few
 //! files before it. In a job over several hubs each hub has its part, in a file for each round.
 //!
-//! `format` says what is in a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it,
-//! `store` is the directory, `lock` and `permission` say who may use it, `generations` are the files before the newest, `parts` and
-//! `part_name` are the files of several hubs, `export` makes files for other programs. All change files by `disk`, so that `crash`
-//! can show by seed what a loss of power leaves. `docs/formats.md` has the format, `docs/decisions/0010-checkpoint-files.md`
-//! the reasons.
+//! `format` defines a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it. `store` is the
+//! directory; `lock` and `permission` say who may use it. `generations` are the files before the newest, `parts` and `part_name`
+//! are the files of several hubs, `export` makes files for other programs. All of them change files by `disk`, so that `crash`
+//! can show by seed the files that a loss of power leaves. `docs/formats.md` has the format,
+//! `docs/decisions/0010-checkpoint-files.md` the reasons.
 //!
 //! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,
 //! or how a snapshot came to be.

@@ -66,8 +66,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Returns whether the part of a round is damaged, and how. Reads it whole, and keeps nothing of it. What else may
-    /// be wrong with it, [`load_part`](Self::load_part) says.
+    /// Returns whether the part of a round is damaged, and how. Reads it whole, and keeps nothing of it.
+    /// [`load_part`](Self::load_part) names any other fault.
     pub fn damage(&self, job: &str, share: Share, round: Round) -> Result<Option<String>, CheckpointError> {
         let path = self.file_of(job, share, round)?;
         let checked = match std::fs::metadata(&path) {

@@ -62,7 +62,7 @@ impl FromStr for FileMode {
         };
         let digits = text.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
         let mode = u32::from_str_radix(text, 8).ok().filter(|_| digits).ok_or_else(wrong)?;
-        // Nobody starts a checkpoint, and nobody writes what he cannot read.
+        // Nobody starts a checkpoint, and nobody may write a file that he cannot read.
         let writes_alone = mode & 0o222 & !(mode >> 1 & 0o222) != 0;
         if mode & 0o600 != 0o600 || mode & !0o666 != 0 || writes_alone {
             return Err(wrong());

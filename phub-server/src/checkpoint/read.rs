@@ -99,8 +99,8 @@ pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), D
     }
 }
 
-/// Returns what is wrong with a file that says another version: one digit may be damaged, too. Every version has the
-/// same digest in the same place.
+/// Returns the fault of a file that names another version: one digit may be damaged, too. Every version has the same
+/// digest in the same place.
 fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file_bytes: u64) -> DecodeError {
     let written = header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES).unwrap_or_default();
     let written = String::from_utf8_lossy(written).into_owned();

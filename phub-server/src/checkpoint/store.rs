@@ -128,7 +128,7 @@ impl CheckpointStore {
         Ok(self.dir.join(format!("{job}.safetensors")))
     }
 
-    /// Loads a file; `part` says what must be in it, where that is not the whole job.
+    /// Loads a file; `part` names its expected part, if it is not of the whole job.
     pub(super) fn load_file(
         &self,
         path: PathBuf,
@@ -168,8 +168,8 @@ impl CheckpointStore {
     }
 
     /// Makes `snapshot` the checkpoint of a job, or the share's part of its round, and returns the length of the file. When
-    /// this returns, the file is on the disk. An error says what has happened to the file before it: nothing, unless the
-    /// very last step failed. A state that is not finite replaces nothing: it is kept under another name.
+    /// this returns, the file is on the disk. An error says what has happened to the former file: nothing, unless the very
+    /// last step failed. A state that is not finite replaces nothing: it is kept under another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
         self.keep_lock()?;
@@ -220,8 +220,8 @@ impl CheckpointStore {
         disk::remove(&path)
     }
 
-    /// Says what other users can do to the directory, and how to close it, if its mode allows more than the files'
-    /// mode. The mode itself stays: somebody may have chosen it, and other programs may need it.
+    /// Returns what other users can do and how to close the directory, if its mode allows more than the files' mode.
+    /// The mode itself stays: somebody may have chosen it, and other programs may need it.
     fn is_open_to_others(&self) -> io::Result<Option<String>> {
         let (mode, wanted, dir) = (self.dir.metadata()?.mode(), self.mode.of_directory(), self.dir.display());
         let more = mode & 0o066 & !wanted;
@@ -279,13 +279,13 @@ fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
     })
 }
 
-/// Brings the directory and its own name to the disk. A hub that was killed may have changed both and not done that, and jobs go
-/// on from what is seen here.
+/// Brings the directory and its own name to the disk. A hub that was killed may have changed both without a sync, and jobs go on
+/// from the files that are seen here.
 fn bring_to_disk(dir: &Path) -> io::Result<()> {
     disk::sync_dir(dir)?;
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
     match disk::sync_dir(parent.unwrap_or(Path::new("."))) {
-        // Who may not list the directory above cannot sync it.
+        // A user who may not list the directory above cannot sync it.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         synced => synced,
     }

@@ -162,8 +162,8 @@ fn is_finite(plan: &Plan, snapshot: &Snapshot) -> bool {
     stream(io::sink(), plan, snapshot).is_ok_and(|(_, not_finite)| not_finite.is_none())
 }
 
-/// Writes the file from its beginning to its end, in large pieces. Returns the digest of what was written.
-/// Also returns what is not finite.
+/// Writes the file from its beginning to its end, in large pieces. Returns the digest of the written bytes.
+/// Also returns the tensors that are not finite.
 pub(super) fn stream(
     sink: impl Write,
     plan: &Plan,
@@ -188,7 +188,7 @@ pub(super) fn stream(
     Ok((pieces.into_inner()?.hash, not_finite))
 }
 
-/// Digests what it hands on.
+/// Digests the bytes that it passes on.
 struct Digesting<W> {
     sink: W,
     hash: Xxh3,

@@ -67,7 +67,7 @@ impl Encryption {
         Ok(())
     }
 
-    /// Makes a connection ready for requests. Returns it with what answers them.
+    /// Makes a connection ready for requests. Returns it with the service that answers them.
     pub(super) async fn open(
         &self,
         stream: TcpStream,

@@ -60,7 +60,7 @@ impl Sees {
         self.0.as_ref().is_none_or(|token| token.covers(job))
     }
 
-    /// Whether it may see this job, or what is about no job.
+    /// Whether it may see this job, or a page that is about no job.
     pub fn job_or_all(&self, job: Option<&str>) -> bool {
         self.job(job.unwrap_or(ALL_JOBS))
     }
@@ -87,7 +87,7 @@ impl Guard {
         Ok(Guard { settings: settings.clone(), accepted, credential, local, refusals: Arc::default() })
     }
 
-    /// Returns what this hub shows to other hubs.
+    /// Returns the credential that this hub shows to other hubs.
     pub fn credential(&self) -> Option<Credential> {
         self.credential.clone()
     }
@@ -128,7 +128,7 @@ impl Guard {
             let why = "the token has expired; make another one with `phub-server token`";
             return Err(RefusalCode::TokenExpired.because(why));
         }
-        // Of what is about no job, everybody sees the jobs that the token covers.
+        // On a page that is about no job, everybody sees the jobs that the token covers.
         let allows = match (job, right) {
             (Some(job), _) => token.allows(right, job),
             (None, Right::Operate) => token.allows(right, ALL_JOBS),
@@ -156,7 +156,7 @@ impl Guard {
         }
     }
 
-    /// Refuses what only a browser sends, on behalf of a web page from elsewhere.
+    /// Refuses requests that only a browser sends, on behalf of a web page from elsewhere.
     fn check_browser(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = text(headers, HOST).unwrap_or_default();
         if let Some(origin) = text(headers, ORIGIN)

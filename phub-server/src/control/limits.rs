@@ -22,7 +22,7 @@ pub struct ControlLimits {
     pub body_stall: Duration,
     /// The slowest body, on average since it began, after one stall.
     pub body_bytes_per_s: u64,
-    /// The time until the client's end takes what was sent to it.
+    /// The time until the client's end takes the bytes that were sent to it.
     pub unread: Duration,
     /// Connections at once.
     pub connections: usize,
@@ -49,7 +49,7 @@ impl ControlLimits {
             join_bytes: 64 << 20,
             // A token and a few numbers.
             small_bytes: 64 << 10,
-            // Two numbers as text, and what stands around them.
+            // Two numbers as text, with their punctuation.
             key_bytes: 64,
             // A thousand workers that join at once with manifests of ten thousand keys.
             bodies_bytes: 1 << 30,

@@ -1,7 +1,7 @@
 //! `GET /metrics`: the hub's figures in the text format of Prometheus (OpenMetrics 1.0).
 //!
-//! A page is made of what `GET /v1/hub` says, when it is asked for: nothing is counted for it, so nobody pays for it.
-//! `docs/metrics.md` has the table of all names; a test compares it with a page.
+//! A page is made from the reply of `GET /v1/hub`, when it is requested. Nothing is counted for it, so it costs
+//! nothing otherwise. `docs/metrics.md` has the table of all names; a test compares it with a page.
 
 use std::sync::atomic::AtomicU64;
 
@@ -21,7 +21,7 @@ use prometheus_client::registry::{Registry, Unit};
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The kernel's names of what crossed, in words of 4 bytes.
+/// The kernel's names of the bytes on the wire, in words of 4 bytes.
 const SENT: &str = "port_xmit_data";
 const RECEIVED: &str = "port_rcv_data";
 

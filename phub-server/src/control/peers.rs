@@ -1,6 +1,6 @@
 //! The requests between hubs of one job over the control port.
 //!
-//! Each request is carried out on a task of its own, to its end, also if whoever asked hangs up. A job must not stay
+//! Each request is carried out on a task of its own, to its end, even if its client hangs up. A job must not stay
 //! held.
 
 use axum::Router;

@@ -91,7 +91,8 @@ pub(crate) async fn serve(
                             });
                         }
                         Err(who) => {
-                            // The hub sends what the socket takes at once. It does not wait for a refused client.
+                            // The hub sends as much as the socket takes at once. It does not wait for a refused
+                            // client.
                             let why = turned_away(&format!("{who} has all the connections it can have"));
                             let _ = stream.try_write(why.as_bytes());
                             if let Some(times) = refused.count() {

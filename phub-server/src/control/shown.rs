@@ -29,7 +29,7 @@ impl Shown {
         }
     }
 
-    /// Returns the token that whoever asks has, if one of the secrets made it.
+    /// Returns the client's token, if one of the secrets made it.
     pub fn token(&self, secrets: &Secrets, method: &Method, path: &str) -> Option<Token> {
         match self {
             Shown::Token(token) => Some(token.clone()).filter(|token| secrets.made(token)),

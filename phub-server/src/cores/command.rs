@@ -63,13 +63,13 @@ pub(crate) enum Command {
     SetNumbers { job: JobId, from: Round, numbers: Numbers, reset: Arc<[KeyId]>, reply: Reply<Option<Round>> },
     /// Say whether rounds move, and whose pushes they wait for.
     Look { job: JobId, reply: Reply<Look> },
-    /// Say what was measured in the last rounds.
+    /// Return the measurements of the last rounds.
     Measure { job: JobId, reply: Reply<Measured> },
     /// Say the last state of a job that has failed while it was held; nothing without chunks.
     LastState { job: JobId, before: Round, reply: Reply<Option<Result<SnapshotPart, String>>> },
     /// End a job.
     RemoveJob { job: JobId },
-    /// Do what a test wants.
+    /// Run a test's function.
     #[cfg(test)]
     Test(fn()),
 }

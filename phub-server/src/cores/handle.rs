@@ -1,4 +1,5 @@
-//! The hub's end of a core thread: it starts it, tells it what to do, hears its reports and reads its meters.
+//! The hub's end of a core thread: it starts it, sends it commands, receives its reports and reads its
+//! meters.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -74,7 +75,7 @@ pub(crate) struct CoreHandle {
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Starts the thread that frees what others discard. It ends when nobody is left who could.
+/// Starts the thread that frees discarded memory. It ends when nobody is left who could.
 pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
     let (discard, discarded) = channel();
     let free = move || {
@@ -89,8 +90,8 @@ pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
 }
 
 impl CoreHandle {
-    /// Starts the thread of core `number` on a lane. The thread owns `port`, and may note what it does.
-    #[allow(clippy::too_many_arguments)] // what a core is made of
+    /// Starts the thread of core `number` on a lane. The thread owns `port`, and may note its work.
+    #[allow(clippy::too_many_arguments)] // the parts of a core
     pub fn start(
         number: usize,
         lane: Lane,
@@ -115,7 +116,7 @@ impl CoreHandle {
         Ok(handle)
     }
 
-    /// Tells the thread what to do after its current turn.
+    /// Sends the thread a command for the time after its current turn.
     pub fn tell(&self, command: Command) {
         // A thread that panicked takes no commands. The workers of its jobs see their links close.
         let _ = self.commands.send(command);

@@ -44,7 +44,7 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
         nccl.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         match with_rdma(host, settings, &nccl) {
             Ok(lanes) => return Ok(lanes),
-            // What was set wrongly is no lack of RDMA.
+            // A wrong setting is no lack of RDMA.
             Err(error @ HubError::Rdma(VerbsError::Setting(_))) => return Err(error),
             Err(error) if wants_rdma(settings) => {
                 let setting = if settings.nics.is_some() { "--nics" } else { "--transports" };
@@ -64,7 +64,7 @@ pub fn wants_rdma(settings: &HubSettings) -> bool {
     settings.transports.is_some() || settings.nics.is_some()
 }
 
-/// Reads what NCCL's variables say, where ours do not.
+/// Reads the values of NCCL's variables, where ours are not set.
 pub fn nccl(settings: &HubSettings) -> Nccl {
     Nccl::of_environment(&settings.paths.0, settings.nics.is_some())
 }
@@ -106,7 +106,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
 /// The lanes of a hub with RDMA, and their plan.
 #[derive(Debug)]
 pub struct OnNics {
-    /// Cores and NICs, and what goes where.
+    /// Cores and NICs, and the placement on them.
     pub plan: Plan,
     /// Every lane has a NIC.
     pub lanes: Vec<Lane>,
@@ -161,7 +161,7 @@ pub fn on_nics(
     if only.is_empty() {
         return Err(none());
     }
-    // A NIC that is named is used whatever its state, so that an error says what is wrong with it.
+    // A NIC that is named is used whatever its state, so that an error names its fault.
     let only = list.names_devices().then_some(only);
     let plan = place(host, settings, NicChoice { only, except })?;
     let mut lanes = Vec::new();

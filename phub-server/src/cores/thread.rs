@@ -150,7 +150,7 @@ impl CoreThread {
         }
     }
 
-    /// Returns what this core has measured in a job's last rounds, until now.
+    /// Returns this core's measurements of a job's last rounds, until now.
     pub(super) fn measured(&mut self, job: JobId) -> Measured {
         if !self.clock.working {
             self.core.begin_wait(self.clock.at(Instant::now()));

@@ -8,7 +8,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Writes what this process logs to stderr from now on, unless it has a log already. The levels are those of
+/// Writes this process's log to stderr from now on, unless it has a log already. The levels are those of
 /// `RUST_LOG`, else `levels`. The form is `format`, else that of `PHUB_LOG_FORMAT`.
 ///
 /// # Errors

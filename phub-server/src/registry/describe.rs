@@ -9,7 +9,7 @@ use super::Registry;
 use crate::cores::{CoreHandle, lanes};
 
 impl Registry {
-    /// Returns what the NICs of the cores have counted. Reads files of the kernel, which may ask the NICs.
+    /// Returns the counters of the cores' NICs. Reads files of the kernel, which may ask the NICs.
     pub fn nics(&self) -> Vec<NicReply> {
         let ports = self.cores.iter().filter_map(|core| {
             let nic = core.lane.nic.as_ref()?;
@@ -32,7 +32,7 @@ impl Registry {
         self.cores.iter().any(|core| core.lane.nic.is_some())
     }
 
-    /// Says what the hub is and has done so far, except for what NICs count and whom it refused.
+    /// Describes the hub and its work so far, except for the counters of NICs and the refused clients.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
         let rdma = self.up.group.rdma();

@@ -1,4 +1,4 @@
-//! Events and effects: a core's report is an event of its job, and what follows from events is carried out, in order.
+//! Events and effects: a core's report is an event of its job, and the effects of events are carried out, in order.
 
 use std::sync::Arc;
 
@@ -59,13 +59,13 @@ impl Registry {
         }
     }
 
-    /// Has a job take an event in, and carries out what follows.
+    /// Gives an event to a job, and carries out the effects.
     pub(super) fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
         let effects = inner.ask(Happened { job: id, event });
         self.carry_out(inner, id, effects);
     }
 
-    /// Carries out what follows for a job, in order.
+    /// Carries out the effects of a job, in order.
     pub(super) fn carry_out(&self, inner: &mut Inner, id: JobId, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {
             let Some((state, job)) = inner.job(id) else { return };

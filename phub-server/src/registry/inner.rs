@@ -1,4 +1,4 @@
-//! What is under the registry's lock: the coordinator's hub, which decides, and what this hub has beside it of each job.
+//! The state under the registry's lock: the coordinator's hub, which decides, and this hub's own part of each job.
 //!
 //! Everything that changes the hub goes through [`Inner::ask`].
 
@@ -12,7 +12,7 @@ use pbox_core::JobId;
 use super::job::{Job, Load};
 use super::recorder::Recorder;
 
-/// What is under the lock.
+/// The state under the lock.
 #[derive(Debug)]
 pub(super) struct Inner {
     hub: Hub,
@@ -23,7 +23,7 @@ pub(super) struct Inner {
     recorder: Option<Recorder>,
 }
 
-/// A job as the coordinator has it, and what this hub has of it.
+/// A job in the coordinator, and this hub's part of it.
 pub(super) type Both<'a> = (&'a coordinator::Job, &'a mut Job);
 
 impl Inner {
@@ -80,17 +80,17 @@ impl Inner {
         self.ask(Release { name: name.to_owned() });
     }
 
-    /// Adds what this hub has of a job that begins.
+    /// Adds this hub's part of a job that begins.
     pub fn add(&mut self, job: Job) {
         self.jobs.insert(job.id, job);
     }
 
-    /// Takes out what this hub has of a job that has ended.
+    /// Takes out this hub's part of a job that has ended.
     pub fn remove(&mut self, id: JobId) -> Option<Job> {
         self.jobs.remove(&id)
     }
 
-    /// Publishes the news that have changed. Forgets what belongs to no job any more.
+    /// Publishes the news that have changed. Forgets entries that belong to no job any more.
     pub fn publish(&mut self) {
         let Inner { hub, jobs, .. } = self;
         jobs.retain(|&id, job| hub.job(id).map(|state| job.publish(state)).is_some());

@@ -103,13 +103,13 @@ impl Job {
         }
     }
 
-    /// Ends what is of a living job alone. Nobody waits for the end of a cut any more.
+    /// Ends the parts that only a living job has. Nobody waits for the end of a cut any more.
     pub fn fail(&mut self) {
         (self.weights, self.wait_for_cuts) = (None, WaitForCuts::default());
         self.checkpoints.end();
     }
 
-    /// Gives back what a failed job knows of its chunks: it is there for its news alone.
+    /// Gives back the chunks of a failed job, which is kept only for its news.
     pub fn forget_wire(&mut self) -> Option<Wire> {
         let is_known = !self.wire.layout().keys().is_empty();
         is_known.then(|| std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none()))))

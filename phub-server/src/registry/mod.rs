@@ -68,7 +68,7 @@ pub(crate) use rounds::timeline::Timeline;
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
 
-/// The lock, held. What a job's members have not heard yet is published when it is given back.
+/// The lock, held. News for a job's members are published when it is given back.
 struct Locked<'a>(MutexGuard<'a, Inner>);
 
 impl Deref for Locked<'_> {
@@ -148,7 +148,7 @@ pub(crate) struct Registry {
     heartbeat_limit: Duration,
     /// The limits after which workers are late.
     pub late: LateLimits,
-    /// The timeline, if the hub notes what its cores do.
+    /// The timeline, if the hub notes the work of its cores.
     timeline: Option<Timeline>,
     /// Used by the control thread alone.
     pub(crate) runtime: Handle,
@@ -223,7 +223,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Tells every core of a job what to do.
+    /// Sends a command to every core of a job.
     fn command(&self, job: &Job, command: impl Fn() -> Command) {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command()));
     }

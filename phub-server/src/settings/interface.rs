@@ -7,7 +7,8 @@ use if_addrs::{Interface, get_if_addrs};
 
 use crate::error::HubError;
 
-/// Settings of other programs that name the interface to be used, in NCCL's form. What they say is a wish: it stops no hub.
+/// Settings of other programs that name the interface to be used, in NCCL's form. Their values are a wish: they stop no
+/// hub.
 const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 
 /// Returns the address of the interface that the setting names, else the environment; `None` if neither names an
@@ -17,7 +18,7 @@ const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 /// When the setting names none that has an address.
 pub(crate) fn address(setting: Option<&NicList>) -> Result<Option<IpAddr>, HubError> {
     match setting {
-        // A list of what not to use leaves the choice to the routes.
+        // A list of excluded interfaces leaves the choice to the routes.
         Some(list) if !list.names_devices() => Ok(None),
         Some(list) => {
             let chosen = choose(list, get_if_addrs()?);

@@ -43,7 +43,7 @@ pub struct HubSettings {
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
-    /// Serve everybody who can reach the ports: whoever can may read all weights and end all jobs.
+    /// Serve everybody who can reach the ports: they can read all weights and end all jobs.
     #[arg(long, env = "PHUB_INSECURE", value_parser = BoolishValueParser::new())]
     pub insecure: bool,
 
@@ -56,12 +56,13 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// File with certificates, in PEM: serve only those who show a certificate that one of these has signed. Workers and other
+    /// File with certificates, in PEM: serve only clients with a certificate that one of these has signed. Workers and other
     /// hubs show PHUB_TLS_CERT with PHUB_TLS_KEY.
     #[arg(long, env = "PHUB_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// What this hub shows to other hubs, and whose secret it wants. Default: as for `token_file`.
+    /// The credential that this hub shows to other hubs, and the secret that it demands. Default: as for
+    /// `token_file`.
     #[arg(skip)]
     pub token: Option<Credential>,
 
@@ -81,8 +82,8 @@ pub struct HubSettings {
     pub checksum: bool,
 
     /// TCP's congestion control of gradients and weights: `auto`, `system` for the kernel's default, or a name of the kernel's,
-    /// like cubic. `auto` takes the kernel's default, too. But where that is BBR, and a handshake took at most 10 ms, it takes cubic
-    /// or reno: they fill links between near machines. Workers read PHUB_TCP_CONGESTION for what they send.
+    /// like cubic. `auto` takes the kernel's default, too. But where that is BBR, and a handshake took at most 10 ms, it takes
+    /// cubic or reno: they fill links between near machines. Workers read PHUB_TCP_CONGESTION for the bytes that they send.
     #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto")]
     pub tcp_congestion: Congestion,
 
@@ -156,8 +157,8 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
     pub checkpoint_mode: FileMode,
 
-    /// Hubs above this hub: host:port of each, with commas between them. This hub then sums what its own workers push,
-    /// sends one stream of sums up, and hands down what comes back. The hubs above step, keep the optimizer's state and
+    /// Hubs above this hub: host:port of each, with commas between them. This hub then sums its own workers' pushes,
+    /// sends one stream of sums up, and passes the weights down. The hubs above step, keep the optimizer's state and
     /// write the checkpoints. A mesh needs no setting here: its workers ask for it.
     #[arg(
         long,
@@ -306,7 +307,7 @@ impl HubSettings {
         Ok(())
     }
 
-    /// Returns what one address, and one job, may have.
+    /// Returns the quotas of one address and of one job.
     pub(crate) fn quotas(&self) -> Quotas {
         let bytes = |megabytes: NonZeroU32| u64::from(megabytes.get()) * 1_000_000;
         Quotas {

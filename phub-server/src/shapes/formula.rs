@@ -1,4 +1,4 @@
-//! The formula of each shape: what its links carry, from what crosses of each hub's share.
+//! The formula of each shape: the bytes on its links, from the bytes of each hub's share.
 
 use super::{Kind, Link, Load, Shape, Volume};
 
@@ -80,7 +80,8 @@ impl Shape {
         Load { link, sends: workers * model.weights, receives: workers * model.gradient, gbps: Some(gbps) }
     }
 
-    /// `of`: what a machine sends and receives, with its own share, the others' shares, and the number of the others.
+    /// Computes the link of a machine. `of` returns the bytes that a machine sends and receives. Its arguments: the
+    /// machine's own share, the others' shares, and the number of the others.
     fn on_machines(
         kind: Kind,
         shares: &[Volume],

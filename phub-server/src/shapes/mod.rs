@@ -1,4 +1,4 @@
-//! The shapes that a job on several machines can have, what crosses each link in a round, and how long a round takes at least.
+//! The shapes that a job on several machines can have, the bytes on each link in a round, and the shortest time of a round.
 //! Pure: formulas over bytes and speeds, for `topology`, for the log of a hub and for tests.
 //!
 //! ```text
@@ -81,7 +81,7 @@ impl Load {
         self.gbps.map(|gbps| self.bytes() as f64 * 8.0 / (gbps * 1e9 * GOODPUT))
     }
 
-    /// Returns what links are compared by: time, or bytes where no speed is known.
+    /// Returns the value by which links are compared: time, or bytes where no speed is known.
     fn cost(&self) -> f64 {
         self.round_s().unwrap_or(self.bytes() as f64)
     }
@@ -108,7 +108,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A shape, and what its links carry.
+/// A shape, and the bytes on its links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     /// The kind of shape.

@@ -1,4 +1,5 @@
-//! TCP's congestion control: what connections of the data path get, and what the kernel allows.
+//! TCP's congestion control: the algorithm that connections of the data path get, and those that the kernel
+//! allows.
 
 use std::net::Ipv4Addr;
 

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 const NAME: &str = "control port";
 
-/// What is found at an address.
+/// The answer at an address.
 #[derive(Debug)]
 pub(crate) enum Seen {
     /// A hub can listen there.

@@ -1,4 +1,4 @@
-//! The cores of the hub: what else runs on them, and how fast they run. Judges facts; pure.
+//! The cores of the hub: the other programs that run on them, and their speed. Judges facts; pure.
 
 use phub_server::IdleChoice;
 use topology::cpulist;

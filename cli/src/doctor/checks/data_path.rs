@@ -94,7 +94,7 @@ fn try_shared_memory() -> Result<(), ShmError> {
     Err(ShmError::Silent)
 }
 
-/// Returns the address for gradients and weights over TCP. `control` is what is found at the control port.
+/// Returns the address for gradients and weights over TCP. `control` is the answer at the control port.
 pub(crate) fn tcp(settings: &HubSettings, control: &Seen) -> Check {
     address("TCP data path", settings.data_path(settings.listen.ip()), control)
 }

@@ -49,7 +49,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
     Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) })
 }
 
-/// Returns whether bridges above these NICs send what goes from one device to another up to the root complex.
+/// Returns whether bridges above these NICs send traffic between two devices up to the root complex.
 pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
     const NAME: &str = "ACS";
     let bridges: BTreeMap<&str, Option<u16>> =

@@ -127,7 +127,7 @@ fn packets(peer: &str, address: &str) -> Check {
     }
 }
 
-/// Returns the MTU of the way, and what became of a packet of that size, and of a small one.
+/// Returns the MTU of the path, and the results of two packets: one of that size, and a small one.
 fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
     let socket = UdpSocket::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), 0))?;
     set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
@@ -272,7 +272,7 @@ fn line_mbps(pair: &NicPair, ready: &[NicOptions], hub: &HubReply) -> Option<u32
     own.min()?.zip(theirs.min()?).map(|(own, theirs)| own.min(theirs))
 }
 
-/// Has each core of the hub sum what this process pushes over its link, one core after another.
+/// Lets each core of the hub sum the pushes of this process over its link, one core after another.
 fn pairs(
     address: &str,
     hub: &HubReply,

@@ -1,4 +1,4 @@
-//! RDMA: library, provider, devices, ports, GIDs. Judges what was found; pure.
+//! RDMA: library, provider, devices, ports, GIDs. Judges the facts that were read; pure.
 
 use fabric::verbs::{Device, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError};
 
@@ -90,10 +90,10 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
 /// The commands that let a program open a device.
 const OPEN: &str = "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband";
 
-/// What is to be done about a device that may open later.
+/// The advice for a device that may open later.
 const PASSES: &str = "dmesg may have its driver's words; a hub opens it again when a job begins, and says so in its log and in GET /v1/hub";
 
-/// A device, and what the hub would do with it.
+/// A device, and how the hub would use it.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate<'a> {
     pub device: &'a Device,

@@ -1,5 +1,5 @@
-//! `phub-server topology --machines N --workers-per-machine W`: a job on several machines. Who owns what, what each link carries
-//! in a round in each shape, which shape to use and why, and what a hub needs.
+//! `phub-server topology --machines N --workers-per-machine W`: a job on several machines. Prints the owner of each share, the
+//! bytes on each link in a round, and the needs of a hub. It also recommends a shape, with the reason.
 
 mod picture;
 mod text;

@@ -77,7 +77,7 @@ impl MachinesJob {
         }
     }
 
-    /// Returns what a round waits for in each shape, and the choice.
+    /// Returns the limits of a round in each shape, and the choice.
     pub(super) fn rounds(&self) -> String {
         let mut text = String::new();
         let _ = write_rounds(&mut text, &self.shapes, self.machines * self.terms.workers);
@@ -131,7 +131,7 @@ impl MachinesJob {
             "  together at most {}: the own share of sums and weights is the same memory in both jobs",
             mb(below.needed() + own.needed())
         )?;
-        // As a member of each other hub's job, and as the hub of each other member: of both windows what crosses.
+        // As a member of each other hub's job, and as the hub of each other member. Both windows cross.
         let connections = 2 * u64::from(self.machines - 1);
         let wire = &self.mesh.wire;
         let windows = (wire.gradient_window_bytes() + wire.weights_window_bytes()) as u64;
@@ -150,7 +150,7 @@ impl MachinesJob {
     }
 }
 
-/// Writes what a round waits for in each of these shapes of a job with `workers` workers, and the choice.
+/// Writes the limits of a round in each of these shapes of a job with `workers` workers, and the choice.
 pub(crate) fn write_rounds(out: &mut String, shapes: &[Shape], workers: u32) -> std::fmt::Result {
     for shape in shapes {
         let load = shape.bottleneck();

@@ -58,7 +58,8 @@ impl Job {
         Ok((id, effects))
     }
 
-    /// Notes what came of a step of a cut. The result of another step than the cut waits for changes nothing.
+    /// Notes the result of a step of a cut. The result of another step than the cut waits for changes
+    /// nothing.
     pub(crate) fn stepped(&mut self, id: CutId, stepped: Stepped, now: Instant) -> Vec<Effect> {
         let Some(cut) = self.cuts.now.take_if(|cut| cut.id == id) else { return Vec::new() };
         let mut moved = Moved { job: self, cut };
@@ -106,7 +107,7 @@ impl Job {
 }
 
 impl Cuts {
-    /// Returns what follows when hub 0 holds the job for longer than any cut takes.
+    /// Returns the effects of a hold by hub 0 that is longer than any cut takes.
     pub(in crate::job) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
         let cut = self.now.as_ref().filter(|cut| cut.waits_for == WaitsFor::Lead)?;
         // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.

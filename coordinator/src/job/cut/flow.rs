@@ -109,7 +109,7 @@ pub(super) struct Moved<'job> {
 }
 
 impl Moved<'_> {
-    /// Gives the cut back, which waits for what it waited for.
+    /// Gives the cut back unchanged: it goes on waiting.
     pub fn stays(self) -> Vec<Effect> {
         self.goes_on_with(Vec::new())
     }

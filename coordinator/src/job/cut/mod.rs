@@ -59,7 +59,7 @@ pub enum CutAt {
     LastRound,
 }
 
-/// A step of a cut, which the driver takes. The driver answers each but the snapshot with what came of it.
+/// A step of a cut, which the driver takes. The driver answers each step except the snapshot with its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Take part at the hubs above.

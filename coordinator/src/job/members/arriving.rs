@@ -30,7 +30,7 @@ impl Job {
         }
     }
 
-    /// Returns what follows from an arrival.
+    /// Returns the effects of an arrival.
     pub(crate) fn follows(&mut self, arrival: Arrival, now: Instant) -> Vec<Effect> {
         match arrival {
             Arrival::Waiting => Vec::new(),
@@ -70,7 +70,7 @@ impl Life {
         }
     }
 
-    /// Returns what follows when a member may have all that it needs.
+    /// Returns the effects when a member may have all that it needs.
     pub(in crate::job) fn arrived(&mut self, rank: u32, members: &Ranks, news: &mut News) -> Arrival {
         if !members.waits_for_cut(rank) {
             return Arrival::Waiting;

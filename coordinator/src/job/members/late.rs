@@ -34,7 +34,7 @@ impl LateLimits {
 }
 
 impl Job {
-    /// Judges a look at all cores of the job. `above` hold its rounds up at the hubs above. Returns what follows.
+    /// Judges a look at all cores of the job. `above` hold its rounds up at the hubs above. Returns the effects.
     pub(crate) fn judge(
         &mut self,
         look: &Look,
@@ -69,7 +69,7 @@ impl Job {
             let lost = late.iter().map(|late| (late.rank, Cause::Late, why(late)));
             return self.lose_all(lost.collect());
         }
-        // Where all workers here have pushed, the hubs above may know whom they wait for.
+        // Once all workers here have pushed, the hubs above may know the workers that they wait for.
         let late = if late.is_empty() { above } else { late };
         Vec::from_iter(self.news.held_up_by(late).then_some(Effect::HeldUp))
     }

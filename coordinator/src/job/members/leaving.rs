@@ -24,7 +24,7 @@ pub enum Leave {
 }
 
 impl Job {
-    /// Lets a worker leave in good order, each key before a round. Returns what follows.
+    /// Lets a worker leave in good order, each key before a round. Returns the effects.
     pub(crate) fn leave(&mut self, rank: u32, at: LeftAt) -> Leave {
         match &self.life {
             Life::Failed { .. } => return Leave::Nothing,
@@ -68,7 +68,7 @@ impl Job {
         self.cuts.end(&self.hubs, &self.members)
     }
 
-    /// Gives back what a failed job knows of its keys: it is there for its news alone.
+    /// Gives back the model of a failed job, which is kept only for its news.
     pub(crate) fn forget_model(&mut self) -> Option<Model> {
         if self.spec.terms.keys.is_empty() {
             return None;

@@ -12,7 +12,7 @@
 use crate::job::{Cause, Effect, Job};
 
 impl Job {
-    /// Loses a member, unless it has left or the job has failed. Returns what follows, in order.
+    /// Loses a member, unless it has left or the job has failed. Returns the effects, in order.
     pub(crate) fn lose(&mut self, rank: u32, cause: Cause, reason: &str) -> Vec<Effect> {
         let member =
             self.members.get(rank).filter(|member| member.standing.is_member() && !self.life.failed());

@@ -246,7 +246,7 @@ impl Standing {
         }
     }
 
-    /// Returns what is known of lost links.
+    /// Returns the record of the lost links.
     pub(crate) fn unlinked(&mut self) -> Option<&mut Unlinked> {
         match self {
             Standing::Unlinked(unlinked) => Some(unlinked),

@@ -60,7 +60,7 @@ impl Ranks {
         self.get_mut(rank).map(|member| &mut member.standing)
     }
 
-    /// Returns what names a rank's worker at all hubs of the job.
+    /// Returns the number that names a rank's worker at all hubs of the job.
     pub(crate) fn worker(&self, rank: u32) -> Option<u64> {
         self.get(rank).map(|member| member.worker)
     }
@@ -116,7 +116,7 @@ impl Ranks {
         Effect::DropLinks(rank, token)
     }
 
-    /// Returns what is known of the lost links of a worker that has no others.
+    /// Returns the record of the lost links of a worker that has no other links.
     pub(crate) fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
         self.standing(rank)?.unlinked()
     }

@@ -26,8 +26,8 @@ pub enum Grant {
 }
 
 impl Member {
-    /// Notes that the member lives, and what it says of its own workers, if it is a hub. Returns how long the hub may hold a heartbeat
-    /// that brings news.
+    /// Notes that the member lives, and its report about its own workers, if it is a hub. Returns how long the hub may hold a
+    /// heartbeat that brings news.
     ///
     /// # Errors
     /// When it cannot say so, in words.
@@ -50,7 +50,7 @@ impl Member {
 }
 
 impl Job {
-    /// Notes that a worker has lost its links, as it says, and asks for new ones. Returns what follows.
+    /// Notes that a worker has lost its links, as it says, and asks for new ones. Returns the effects.
     ///
     /// # Errors
     /// When it cannot have new ones.

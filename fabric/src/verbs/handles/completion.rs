@@ -93,7 +93,7 @@ impl CompletionQueue {
             unsafe { context.verbs.ibv_destroy_comp_channel(channel.as_ptr()) };
             return Err(error);
         };
-        // SAFETY: the queue lives; `cqe` is what it really holds.
+        // SAFETY: the queue lives; `cqe` is the number of entries that it really holds.
         let entries = u32::try_from(unsafe { queue.as_ref().cqe }).unwrap_or(first);
         let room = Mutex::new(Room { entries, reserved: 0 });
         let made =
@@ -108,7 +108,7 @@ impl CompletionQueue {
         self.queue.as_ptr()
     }
 
-    /// Makes room for what one more link may complete. The queue grows if it must.
+    /// Makes room for the completions of one more link. The queue grows if it must.
     pub fn reserve(&self, completions: u32) -> Result<(), CreateError> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = room.reserved.saturating_add(completions);

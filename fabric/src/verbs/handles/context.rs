@@ -110,7 +110,7 @@ impl Context {
         })
     }
 
-    /// Returns what the driver says of a port.
+    /// Returns the driver's description of a port.
     pub fn port(&self, number: u8) -> Result<ibv_port_attr, DeviceError> {
         let mut attr = ibv_port_attr::default();
         // The exported function knows an older, shorter structure, and fills the fields that both have.

@@ -1,4 +1,4 @@
-//! A protection domain: what one connection may reach on one NIC.
+//! A protection domain: the memory that one connection may reach on one NIC.
 //!
 //! On the `unsafe` list. Any thread.
 

@@ -1,4 +1,4 @@
-//! What is used of the types of libibverbs.
+//! The parts of libibverbs' types that are used here.
 //!
 //! On the `unsafe` list. Names, types and numbers are those of `infiniband/verbs.h` of rdma-core 44; all versions of
 //! libibverbs.so.1 have them. Fields that nobody uses are joined into arrays. If the library makes a structure,

@@ -159,7 +159,7 @@ fn load(name: &'static str) -> Result<Ibverbs, LibraryError> {
     Ok(library)
 }
 
-/// Returns what the loader said: the cause is an error beneath the error.
+/// Returns the loader's message: the cause is an error beneath the error.
 fn words(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(cause) => cause.to_string(),

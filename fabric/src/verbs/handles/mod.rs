@@ -1,4 +1,4 @@
-//! The handles of libibverbs: one type a kind of handle, which destroys it and holds what it was made from.
+//! The handles of libibverbs: one type for each kind of handle. It destroys the handle and holds its parent.
 //!
 //! Most of it is on the `unsafe` list. Knows nothing of links.
 

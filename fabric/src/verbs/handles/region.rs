@@ -31,7 +31,7 @@ pub struct RegisterError {
     pub advice: String,
 }
 
-/// Returns what to do about a refusal of `ibv_reg_mr`.
+/// Returns the advice for a refusal of `ibv_reg_mr`.
 fn advice(errno: i32) -> String {
     let advice = match errno {
         libc::ENOMEM => {
@@ -42,7 +42,7 @@ fn advice(errno: i32) -> String {
     format!("locked memory is limited to {}: {advice}", memlock_limit())
 }
 
-/// Returns what to do about a refusal of `ibv_reg_dmabuf_mr`.
+/// Returns the advice for a refusal of `ibv_reg_dmabuf_mr`.
 fn advice_on_dma_bufs(errno: i32) -> String {
     let why = match errno {
         libc::ENOSYS => "libibverbs is older than rdma-core 34: install a newer one",
@@ -58,7 +58,7 @@ fn advice_on_dma_bufs(errno: i32) -> String {
     format!("{why}; or have the window in host memory, without a dma-buf")
 }
 
-/// Returns what to do about a refusal of `ibv_reg_mr_iova2`.
+/// Returns the advice for a refusal of `ibv_reg_mr_iova2`.
 fn advice_on_ordering(errno: i32) -> String {
     match errno {
         libc::ENOSYS => "libibverbs is older than rdma-core 28: install a newer one, or allow strict ordering (PHUB_RDMA_RELAXED_ORDERING=2)".into(),
@@ -201,7 +201,8 @@ pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
 /// not know it.
 ///
 /// # Safety
-/// The memory stays mapped as long as the region lives, and nobody holds references into what `access` lets a NIC write.
+/// The memory stays mapped as long as the region lives, and nobody holds references into bytes that `access` lets a NIC
+/// write.
 unsafe fn register(
     domain: &Domain,
     start: *mut u8,
@@ -220,12 +221,12 @@ unsafe fn register(
     }
 }
 
-/// Whether relaxed ordering may be what a library or driver refuses.
+/// Whether a library or driver may have refused relaxed ordering.
 fn is_not_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Returns what a call has just made, or why not.
+/// Returns the region that a call has just made, or the error.
 fn made(raw: *mut ibv_mr) -> io::Result<NonNull<ibv_mr>> {
     NonNull::new(raw).ok_or_else(io::Error::last_os_error)
 }

@@ -3,7 +3,7 @@
 use super::ffi::*;
 use super::work::Work;
 
-/// Returns a work completion's status: what happened, and what it most likely means.
+/// Returns a work completion's status: the event, and its most likely meaning.
 pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
     let words = match status {
         // At the end that is written to, the same code says that it refused.
@@ -34,7 +34,7 @@ pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
         IBV_WC_GENERAL_ERR => "general error of the NIC",
         _ => "a status that this program does not know",
     };
-    // The number is what people search for.
+    // People search for the number.
     match words.split_once(": ") {
         Some((name, meaning)) => format!("{name} ({status}): {meaning}"),
         None => format!("{words} ({status})"),
@@ -67,7 +67,7 @@ pub(in crate::verbs) fn qp_state(state: ibv_qp_state) -> &'static str {
     }
 }
 
-/// Returns what `ibv_modify_qp` was asked to set.
+/// Returns the attributes that `ibv_modify_qp` was asked to set.
 pub(in crate::verbs) fn qp_mask(mask: ibv_qp_attr_mask) -> String {
     let names = [
         (IBV_QP_STATE, "STATE"),

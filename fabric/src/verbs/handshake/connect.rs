@@ -1,6 +1,6 @@
 //! Listening, connecting, and the handshake that exchanges addresses, queue pairs and keys.
 //!
-//! Any thread but the ports'. `join.rs` has what both ends do with the messages.
+//! Any thread but the ports'. `join.rs` has the work of both ends with the messages.
 //!
 //! ```text
 //!   worker                                hub
@@ -146,7 +146,7 @@ pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) 
 #[derive(Debug)]
 pub struct Hello {
     stream: MessageStream,
-    /// The worker's token, once it is proven; before, what the hello calls it.
+    /// The worker's token, once it is proven; before that, the name that the hello has for it.
     token: [u8; 16],
     hello: message::Hello,
     proof: [u8; PROOF],

@@ -1,7 +1,8 @@
 //! The steps of both ends of a handshake between the hello and the links.
 //!
-//! Runs on the handshake's thread. Each NIC of the connection registers what its links carry of the windows (decision
-//! 49). It does so in a domain of its own, so that a worker's keys open no memory of another worker (decision 12).
+//! Runs on the handshake's thread. Each NIC of the connection registers the parts of the windows that its links carry
+//! (decision 49). It does so in a domain of its own, so that a worker's keys open no memory of another worker
+//! (decision 12).
 
 use std::io;
 use std::net::SocketAddr;
@@ -149,8 +150,8 @@ pub(in crate::verbs) fn connect(
     Ok(Parts { recv, links, paths, dead, peer: format!("hub at {address}") })
 }
 
-/// Returns what each link of a plan carries, as an end with these windows sees it: what it sends, and what it receives.
-/// If the plan has too many ranges for a handshake, each link carries all; so at both ends.
+/// Returns the ranges that each link of a plan carries, as an end with these windows sends and receives them. If the
+/// plan has too many ranges for a handshake, each link carries all; so at both ends.
 fn carried(
     plan: &[PlannedLink],
     ends: fn(&Carries) -> [&Ranges; 2],

@@ -34,7 +34,7 @@ const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 /// A message of either end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Message {
-    /// Worker: what it wants, and the proof that it has the token.
+    /// Worker: its request, and the proof that it has the token.
     Hello { hello: Hello, proof: [u8; PROOF] },
     /// Hub: where its ports are reached, and the size of the window that it writes.
     Ports { send_bytes: u64, ports: Vec<Address> },
@@ -74,7 +74,7 @@ pub(in crate::verbs) struct Links {
     pub bytes: u64,
     /// The NICs that the ends are on. Empty from a hub: its NICs are those of its ports, which the worker knows.
     pub nics: Vec<Address>,
-    /// The immediates of what this side sends come by writes of their own.
+    /// The immediates of this side's posts come by writes of their own.
     pub apart: bool,
     /// The ends, in the order of the hello.
     pub ends: Vec<LinkEnd>,
@@ -94,7 +94,7 @@ pub(in crate::verbs) struct LinkEnd {
 }
 
 impl Hello {
-    /// Returns what the proof is about: all that comes before it.
+    /// Returns the text that the proof is about: all bytes before it.
     pub fn text(&self) -> Vec<u8> {
         let Hello { name, send_bytes, links, nics } = self;
         let mut bytes = MAGIC.to_vec();
@@ -494,7 +494,7 @@ mod tests {
                 bytes[at] = byte;
             }
             bytes.extend(tail);
-            // What decodes says the same when it is said again.
+            // A message that was decoded has the same meaning when it is encoded again.
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
             }

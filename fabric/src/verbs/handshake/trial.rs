@@ -43,7 +43,8 @@ impl TrialEnd {
         Ok(TrialEnd { qp, queue, nic: Arc::clone(nic), first_packet })
     }
 
-    /// Returns what the other end must know of it. `nic` is the number by which that end knows the NIC.
+    /// Returns the values that the other end must know of it. `nic` is the number by which that end knows the
+    /// NIC.
     pub fn name(&self, nic: u16) -> LinkEnd {
         LinkEnd { nic, number: self.qp.number(), first_packet: self.first_packet, keys: Vec::new() }
     }

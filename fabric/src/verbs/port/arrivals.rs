@@ -165,7 +165,7 @@ impl Port {
         }
     }
 
-    /// Takes what had completed for a link before it was attached.
+    /// Takes the completions of a link from the time before it was attached.
     pub(in crate::verbs) fn take_early(&mut self, route: usize, generation: u32, id: LinkId) {
         let early = std::mem::take(&mut self.early);
         for early in early {

@@ -35,7 +35,7 @@ pub(in crate::verbs) struct Linger {
 }
 
 impl Port {
-    /// Looks at what other threads reported, and at the links that are ending.
+    /// Looks at the reports of other threads, and at the links that are ending.
     #[inline]
     pub(in crate::verbs) fn look(&mut self) {
         let changes = self.state.changes();
@@ -106,7 +106,7 @@ impl Port {
         if !self.links.iter().any(|(_, attached)| matches!(attached.state, LinkState::Ending(_))) {
             return;
         }
-        // What the peer's NIC delivered before the socket ended has completed.
+        // All writes that the peer's NIC delivered before the socket ended have completed.
         self.take_all();
         for (_, attached) in self.links.iter_mut() {
             if let LinkState::Ending(reason) = &attached.state

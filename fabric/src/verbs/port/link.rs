@@ -26,9 +26,9 @@ const FENCES: u32 = 2;
 const MAX_INTERVAL: u32 = 32;
 /// The number of sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
 const LATE: u32 = 64;
-/// Sends that a NIC has of a link at a time; the others wait here. What a device says of itself is no promise: mlx5 says
-/// 32768 and makes no queue above some 8192, as it rounds a send request to 256 bytes. 1024 chunks of 32 KiB are 32 MiB, which
-/// 400 Gb/s take 0.7 ms to carry: far beyond any round trip.
+/// The most sends of a link that a NIC has at a time. Other sends wait here. A device's own figure is no promise. mlx5 reports
+/// 32768 and makes no queue above about 8192: it rounds a send request to 256 bytes. 1024 chunks of 32 KiB are 32 MiB. They
+/// take 0.7 ms at 400 Gb/s: far longer than any round trip.
 const MOST_SENDS: u32 = 1024;
 
 /// The number of requests a link of a capacity has in its queues.
@@ -78,7 +78,7 @@ struct Keys {
     remote: u32,
 }
 
-/// A queue pair that takes in what arrives, and has no peer yet.
+/// A queue pair that can receive, and has no peer yet.
 pub(in crate::verbs) struct Unconnected {
     // Destroyed before the route is given up, as in `Link`.
     qp: QueuePair,
@@ -132,7 +132,7 @@ impl Unconnected {
         self.registered.remote_keys(&self.carried)
     }
 
-    /// Whether the immediates of what it sends come by writes of their own.
+    /// Whether the immediates of its posts come by writes of their own.
     pub fn writes_apart(&self) -> bool {
         self.depths.each == 2
     }
@@ -183,7 +183,8 @@ impl Unconnected {
     }
 }
 
-/// A connected queue pair. What it posts from and what the peer writes stays registered as long as it lives.
+/// A connected queue pair. The windows that it posts from and that the peer writes to stay registered as long
+/// as it lives.
 pub(in crate::verbs) struct Link {
     // Destroyed first: afterwards nothing touches the windows, and nothing completes under the route.
     qp: QueuePair,
@@ -237,7 +238,7 @@ impl Link {
             return Ok(Posted::Full);
         }
         let Some(counted) = self.credit.take(span.bytes) else { return Ok(Posted::Full) };
-        // What waits went first: it leaves as soon as there is room.
+        // Posts that wait go first: they leave as soon as there is room.
         if has_room {
             self.hold(span, keys, imm, counted, tally)?;
         } else {
@@ -295,7 +296,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hands over what waited, as far as there is room now.
+    /// Hands over the posts that waited, as far as there is room now.
     #[cold]
     fn hand_over_waiting(&mut self, tally: &mut Tally) -> Result<(), i32> {
         while self.in_flight < self.depths.sends
@@ -310,7 +311,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hands over what is held back.
+    /// Hands over the posts that are held back.
     pub fn flush(&mut self, tally: &mut Tally) -> Result<(), i32> {
         if self.sends.is_empty() {
             return Ok(());
@@ -346,7 +347,8 @@ impl Link {
         self.receives.post(&self.qp, RECEIVES)
     }
 
-    /// Posts a fence behind what was posted. [`fence_passed`](Self::fence_passed) follows when all of it is done.
+    /// Posts a fence behind the earlier posts. [`fence_passed`](Self::fence_passed) follows when all of it is
+    /// done.
     pub fn fence(&mut self) -> Result<(), i32> {
         if !self.waiting.is_empty() {
             self.fence_due = true;

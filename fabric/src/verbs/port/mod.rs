@@ -1,4 +1,4 @@
-//! The port over verbs: its links, and what the contract asks of it.
+//! The port over verbs: its links, and the methods of the contract.
 //!
 //! Owned by one thread, which polls, posts and sleeps. Other threads report through its
 //! [`PortState`]. Completions are taken in by `arrivals.rs`, links end in `ending.rs`, `sleeping.rs` sleeps.
@@ -220,7 +220,7 @@ impl Port {
         }
     }
 
-    /// Returns what the NICs did for this port so far.
+    /// Returns the work of the NICs for this port so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }

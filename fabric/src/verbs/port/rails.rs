@@ -1,5 +1,5 @@
-//! What a port shares with the other threads of its process: its NICs with their completion queues, and the
-//! routes that completions find their links by.
+//! The state that a port shares with the other threads of its process: its NICs with their completion queues.
+//! It also has the routes from completions to links.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ pub(in crate::verbs) struct Rail {
 /// of NICs, and routes to be cleared.
 pub(in crate::verbs) type PortState = port_state::PortState<Rails>;
 
-/// The NICs of a port, and what other threads tell the port about them.
+/// The NICs of a port, and the reports of other threads to the port.
 #[derive(Debug)]
 pub(in crate::verbs) struct Rails {
     /// The rails that are open, in the order in which the port was given its NICs. The port has a copy.
@@ -82,7 +82,7 @@ impl Rails {
         self.open().iter().any(|rail| Arc::ptr_eq(&rail.nic.context, context))
     }
 
-    /// Returns what a port sleeps at.
+    /// Returns the descriptor that a port sleeps at.
     pub fn sleeper(&self) -> BorrowedFd<'_> {
         self.sleeper.as_fd()
     }
@@ -108,7 +108,7 @@ impl Rails {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what the port has to look at: events of NICs, and routes whose queue pairs are destroyed. Completions of
+    /// Returns the changes for the port: events of NICs, and routes whose queue pairs are destroyed. Completions of
     /// such routes may still be in the queue.
     pub fn take_changes(&self) -> (Vec<(Arc<Context>, NicEvent)>, Vec<Abandoned>) {
         let mut shared = self.lock();

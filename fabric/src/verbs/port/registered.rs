@@ -41,7 +41,8 @@ impl Regions {
         register: impl Fn(Span) -> Result<Region, RegisterError>,
     ) -> Result<Self, RegisterError> {
         let ranges: Ranges = carried.flat_map(Ranges::iter).collect();
-        // A limit that is too low for one range is too low for all, and these are what it must allow.
+        // A limit that is too low for one range is too low for all; this is the sum that the limit must
+        // allow.
         let bytes = ranges.iter().map(|range| range.bytes).sum();
         let register = |range| register(range).map_err(|error| RegisterError { bytes, ..error });
         let regions = ranges.iter().map(register).collect::<Result<_, _>>()?;
@@ -75,12 +76,12 @@ impl Registered {
         Ok(Registered { nic: Arc::clone(nic), domain, sent, received })
     }
 
-    /// Returns the keys with which this NIC finds what a link sends, for each of its ranges.
+    /// Returns the keys of this NIC for the ranges that a link sends, one for each range.
     pub fn local_keys(&self, link: &Carried) -> Vec<u32> {
         self.sent.of(&link.sent).map(Region::local_key).collect()
     }
 
-    /// Returns the keys with which the peer's NIC finds what a link receives, for each of its ranges.
+    /// Returns the keys of the peer's NIC for the ranges that a link receives, one for each range.
     pub fn remote_keys(&self, link: &Carried) -> Vec<u32> {
         self.received.of(&link.received).map(Region::remote_key).collect()
     }

@@ -44,7 +44,7 @@ impl Port {
         self.is_due(until)
     }
 
-    /// Arms the queues: the next completion of each makes its channel readable. Takes what came before that.
+    /// Arms the queues: the next completion of each makes its channel readable. Takes earlier completions.
     fn arm_queues(&mut self) {
         let mut armed = false;
         for rail in 0..self.rails.len() {
@@ -61,8 +61,8 @@ impl Port {
         }
     }
 
-    /// Returns what a sleeper has to poll. It stands for the bell and the channel of each NIC, also of one that is
-    /// opened later.
+    /// Returns the descriptor that a sleeper has to poll. It stands for the bell and the channel of each NIC, also
+    /// of one that is opened later.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.state.own.sleeper()
     }
@@ -72,7 +72,7 @@ impl Port {
         self.lingering.is_empty() && self.links.is_empty()
     }
 
-    /// Takes in what woke a sleeper.
+    /// Handles the event that woke a sleeper.
     pub(crate) fn slept(&mut self) {
         self.relieved = false;
         self.state.own.bell.quieten();

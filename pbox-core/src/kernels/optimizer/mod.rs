@@ -11,7 +11,7 @@ use crate::strict_json;
 
 pub use numbers::{Groups, Multipliers, Numbers, NumbersByRound};
 
-/// The way in which the hub computes what it sends back to the workers.
+/// The rule by which the hub computes the weights or gradients that it sends back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Optimizer {

@@ -1,6 +1,7 @@
 //! An optimizer's numbers over time: learning rate, weight decay, momentum, betas, epsilon, and the multipliers of each key.
 //!
-//! Plain data. The kind of optimizer stays: what a hub keeps of each parameter depends on it.
+//! Plain data. The kind of optimizer never changes: the state that a hub keeps of each parameter depends on
+//! it.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ pub struct Groups {
     pub of_keys: Vec<u8>,
 }
 
-/// An optimizer's numbers, and what each key multiplies them by.
+/// An optimizer's numbers, and each key's multipliers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Numbers {
     /// The job's optimizer, with the numbers of now.

@@ -6,9 +6,9 @@
 //!                   name -> dtype, shape, data_offsets from 8 + n on
 //! ```
 //!
-//! The `safetensors` crate needs the whole file in memory, keeps the last of two tensors with the same name, and does
-//! not say what is wrong with an offset. Only its element types are used here. Both accept the same files, and the
-//! tests compare them.
+//! Of the `safetensors` crate only the element types are used here. It needs the whole file in memory. It keeps the
+//! last of two tensors with the same name, and does not name the fault of an offset. Both accept the same files, and the tests
+//! compare them.
 //!
 //! The header comes from outside: every field is checked, and memory stays a small multiple of the header's size.
 //! Must not know files: the caller reads the bytes.

@@ -209,7 +209,7 @@ impl<P: Port> Core<P> {
         self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
     }
 
-    /// Returns what was seen of a job's gradients.
+    /// Returns the observations of a job's gradients.
     pub fn gauged(&mut self, id: JobId) -> Gauged {
         self.shards_of(id).fold(Gauged::default(), |gauged, entry| {
             gauged.with(of_mode!(&entry.shard, shard => shard.stages.gauged()))
@@ -260,12 +260,12 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Posts what chunks have that were settled, and reports.
+    /// Posts the answers of chunks that were settled, and reports.
     fn settled(&mut self, place: usize, notices: &mut Vec<Notice>) {
         self.flush();
         if let Some(entry) = &mut self.shards[place] {
             entry.report_events(notices);
-            // What a hold delayed may have been the last of what this core gathers.
+            // A chunk that a hold delayed may have been the last one that this core gathers.
             self.has_duties |= of_mode!(&entry.shard, shard => shard.has_task());
         }
     }
@@ -288,7 +288,7 @@ pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round
 }
 
 impl JobShard {
-    /// Reports what came of snapshots, and why the job cannot go on. Seldom, not once a chunk.
+    /// Reports the results of snapshots, and why the job cannot go on. Seldom, not once a chunk.
     #[cold]
     pub(super) fn report_events(&mut self, notices: &mut Vec<Notice>) {
         let job = self.id;

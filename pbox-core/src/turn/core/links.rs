@@ -132,8 +132,8 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Drops the link of a worker that lives and makes [another](Self::add_worker). The worker pushes again what has no
-    /// answer. Its job's rounds wait for it. Returns the worker's window of gradients.
+    /// Drops the link of a worker that lives and makes [another](Self::add_worker). The worker pushes again all rounds
+    /// that have no answer. Its job's rounds wait for it. Returns the worker's window of gradients.
     pub fn unlink_worker(&mut self, id: JobId, rank: u32) -> Discarded {
         let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {
@@ -149,7 +149,8 @@ impl<P: Port> Core<P> {
     }
 
     /// Drops a job's links that lead up, which are lost: the job gets [others](Self::add_above). Its rounds wait for
-    /// them. Returns the windows that the hubs above wrote, unless workers read them, and what had come by the links.
+    /// them. Returns the windows that the hubs above wrote, unless workers read them, and the answers that had come
+    /// by the links.
     pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
         let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
         let first = self.shards_of(id).next();

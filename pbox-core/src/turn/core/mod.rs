@@ -1,11 +1,11 @@
-//! The turn of a core: look at the port once, and do all that follows from what arrived.
+//! The turn of a core: look at the port once, and do all work that follows from the arrivals.
 //!
 //! ```text
 //!   poll -> (link, imm) -> shard of the link's job -> last one in? -> sum + step -> post to all -> flush
 //! ```
 //!
 //! Owned by one pinned thread; generic over the transport. A turn takes no lock, performs no atomic read-modify-write,
-//! allocates nothing and makes no system call, except what waking a sleeping worker needs.
+//! allocates nothing and makes no system call, except those that wake a sleeping worker.
 
 mod jobs;
 mod links;
@@ -173,12 +173,12 @@ impl<P: Port> Core<P> {
         &mut self.port
     }
 
-    /// Returns what it has done so far.
+    /// Returns the counts of its work so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }
 
-    /// Does what follows from answers that were posted, and from the steps before them.
+    /// Does the work that follows from posted answers, and from the steps before them.
     #[inline]
     fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
         if let Some(Done { steps, bytes, has_task, .. }) = done {

@@ -1,6 +1,6 @@
-//! The pace of a job's workers on one core: the pushes of each worker, and what follows from them. There are three
-//! paces. *Together*: a round is one step (BSP). *Alone*: each push is a step (SSP and ASP). *Relayed*: a hub above
-//! steps.
+//! The pace of a job's workers on one core: the pushes of each worker, and the steps that they cause. There are
+//! three paces. *Together*: a round is one step (BSP). *Alone*: each push is a step (SSP and ASP). *Relayed*: a hub
+//! above steps.
 
 #[allow(unsafe_code)]
 mod alone;
@@ -57,8 +57,8 @@ pub(crate) trait Pace: Sized {
     /// Removes worker `rank`. Its pushes that are not stepped do not count. Settle every chunk afterwards.
     fn remove(&mut self, rank: u32);
 
-    /// Forgets the pushes in flight of worker `rank`, which has lost its links and pushes again what has no answer. Its
-    /// pushes that are not stepped do not count. No other push of it is answered before it comes
+    /// Forgets the pushes in flight of worker `rank`, which has lost its links and pushes again all rounds that have no
+    /// answer. Its pushes that are not stepped do not count. No other push of it is answered before it comes
     /// [again](Self::repeated).
     fn forget(&mut self, rank: u32);
 
@@ -114,8 +114,8 @@ pub(crate) trait Pace: Sized {
     /// Returns the round from which worker `rank` takes part; for a link that leads up, the round of this hub.
     fn first_round(&self, rank: u32) -> Round;
 
-    /// Checks whether a push of a round may have this content, else what a push must be. A push of the broadcast is
-    /// always of weights.
+    /// Checks whether a push of a round may have this content. The error names the content that a push must have. A
+    /// push of the broadcast is always of weights.
     fn takes(&self, content: Content, round: Round) -> Result<(), &'static str>;
 
     /// Returns the content of the answer of a round for a worker, or of the sum that goes up. A worker that has no

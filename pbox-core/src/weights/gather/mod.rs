@@ -66,7 +66,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Returns what a step in a round does by what was found of the round before.
+    /// Returns the finding of the round before that a step in a round uses.
     fn found_before(&self, _round: Round) -> Option<Found> {
         None
     }
@@ -101,7 +101,7 @@ pub(crate) trait Gather {
         Round(0)
     }
 
-    /// Returns what the step of a chunk does in a round, once it is found.
+    /// Returns the finding that the step of a chunk uses in a round, once it is known.
     fn found(&self, _place: usize, _round: Round) -> Option<Found> {
         None
     }
@@ -206,7 +206,7 @@ pub(crate) struct GatherNorm {
     teller: Option<Teller>,
 }
 
-/// What is gathered of the chunks whose steps wait for each other.
+/// The gathered values of the chunks whose steps wait for each other.
 #[derive(Debug)]
 struct Gathered {
     scope: Scope,
@@ -218,7 +218,7 @@ struct Gathered {
     round: Round,
     /// The number of chunks that were taken in for it: all, once the core has given its sums.
     taken: usize,
-    /// The round for which it has given its sums, until it has heard what was found.
+    /// The round for which it has given its sums, until it has got the finding.
     awaits: Option<Round>,
 }
 
@@ -247,10 +247,10 @@ impl Gathered {
     }
 }
 
-/// What is kept of a chunk.
+/// The kept values of a chunk.
 #[derive(Debug)]
 struct Kept {
-    /// The number of what its step waits for.
+    /// The number of the scope that its step waits for.
     of: u32,
     /// The last round for which it was taken in.
     round: Option<Round>,
@@ -393,7 +393,7 @@ impl Gather for GatherNorm {
 
     fn take_back(&mut self) {
         if self.by_former {
-            return; // what is counted in has stepped
+            return; // the chunk's scope has stepped
         }
         let GatherNorm { gathered, waiting, kept, .. } = self;
         let back: Vec<Option<Round>> = gathered.iter_mut().map(Gathered::take_back).collect();

@@ -188,7 +188,7 @@ mod tests {
     use crate::layout::Key;
     use fabric::SendWindow;
 
-    /// Returns what a hub of one core passes on, which is below the only hub at the top.
+    /// Returns the part that a hub of one core, below the only hub at the top, passes on.
     fn below_one_hub() -> PassOn {
         let terms = JobTerms::new(1, vec![Key::f32("a", [16])], Optimizer::Average);
         let wire = Wire::of_terms(&JobTerms { clip_norm: Some(1.0), ..terms }).unwrap();

@@ -37,7 +37,7 @@ pub(crate) enum Refused {
 }
 
 impl Refused {
-    /// Returns what is wrong, in words.
+    /// Returns the fault, in words.
     pub fn why(self) -> &'static str {
         match self {
             Refused::NotOfHub => "no other hub of the job has this number, or it owns no chunks",
@@ -55,7 +55,7 @@ impl Teller {
         Teller { hub, lines, parts: Parts::new(hubs), found, has_any: false, skips, untold: None }
     }
 
-    /// Adds what is there of a round: this hub's part once it is whole, and all hubs' parts.
+    /// Adds the known values of a round: this hub's part once it is whole, and all hubs' parts.
     pub fn add(&mut self, round: Round, whole: &WholeGradient) {
         let Some(sum) = whole.part(round).filter(|_| !self.has_found(round)) else { return };
         let part = Told { round, skipped: self.found.skipped, sum };

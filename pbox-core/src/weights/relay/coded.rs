@@ -6,7 +6,7 @@
 //!   window that the workers read <--merge-- frame in the window that the hub above writes
 //! ```
 //!
-//! This hub is to the hub above what a worker is to its hub: the codec's state is the machine's.
+//! For the hub above, this hub is like a worker: the codec's state is the machine's.
 
 use std::sync::Arc;
 

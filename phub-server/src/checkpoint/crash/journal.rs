@@ -1,4 +1,4 @@
-//! The journal of a thread's changes to files, and what a loss of power leaves of them.
+//! The journal of a thread's changes to files, and the files that a loss of power leaves.
 //!
 //! | changed since the last sync | after a loss of power |
 //! | --- | --- |
@@ -6,8 +6,8 @@
 //! | names in a directory | any of the changes, but none without an earlier change of the same name |
 //! | the directory itself | there with all of this, or gone, until its parent is synced |
 //!
-//! A rename is one change of two names, as on every journaling file system. ext4 and XFS keep more: there a change of a
-//! name is never without any change before it. The sync of a file does not sync its name.
+//! A rename is one change of two names, as on every journaling file system. ext4 and XFS keep more. If a change of a name
+//! is on the disk there, so are all changes before it. The sync of a file does not sync its name.
 //!
 //! Must not know checkpoints.
 
@@ -53,7 +53,7 @@ pub(super) struct Trouble {
 pub(super) enum End {
     /// The kernel has all changes.
     Kill,
-    /// The disk has what was synced, and some of the rest.
+    /// The disk has all synced changes, and some of the others.
     PowerLoss,
 }
 
@@ -114,7 +114,7 @@ impl Directory {
         self.since.push(naming);
     }
 
-    /// Returns what is on the disk after a loss of power.
+    /// Returns the files on the disk after a loss of power.
     fn after_power_loss(&self, dice: &mut Dice) -> BTreeMap<String, Vec<u8>> {
         let kept = dice.below(4);
         let first = dice.below(self.since.len() as u64 + 1);

@@ -1,5 +1,5 @@
 //! Crashes of hubs by seed. Hubs write checkpoints on disks that fill up and fail. They die at any change of a file,
-//! alone or together. They start again on what a loss of power has left ([`journal`]).
+//! alone or together. They start again on the files that a loss of power has left ([`journal`]).
 //!
 //! 1. A job goes on from one state that was written like this, and is whole at all of its hubs. It never goes on from
 //!    parts of several states, from torn contents, or from a state whose writing failed.
@@ -268,7 +268,7 @@ impl Story {
         }
     }
 
-    /// Starts all hubs on what is left, until all of them live.
+    /// Starts all hubs on the files that are left, until all of them live.
     fn starts(&mut self) {
         let mut tries = 0;
         while !self.try_to_start(tries == 3) {
@@ -375,7 +375,7 @@ impl Story {
                 store.keep_parts(name, share, |kept| kept <= round)?;
                 Ok::<_, CheckpointError>(story.values(share, &restored))
             });
-            // Whoever joins, joins again.
+            // A worker that joins, joins again.
             let Some(Ok(part)) = loaded else { return false };
             values.extend(part);
         }

@@ -42,7 +42,8 @@ impl JoinedAbove {
         membership::takes_part(&self.hubs, self.machine.number)
     }
 
-    /// Whether what is brought here goes up: the first machine's rank 0 speaks for all, as in a broadcast.
+    /// Whether weights that are brought here go up: the first machine's rank 0 speaks for all, as in a
+    /// broadcast.
     pub fn speaks_for_all(&self) -> bool {
         self.machine.number == 0
     }
@@ -125,7 +126,7 @@ impl JoinedAbove {
         self.hubs[0].stop(why, limit) // which leads the others
     }
 
-    /// Returns whom the hubs above wait for.
+    /// Returns the workers that the hubs above wait for.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }

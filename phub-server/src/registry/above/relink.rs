@@ -7,7 +7,7 @@
 //!     -> the sums that have no answer go up again; a sum that is stepped is answered again
 //! ```
 //!
-//! The workers here wait meanwhile, as for any late hub. [`Member`](membership::Member) says what to do when.
+//! The workers here wait meanwhile, as for any late hub. [`Member`](membership::Member) decides the steps.
 
 use std::sync::Arc;
 use std::time::Instant;

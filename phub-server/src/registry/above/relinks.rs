@@ -16,8 +16,8 @@ pub(crate) struct RelinksAbove {
 }
 
 impl RelinksAbove {
-    /// Notes that a link ended, of a job that takes part at this number of hubs above, and may make links again for `limit`. Returns
-    /// what is to do; nothing if other links ended before.
+    /// Notes that a link ended, of a job that takes part at this number of hubs above, and may make links again for `limit`.
+    /// Returns the work to do; nothing if other links ended before.
     pub fn link_ended(&mut self, may_relink: bool, hubs: usize, limit: Duration) -> Option<Step> {
         // The job fails without its hubs, and its workers come back with a new one.
         let limits = Limits { hubs, links: limit, hub: Duration::ZERO };

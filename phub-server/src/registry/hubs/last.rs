@@ -1,5 +1,5 @@
-//! The last state of a failed job over several hubs: what this hub answers. The [coordinator](coordinator::LastStep) decides on it, and
-//! `registry/saved/last.rs` asks the other hubs.
+//! The last state of a failed job over several hubs: this hub's answers. The [coordinator](coordinator::LastStep) decides on it,
+//! and `registry/saved/last.rs` asks the other hubs.
 
 use coordinator::Blame;
 use coordinator::input::{AskForPart, AskToHold};

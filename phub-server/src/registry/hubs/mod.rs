@@ -1,4 +1,4 @@
-//! The requests of the hubs of a job to each other. The [`coordinator`] has what they agree on.
+//! The requests of the hubs of a job to each other. The [`coordinator`] has their agreements.
 //!
 //! ```text
 //!   worker --join--> hub 0 --pass: secret, name, first round--> worker --join with the pass--> hub 1, hub 2, ...
@@ -8,7 +8,7 @@
 //!
 //! The proof says that who asks is a hub: its workers know the job's secret, too. The secret says which job of this name is meant.
 //!
-//! [`Peers`] is what a task takes along to ask.
+//! A task that asks takes [`Peers`] along.
 
 mod last;
 pub(crate) mod parts;
@@ -61,7 +61,7 @@ impl Peers {
         self.credential.as_ref().map(|credential| credential.token(right, &self.job))
     }
 
-    /// Asks one hub. `what` says in an error what the hub was asked to do.
+    /// Asks one hub. `what` names the request in an error.
     pub async fn ask<R: Answer>(
         &self,
         hub: u32,
@@ -116,7 +116,7 @@ impl Peers {
         for (place, hub) in hubs.enumerate() {
             let act = act(Arc::clone(self), hub);
             acts.spawn(async move { (place, act.await) });
-            // What a stop of this hub cuts short.
+            // A stop of this hub cuts these requests short.
             results.push(Err(format!("this hub stopped before hub {hub} of the job had answered")));
         }
         while let Some(ended) = acts.join_next().await {

@@ -208,7 +208,7 @@ impl Registry {
         }
     }
 
-    /// Returns what a connection with this token gets. A token is good for one connection.
+    /// Returns the admission of a connection with this token. A token is good for one connection.
     pub fn admission(self: &Arc<Self>, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
         if admission.wire.has_own_weights() {
@@ -341,7 +341,8 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks whether a worker of a job over several hubs says what the hubs need to find each other.
+/// Checks whether a worker of a job over several hubs gives the addresses that the hubs need to find each
+/// other.
 fn check_peers(request: &JoinRequest) -> Result<(), String> {
     let (share, peers) = (Share::of_hub(&request.terms, request.hub), &request.peers);
     let Some(peers) = peers else {

@@ -3,7 +3,7 @@
 use fabric::any::{self, Device};
 use if_addrs::get_if_addrs;
 
-/// Returns what is known of links before their bytes cross: the interface or RDMA device of each.
+/// Returns the properties of links before their bytes cross: the interface or RDMA device of each.
 pub(in crate::registry) fn links_by(endpoints: &[any::Endpoint]) -> Vec<String> {
     let devices: Vec<Option<Device>> = endpoints.iter().map(any::Endpoint::device).collect();
     let needs_names = devices.iter().flatten().any(|device| matches!(device, Device::At(_)));

@@ -86,7 +86,7 @@ impl Registry {
         }
     }
 
-    /// Tells a job what came of a step.
+    /// Sends a job the result of a step.
     fn tell_step(
         &self,
         id: JobId,

@@ -55,7 +55,7 @@ impl WaitForLast {
         self.holds.drain(..).for_each(|done| drop(done.send(holds.clone()))); // they may have hung up
     }
 
-    /// Tells hub 0 what came of this hub's part, if it asks.
+    /// Sends hub 0 the result of this hub's part, if hub 0 asks for it.
     pub fn tell_part(&mut self, part: Result<LastReply, String>) {
         self.part.take().into_iter().for_each(|done| drop(done.send(part.clone())));
     }

@@ -301,7 +301,7 @@ mod tests {
             assert_eq!(refused.code, RefusalCode::NoState);
             assert!(refused.why.contains("too late"));
             registry.fail(&mut registry.lock(), JobId(0), "a test");
-            // Who comes too late learns from the heartbeat that the job failed.
+            // A worker that comes too late learns from the heartbeat that the job failed.
             assert_eq!(registry.offer("job", offer(3)).await.unwrap().state_bytes, None);
         });
     }

@@ -127,7 +127,8 @@ impl Registry {
         }
     }
 
-    /// Writes a snapshot to the job's file, even if nobody waits for it any more. The coordinator tells those who want it.
+    /// Writes a snapshot to the job's file, even if nobody waits for it any more. The coordinator answers the requests
+    /// that want it.
     pub(crate) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let of @ (id, ..) = (collected.job, collected.occasion, collected.before);
         let registry = Arc::clone(self);

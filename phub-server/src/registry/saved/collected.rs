@@ -1,4 +1,4 @@
-//! A snapshot while its parts come in, and what a job has of checkpoints. Knows no registry: a job has it.
+//! A snapshot while its parts come in, and a job's state of checkpoints. Knows no registry: a job has it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

@@ -24,7 +24,7 @@ use crate::registry::rounds::waits::answers;
 use crate::registry::{Registry, on_thread};
 
 impl Registry {
-    /// Returns what the coordinator must know to have a job's last state saved, if this hub saves it.
+    /// Returns the facts that the coordinator needs to save a job's last state, if this hub saves it.
     pub(crate) fn saves_last(&self, state: &coordinator::Job, job: &Job) -> Option<Saves> {
         (self.saves(state) && job.above.is_none()).then(|| Saves { stops: self.stops.borrow().is_some() })
     }

@@ -93,7 +93,7 @@ impl Registry {
     }
 }
 
-/// Waits for what comes of a want.
+/// Waits for the result of a want.
 pub(super) async fn met(wanted: Wanted) -> Result<Met, NoState> {
     wanted.await.unwrap_or_else(|_| Err(ended(JobEnded)))
 }

@@ -6,8 +6,8 @@
 //!                                           others?         the answer has its bytes, as always
 //! ```
 //!
-//! What is answered ahead counts nothing, and the step asks nobody what has changed since: it compares what it has made. A
-//! chunk is answered ahead once a round.
+//! A chunk that is answered ahead counts nothing. The step does not ask which values changed since then: it compares the
+//! values that it has made. A chunk is answered ahead once a round.
 //!
 //! Owned by the core. On the `unsafe` list: the call that reads the workers' bytes.
 

@@ -21,7 +21,8 @@ use crate::weights::{Gather, Mode, Staged};
 /// the workers that were answered ahead.
 #[derive(Debug)]
 pub(super) struct Contents {
-    /// Chunk by chunk a row of bits for each content of a push, by worker. In the row of [`ANSWERED_AHEAD`] those who were.
+    /// Chunk by chunk a row of bits for each content of a push, by worker. The row of [`ANSWERED_AHEAD`] has the workers
+    /// that were answered ahead.
     words: Vec<u64>,
     words_per_row: usize,
     broadcasts: bool,
@@ -81,7 +82,7 @@ impl Contents {
         self.drop(index, rank, [Content::Nothing, Content::Weights]);
     }
 
-    /// Forgets what a worker has sent ahead, and was answered ahead.
+    /// Forgets a worker's bytes ahead and its answer ahead.
     pub fn forget_ahead(&mut self, index: usize, rank: u32) {
         self.drop(index, rank, [Content::Ahead, ANSWERED_AHEAD]);
     }
@@ -149,8 +150,8 @@ impl Arrivals {
         (content, content != Content::Nothing && !(came && self.contents.is_ahead(place, rank)))
     }
 
-    /// Returns the content of a chunk's answer that is not [the usual one](Pace::answered). Who has no weights yet gets
-    /// them, and who was answered ahead.
+    /// Returns the content of a chunk's answer that is not [the usual one](Pace::answered). Workers without weights get
+    /// them, and so do workers that were answered ahead.
     #[cold]
     pub(super) fn answered_other(&self, former: u64, place: usize, rank: u32, round: Round) -> Content {
         match former == Content::Nothing as u64 {

@@ -27,7 +27,7 @@ use ungreeted::Ungreeted;
 pub(crate) struct Arrivals {
     roster: Roster,
     /// Chunk by chunk: its [`State`], and behind it a bit for each worker whose slot is in. With many small chunks this
-    /// table is more than a cache has, so what a push needs of a chunk is side by side.
+    /// table is larger than a cache, so the fields that a push needs of a chunk lie side by side.
     words: Vec<u64>,
     words_per_chunk: usize,
     contents: Contents,
@@ -54,11 +54,11 @@ struct State {
 
 /// The bits of the count.
 const COUNT: u32 = (1 << 26) - 1;
-/// The round in flight may be no plain step: its [contents](Contents) say what it is.
+/// The round in flight may be no plain step: its [contents](Contents) name its kind.
 const OTHER: u64 = 1 << 31;
 /// The first bit of the content of the former round's answer.
 const FORMER: u32 = 28;
-/// The former round's answer is what was answered [ahead].
+/// The former round's answer is the one that was sent [ahead].
 const CAME: u64 = 1 << 30;
 /// The window has weights [ahead] of the round in flight.
 const SHOWS: u64 = 1 << 27;
@@ -178,8 +178,8 @@ impl Arrivals {
         self.roster.lowest()
     }
 
-    /// Does what the pushes of a whole chunk ask for, most often the step. Returns what the answer is, or `None` where the pushes
-    /// [do not go together](Self::mixed).
+    /// Does the work that the pushes of a whole chunk ask for, most often the step. Returns the content of the answer, or `None`
+    /// if the pushes [do not go together](Self::mixed).
     #[inline]
     pub fn conclude<M: Mode>(
         &mut self,
@@ -493,7 +493,8 @@ fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, plac
         && (!M::Gather::WAITS || gathered::gather(pace, stages, kernels, place))
 }
 
-/// Steps a chunk whose slots are all in, or does what else its pushes ask for. The chunk is then in its next round.
+/// Steps a chunk whose slots are all in, or does other work that its pushes ask for. The chunk is then in its next
+/// round.
 #[inline]
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;
