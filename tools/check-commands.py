@@ -52,7 +52,7 @@ def simple_commands(line):
 
 
 def program(name, args, programs):
-    """Returns what a program of ours says against its arguments. It parses all before it sees --help."""
+    """Returns the output of one of our programs for its arguments. It parses all before it sees --help."""
     quick = args[:1] and args[0] in QUICK
     with tempfile.TemporaryDirectory() as folder:
         command = [programs / name, *args] + ([] if quick else ["--help"])
@@ -62,7 +62,7 @@ def program(name, args, programs):
 
 
 def cargo(args, programs):
-    """Returns what is wrong with the arguments of cargo: a crate, test or program that the tree has not."""
+    """Returns the fault of cargo's arguments: a crate, test or program that the tree lacks."""
     own = (args + ["--"]).index("--")
     for flag, value in zip(args[:own], args[1:own]):
         if flag in ("-p", "--bin", "--bench") and f'name = "{value}"' not in MANIFESTS:
@@ -87,7 +87,7 @@ def make(args):
 
 
 def script(path, args):
-    """Returns what is wrong with a call of a script of the tree."""
+    """Returns the fault of a call of a script in the tree."""
     if path not in FILES:
         return f"no file {path}"
     folder = str(pathlib.Path(path).parent) + "/"
@@ -97,7 +97,7 @@ def script(path, args):
 
 
 def wrong(command, programs):
-    """Returns what is wrong with a command, or None."""
+    """Returns the fault of a command, or None."""
     name, args = command[0], command[1:]
     if name in PROGRAMS:
         return program(name, args, programs)

@@ -5,7 +5,7 @@
 - docs/path-of-a-chunk.md lists the files on the path of a chunk, and the totals are the sums.
 - docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
 - docs/README.md leads to each page of docs. A page has at most 2,500 words, but for those that people look things up in.
-- docs/tests.md is what tools/list-tests.py writes.
+- docs/tests.md is the output of tools/list-tests.py.
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
 - docs/features.md names tests that exist.
 - docs/papers.md names files and tests that exist, and counts its rows.
@@ -68,7 +68,7 @@ def wrong_links(page):
 
 
 def index(pages):
-    """Yields what is wrong with the index of docs: pages that it does not lead to, and pages that are too long."""
+    """Yields the faults of the index of docs: pages that it does not lead to, and pages that are too long."""
     links = {(ROOT / "docs" / link).resolve() for link, _ in LINK.findall((ROOT / "docs/README.md").read_text())}
     for page in pages:
         name = str(page.relative_to(ROOT))
@@ -80,7 +80,7 @@ def index(pages):
 
 
 def path_of_a_chunk():
-    """Yields what is wrong with the list of files on the path of a chunk."""
+    """Yields the faults of the list of files on the path of a chunk."""
     section = (ROOT / "docs/path-of-a-chunk.md").read_text().split("\n## The files\n")[1].split("\n## ")[0]
     rows = ROW.findall(section)
     totals = (str(len(rows)), str(sum(int(questions) for _, questions in rows)))
@@ -90,7 +90,7 @@ def path_of_a_chunk():
 
 
 def path_of_a_join():
-    """Yields what is wrong with the list of functions on the path of a join."""
+    """Yields the faults of the list of functions on the path of a join."""
     text = (ROOT / "docs/path-of-a-join.md").read_text()
     steps = STEP.findall(text)
     for file, function in steps:
@@ -110,7 +110,7 @@ def features(tracked):
 
 
 def papers(text, tracked, tests):
-    """Yields what is wrong with the rows of docs/papers.md: numbers, states and their counts, files, names of tests."""
+    """Yields the faults of the rows of docs/papers.md: numbers, states and their counts, files, names of tests."""
     for section in text.split("\n## ")[1:]:
         rows = [(name, [cell.strip() for cell in re.split(r"(?<!\\)\|", cells)]) for name, cells in PAPER.findall(section)]
         states = [re.match(r"\w*", cells[2])[0] for _, cells in rows]
@@ -125,7 +125,7 @@ def papers(text, tracked, tests):
 
 
 def decisions():
-    """Yields what is wrong with the table of decisions, or with a record."""
+    """Yields the faults of the table of decisions, or of a record."""
     folder = ROOT / "docs/decisions"
     table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in DECISION.findall((folder / "README.md").read_text())]
     rows = {int(number): cells for number, *cells in table}

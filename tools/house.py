@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints what stands out in the tree, for whoever plans the next clean-up: `tools/house.py`.
+"""Prints the outliers of the tree, for the planner of the next clean-up: `tools/house.py`.
 
-`tools/house.py --check` prints what is too large in the coordinator alone, and fails where something is.
+`tools/house.py --check` prints the parts of the coordinator that are too large, and fails if there are any.
 
 - types of the coordinator with more than 12 fields or 25 methods of their own, its functions of more than 60 lines
 - folders with more than 12 files, files with more than 400 lines
@@ -57,7 +57,8 @@ class Crate:
         return self.modules.get(here)
 
     def imports(self, module):
-        """Returns the files that `module` imports. Re-exports do not count: they only list what is there."""
+        """Returns the files that `module` imports. Re-exports do not count: they only list names of other
+        modules."""
         text = self.texts[self.modules[module]]
         paths = [path for is_pub, tree in USE.findall(text) if not is_pub for path in expand(tree)]
         return {self.find(module, path.split("::")) for path in paths + PATH.findall(text)} - {self.modules[module]}
@@ -86,7 +87,7 @@ def blocks(text):
 
 
 def too_large(texts):
-    """Says what is too large in one crate."""
+    """Lists the parts of one crate that are too large."""
     methods = collections.Counter()
     for file, text in texts.items():
         for kind, name, lines in blocks(text):

@@ -34,7 +34,7 @@ def found(pattern, files):
 
 
 def wrong(section, files):
-    """Returns what is wrong with a section: (the number of its entries, complaints)."""
+    """Returns the faults of a section: (the number of its entries, complaints)."""
     pattern, users = PATTERN.search(section), USERS.search(section)
     if not pattern:
         return 0, ["has no line 'The pattern is `...`'"]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Records what PyTorch's optimizers do, for pbox-core/tests/torch.rs.
+"""Records the results of PyTorch's optimizers, for pbox-core/tests/torch.rs.
 
     tools/record-torch.py > pbox-core/tests/data/torch.json
 
-Single-tensor CPU optimizers in f32. Numbers are written as the bits of an f32, so that nothing is rounded; settings are
+Single-tensor CPU optimizers in f32. Numbers are written as the bits of an f32, so that nothing is rounded. Settings are
 rounded to f32 first, because the hub keeps them so.
 """
 

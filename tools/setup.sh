@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what is missing on Debian or Ubuntu: `tools/setup.sh`. It does not fail if hwloc is missing:
+# Installs missing packages on Debian or Ubuntu: `tools/setup.sh`. It does not fail if hwloc is missing:
 # `tools/setup.sh features` then prints the flag that builds without it.
 set -u
 

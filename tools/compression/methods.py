@@ -1,4 +1,4 @@
-"""The methods that are compared: what is sent, and who steps."""
+"""The methods that are compared: the values that each sends, and the end that steps."""
 
 import dataclasses
 from typing import Any, Optional
@@ -11,12 +11,12 @@ class Method:
     """A way to train with several workers.
 
     Attributes:
-        compression: what is sent; None: everything.
+        compression: of the values that are sent; None: all values are sent.
         consistency: how far workers may be apart.
         schedule: the order of sending.
         rate: multiplies the task's learning rate.
-        local: the worker steps by itself and pushes what its step changed, and the hub adds the mean of that
-            (Slim-DP, algorithm 1). Otherwise it pushes gradients and the hub steps.
+        local: the worker steps by itself and pushes the change of its step, and the hub adds the mean of the changes
+            (Slim-DP, algorithm 1). Otherwise the worker pushes gradients and the hub steps.
         keep: changes that are not sent are sent later.
         once: Slim-DP selects its significant set after the first round and never again.
     """

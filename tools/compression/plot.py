@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws what run.py wrote, and prints its table of docs/figures/compression.md: accuracy by rounds and by time, or with
-`length` by rounds alone. Needs matplotlib; must not measure."""
+"""Draws the results of run.py, and prints its table of docs/figures/compression.md: accuracy by rounds and by time, or
+with `length` by rounds alone. Needs matplotlib; must not measure."""
 
 import argparse
 import collections

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Trains with each method and writes what came of it; `run.py length` trains until accuracy is flat.
+"""Trains with each method and writes the results; `run.py length` trains until accuracy is flat.
 
 Four workers and a hub. Each is a machine: a network namespace with one link of a limited rate (tools/rig/machines.py).
-With `length` they are processes over shared memory: no link has a limit, no time is told, and no root is needed. A run
+With `length` they are processes over shared memory: no link has a limit, no time is reported, and no root is needed. A run
 that is in the table already is not made again.
 """
 
@@ -98,7 +98,8 @@ def main():
 
 
 def trained(args, place, task, method, seed):
-    """Returns what rank 0 reports of one run with its own hub and workers, a record for each measurement."""
+    """Returns the report of rank 0 for one run with its own hub and workers, a record for each
+    measurement."""
     rounds = args.rounds or place.rounds[task]
     serve = [os.path.join(args.binaries, "phub-server"), "serve", "--listen", place.listen, "--idle", "sleep"]
     hub = subprocess.Popen(place.inside(WORKERS, serve), stdout=subprocess.PIPE, text=True,

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How long a round takes with nothing to compute, on links of a limited rate, by what is sent: what a method saves of
-the time of communication, its encoding and decoding included.
+"""The time of a round with nothing to compute, on links of a limited rate, for each method. It shows how much
+communication time a method saves, its encoding and decoding included.
 
-Four workers and a hub, each a machine, as in run.py. All are measured once, then again, so that what changes on the
-machine falls on all of them.
+Four workers and a hub, each a machine, as in run.py. All methods are measured once, then again, so that changes of
+the machine's load affect all of them.
 """
 
 import argparse

@@ -51,8 +51,8 @@ def hub_step(session, weights, batch, _rate):
 
 
 def local_step(session, weights, batch, rate):
-    """Steps locally and pushes what the step changed; the hub's values of what was sent come back (Slim-DP, algorithm
-    1)."""
+    """Steps locally and pushes the change of the step; the hub's values of the pushed parameters come back (Slim-DP,
+    algorithm 1)."""
     for name, gradient in list(backward(weights, *batch)):
         change = np.float32(rate) * gradient
         weights[name] -= change

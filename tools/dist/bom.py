@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes what a release has in it: `bom.py TARGET DIRECTORY`. The bill of materials is in CycloneDX's JSON, the licences are text.
+"""Writes the contents of a release: `bom.py TARGET DIRECTORY`. The bill of materials is in CycloneDX's JSON, the licences
+are text.
 
 Both name the crates that cargo links into the wheel and the programs, and Rust's standard library. Crates of tests, of builds and
 of macros are not shipped. `bom.py --check FILE` validates a bill by CycloneDX's schema. It fails for a crate without a licence."""
@@ -20,7 +21,7 @@ TEXTS = re.compile(r"(un)?licen[cs]e|copying|notice|copyright", re.IGNORECASE)
 
 
 def said(*command):
-    """Returns what a command prints."""
+    """Returns the output of a command."""
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
@@ -55,7 +56,8 @@ def reference(crate):
 
 
 def component(crate):
-    """Returns a crate as a component of CycloneDX. A slash between licences is what cargo once took for OR."""
+    """Returns a crate as a component of CycloneDX. A slash between licences is an older spelling of OR in
+    cargo."""
     described = {"type": "library", "bom-ref": reference(crate), "name": crate["name"], "version": crate["version"],
                  "licenses": [{"expression": re.sub(r"\s*/\s*", " OR ", crate["license"])}]}
     if crate["source"]:

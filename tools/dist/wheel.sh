@@ -3,9 +3,9 @@
 # runs on Linux with glibc 2.28 (2018) or later and Python 3.9 or later. It comes to target/dist. The debug information of the
 # commands is beside them in a folder of the target's name.
 #
-# Zig's linker knows the symbols of old C libraries, so that the machine that builds may be new. Zig, maturin and what looks the
-# wheel over come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for 64-bit Arm, with the
-# rustc of Debian unstable if this machine's has no standard library for it (rustup target add).
+# Zig's linker knows the symbols of old C libraries, so that the machine that builds may be new. Zig, maturin and the tool
+# that checks the wheel come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for
+# 64-bit Arm, with the rustc of Debian unstable if this machine's has no standard library for it (rustup target add).
 set -eu
 cd "$(dirname "$0")/../.."
 host=$(rustc -vV | sed -n 's/host: //p')
@@ -28,7 +28,7 @@ mkdir -p "$dir"
     'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20' 'cyclonedx-python-lib[json-validation]>=9'
 PATH=$dir/venv/bin:$PATH
 
-# What is in it, and under which licences. Both files go into the packages, too.
+# The contents of the release, and their licences. Both files go into the packages, too.
 made=$dir/phub-*-${target%%-*}
 # shellcheck disable=SC2086
 rm -f $made.cdx.json $made-licences.txt
@@ -60,7 +60,7 @@ maturin build -q --release --zig --target "$target" --compatibility "manylinux_$
 cargo zigbuild --release --locked --target "$target.$glibc" --no-default-features -p phub-cli -p benches \
     --bin phub-server --bin phub-probe
 
-# The commands go into the wheel as they are: pip puts what is in `scripts` on the user's path.
+# The commands go into the wheel unchanged: pip puts the files in `scripts` on the user's path.
 rm -rf "$dir/unpacked"
 # shellcheck disable=SC2086
 wheel unpack -d "$dir/unpacked" $wheels

@@ -69,7 +69,7 @@ def common_options(program, description):
 
 
 def run_main(name, main):
-    """Runs a program; what ends it early is one line."""
+    """Runs a program; an error that ends it early is one line."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"{name}: ended by SIGTERM"))
     try:
         main()

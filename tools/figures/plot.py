@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws what was measured as SVG and PNG, beside what P3's text says. Needs matplotlib; must not measure."""
+"""Draws the measurements as SVG and PNG, with the figures in P3's text for comparison. Needs matplotlib; must
+not measure."""
 
 import csv
 import os
@@ -19,7 +20,7 @@ def main():
     args = arguments().parse_args()
     table = Table(f"{args.out}/runs.csv")
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper.csv"), newline="") as file:
-        paper = list(csv.DictReader(file))  # what P3's text says: gains over its baseline
+        paper = list(csv.DictReader(file))  # the figures in P3's text: gains over its baseline
     for name, figure, draw in [("bandwidth", "7", draw_bandwidth), ("utilisation", "8", draw_utilisation),
                                ("machines", "10", draw_machines), ("slices", "12", draw_slices), ("asgd", "asgd", draw_asgd)]:
         points = chosen([figure], quick=False, hubs=args.hubs)
@@ -88,7 +89,7 @@ def gains_of(table, by_setting, model, rates, schedule):
 
 
 def draw_utilisation(args, *_):
-    """Draws figures 8 and 9: what a machine sends and receives, over about two iterations."""
+    """Draws figures 8 and 9: the bytes that a machine sends and receives, over about two iterations."""
     figure, rows = plt.subplots(2, 3, figsize=(11, 4.2), sharey="col", sharex="col")
     for (model, gbps), *columns in zip(SHOWN_AT.items(), *rows):
         shown_ms = 2.5 * 1000 * BATCH / SAMPLES_PER_S[model]

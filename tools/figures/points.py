@@ -1,4 +1,4 @@
-"""What is measured: the points of each figure. Plain data; must not know how a run is made."""
+"""The points of each figure that are measured. Plain data; must not know how a run is made."""
 
 from dataclasses import dataclass, fields, replace
 

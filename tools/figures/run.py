@@ -1,4 +1,4 @@
-"""One run of one point: hubs, workers, and what they report."""
+"""One run of one point: hubs, workers, and their reports."""
 
 import contextlib
 import json

@@ -2,8 +2,8 @@
 
     P3's GPU, its network, its links     ->  times x `time`, tensors / `shrink`, rates / (shrink x time)
 
-Bytes over rate and computing are to each other as they were. What is not scaled: what a message costs a
-processor, and what a wake-up takes.
+Bytes over rate and computing are to each other as they were. Not scaled: the processor time of a message, and
+the time of a wake-up.
 """
 
 from dataclasses import dataclass

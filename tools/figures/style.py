@@ -1,4 +1,4 @@
-"""The look of figures, and their files. Needs matplotlib; must not know what is drawn."""
+"""The look of figures, and their files. Must not know the contents of a figure."""
 
 import matplotlib.pyplot as plt
 

@@ -53,14 +53,14 @@ class Machines:
         return f"10.99.0.{machine + 1}"
 
     def limit(self, mbits, socket_bytes):
-        """Limits each machine's link, both ways, and what a socket may queue in its link."""
+        """Limits each machine's link, both ways, and the bytes that a socket may queue in its link."""
         for machine, mbit in enumerate(mbits):
             tell(f"ip netns exec m{machine} sysctl -qw net.ipv4.tcp_limit_output_bytes={socket_bytes}")
             tell(f"ip netns exec m{machine} tc qdisc replace dev eth0 {shape(mbit)}")
             tell(f"tc qdisc replace dev port{machine} {shape(mbit)}")
 
     def limit_uplinks(self, mbit):
-        """Limits what each rack exchanges with the others, both ways."""
+        """Limits the traffic of each rack with the others, both ways."""
         for rack in range(self.racks):
             for port in (f"up{rack}", f"down{rack}"):
                 tell(f"tc qdisc replace dev {port} {shape(mbit)}")
@@ -83,7 +83,7 @@ class Machines:
 
 
 def shape(mbit):
-    """Returns what tc makes of a rate."""
+    """Returns tc's arguments for a rate."""
     return f"root tbf rate {round(mbit * 1000)}kbit latency {LATENCY} burst {BURST}"
 
 

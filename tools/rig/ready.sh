@@ -1,5 +1,6 @@
 #!/bin/sh
-# Checks that this machine can run the rig of namespaces. If something is missing, it says what and exits with 1.
+# Checks that this machine can run the rig of namespaces. If something is missing, it names that and exits with
+# 1.
 set -u
 
 lacks() { echo "rig: $1" >&2 && exit 1; }

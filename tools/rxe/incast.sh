@@ -4,8 +4,8 @@
 #
 #     workers: nic0 to nic3 --wires-- nic0 to nic3 [bridge] port: tbf -- veth -- the hub's NIC
 #
-# For each credit (of PHUB_INCAST_CREDITS), and for none: what the switch dropped of what it took, packets that the workers' NICs sent again, and
-# goodput in MB/s, in turns. The processors are emulated: only ratios count.
+# For each credit (of PHUB_INCAST_CREDITS), and for none, it prints the share of packets that the switch dropped, packets
+# that the workers' NICs sent again, and goodput in MB/s, in turns. The processors are emulated: only ratios count.
 set -eu -o pipefail
 rate=64mbit queue=256kb
 read -ra credits <<<"${PHUB_INCAST_CREDITS:-none 1048576 262144 131072 65536 32768}"

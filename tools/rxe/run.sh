@@ -5,8 +5,8 @@
 # A check in checks/by-name runs only when it is asked for: soft-RoCE cannot be relied on to play its part.
 #
 # A check is a script NN-name.sh in checks/bed (the guests and their wires) or checks/hub, run in a guest from the
-# repository's root by `bash -eu -o pipefail` with the functions of steps.sh; exit status 0 is a pass.
-# Its head says in comments what it needs:
+# repository's root by `bash -eu -o pipefail` with the functions of steps.sh; exit status 0 is a pass. Its head
+# lists its needs in comments.
 #
 #     # guest: one OPTIONS       options of bed/guest.sh; one boot serves all checks with the same line
 #     # guest: pair OPTIONS      options of bed/pair.sh: the script runs at both ends (PHUB_RXE_SIDE is 1 or 2), and
@@ -30,7 +30,7 @@ rm -rf "$logs" "${rxe_dir:?}/bin"
 mkdir -p "$logs" "$rxe_dir/bin"
 failed=0 boots=0
 
-# The requested checks, and what to build for them.
+# The requested checks, and the programs to build for them.
 checks=()
 for check in "$here"/checks/*/*.sh; do
     [ $# -gt 0 ] || [[ $check == */by-name/* ]] || checks+=("$check")

@@ -28,7 +28,7 @@ probed() {
     "${probe[@]}" "$@" >/tmp/report
     jq -r '[.goodput_gb_per_s, .limit_gb_per_s // empty] | map(2 * .) | join(" ")' /tmp/report
 }
-# Median, lowest and highest of what awk computes of a row: perftest, ablated, whole, the kernels.
+# Median, lowest and highest of the values that awk computes of a row: perftest, ablated, whole, the kernels.
 ratio() { awk "{ print $1 }" /tmp/rows | sort -n | awk '{ r[NR] = $1 }
     END { printf "%.2f (%.2f to %.2f)", r[int((NR + 1) / 2)], r[1], r[NR] }'; }
 

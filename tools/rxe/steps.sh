@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What checks do again and again. run-checks.sh sources this file before each check.
+# Functions that several checks use. run-checks.sh sources this file before each check.
 
 # within SECONDS COMMAND...: tries the command until it succeeds.
 within() {

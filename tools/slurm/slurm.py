@@ -3,7 +3,7 @@
     namespace m0: slurmd -N one    the rig's switch    namespace m1: slurmd -N two
     namespace m2: slurmctld; srun and sbatch are called here
 
-Runs inside `unshare --net --mount --pid` (run.sh). Exit status 0 if every training did what it must.
+Runs inside `unshare --net --mount --pid` (run.sh). Exit status 0 if every training passed its checks.
 """
 
 import os
@@ -115,7 +115,7 @@ class Cluster:
             subprocess.Popen(inside, env=self.env, stdout=out, stderr=out)
 
     def ask(self, *command):
-        """Returns what a command of Slurm says, on the head."""
+        """Returns the output of a command of Slurm on the head."""
         inside = self.machines.inside(HEAD, command)
         return subprocess.run(inside, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 

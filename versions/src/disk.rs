@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::error::VersionError;
 use crate::index::VersionId;
 
-/// The prefix of what is being written or removed. Readers do not look at it.
+/// The prefix of files that are being written or removed. Readers do not look at it.
 const HIDDEN: &str = ".phub-tmp-";
 
 /// The prefix of a version's directory.
@@ -32,7 +32,7 @@ pub(crate) fn versions(dir: &Path) -> Result<Vec<VersionId>, VersionError> {
     Ok(ids)
 }
 
-/// The directory of a version that is being written. What is not [shown](Self::show) is removed.
+/// The directory of a version that is being written. A version that is not [shown](Self::show) is removed.
 #[derive(Debug)]
 pub(crate) struct Draft {
     path: PathBuf,
@@ -73,7 +73,7 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.shown {
-            // What stays is removed when the directory is opened the next time.
+            // Files that stay are removed when the directory is opened the next time.
             drop(fs::remove_dir_all(&self.path));
         }
     }
@@ -110,7 +110,7 @@ pub(crate) fn remove(dir: &Path, id: VersionId) -> Result<(), VersionError> {
     removed.map_err(VersionError::disk(&path, "removing a version"))
 }
 
-/// Removes what a publisher that was killed has left.
+/// Removes the files that a killed publisher has left.
 pub(crate) fn sweep(dir: &Path) -> Result<(), VersionError> {
     let failed = |path: &Path| VersionError::disk(path, "removing what a killed publisher left");
     for entry in fs::read_dir(dir).map_err(failed(dir))? {

@@ -7,7 +7,7 @@ use crate::index::VersionId;
 
 /// A fault of a directory of versions. No version is shown, or changed, after one.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+#[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum VersionError {
     #[error("{path}: {doing}: {error}")]
     Disk { path: PathBuf, doing: &'static str, error: io::Error },
@@ -43,13 +43,13 @@ pub enum VersionError {
 }
 
 impl VersionError {
-    /// Returns what makes an error of a system call on `path` while `doing` something.
+    /// Returns a function that makes an error of a system call on `path` while `doing` something.
     pub(crate) fn disk(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |error| VersionError::Disk { path, doing, error }
     }
 
-    /// Creates the error of a file that is not what a publisher writes.
+    /// Creates the error of a file that no publisher has written so.
     pub(crate) fn faulty(path: &Path, what: &'static str, why: impl ToString) -> Self {
         VersionError::Faulty { path: path.to_owned(), what, why: why.to_string() }
     }

@@ -1,4 +1,4 @@
-//! The index of a version: what the version is, and in which file each of its tensors is.
+//! The index of a version: its kind, and the file of each of its tensors.
 //!
 //! It is written last, in the form of an index of a sharded safetensors model. Engines need all of it but `phub_job` and
 //! `phub_round`.

@@ -69,7 +69,7 @@ pub struct Published {
     pub is_whole: bool,
     /// Tensors in which a bit changed, or all of them.
     pub tensors: usize,
-    /// The length of what was written, without the index.
+    /// The length of the written files, without the index.
     pub bytes: u64,
     /// Versions that were removed.
     pub removed: usize,
@@ -201,8 +201,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// Removes versions that no kept one builds on, the newest of them first. Wherever a kill stops it, what stays begins with a
-    /// whole version.
+    /// Removes versions that no kept one builds on, the newest of them first. If a kill stops it, the remaining versions begin
+    /// with a whole version.
     fn remove_old(&self) -> Result<usize, VersionError> {
         let all = list(&self.dir)?;
         let oldest_kept = all.len().saturating_sub(self.rules.keep.get() as usize);

@@ -91,7 +91,8 @@ impl Reader {
     /// Goes to a version: on from the one that the reader has, if deltas lead there, or else from a whole one.
     ///
     /// # Errors
-    /// When the version or what it builds on is gone, cannot be read, or is damaged. Then the reader has no version.
+    /// Returns an error if the version, or one that it builds on, is gone, cannot be read, or is damaged. Then the
+    /// reader has no version.
     pub fn go_to(&mut self, id: VersionId) -> Result<&At, VersionError> {
         let there = versions(&self.dir)?;
         if there.binary_search(&id).is_err() {

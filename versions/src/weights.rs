@@ -60,7 +60,7 @@ pub struct Weights(pub(crate) BTreeMap<String, Tensor>);
 
 /// A tensor that cannot be one of a model's weights.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+#[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum NotWeights {
     #[error("tensor {name:?} has {values} values, and its shape {shape:?} has room for another number")]
     Shape { name: String, shape: Vec<usize>, values: usize },

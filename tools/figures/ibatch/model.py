@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Simulates iBatch's cluster of up to 72 nodes, writes ibatch-model.csv and prints the numbers of the paper's figures.
 
-Two numbers of the paper's text, both of VGG19-22K, set what it leaves open: how fast a node computes (default PS: 26
-times one node on 72) and the start-up of a pull (on 30, layer by layer 21 and default PS 22). The rest follows: eight
-blades of 10 Gb/s carry all nodes, each node is worker and server, tensors lie evenly on all servers.
+Two numbers of the paper's text, both of VGG19-22K, set the values that it leaves open. The speed of a node follows
+from the default PS: 72 nodes are 26 times as fast as one. The start-up of a pull follows from 30 nodes: layer by
+layer 21 times, default PS 22 times. The rest follows: eight blades of 10 Gb/s carry all nodes, each node is worker and server, tensors lie evenly on all
+servers.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def main():
     for nodes in NODES:
         answer = cluster(args.binaries, "vgg19-22k", nodes, scale, start_up_ms, push_at_the_end=False)
         rows += rows_of("5-pushed-as-made", answer)
-    # How much depends on what the paper leaves open: nodes that compute faster or slower.
+    # The effect of the values that the paper leaves open: nodes that compute faster or slower.
     at_72 = cluster(args.binaries, "vgg19-22k", 72, scale, start_up_ms)
     ratio = of(at_72, "all")["pull"] / at_72["forward"]
     for load in LOADS:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws iBatch's figures 3, 5 and 7 as SVG and PNG from what measure.py and model.py wrote. Must not measure."""
+"""Draws iBatch's figures 3, 5 and 7 as SVG and PNG from the output of measure.py and model.py. Must not
+measure."""
 
 import argparse
 import csv

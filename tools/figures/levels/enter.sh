@@ -1,6 +1,6 @@
 #!/bin/sh
-# What Open MPI starts instead of ssh: enter.sh ADDRESS COMMAND. Runs the command in the network namespace of the machine that
-# has the address (tools/rig/machines.py), under a host name of its own, by which Open MPI tells machines apart.
+# The program that Open MPI starts instead of ssh: enter.sh ADDRESS COMMAND. Runs the command in the network namespace of the
+# machine that has the address (tools/rig/machines.py), under a host name of its own, by which Open MPI tells machines apart.
 set -eu
 machine=m$((${1##*.} - 1))
 shift

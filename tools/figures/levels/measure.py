@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Measures hubs above hubs on machines made of namespaces, beside the all-reduces of gloo and Open MPI over the same
-ranks on the same links. `tools/figures/run.sh levels` starts it. What is not installed is named; then its rows are missing."""
+"""Measures hubs above hubs on machines made of namespaces, beside the all-reduces of gloo and Open MPI over the same ranks
+on the same links. `tools/figures/run.sh levels` starts it. Systems that are not installed are named, and their rows are
+missing."""
 
 import contextlib
 import os
@@ -18,7 +19,7 @@ from run import Failed, attend  # noqa: E402
 from table import spread  # noqa: E402
 
 PORT = 7077
-# What a socket may queue in its link.
+# The bytes that a socket may queue in its link.
 SOCKET_BYTES = 256 << 10
 
 
@@ -34,7 +35,8 @@ FLAGS = {"mesh-clip": ["--clip-norm", "1"], "mesh-qsgd": ["--compress", "qsgd:8:
 
 
 class Result:
-    """One run: seconds of its median round, bytes of the model, and what each machine sent and received."""
+    """One run: seconds of its median round, bytes of the model, and the bytes that each machine sent and
+    received."""
 
     def __init__(self, round_s, model_bytes, sent, received):
         self.round_s, self.model_bytes, self.sent, self.received = round_s, model_bytes, sent, received
@@ -45,7 +47,7 @@ class Result:
 
 
 def bound_s(model_bytes, machines, mbit, mtu=MTU):
-    """Returns seconds of a round in which each link carries only what it must, and headers."""
+    """Returns seconds of a round in which each link carries only the necessary bytes, and headers."""
     return volume(model_bytes, machines) * 8 / (mbit * 1e6 * goodput(mtu))
 
 
@@ -56,7 +58,7 @@ def volume(model_bytes, machines):
 
 
 def wire(machines):
-    """Returns what each machine has sent and received so far, in bytes of frames."""
+    """Returns the bytes that each machine has sent and received so far, in bytes of frames."""
     def counter(machine, name):
         path = f"/sys/class/net/eth0/statistics/{name}_bytes"
         return int(subprocess.run(machines.inside(machine, ["cat", path]), capture_output=True, check=True).stdout)

@@ -29,12 +29,13 @@ def is_peer(shape):
 
 
 def script(shape):
-    """Returns what runs an all-reduce."""
+    """Returns the script that runs an all-reduce."""
     return GLOO if shape.startswith("gloo") else MPI
 
 
 def installed(shapes):
-    """Returns the shapes that can run here. Those that cannot say why, and what to install."""
+    """Returns the shapes that can run here. The other shapes are named with the reason, and the packages to
+    install."""
     def is_there(shape):
         return not is_peer(shape) or subprocess.run([script(shape), "--ready"], check=False).returncode == 0
 
@@ -59,7 +60,7 @@ def all_reduce(shape, machines, places, rounds, elements):
 
 
 def run(program, machines, commands):
-    """Runs a program on machines, until all have ended. Returns what the first has measured."""
+    """Runs a program on machines, until all have ended. Returns the measurements of the first machine."""
     def start(machine, options):
         command = machines.inside(machine, [program, *map(str, options)])
         return stack.enter_context(ended(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)))

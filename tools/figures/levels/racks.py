@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Measures racks whose uplinks are slower than their workers' links together (PHub, figure 5): all workers at one hub, or a
-hub in each rack, which form a mesh; beside the times that the links allow, and beside the all-reduces of gloo and Open MPI over
-the same ranks. `tools/figures/run.sh racks` starts it. What gloo and Open MPI need is said where it is missing."""
+"""Measures racks whose uplinks are slower than their workers' links together (PHub, figure 5). All workers use one hub, or
+each rack has a hub and the hubs form a mesh. For comparison: the times that the links allow, and the all-reduces of gloo and
+Open MPI over the same ranks. `tools/figures/run.sh racks` starts it. The packages that gloo and Open MPI need are named where they
+are missing."""
 
 import os
 import statistics

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Memory traffic of a hub on paper: how many bytes cross the memory bus for a byte that workers push, where NICs deliver into a
-simulated last-level cache, and what three machines could carry at most. Writes traffic.csv. Some minutes, no root."""
+"""Memory traffic of a hub on paper: how many bytes cross the memory bus for a byte that workers push. It also shows how
+much three machines could carry at most. NICs deliver into a simulated last-level cache. Writes traffic.csv. Some minutes, no root."""
 
 import argparse
 import collections
@@ -10,7 +10,7 @@ import os
 import random
 
 CHUNK_BYTES = 32 << 10
-# What a step reads and writes beside the slots: weights and momentum (Nesterov).
+# The values that a step reads and writes in addition to the slots: weights and momentum (Nesterov).
 STATE = ["weights", "momentum"]
 # When slots are summed: at a chunk's last arrival; as they come, in the order of the workers; as they come, in any order.
 WAYS = ["last", "in order", "any order"]
@@ -19,8 +19,8 @@ LAGS = [0, 16, 64, 256, 512, 1024, 2048, 4096]
 SEEDS = 2
 
 Machine = collections.namedtuple("Machine", "name nics wire_gb_s memory_gb_s cache_mb cache_ways io_ways")
-# Of both sockets. The wire is what NICs carry each way beside headers and coding; the memory is 0.8 of what its channels are
-# rated at. `io_ways` is the part of the cache into which NICs deliver.
+# Of both sockets. The wire is the rate of the NICs each way, less headers and coding. The memory is 0.8 of the rated speed
+# of its channels. `io_ways` is the part of the cache into which NICs deliver.
 MACHINES = [
     Machine("10 x 56 Gb/s", 10, 68, 125, 70, 20, 2),  # PBox: 2 x E5-2690 v4, 8 x DDR4-2400
     Machine("8 x 100 Gb/s", 8, 98, 330, 108, 12, 2),  # 2 x Ice Lake SP, 16 x DDR4-3200
@@ -31,8 +31,8 @@ NO_IO = 0
 
 
 class Cache:
-    """A cache of blocks of a chunk's size, with a part of its own for what NICs bring. In each part the block goes that was not
-    used for the longest time. Counts what crosses the memory bus, in blocks."""
+    """A cache of blocks of a chunk's size, with a part of its own for blocks that NICs bring. In each part the block goes
+    that was not used for the longest time. Counts the blocks that cross the memory bus."""
 
     def __init__(self, blocks, io_blocks):
         self.room = {"core": blocks - io_blocks, "io": io_blocks}
@@ -152,7 +152,7 @@ def streamed(workers):
 
 
 def carried(machine, bytes_each):
-    """GB/s that workers can push, and what is the limit."""
+    """Returns the GB/s that workers can push, and the name of the limit."""
     by_memory = machine.memory_gb_s / bytes_each
     return (by_memory, "memory") if by_memory < machine.wire_gb_s else (machine.wire_gb_s, "NICs")
 

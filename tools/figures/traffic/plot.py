@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/figures/traffic.svg from what model.py wrote. Must not compute traffic."""
+"""Draws docs/figures/traffic.svg from the output of model.py. Must not compute traffic."""
 
 import argparse
 import csv

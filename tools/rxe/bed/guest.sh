@@ -15,10 +15,10 @@
 #     --log FILE         a copy of the output (target/rxe/logs/guest.log)
 #     --name NAME        its name in messages (guest)
 #
-# The guest's root is the host's, read-only beneath memory: what was built here runs there as it is, from the same
-# folder, with the caller's variables PHUB_* and RUST_*. It writes results to $PHUB_RXE_OUT; they are kept if the caller
-# has set that variable to a folder. It also has PHUB_RXE_ADDRESS and PHUB_RXE_PEER (this and the other end of wire 0),
-# PHUB_RXE_NICS, PHUB_RXE_SIDE, and PHUB_TEST_DEVICE (all devices).
+# The guest's root is the host's, read-only beneath memory. Programs that were built here run there unchanged, from the
+# same folder, with the caller's variables PHUB_* and RUST_*. It writes results to $PHUB_RXE_OUT; they are kept if the
+# caller has set that variable to a folder. It also has PHUB_RXE_ADDRESS and PHUB_RXE_PEER (this and the other end of
+# wire 0), PHUB_RXE_NICS, PHUB_RXE_SIDE, and PHUB_TEST_DEVICE (all devices).
 #
 # Exit status: the command's; 124 after the time-out, 125 if the guest crashed, 137 if --kill-when killed it.
 set -eu -o pipefail
@@ -83,7 +83,7 @@ machine_arguments
 # Two guests of a check share no home directory.
 export PHUB_TOKEN=${PHUB_TOKEN:-all-guests-of-this-bed-have-it}
 
-# What inside.sh reads.
+# The files that inside.sh reads.
 mkdir "$run/out"
 printf '%s' "$run" >"$run/path"
 printf '%s' "$here/inside.sh" >"$run/inside"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Gets what guests with soft-RoCE need: `tools/rxe/bed/setup.sh`. It installs packages by apt-get, puts Debian's plain kernel and
-# an initramfs with the guests' modules under target/rxe (or PHUB_RXE_DIR), and tests whether KVM works here. A second run
-# finds everything and does nothing.
+# Installs the packages and files that guests with soft-RoCE need: `tools/rxe/bed/setup.sh`. It installs packages by apt-get,
+# puts Debian's plain kernel and an initramfs with the guests' modules under target/rxe (or PHUB_RXE_DIR), and tests whether
+# KVM works here. A second run finds everything and does nothing.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 rxe_dir=${PHUB_RXE_DIR:-$here/../../../target/rxe}

@@ -1,4 +1,4 @@
-//! The functions of libibverbs, and what each does before it goes on to the real one.
+//! The functions of libibverbs, and the work of each before it calls the real one.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
@@ -13,7 +13,7 @@ use crate::memory::*;
 use crate::queues::*;
 use crate::real::real;
 
-/// What an argument says of the device that a call is about.
+/// The device that an argument of a call is about.
 pub trait Argument: Copy {
     fn context(self) -> Option<*mut ibv_context> {
         None
@@ -76,7 +76,7 @@ says_nothing!(
     *mut *mut ibv_recv_wr
 );
 
-/// What a call answers that fails.
+/// The result of a call that fails.
 pub trait Answer {
     fn failed(errno: c_int) -> Self;
 }

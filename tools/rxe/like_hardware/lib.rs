@@ -60,7 +60,7 @@ fn log(line: String) {
         .expect("LIKE_LOG can be written");
 }
 
-/// What a call answers that fails and makes something.
+/// Returns the result of a failing call that should make something.
 fn fail<T>(errno: c_int) -> *mut T {
     // SAFETY: the thread's own errno.
     unsafe { *__errno_location() = errno };

@@ -145,7 +145,8 @@ fn seats(nics: &[UsedNic], fastest: u64) -> Vec<u64> {
     nics.iter().map(|nic| of(nic).max(1) as u64).collect()
 }
 
-/// Compares what NICs with `a` and with `b` cores each carry, when the NIC that is slowest for its cores is busy.
+/// Compares the loads of NICs with `a` cores each and with `b` cores each, when the NIC that is slowest for its
+/// cores is busy.
 fn compare_carried(nics: &[UsedNic], a: &[u64], b: &[u64]) -> Ordering {
     let carried = |seats: &[u64]| {
         let of = nics.iter().zip(seats).map(|(nic, &seats)| (u128::from(nic.weight), u128::from(seats)));

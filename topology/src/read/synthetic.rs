@@ -9,7 +9,7 @@ use crate::read::survey::{FoundCpu, FoundNode, Survey};
 const PARTS_LIMIT: u64 = 65_536;
 const KEYS: &str = "sockets, nodes, cores, threads, memory_gib, nics, nic_gbps, nic_kind or loose_nics";
 
-/// What is wrong with a synthetic description, and where.
+/// The fault of a synthetic description, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("synthetic topology, at byte {at}: expected {expected}, found \"{seen}\"")]
 pub struct SyntheticError {

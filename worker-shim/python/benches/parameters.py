@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc_per_node 2 worker-shim/python/benches/parameters.py [--layers 500] [--legs 8]
 
-The model has layers of 8 x 8, so that next to nothing is computed. The processor time of the calling thread counts, by part of
-the step, and less what the same model costs without communication. Legs alternate, so that a machine whose load changes is the
-same to all.
+The model has layers of 8 x 8, so that next to nothing is computed. The processor time of the calling thread counts, by part
+of the step, less the time of the same model without communication. Legs alternate, so that a machine whose load changes is
+the same to all.
 """
 
 import argparse

@@ -1,13 +1,14 @@
-"""Samples a second with phub.torch beside DistributedDataParallel over gloo, on the same work in the same run; how much
-of each one's communication is hidden behind compute; and what the hooks cost a step.
+"""Samples a second with phub.torch and with DistributedDataParallel over gloo, on the same work in the same run. Also:
+the share of each one's communication that compute hides, and the time of the hooks in a step.
 
     torchrun --standalone --nproc_per_node 4 worker-shim/python/benches/steps.py [--model vgg|resnet|transformer] [--legs 8]
 
-Legs of both alternate, so that a machine whose load changes is the same to both; what counts is the median of the
-ratios of neighbours. What is hidden is `1 - (step - compute) / communication`, in legs that are neighbours, too. Compute
+Legs of both alternate, so that a change of the machine's load affects both alike. The result is the median of the ratios
+of neighbouring legs. The hidden share is `1 - (step - compute) / communication`, in legs that are neighbours, too.
+Compute
 is what all workers need at once for the same work without communication: forward and backward, with DDP also the step.
-Communication is what the same bytes need without compute: all keys pushed and waited for, or all of DDP's buckets reduced.
-`--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters, `transformer` has layers alike.
+Communication is the time of the same bytes without compute: all keys pushed and waited for, or all of DDP's buckets
+reduced. `--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters, `transformer` has layers alike.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 
 import phub.torch
 
-# So small that weights stay what they are, whatever is pushed.
+# So small that no push changes the weights.
 RATE = 1e-9
 # Elements of one of DDP's buckets, 25 MiB.
 BUCKET = 25 * 2**18

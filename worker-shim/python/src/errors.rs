@@ -11,7 +11,7 @@ use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
 create_exception!(phub, Error, PyException, "An error of a hub or a session; the base of all classes below.");
 
-/// Exceptions, and what adds them to the module under the names that users see.
+/// Exceptions, and the function that adds them to the module under the names that users see.
 macro_rules! exceptions {
     ($($name:ident: $doc:literal,)*) => {
         $(create_exception!(phub, $name, Error, $doc);)*

@@ -26,7 +26,7 @@ impl Hub {
         let settings =
             HubSettings::of_arguments(arguments.iter().cloned()).map_err(SettingsError::new_err)?;
         let settings = HubSettings { token: token.map(credential).transpose()?, ..settings };
-        // What is wrong with the log's settings is not this hub's business.
+        // A fault in the log's settings is not this hub's business.
         let _ = phub_server::program::log("warn", settings.log_format);
         let hub = py.detach(|| phub_server::Hub::start(&settings)).map_err(|error| {
             let why = chain(&error);

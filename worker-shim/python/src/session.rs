@@ -103,7 +103,7 @@ impl Session {
         pull_layers: Vec<Vec<u32>>,
         state: Option<(u32, Option<Vec<u32>>, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
-        // Other libraries read RUST_LOG, too: what is wrong with it is not this session's business.
+        // Other libraries read RUST_LOG, too: a fault in it is not this session's business.
         let _ = phub_server::program::log("warn", None);
         let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
         let optimizer = optimizer_of(optimizer)?;
@@ -142,7 +142,7 @@ impl Session {
         self.push_as(&keys, Pushed::Gradient)
     }
 
-    /// Pushes gradients that are others than what was sent ahead.
+    /// Pushes gradients that differ from the bytes sent ahead.
     fn push_rewritten(&self, keys: Vec<u32>) -> PyResult<()> {
         self.push_as(&keys, Pushed::Rewritten)
     }

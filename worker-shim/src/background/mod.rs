@@ -162,7 +162,7 @@ impl Background {
         self.push_as(&[key], Pushed::Gradient)
     }
 
-    /// Pushes what the caller has of keys, as [`Session::push_as`]; returns at once.
+    /// Pushes the caller's values of keys, as [`Session::push_as`]; returns at once.
     ///
     /// # Errors
     /// Returns the error of the first key that is refused. The keys before it are pushed.

@@ -132,7 +132,7 @@ impl Shared {
         state.waker = Some(waker);
     }
 
-    /// Takes what callers want now.
+    /// Takes the callers' orders.
     pub fn take_orders(&self) -> Orders {
         let mut state = self.lock();
         state.is_woken = false;
@@ -160,7 +160,7 @@ impl Shared {
         self.publish(session, &Vec::from_iter(session.keys()));
     }
 
-    /// Publishes the states of keys after a change: a turn of a model of many keys costs what came, and not what there is.
+    /// Publishes the states of keys after a change: in a model of many keys, a turn costs time for the changed keys only.
     pub fn publish(&self, session: &Session, changed: &[KeyId]) {
         let mut state = self.lock();
         let State { open, left_alone, notes, next_round, .. } = &mut *state;

@@ -1,5 +1,5 @@
-//! The session's thread: takes what callers want, drives the exchange, and sleeps in the port until something comes or a
-//! caller wakes it. An idle thread wakes twice a second.
+//! The session's thread: takes the callers' orders, drives the exchange, and sleeps in the port until something comes or
+//! a caller wakes it. An idle thread wakes twice a second.
 //!
 //! Owns the session. Knows no caller.
 

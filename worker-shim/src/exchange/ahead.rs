@@ -149,7 +149,7 @@ impl<P: Port> Exchange<P> {
         ahead && is_of && link == self.outboxes[core].link
     }
 
-    /// Notes that a key's gradient is no longer what has left ahead: the next push sends all of it.
+    /// Notes that a key's gradient differs from the bytes sent ahead: the next push sends all of it.
     pub fn rewritten(&mut self, key: KeyId) {
         if !self.keys.get(key.index()).is_some_and(|state| state.ahead && state.outstanding == 0) {
             return;
@@ -184,7 +184,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Forgets what has left ahead: it is lost with its links.
+    /// Forgets the bytes sent ahead: they are lost with their links.
     pub(super) fn forget_ahead(&mut self) {
         self.keys.iter_mut().for_each(|state| state.ahead = false);
         self.ahead.forget_all();

@@ -109,7 +109,7 @@ impl Coder {
         &mut self.gradients
     }
 
-    /// Makes all gradients zero, if callers add to what the last push left of them.
+    /// Makes all gradients zero, if callers add to the rest that the last push left in them.
     pub fn discard_changes(&mut self) {
         if self.keeps_own_weights() {
             self.gradients.as_mut_slice().fill(0.0);
@@ -127,7 +127,7 @@ impl Coder {
     }
 
     /// Returns the frame to post for a chunk whose values are at `span` of the model. It is encoded once a push,
-    /// although a link may refuse the first attempts to post: an encoder remembers what it left out.
+    /// although a link may refuse the first attempts to post: an encoder remembers the values that it left out.
     pub fn encode(&mut self, chunk: ChunkId, (round, content): (Round, Content), span: Span) -> Span {
         if let Some(posted) = self.encoded[chunk.index()] {
             return posted;
@@ -219,7 +219,7 @@ impl Coder {
             Kind::Raw => {
                 let values = frames.raw(bytes)?;
                 weights.copy_from_slice(values);
-                // To whom joins, or comes back, come weights that answer no push.
+                // A worker that joins or returns gets weights that answer no push.
                 if self.keeps_own_weights() && round >= self.first {
                     part_mut(&mut self.gradients, span).fill(0); // all of it was sent
                 }

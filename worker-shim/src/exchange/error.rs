@@ -59,7 +59,7 @@ pub enum ExchangeError {
         key: String,
         /// The content that was pushed.
         pushed: &'static str,
-        /// The reason, and what to do.
+        /// The reason, and the next step.
         why: &'static str,
     },
     /// A key of the round before is not pushed yet.
@@ -95,7 +95,7 @@ pub enum ExchangeError {
         chunk: u32,
         /// The round of the answer.
         round: u32,
-        /// What is wrong with it.
+        /// The fault.
         why: FrameError,
     },
     /// The key is in a batch that cannot be pulled before another key is pushed.

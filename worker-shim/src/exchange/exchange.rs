@@ -8,7 +8,7 @@
 //!
 //! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in flight per chunk. A
 //! key is pushed again only after all its answers came. `keys` lends gradients and weights to the caller, and `notices`
-//! has the arrivals that are no plain answer. On the `unsafe` list: taking in what arrived.
+//! has the arrivals that are no plain answer. On the `unsafe` list: taking in arrivals.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -168,8 +168,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Takes in what still comes over links that are about to close, until one has closed. What it has posted must not be taken
-    /// for unanswered.
+    /// Takes in answers that still come over links that are about to close, until one has closed. A push that the hub has
+    /// answered must not count as unanswered.
     ///
     /// # Errors
     /// The end of a link.
@@ -185,7 +185,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Drops the links, which are lost, for others at `port` that [come](Self::relink) later. What was under way still is.
+    /// Drops the links, which are lost, for others at `port` that [come](Self::relink) later. Pushes under way stay under
+    /// way.
     pub fn cut(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -225,7 +226,8 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// Drops the links, which are lost, and waits for others at `port`. Nothing of what was under way comes any more.
+    /// Drops the links, which are lost, and waits for others at `port`. No answer to the pushes under way comes any
+    /// more.
     pub(crate) fn disconnect(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -348,7 +350,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Posts and flushes what the links take now.
+    /// Posts and flushes as much as the links take now.
     pub(super) fn post_queued(&mut self) -> Result<(), ExchangeError> {
         loop {
             let posted = self.post()?;
@@ -360,7 +362,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Posts what the links take now. A full link does not stop the others. Returns whether any took something.
+    /// Posts as much as the links take now. A full link does not stop the others. Returns whether any took
+    /// something.
     fn post(&mut self) -> Result<bool, ExchangeError> {
         let Exchange { port, outboxes, windows, slices, keys, ahead, .. } = self;
         let mut posts = Posts { windows, keys, ahead };
@@ -384,7 +387,7 @@ impl<P: Port> Exchange<P> {
         self.outboxes.iter().any(|outbox| !outbox.is_empty())
     }
 
-    /// Posts what had to wait, and takes in what has come. Returns the number of arrivals.
+    /// Posts the pushes that had to wait, and takes in arrivals. Returns the number of arrivals.
     pub fn progress(&mut self) -> Result<usize, ExchangeError> {
         if self.has_unsent() {
             self.post_queued()?;
@@ -445,7 +448,7 @@ impl<P: Port> Exchange<P> {
         self.take_answer(core, key, arrival)
     }
 
-    /// Takes in what is no answer of a step.
+    /// Takes in an arrival that is no answer of a step.
     fn take_other(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
         let (core, key) = (self.slices.core_of(arrival.chunk), self.layout.chunk(arrival.chunk).key);
         let KeyState { round, content, .. } = self.keys[key.index()];

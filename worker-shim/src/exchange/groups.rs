@@ -1,7 +1,7 @@
 //! Groups of small keys: keys that are put one after another leave in one post, if they are all of their group.
 //!
-//! The layout decides which keys are a group. The hub's core decides what a group means: it takes a group as the pushes
-//! of its chunks.
+//! The layout decides which keys are a group. The hub's core decides the meaning of a group: it takes a group as the
+//! pushes of its chunks.
 
 use std::ops::Range;
 

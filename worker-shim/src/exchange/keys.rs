@@ -130,8 +130,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Sends keys in another order than the layout's from now on, where the schedule knows what is needed first. Workers need not
-    /// agree. Keys that are not named come last.
+    /// Sends keys in another order than the layout's from now on, if the schedule knows which keys are needed first. Workers need
+    /// not agree. Keys that are not named come last.
     ///
     /// # Errors
     /// When there is no such key.
@@ -156,7 +156,8 @@ impl<P: Port> Exchange<P> {
         self.answered = Some(Vec::new());
     }
 
-    /// Takes the keys that have got their last answer since the last call, in the place of what `keys` has.
+    /// Writes into `keys` the keys that have got their last answer since the last call, and drops its former
+    /// contents.
     pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
         keys.clear();
         self.answered.iter_mut().for_each(|answered| std::mem::swap(answered, keys));

@@ -68,7 +68,7 @@ impl<P: Port> Exchange<P> {
         self.slices.of_key(key).len()
     }
 
-    /// Takes in what is no answer that is awaited now.
+    /// Takes in an arrival that is no answer awaited now.
     ///
     /// # Errors
     /// When it breaks the protocol.

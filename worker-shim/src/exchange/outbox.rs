@@ -71,7 +71,7 @@ impl Outbox {
         self.begun.is_none() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
-    /// Posts what the link takes. Returns whether it took anything.
+    /// Posts as much as the link takes. Returns whether it took anything.
     ///
     /// # Errors
     /// When the link is closed.

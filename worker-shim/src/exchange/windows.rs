@@ -224,7 +224,7 @@ impl Windows {
     /// No push of the key may be unanswered: the hub writes weights only between the last worker's
     /// push and its answer.
     pub(crate) unsafe fn weights<E: Element>(&self, key: KeyId) -> &[E] {
-        // SAFETY: the caller promises what `read` asks for.
+        // SAFETY: the caller promises the conditions of `read`.
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
@@ -287,7 +287,7 @@ impl Windows {
 unsafe fn read<'a, E: Element>(private: &'a Option<Slab>, shared: &'a RecvWindow, span: Span) -> &'a [E] {
     match private {
         Some(copy) => elements(part(copy, span)),
-        // SAFETY: the caller promises what `elements` asks for; `new` checked the window's size.
+        // SAFETY: the caller promises the conditions of `elements`; `new` checked the window's size.
         None => unsafe { shared.elements(span) }.expect("inside the window, by new"),
     }
 }

@@ -1,4 +1,4 @@
-//! The state of a worker's batches: which one is pulled next, and what is missing of each.
+//! The state of a worker's batches: the batch that is pulled next, and the missing parts of each.
 //!
 //! Owned by the owner of the exchange that it pulls through. It counts notices and whole keys. It has no clock, and does
 //! not judge which batches are good.
@@ -99,7 +99,7 @@ impl Batches {
         keys.iter().map(|key| self.slices[key.index()]).sum()
     }
 
-    /// Takes in what the exchange has learned, and hands out the batch that is pulled once it is there.
+    /// Takes in the exchange's news, and hands out the batch that is pulled once it is there.
     pub fn take_news<P: Port>(&mut self, exchange: &mut Exchange<P>) {
         exchange.take_notices(|key| self.count_notice(key));
         let there = self.take_whole(|key| exchange.is_whole(key));

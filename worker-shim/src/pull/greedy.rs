@@ -3,7 +3,7 @@
 //! Both look for batches whose pulls are longer than the computing that hides them (constraint 5 of the paper). Batch
 //! `k + 1` is pulled while batch `k` is computed. `a..b` are layers from 0 here, where the paper counts from 1.
 //!
-//! What the paper does not say:
+//! The paper leaves open:
 //! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of all pairs that are left we take the smallest `l2`.
 //!   Its pull exceeds the computing least, as in the rule of lines 7 to 13. In algorithm 2 we take the largest
 //!   `l(N-2)`; candidates differ only in layers that take no time. In later steps we take the smaller batch.

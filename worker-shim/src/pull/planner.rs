@@ -1,7 +1,8 @@
 //! Plans batches from the times of pulls and of the caller's computing. A profile gives a plan. A new profile follows
 //! when the plan's prediction fails.
 //!
-//! Owned by the session, which tells it what happens and when. Reads no clock, and knows neither links nor bytes.
+//! Owned by the session, which reports each event with its time. Reads no clock, and knows neither links nor
+//! bytes.
 //!
 //! ```text
 //!   round:  due(batch) there(batch) ... asked(key) used(key) ...     end_of_round -> other batches?
@@ -12,7 +13,7 @@
 //! ```
 //!
 //! *Pull* of a batch: the time from due to there. *Start-up*: the time saved by one pull of all layers instead of one
-//! pull each, divided by the number of pulls saved. So it is known even if all layers are alike. *Forward* of a layer:
+//! pull each, divided by the number of pulls saved. It is therefore known even if all layers are alike. *Forward* of a layer:
 //! the time from the caller's wait for its weights to the wait for the next layer's. The last layer has no such end.
 //! Its forward time is taken as 0: it hides no pull, so that no plan depends on it.
 

@@ -42,7 +42,7 @@ pub enum PullError {
     /// The layers do not contain every key once.
     #[error("layers to pull: {why}; expected every key once")]
     Layers {
-        /// What is wrong with them.
+        /// The fault.
         why: String,
     },
     /// The session does not pull in batches.
@@ -101,8 +101,8 @@ impl Pulling {
         Ok(Pulling { batches, planner, start_up: pull.start_up, pulled_at: None, told: Counts::default() })
     }
 
-    /// Makes progress on the exchange, tells the planner what happened, and pulls a batch whose start-up is over. `asked`
-    /// is a key whose weights the caller wants. Returns the number of arrivals.
+    /// Makes progress on the exchange, reports its events to the planner, and pulls a batch whose start-up is over.
+    /// `asked` is a key whose weights the caller wants. Returns the number of arrivals.
     pub fn progress<P: Port>(
         &mut self,
         exchange: &mut Exchange<P>,

@@ -70,12 +70,14 @@ pub struct SessionConfig {
     pub join_limit: Duration,
     /// The time that a join waits for a hub that is not there, and that a session waits for a hub that it lost. The
     /// session then goes on from the hub's checkpoint, in the same memory;
-    /// [`Session::returns`](crate::Session::returns) says what was lost. 0: a lost hub ends the session. Default 60 s.
+    /// [`Session::returns`](crate::Session::returns) lists the lost rounds. 0: a lost hub ends the session. Default 60
+    /// s.
     pub hub_wait: Duration,
     /// Time limit of a wait for a key, for workers that are alive but do not push. Default 30 min.
     pub wait_limit: Duration,
-    /// Notes what the session does when, and writes the last rounds at its end: a timeline for <https://ui.perfetto.dev>. The
-    /// file has the rank before its extension: `run.json` becomes `run.rank3.json`. Default: what `PHUB_TRACE` says, else none.
+    /// Notes the times of the session's work, and writes the last rounds at its end: a timeline for <https://ui.perfetto.dev>.
+    /// The file has the rank before its extension: `run.json` becomes `run.rank3.json`. Default: the value of `PHUB_TRACE`,
+    /// else none.
     pub trace: Option<PathBuf>,
     /// The way in which the calling thread waits. Default: it spins if the machine has more than two cores for each
     /// worker on it.
@@ -104,7 +106,7 @@ fn congestion_of_environment() -> Result<Congestion, ParseCongestionError> {
 }
 
 impl SessionConfig {
-    /// Checks that what the environment says of sessions can be followed, and warns of names that are no settings.
+    /// Checks the environment's settings of sessions, and warns of names that are no settings.
     pub(super) fn check_environment() -> Result<(), InvalidSetting> {
         membership::warn_of_environment();
         let refused =

@@ -1,6 +1,6 @@
 //! Pushes that are more than a gradient: no gradient, new weights, or a gradient that leaves before it is pushed.
 //!
-//! On the caller's thread. Must not know what the hub makes of it.
+//! On the caller's thread. Must not know what the hub does with it.
 
 use pbox_core::{Compression, Consistency, Content, KeyId, LevelTerms};
 
@@ -8,14 +8,14 @@ use super::error::SessionError;
 use super::session::Session;
 use crate::exchange::ExchangeError;
 
-/// What is pushed of a key.
+/// The content of a push of a key.
 ///
 /// A job with SSP or ASP, and one with Slim-DP, takes gradients only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
-    /// The gradient. What has left [ahead](Session::send_ahead) is not sent again.
+    /// The gradient. Bytes that have left [ahead](Session::send_ahead) are not sent again.
     Gradient,
-    /// The gradient, which is another than what has left ahead.
+    /// The gradient, which differs from the bytes that have left ahead.
     Rewritten,
     /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state stay as they are.
     Nothing,
@@ -105,7 +105,7 @@ impl Session {
     }
 }
 
-/// Returns the reason why a job takes gradients only, if it does, and what to do.
+/// Returns the reason why a job takes gradients only, if it does, and the next step.
 pub(crate) fn gradients_only(level: &LevelTerms) -> Option<&'static str> {
     if level.consistency != Consistency::Bsp {
         return Some("workers that step alone (SSP and ASP) push gradients only: choose the consistency bsp");

@@ -12,8 +12,8 @@ use super::session::{LOOK, Session};
 
 impl Session {
     /// Drives the exchange until `until`, for a caller that has nothing else to do, for example while a GPU computes.
-    /// It posts what had to wait, takes in what comes, and sleeps in between. The call returns some 50 us late because
-    /// of the kernel's timer slack, later on a busy core, and never much earlier.
+    /// It posts the pushes that had to wait, takes in arrivals, and sleeps in between. The call returns some 50 us
+    /// late because of the kernel's timer slack, later on a busy core, and never much earlier.
     ///
     /// # Errors
     /// When the job or the hub is lost. A key whose answer does not come is an error only of [`wait`](Self::wait).
@@ -30,7 +30,7 @@ impl Session {
         }
     }
 
-    /// Takes one turn of a session with callers on other threads: takes in what has come. If nothing has come, idles
+    /// Takes one turn of a session with callers on other threads: takes in arrivals. If nothing has come, idles
     /// once, until an awaited key may be there or the [`waker`](Self::waker) wakes. Returns whether something came.
     pub(crate) fn turn(
         &mut self,

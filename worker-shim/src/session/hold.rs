@@ -203,7 +203,8 @@ impl Session {
         Ok(self.begin(deadline)?)
     }
 
-    /// Takes in the weights, and goes on with what is not in them. `own` is this worker's furthest round.
+    /// Takes in the weights, and goes on with the rounds that are not in them. `own` is this worker's
+    /// furthest round.
     fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
         self.wait_all()?;
         // A checkpoint may hold a round whose answers no worker has seen.

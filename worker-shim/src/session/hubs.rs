@@ -48,8 +48,8 @@ impl Session {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
 
-    /// Returns the workers that the others have waited for too long, as the hubs say: they live, and do not push what
-    /// others have pushed.
+    /// Returns the workers that the others have waited for too long, by the hubs' replies. They live, and have not
+    /// pushed rounds that others have pushed.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
@@ -139,7 +139,7 @@ impl Session {
         let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
         let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);
         let end = match hub.wait_for_end(Instant::now() + REASON_LIMIT) {
-            // The hub saw only that this worker went, and not what failed at this end.
+            // The hub saw only that this worker went, and not the error at this end.
             Some(MemberError::JobFailed { job, reason, hub_stops }) if here => {
                 let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
                 MemberError::JobFailed { job, reason, hub_stops }

@@ -222,7 +222,7 @@ pub(super) fn drafts(endpoints: &[any::Endpoint]) -> Vec<bool> {
     endpoints.iter().map(any::Endpoint::carries_drafts).collect()
 }
 
-/// Makes the links to hubs that have let this worker in. What each posts goes to `receive` of its number.
+/// Makes the links to hubs that have let this worker in. Posts of each hub go to `receive` of its number.
 pub(super) fn attach(
     let_in: Vec<LetIn>,
     config: &SessionConfig,

@@ -1,6 +1,6 @@
 //! Making links again that were lost while the hub lives, as with a NIC: in the same memory, over whatever leads to the hub now.
 //!
-//! On the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) says what to do when. A
+//! On the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) decides the steps. A
 //! hub that is lost is another matter (`hold`).
 //!
 //! ```text
@@ -73,7 +73,7 @@ impl Session {
                     }
                 }
                 Step::DropLinks => match any::group(1, None) {
-                    // What a hub sent that only stood still must not come behind what the new links bring.
+                    // Old posts of a hub that had only stalled must not arrive after posts by the new links.
                     Ok((_group, mut ports)) => {
                         self.exchange.cut(ports.remove(0));
                         Event::Dropped { came: self.traffic().received, is_awaited: !self.is_quiet() }

@@ -48,7 +48,7 @@ pub struct Session {
     pub(super) first: Round,
     /// Weights were broadcast, or the optimizer keeps none.
     pub(super) ready: bool,
-    /// The state of this worker as a member, which decides what follows from a loss.
+    /// The state of this worker as a member, which decides the reaction to a loss.
     pub(super) member: Member,
     /// The number of pushes that are not sent, by key, because other workers have lost their round with a former hub.
     /// Empty if no hub was lost.
@@ -250,7 +250,7 @@ impl Session {
         self.wait_for(None)
     }
 
-    /// Whether the key's answer is there. Takes in what has come, and does not wait.
+    /// Whether the key's answer is there. Takes in arrivals, and does not wait.
     pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
         self.exchange.check_exists(key)?;
         self.take_in(Some(key))?;
@@ -303,8 +303,8 @@ impl Session {
         }
     }
 
-    /// Takes in what has come, for a caller that is about to use the weights of a key, if it is about to use any. Returns
-    /// the number of arrivals.
+    /// Takes in arrivals, for a caller that is about to use the weights of a key, if it is about to use any. Returns the
+    /// number of arrivals.
     pub(super) fn take_in(&mut self, asked: Option<KeyId>) -> Result<usize, SessionError> {
         let taken = match &mut self.pulling {
             None => self.exchange.progress(),
@@ -444,7 +444,8 @@ impl Session {
         self.exchange.note_answered();
     }
 
-    /// Takes the keys that have got their last answer since the last call, in the place of what `keys` has.
+    /// Writes into `keys` the keys that have got their last answer since the last call, and drops its former
+    /// contents.
     pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
         self.exchange.take_answered(keys);
     }

@@ -81,7 +81,7 @@ pub(crate) struct Stopwatch {
     /// Calls that wait now, and since when the first of them does.
     waits: u32,
     since: Instant,
-    /// The timeline, if somebody wants to see what was done when, and by whom. Then all pushes are timed.
+    /// The timeline, if somebody wants to see the times and threads of all work. Then all pushes are timed.
     timeline: Option<(Timeline, Who)>,
     every: u32,
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What the kernel has pinned for a hub and a worker with two NICs, by RDMA: two copies of the model, whatever the NICs. With two
-# hubs each has pinned its half, and the worker still two copies.
+# The memory that the kernel has pinned for a hub and a worker with two NICs, by RDMA: two copies of the model, for any number
+# of NICs. With two hubs, each has pinned its half, and the worker still two copies.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe

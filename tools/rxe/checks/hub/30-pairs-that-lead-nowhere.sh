@@ -15,7 +15,7 @@ for nic in 0 1; do
     ip address flush dev nic$nic scope global
     ip address add "10.77.$nic.$PHUB_RXE_SIDE/32" dev nic$nic
 done
-# leads_nowhere NIC ADDRESS: what is sent there is sent to a machine that is not on the wire.
+# leads_nowhere NIC ADDRESS: packets to the address are sent to a machine that is not on the wire.
 leads_nowhere() { ip neighbour replace "$2" lladdr 02:00:00:00:00:99 dev "$1" nud permanent; }
 for nic in 0 1; do
     for wire in 0 1; do

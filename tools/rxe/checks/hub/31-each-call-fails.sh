@@ -12,7 +12,7 @@ like_hardware
 model 300000
 : >/tmp/faults.hub
 : >/tmp/faults.worker
-# What the kernel has of objects of rxe0.
+# The kernel's objects of rxe0.
 objects() { rdma resource show | grep rxe0; }
 as_before() { [ "$(objects)" = "$before" ]; }
 # named CALL FILE...: whether somebody names the call and the NIC.
@@ -36,7 +36,7 @@ fault() {
     job 60 "$2" || status=$?
     : >/tmp/faults."$1"
     within 20 as_before
-    # The worker may end before the hub has written what it knows.
+    # The worker may end before the hub has written its log.
     somebody_names() { tail -c "+$from" /tmp/hub >/tmp/hub.said && named "$1" /tmp/said /tmp/hub.said; }
     # 124: it had not ended.
     if [ $status = 0 ] || [ $status = 124 ] || ! within 10 somebody_names "${3%% *}"; then

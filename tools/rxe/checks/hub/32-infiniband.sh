@@ -41,7 +41,7 @@ in_subnet() {
         exec "$@"' subnet "$@"
 }
 flat=fe80:0000:0000:0000
-# trains SUBNET SUBNET: a hub and a worker there; what the log has then of queue pairs is in /tmp/asked.
+# trains SUBNET SUBNET: a hub and a worker there; the log's lines about queue pairs are then in /tmp/asked.
 trains() {
     : >"$LIKE_LOG"
     (in_subnet "$1" phub-server serve --listen 127.0.0.1:7077 --transports verbs) &>/tmp/hub &

@@ -1,7 +1,7 @@
 #!/bin/bash
-# What a NIC writes is registered with relaxed ordering, what it only reads is not, and every result is exact. Where the library refuses
-# that, hub and worker go without it, unless they are told to have it: then the error names the call and what to do. Told to do without,
-# they do.
+# Memory that a NIC writes is registered with relaxed ordering, memory that it only reads is not, and every result is exact. If the
+# library refuses that, hub and worker go without it, unless a setting demands it. Then the error names the call and the advice. A
+# setting also turns it off.
 # guest: one
 # build: bin phub-server
 # build: bin phub-probe

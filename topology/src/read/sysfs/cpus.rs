@@ -68,7 +68,7 @@ fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
 }
 
 /// Cpus with less than 0.7 of the capacity of the fastest, ascending. The kernel tells capacities on Arm; on x86 it lists the
-/// efficiency cores. What cannot be read is nobody's.
+/// efficiency cores. Cpus that cannot be read belong to no list.
 pub(crate) fn slow_cpus(root: &Path) -> Vec<u32> {
     let atoms = root.join("devices/cpu_atom/cpus");
     if root.join("devices/cpu_core/cpus").exists() {

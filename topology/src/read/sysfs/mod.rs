@@ -18,7 +18,7 @@ use crate::host::Source;
 use crate::read::survey::Survey;
 use std::path::{Path, PathBuf};
 
-/// What is wrong below the sysfs root.
+/// The fault below the sysfs root.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SysfsError {
@@ -30,14 +30,14 @@ pub enum SysfsError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A file does not hold what it should.
+    /// A file does not hold the expected text.
     #[error("sysfs {path}: expected {expected}, found \"{seen}\"")]
     Garbage {
         /// The file.
         path: PathBuf,
         /// The expected content.
         expected: &'static str,
-        /// The start of what it holds.
+        /// The start of its text.
         seen: String,
     },
     /// No cpu is online.

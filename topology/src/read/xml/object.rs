@@ -23,7 +23,7 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Takes an object's opening tag, or a tag that opens and closes it. The error says what is wrong.
+    /// Takes an object's opening tag, or a tag that opens and closes it. The error names the fault.
     pub fn begin(&mut self, tag: &str) -> Result<(), String> {
         let name_and_attributes = tag.trim_end_matches('/');
         let object = check(name_and_attributes, self.open.last_mut())?;
@@ -34,7 +34,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Takes the end of the innermost object. The error says what is wrong.
+    /// Takes the end of the innermost object. The error names the fault.
     pub fn end(&mut self) -> Result<(), String> {
         self.open.pop().map_or(Ok(()), Object::close)
     }
@@ -85,7 +85,7 @@ impl Object {
     }
 }
 
-/// Checks an `object` tag within its parent. The error says what is wrong.
+/// Checks an `object` tag within its parent. The error names the fault.
 fn check(tag: &str, parent: Option<&mut Object>) -> Result<Object, String> {
     let kind = attribute(tag, "type").ok_or("an object without a type")?;
     if parent.is_none() != (kind == "Machine") {

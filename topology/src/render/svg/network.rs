@@ -1,4 +1,5 @@
-//! Machines on a network: each a box with members, an owner below them, and lines to the network with what they carry.
+//! Machines on a network: each is a box with members and an owner below them. Lines with their traffic lead to the
+//! network.
 //!
 //! ```text
 //!   +- machine 0 ---+  +- machine 1 ---+
@@ -26,8 +27,8 @@ const MEMBERS: usize = 8;
 const MEMBER: Size = Size { width: 46.0, height: 24.0 };
 const MEMBER_GAP: f64 = 4.0;
 const OWNER: Size = Size { width: 178.0, height: 58.0 };
-/// The distances from the title of a box to what is in it, from members to the owner, from the owner to the network,
-/// and the network's height.
+/// The distances from the title of a box to its contents, from members to the owner, and from owner to network. Then
+/// the network's height.
 const TITLE: f64 = 30.0;
 const JOIN: f64 = 34.0;
 const DROP: f64 = 62.0;
@@ -164,7 +165,7 @@ impl BoxFigure {
         BoxFigure { content: content.clone(), members, tint }
     }
 
-    /// Draws the lines from the owner's foot to the network, and what they carry.
+    /// Draws the lines from the owner's foot to the network, with their traffic.
     fn lines(&self, canvas: &mut Canvas, middle: f64, foot: f64, network: f64) {
         let edge = self.tint.edge;
         arrow(canvas, (middle - LANE, foot), (middle - LANE, network), edge);

@@ -19,7 +19,7 @@ from ._launch import group_of_torch
 from ._phub import MissingWorkersError, SettingsError
 
 _PAUSE_S = 0.02
-# What a store has where nothing was written.
+# The store's value for a key that was never written.
 _NOTHING = "-"
 # How long rank 0 waits for a worker's word before it looks whether the worker has asked anew, in seconds.
 _LOOK_AGAIN_S = 0.2
@@ -50,8 +50,8 @@ class Board:
 def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMIT_S) -> List[str]:
     """Returns the texts of all workers, in the order of ranks, each from a worker that is there now.
 
-    Each worker asks with a word of its own. Rank 0 answers what it finds, until the worker says that it got the answer: a word
-    of a worker of an earlier run gets none.
+    Each worker asks with a word of its own. Rank 0 answers each word that it finds, until the worker says that it got the
+    answer. A word of a worker of an earlier run gets no answer.
 
     Raises:
         MissingWorkersError: a worker has not come.

@@ -71,7 +71,7 @@ def serve(
 
     Raises:
         SettingsError: a setting is wrong.
-        HubStartError: the hub cannot start; the message says what is missing.
+        HubStartError: the hub cannot start; the message names the missing thing.
     """
     given = {"listen": listen, "transports": None if transports is None else ",".join(transports), **settings}
     flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}

@@ -248,7 +248,7 @@ def group_of_torch() -> Any:
 
 
 def wait_for_hub() -> float:
-    """Returns how many seconds sessions wait for a hub: 0 from whoever places hubs that nobody starts again.
+    """Returns how many seconds sessions wait for a hub: 0 if the launcher's hubs are never started again.
 
     Raises:
         SettingsError: it is no number of seconds.

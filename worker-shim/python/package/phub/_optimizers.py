@@ -116,7 +116,8 @@ Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW, Lion, Lars
 
 
 def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
-    """Returns PyTorch's words for what the hub keeps of each parameter beside its weight, in the hub's order."""
+    """Returns PyTorch's words for the state that the hub keeps of each parameter beside its weight, in the hub's
+    order."""
     if isinstance(optimizer, (Momentum, Lars)):
         return ("momentum_buffer",)
     if isinstance(optimizer, Lion):

@@ -132,7 +132,8 @@ class Place(NamedTuple):
 
 
 class Helper(NamedTuple):
-    """The kind of a job that helps others, such as the broadcast of what has no gradients. Its name is always this run's own."""
+    """The kind of a job that helps another, such as the broadcast of parameters without gradients. Its name is always this
+    run's own."""
 
     kind: str
 

@@ -26,7 +26,7 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
     except ImportError:
         return None  # this is not torchrun's own Python
     run = distributed.TCPStore(*store, is_master=False, timeout=_STORE_LIMIT, wait_for_workers=False)
-    # The first who comes sets it. All get what is set.
+    # The first who comes sets it. All workers get this value.
     return bytes(run.compare_set(_KEY, "", secrets.token_hex(32))).decode()
 
 

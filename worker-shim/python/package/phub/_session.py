@@ -24,7 +24,7 @@ _LOG = logging.getLogger("phub")
 # The most optimizers beside the job's that its keys may have.
 _MOST_GROUPS = 255
 
-# What says how a session reaches its hub.
+# The settings that say how a session reaches its hub.
 _OF_PLACE = ("transport", "tcp_congestion", "nics", "rails", "mesh", "token", "hub_wait")
 
 
@@ -155,7 +155,7 @@ class Session:
             world_size: the number of workers. Default: the launcher's.
             keys: the model, in the order of the forward pass: a shape, a `Key` or an array (for its shape and type)
                 by name.
-            optimizer: what the hub does with the sum, such as `phub.Adam(learning_rate=1e-3)`.
+            optimizer: the rule that the hub applies to the sum, such as `phub.Adam(learning_rate=1e-3)`.
             job: name of the job. Default: `PHUB_JOB`; else the launcher's name of the run, with a word that no other run has. The
                 second session without a name has "-2" behind it, and so on: all workers make their sessions in one order. With
                 `on_loss` "continue" workers may come later, and no word is added.
@@ -175,8 +175,8 @@ class Session:
                 step it is `ema * average + (1 - ema) * weights`. `ema()` fetches it, and checkpoints have it. Default: none.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
-            on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
-            schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
+            on_loss: "stop" or "continue": the fate of the job when a worker is lost.
+            schedule: "kvstore", "layerwise", "sliced" or "p3": the order in which gradients and weights leave. With "p3" the
                 first keys overtake the others.
             slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
             answers_ahead: whether the hub may answer `send_ahead` before the `push`, where it can. `weights(key)` may then change from
@@ -197,7 +197,7 @@ class Session:
                 else by subnet, name and place.
             checksum: puts checksums on gradients and weights over TCP, in both directions. They are also there if the hub wants
                 them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
-            tcp_congestion: TCP's congestion control of what this worker sends: a name of the kernel's, such as "cubic", "system"
+            tcp_congestion: TCP's congestion control of the bytes that this worker sends: a name of the kernel's, such as "cubic", "system"
                 or "auto". Default: `PHUB_TCP_CONGESTION`, else "auto".
             mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
                 the first machine's hub, such as "1/4@10.0.0.1:7077". `rank` and `world_size` are then those on this
@@ -206,12 +206,12 @@ class Session:
                 `PHUB_TOKEN_FILE`, or this user's own file; under torchrun on several machines, a secret that this run's
                 workers share through torch's store.
             chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB up to 2.1 GB of weights, more for larger models.
-            compare_every: every so many rounds the hub compares a digest of all workers' weights. The job ends with an error
+            compare_every: the hub compares a digest of all workers' weights each time this number of rounds has passed. The job ends with an error
                 if they differ: memory, a network or a program has altered some. Weights that workers write themselves are
                 compared in each round that has some. For "bsp" without `SlimDP`. 0: never.
             join_limit: seconds to wait for the other workers at the start.
             hub_wait: seconds to wait for a hub that is not there at the start, and for one that was lost to come back. The
-                session then goes on from the hub's checkpoint with the same arrays; `returns` says what was lost. For
+                session then goes on from the hub's checkpoint with the same arrays; `returns` lists the lost rounds. For
                 "bsp" without `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends the session. Default:
                 `PHUB_HUB_WAIT`, or 60.
             wait_limit: seconds to wait for a key while all workers live.
@@ -433,8 +433,8 @@ class Session:
         self._native.broadcast_written()
 
     def push(self, *keys: str, rewritten: bool = False) -> None:
-        """Sends gradients to the hub and returns at once; without names, all of them. What has left by `send_ahead` is not sent
-        again, unless it was rewritten since.
+        """Sends gradients to the hub and returns at once; without names, all of them. Bytes that `send_ahead` has sent are
+        not sent again, unless they were rewritten since then.
 
         Raises:
             OrderError: a key is under way.

@@ -1,7 +1,7 @@
 """Ray Train by hubs that Ray places: `TorchTrainer(train, torch_config=phub.ray.HubConfig(), ...)`.
 
-Each attempt of a run has hubs of its own, as actors: they begin before its workers and end after them. This runs in
-Ray's controller, except what is sent to the workers and to the hubs.
+Each attempt of a run has hubs of its own, as actors: they begin before its workers and end after them. This module
+runs in Ray's controller, except the functions that are sent to the workers and to the hubs.
 """
 
 from __future__ import annotations
@@ -134,8 +134,7 @@ def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
 
 
 def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: HubConfig) -> List[Dict[str, str]]:
-    """Returns what each worker finds in its environment: Ray's own local ranks are by addresses, which nodes may
-    share."""
+    """Returns the environment of each worker: Ray's own local ranks are by addresses, which nodes may share."""
     sizes = collections.Counter(node for node, _ in places)
     seen: "collections.Counter[str]" = collections.Counter()
     environments = []
@@ -154,7 +153,7 @@ def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: Hu
     return environments
 
 
-# ---- what workers run
+# ---- functions that workers run
 
 
 def _place() -> Tuple[str, str]:

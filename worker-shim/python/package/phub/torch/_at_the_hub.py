@@ -30,7 +30,7 @@ class _Read(NamedTuple):
     versions: Dict[str, int]
 
     def changed(self, now: Dict[str, Any]) -> List[str]:
-        """Returns the names of what the script has written since."""
+        """Returns the names of the values that the script has written since then."""
         replaced = [name for name in {*now, *self.values} if now.get(name) is not self.values.get(name)]
         return replaced + [name for name, version in self.versions.items() if self.values[name]._version != version]
 
@@ -62,8 +62,8 @@ class AtTheHub(Joined):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether `step` unscales gradients. torch's `GradScaler` asks this first in its own step, and then searches the gradients
-        for what is not finite; see `_scaler`."""
+        """Whether `step` unscales gradients. torch's `GradScaler` asks this first in its own step, and then searches the
+        gradients for values that are not finite; see `_scaler`."""
         reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # unscaled gradients
         unscales = self._phub.session.skips_nonfinite and not reads_before
         if unscales and not self._phub_join.model.has_grown:

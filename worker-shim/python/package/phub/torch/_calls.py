@@ -1,7 +1,7 @@
 """Calls under way: a future for each, whose callbacks may make calls themselves.
 
 Workers must make their calls in one order. Callbacks have a thread of their own, which calls them in the order in which they
-were added, when their futures are done. What a callback calls goes to means, and callbacks, of the next depth:
+were added, when their futures are done. A pass that a callback calls goes to means, and callbacks, of the next depth:
 
     script             calls at depth 0, in the order of the script
       callback         calls at depth 1, in the order of the callbacks

@@ -1,8 +1,8 @@
-"""Which module's forward pass has to wait for which parameters, and in what order modules are called.
+"""The parameters that each module's forward pass has to wait for, and the order in which modules are called.
 
 A module that is called waits for the parameters that it holds itself. Some modules use those of a child without
-calling it (MultiheadAttention its out_proj), so a module that was not called is covered by the nearest one above it
-that was. Which are called is learnt in the first training pass, when there is nothing to wait for yet. A module
+calling it (MultiheadAttention its out_proj). A module that was not called is therefore covered by the nearest module above
+it that was. The first training pass shows which are called: then there is nothing to wait for yet. A module
 that is met later, or that is not in training, waits for everything below it.
 """
 
@@ -36,7 +36,7 @@ class Coverage:
         return self._learning
 
     def called(self, module: Module) -> Tuple[str, ...]:
-        """Returns what to wait for before this module's forward."""
+        """Returns the parameters to wait for before this module's forward."""
         if module.training and self._learning:
             self._called[module] = None
         elif module.training and module in self._learnt:

@@ -153,7 +153,8 @@ class HubState:
             return buffer
 
         given = _future(buffer)
-        # What `then` raises is an error for DDP's reducer as well, which is C++. `set_exception` makes a value of it.
+        # An exception in `then` is an error for DDP's reducer as well, which is C++. `set_exception` makes a value of
+        # it.
         answer = given.then(outcome)
         self._answers.put(_Sent(session, key, buffer, given, failed))
         return answer

@@ -167,12 +167,12 @@ class Exchange:
         return search
 
     def _answer(self) -> None:
-        """Answers what the scaler asked in the last step, before the next norm is known."""
+        """Answers the scaler's search of the last step, before the next norm is known."""
         found, self._found = self._found, None
         if found is not None:
             found.answer()
 
-    # ---- what the script has changed
+    # ---- changes by the script
 
     def _put_written(self) -> None:
         """Gives the hub the parameters that the script has written, in a round of their own."""
@@ -189,7 +189,8 @@ class Exchange:
         self._weights.settle_all()
 
     def _backward_begins(self) -> None:
-        """Tells the hub the numbers of now, so that what it answers ahead is most often what `step()` asks for."""
+        """Tells the hub the current numbers, so that its answers ahead are most often those that `step()` asks
+        for."""
         try:
             if self._groups and self._settings.differs(self._groups):
                 self._weights.free_all()  # numbers change between rounds

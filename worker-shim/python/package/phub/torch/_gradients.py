@@ -7,8 +7,8 @@
               no gradient?                         pushed as nothing
 ```
 
-What `step()` finds is what counts; bytes that left before are only a start. With several workers a script that touches its
-gradients before `step()` finds the mean of all workers there, as with DDP. Owned by the thread of the script.
+The gradients that `step()` finds count; bytes that left before are only a start. With several workers a script that
+touches its gradients before `step()` finds the mean of all workers there, as with DDP. Owned by the thread of the script.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Gradients:
         self._follow(self._keys[id(parameter)])
 
     def arrange(self, keys: Iterable[str]) -> None:
-        """Pushes in this order, which is that of the forward pass: links that are idle take what comes first."""
+        """Pushes in this order, which is that of the forward pass: idle links take the first key that comes."""
         self._parameters = {key: self._parameters[key] for key in keys}
 
     # ---- the backward pass
@@ -207,7 +207,8 @@ class Gradients:
             self._average()
 
     def zeroed_by_script(self, gradient: torch.Tensor) -> None:
-        """Notes that the script has set a gradient to zero, which it may keep. A hook watches what the next backward pass adds."""
+        """Notes that the script has set a gradient to zero, which it may keep. A hook watches additions by the next backward
+        pass."""
         for key, parameter in self._parameters.items():
             if gradient_of(parameter) is gradient:
                 self._follow(key)
@@ -235,7 +236,8 @@ class Gradients:
         self._expects_search = self._mean is not None
 
     def puts_off(self, found: torch.Tensor) -> bool:
-        """Leaves a search of the scaler's to the hub, which finds what is not finite in the mean of all workers."""
+        """Leaves a search of the scaler's to the hub, which finds values that are not finite in the mean of all
+        workers."""
         if self._expects_search and not any(each is found for each in self._unanswered):
             self._unanswered.append(found)
         return self._expects_search
@@ -246,7 +248,7 @@ class Gradients:
         return bool(self._unanswered)
 
     def take_unanswered(self) -> List[torch.Tensor]:
-        """Takes the tensors of searches that were put off, in which the scaler reads what was found."""
+        """Takes the tensors of searches that were put off. The scaler reads the results in them."""
         unanswered, self._unanswered = self._unanswered, []
         return unanswered
 
@@ -260,7 +262,7 @@ class Gradients:
     # ---- the step
 
     def push(self, times: float = 1.0) -> None:
-        """Ends the round: what the parameters have as gradients, times a number, is what the hub steps with."""
+        """Ends the round: the hub steps with the gradients of the parameters, times a number."""
         sent: List[str] = []
         rewritten: List[str] = []
         nothing: List[str] = []
@@ -303,7 +305,8 @@ class Gradients:
         self._release()
 
     def _release(self) -> None:
-        """Ends the watch of all gradients. The script may keep those that it has got, so that hooks watch what is added later."""
+        """Ends the watch of all gradients. The script may keep the gradients that it has got, so hooks watch later
+        additions."""
         for key, parameter in self._parameters.items():
             gradient = gradient_of(parameter)
             if gradient is not None and (is_watched(gradient) or is_exposed(gradient)):
@@ -321,7 +324,7 @@ class Gradients:
             self._is_apart = was_apart
 
     def nothing(self) -> None:
-        """Forgets what left in this round: another push has taken its place."""
+        """Forgets the bytes that left in this round: another push has taken their place."""
         self._bucket.clear()
         self._sent.clear()
         self._left.clear()

@@ -34,7 +34,7 @@ __all__ = [
     "unasked",
 ]
 
-# What training loops ask of a tensor between two steps, and which has nothing to do with its values.
+# Properties that training loops read of a tensor between two steps, and that do not depend on its values.
 _PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "layout", "is_leaf", "grad_fn")
 _MORE_PROPERTIES = ("is_cuda", "is_sparse", "_version", "names", "is_meta", "is_quantized", "is_mkldnn", "retains_grad", "_base")
 _METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "register_hook")
@@ -124,7 +124,8 @@ class Held:
         if holder is not None:
             holder.moved(self)
 
-    # Only what a script gets hold of is watched, so that gradients cost nothing in the backward pass.
+    # Only gradients that a script gets hold of are watched, so that gradients cost nothing in the backward
+    # pass.
 
     @property
     def grad(self) -> Optional[torch.Tensor]:

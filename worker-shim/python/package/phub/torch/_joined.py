@@ -26,7 +26,8 @@ class Membership(Protocol):
 
 
 def leave_dropped(job: str, leave: Callable[[], None]) -> None:
-    """Leaves a job of which a script has dropped what joined it. That may be at any line, so that an error is a line in the log."""
+    """Leaves a job when a script has dropped the object that joined it. A script may drop it at
+    any line, so an error is only logged."""
     try:
         leave()
     except LeftError:

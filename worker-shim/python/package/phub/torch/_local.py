@@ -71,7 +71,8 @@ class StepsItself(Joined):
     _phub: LocalExchange
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Makes this optimizer's own step, sends its changes, and takes the hub's values of what was sent."""
+        """Makes this optimizer's own step, sends its changes, and takes the hub's values of the sent
+        parameters."""
         self._phub.begin_step()
         loss = super().step(closure)  # type: ignore[arg-type]
         self._phub.end_step()

@@ -57,7 +57,7 @@ class Means:
     def __init__(self, join: Callable[..., Session], begin: Callable[[], None]) -> None:
         """Args:
             join: makes a session from a way's name and the keys and the optimizer of a `phub.Session`.
-            begin: what the thread calls first.
+            begin: the first call of the thread.
         """
         self._join, self._begin = join, begin
         self._sessions: Dict[Way, Session] = {}

@@ -1,4 +1,4 @@
-"""`observe`: names the rank that holds up a training job, whoever sums its gradients.
+"""`observe`: names the rank that holds up a training job, for any library that sums its gradients.
 
 ```
    |<- before ->|<- forward ->|<- backward ->|<- waiting ->|
@@ -167,12 +167,12 @@ class _Rows:
         """The ranks of which the log knows, since nobody was late."""
 
     def put(self, made: _Pass) -> None:
-        """Takes a pass, and sends what can leave."""
+        """Takes a pass, and sends all that can leave."""
         self._passes.append(made)
         self.send()
 
     def send(self) -> None:
-        """Sends what can leave without waiting. An error ends observing."""
+        """Sends all that can leave without waiting. An error ends observing."""
         if self.error is not None:
             return
         try:

@@ -42,10 +42,10 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     The optimizer stays the object that it is, so learning-rate schedulers work. All workers get
     rank 0's parameters, frozen ones and buffers among them, and its optimizer's state, if it has some.
 
-    A script means what it means with `DistributedDataParallel`: the gradients, parameters and settings that `step()` finds are those
-    that count. With several workers a script that touches gradients before `step()`, to clip them or for a log, finds the mean of all
-    workers. `step()` does not wait for the new values; a module that is called waits for its own, and so does any other code that
-    reads a parameter.
+    A script has the same meaning as with `DistributedDataParallel`: the gradients, parameters and settings that `step()`
+    finds are those that count. With several workers a script that touches gradients before `step()`, to clip them or for a
+    log, finds the mean of all workers. `step()` does not wait for the new values; a module that is called waits for its own,
+    and so does any other code that reads a parameter.
 
     With `compression=phub.SlimDP(...)` any optimizer makes its own steps, and the hub has the mean of their changes: `step()` returns
     when the values that were sent have come back. State, clipping and accumulation are as without phub.
@@ -56,9 +56,10 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             must be among them. Names must be the same in all workers. Default: numbers.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment.
         clip_norm: the hub scales the mean gradient of all parameters so that its norm is at most this, as
-            `torch.nn.utils.clip_grad_norm_` does after DDP, and without the exchange of gradients that this call costs. `grad_norm` is
-            the norm of the last step. With `skip_nonfinite=True` a step whose mean gradient is not finite is left out, and the hub does
-            what torch's `GradScaler` would do by itself: it unscales gradients, and finds those that are not finite.
+            `torch.nn.utils.clip_grad_norm_` does after DDP, and without the exchange of gradients that this call costs.
+            `grad_norm` is the norm of the last step. With `skip_nonfinite=True` a step whose mean gradient is not finite is
+            left out. The hub does the work of torch's `GradScaler`: it unscales gradients, and finds those that are not
+            finite.
         clip_value: each worker's gradients are clipped to plus and minus this, before the mean.
         backward_passes_per_step: after how many backward passes bytes leave in the first step. `step()` takes the sum of as many as
             there were, and the next step's bytes leave after as many.
@@ -75,7 +76,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             the gradients of all.
 
     Raises:
-        UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and what to do.
+        UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and the next step.
         SettingsError: two parameters of one name, a parameter without a name, a type that the hub does not take.
     """
     if isinstance(optimizer, Joined):

@@ -1,4 +1,5 @@
-"""torch's `GradScaler` in a job with `skip_nonfinite`: gradients leave unscaled, and the hub finds what is not finite.
+"""torch's `GradScaler` in a job with `skip_nonfinite`: gradients leave unscaled, and the hub finds values that are not
+finite.
 
 ```
    scaler.scale(loss).backward()   bytes ahead leave times the last step's 1 / scale
@@ -44,7 +45,7 @@ class Found:
                 tensor.fill_(float(found))
 
     def touched(self) -> None:
-        """Prepares for the scaler, which is about to read what was found."""
+        """Prepares for the scaler, which is about to read the result of a search."""
         self.answer()
 
     def zeroed_by_script(self, gradient: Any) -> None:

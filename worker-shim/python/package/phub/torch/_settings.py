@@ -78,7 +78,7 @@ class Settings:
         """Reads the groups of an optimizer, which is of this kind; default its class.
 
         Raises:
-            UnsupportedOptimizerError: the hub cannot run it; the message says which setting, and what to do.
+            UnsupportedOptimizerError: the hub cannot run it; the message names the setting and the next step.
         """
         kind = kind or type(optimizer)
         if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, Lion):
@@ -95,7 +95,7 @@ class Settings:
         return _seen(groups) != self._seen
 
     def changed(self, groups: Groups) -> Optional[Change]:
-        """Returns what the hub must be told, if the groups say something else than in the last call.
+        """Returns the change to send to the hub, if the groups differ from the last call.
 
         Raises:
             UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow. It says so again in the next
@@ -144,7 +144,7 @@ def _by_name(of_groups: Sequence[_T], groups: Groups, parameters: Mapping[str, t
 
 
 def _seen(groups: Groups) -> Tuple[Dict[str, Any], ...]:
-    """Returns the groups' settings of now: what changes in a group later does not change these."""
+    """Returns the groups' settings of now: later changes of a group do not change these."""
     return tuple({name: _plain(group[name]) for name in _FOLLOWED if name in group} for group in groups)
 
 
@@ -189,7 +189,7 @@ def _numbers(
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
-    """Returns one number for all, which is the first that is not zero, and what each is of it."""
+    """Returns one number for all, which is the first that is not zero, and each value's quotient by it."""
     numbers = [float(value) for value in values]
     base = next((number for number in numbers if number), 0.0)
     if not base:

@@ -36,8 +36,8 @@ def from_torch(
     at_hub: _optimizers.Optimizer,
     averages: Optional[Mapping[str, Array]] = None,
 ) -> Optional[State]:
-    """Returns the parameters, and what torch's optimizer keeps of them, with averages by key; `None` where there is
-    neither.
+    """Returns the parameters, and the state that torch's optimizer keeps of them, with averages by key; `None` if
+    there is neither.
 
     Raises:
         SettingsError: it is another model's or another optimizer's.

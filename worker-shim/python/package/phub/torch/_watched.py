@@ -18,7 +18,7 @@ __all__ = ["is_exposed", "is_watched", "release", "unwatch", "watch"]
 
 
 class Watcher(Protocol):
-    """Whoever watches gradients."""
+    """An object that watches gradients."""
 
     def touched(self) -> None:
         """Is called before the script reads or writes a watched gradient, and unwatches it."""
@@ -27,8 +27,8 @@ class Watcher(Protocol):
         """Is called before the script sets a gradient to zero, which need not be watched any more."""
 
     def puts_off(self, found: Any) -> bool:
-        """Is asked before torch's `GradScaler` searches gradients that are all this watcher's for what is not finite. Whether the
-        watcher puts that off, and writes into `found` what was found."""
+        """Returns whether the watcher puts a search off. torch's `GradScaler` asks before it searches gradients for values
+        that are not finite; all of them belong to this watcher. The watcher writes the result into `found`."""
 
 
 _WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}

@@ -1,5 +1,5 @@
-"""A model's parameters, whose values the hub makes: values come from the hub when they are read, and what a script writes is
-found at the next `step()`.
+"""A model's parameters with the hub's values. Values come from the hub when they are read, and values that a script writes
+are found at the next `step()`.
 
 ```
    step()              values are on their way, a read waits
@@ -25,7 +25,7 @@ from ._windows import Windows, have_other_bits
 
 # Values that are copied at once: they stay in the cache for the modules that compute with them next.
 _BUCKET_BYTES = 64 * 1024
-_LEAST_BYTES = 256  # what a value counts at least: all of a bucket that are on their way are looked at in each wait
+_LEAST_BYTES = 256  # the least that a value counts: all values of a bucket that are in flight are looked at in each wait
 
 
 class _Weight:
@@ -197,7 +197,7 @@ class Weights:
         found = []
         for key, weight in self._weights.items():
             if key in self.pending:
-                continue  # whoever writes reads first
+                continue  # a writer reads first
             if key in self._moved or weight.values._version != weight.version:
                 found.append(key)
             elif weight.is_exposed and self._differs(key, weight):

@@ -67,8 +67,8 @@ def unpin(addresses: List[int], device: torch.device) -> None:
 
 
 def _forget_error(device: torch.device) -> None:
-    # CUDA keeps the error of a call for whoever asks for the last one, and PyTorch asks after each kernel that it launches:
-    # the script would get it from an innocent line. PyTorch has no cudaGetLastError; this kernel asks.
+    # CUDA keeps the error of a call for the next caller that asks for the last one, and PyTorch asks after each kernel that
+    # it launches. So the script would get it from an innocent line. PyTorch has no cudaGetLastError; this kernel asks.
     try:
         torch.ones(1, device=device)
     except RuntimeError:
@@ -101,7 +101,7 @@ class HostWindows:
                     torch.mul(each, times, out=self._windows[key][0])
 
     def do(self, keys: Sequence[str], call: Call) -> None:
-        """Makes a call of the session for keys, once what was written is in the windows."""
+        """Makes a call of the session for keys, once the written values are in the windows."""
         if keys:
             call(*keys)
 
@@ -234,8 +234,8 @@ class CudaWindows(HostWindows):
         return super().ready([key for key in keys if self._made[key].is_set()])
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
-        # The next answer cannot overwrite what is still being copied: it comes after the next push, and that push after
-        # a later copy.
+        # The next answer cannot overwrite bytes that are still being copied. It comes after the next push, and that
+        # push comes after a later copy.
         for key, target in zip(keys, into):
             target.copy_(self._windows[key][1], non_blocking=True)
 
