@@ -26,7 +26,7 @@ enum Holds {
     Token(Token),
 }
 
-/// There is nothing to show to hubs.
+/// No credential to show to hubs was found.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum CredentialError {
@@ -166,7 +166,7 @@ mod tests {
         assert!(!format!("{all:?} {one:?}").contains(secret.reveal()));
     }
 
-    /// All of these are how people and their editors write a file.
+    /// People and their editors write a file in all of these forms.
     #[test]
     fn a_file_that_an_editor_has_touched_holds_the_same_secret() {
         let own = Credential::parse("0123456789abcdef", "a test").unwrap().token(Right::Join, "job");

@@ -43,7 +43,7 @@ impl FromStr for Right {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // Nobody gives the right of a hub away.
+        // The right of a hub cannot be given to another.
         let found = RIGHTS.iter().find(|(right, name)| *name == text && *right != Right::Peer);
         found.map(|(right, _)| *right).ok_or_else(|| "expected read, join or operate".into())
     }
@@ -97,7 +97,7 @@ impl Token {
     pub(crate) fn right_of(text: &str) -> Option<(Right, Option<u64>)> {
         let (name, expires) = match text.split_once('@') {
             None => (text, None),
-            // One spelling of each number.
+            // Each number has one spelling.
             Some((name, at)) => {
                 (name, Some(at.parse().ok().filter(|number: &u64| number.to_string() == at)?))
             }

@@ -133,7 +133,7 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Versions(args) => args.run(),
         Command::Man(args) => args.run(Cli::command()),
         Command::Completions(args) => args.run(Cli::command()),
-        // They have printed the fault.
+        // The subcommands have printed the fault.
         Command::Checkpoint(args) => match args.run() {
             Ok(false) => return exit::FAILED,
             other => other.map(drop),

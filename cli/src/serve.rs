@@ -35,7 +35,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     let hub = Hub::start(settings)?;
-    // Nobody need read it.
+    // The caller may have closed stdout.
     if let Err(error) = line(format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address())) {
         tracing::warn!("cannot print the address of the control port: {error:#}");
     }

@@ -59,7 +59,7 @@ impl LastRounds {
         new.for_each(|(_, waits)| {
             self.all.iter_mut().zip(waits).for_each(|(all, &wait)| all.add(wait, 1));
         });
-        // In the others nobody was waited for.
+        // In the other rounds, no worker was waited for.
         let rest = u64::from(until.0 - from.0) - waited;
         self.all.iter_mut().for_each(|all| all.add(0, rest));
         self.counted = until;
@@ -103,7 +103,7 @@ impl LastRounds {
             let was_last = |&(&wait, &longest): &(&u32, &u32)| wait > 0 && wait == longest;
             let mut late: Vec<u32> =
                 all.iter().zip(&longest).filter(was_last).map(|(&wait, _)| wait).collect();
-            // In the other rounds of the window nobody was waited for.
+            // In the other rounds of the window, no worker was waited for.
             all.resize(all.len().max(window as usize), 0);
             RankReply {
                 rank: rank as u32,

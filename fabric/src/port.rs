@@ -96,7 +96,7 @@ pub trait FrameRule: Send + fmt::Debug {
     /// Checks whether `bytes` bytes may come with this immediate, over a transport that does not say where they went.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// Works like [`check`](Self::check), for the length alone.
     fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String>;
 
     /// Returns the meaning of an immediate, for errors.

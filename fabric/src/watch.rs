@@ -24,7 +24,7 @@ pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
 /// The events at the end of a socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SocketEvents {
-    /// Nothing is sent after the handshake: any event is.
+    /// The peer sends nothing after the handshake: any event is the end.
     Any,
     /// The event that a connection is shut in both directions, by whichever end.
     HangUp,

@@ -112,7 +112,7 @@ pub enum MemberError {
     NoTransport {
         /// The hub's address.
         hub: String,
-        /// Each transport, and why not by it.
+        /// Each transport, with the reason why it failed.
         tried: Vec<String>,
     },
     /// The job failed: a member died, or broke the protocol.

@@ -129,7 +129,7 @@ pub(crate) fn insist<R>(
             return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
         }
         answer = (failure.cause != Cause::Cut).then_some(failure.error);
-        // Nothing tells when a hub or a proxy can answer again.
+        // No event tells when a hub or a proxy can answer again.
         std::thread::sleep(RETRY);
     }
     unreachable!("the limit ends the tries")

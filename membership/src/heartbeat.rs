@@ -139,7 +139,7 @@ impl Beat {
                 (self.heard, self.tries) = (Instant::now(), 0);
                 self.take(reply)
             }
-            // Only the hub's own words end the membership at once. A proxy's page, or none, does not.
+            // Only a hub's own refusal ends the membership at once. A proxy's page, or none, does not.
             Err(Failure { cause: Cause::Refused | Cause::Gone, error }) => self.lost(error),
             // This process itself stood still: the hub's silence counts from now on.
             Err(_) if asked.elapsed() > self.control.timeout + STOOD_STILL => {

@@ -203,7 +203,7 @@ impl Hub {
     /// links.
     ///
     /// # Errors
-    /// As for [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn relink(&self, why: String) -> Result<LetIn, MemberError> {
         let request = RelinkRequest { token: self.token.clone(), why };
         let control = self.control.within(self.limit);
@@ -217,7 +217,7 @@ impl Hub {
     /// wants it.
     ///
     /// # Errors
-    /// As for [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn offer(&self, state_before: Round, steps: Option<Vec<u32>>) -> Result<Option<u64>, MemberError> {
         self.control.offer(&self.token, state_before, steps).map_err(|error| self.lost_if_unreachable(error))
     }
@@ -225,7 +225,7 @@ impl Hub {
     /// Sends the state that the hub waits for, of `bytes` bytes.
     ///
     /// # Errors
-    /// As for [`post`](Self::post), and when the state is not so long.
+    /// Returns the errors of [`post`](Self::post), and an error if the state has another length.
     pub(crate) fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
         let reply = self.control.send_state("bring a state", &self.token, values, bytes);
         reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
@@ -234,7 +234,7 @@ impl Hub {
     /// Says within `limit` that this member's own job has failed, and why.
     ///
     /// # Errors
-    /// As for [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn fail(&self, reason: &str, limit: Duration) -> Result<(), MemberError> {
         self.leave_because(reason, LeaveRequest::default(), limit)
     }
@@ -242,7 +242,7 @@ impl Hub {
     /// Says within `limit` that another hub of the job is lost or stops, and how: the job ends here, until that hub is back.
     ///
     /// # Errors
-    /// As for [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn fail_without_hub(&self, lost: &str, limit: Duration) -> Result<(), MemberError> {
         self.leave_because(lost, LeaveRequest { hub_lost: true, ..LeaveRequest::default() }, limit)
     }
@@ -251,7 +251,7 @@ impl Hub {
     /// at most for `limit`.
     ///
     /// # Errors
-    /// As for [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
         self.leave_because(
             why,
@@ -268,7 +268,7 @@ impl Hub {
     /// Leaves a job that was a trial, from this round on: if nobody else is in it, it leaves no checkpoint behind.
     ///
     /// # Errors
-    /// As for [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn leave_trial(&self, round: Round) -> Result<(), MemberError> {
         let request =
             LeaveRequest { token: self.token.clone(), round, was_trial: true, ..LeaveRequest::default() };

@@ -76,7 +76,7 @@ pub fn wait_for(
             if tries == 1 {
                 tracing::warn!("{error}; waiting up to {} s for the hub", left.as_secs());
             }
-            // Nothing tells when a program on another machine begins to listen.
+            // No event tells when a program on another machine begins to listen.
             std::thread::sleep(HEALTH_PAUSE);
         }
     }
@@ -113,7 +113,7 @@ pub fn meet(
     let protocol_lowest = Versions::OURS.lowest_of_several();
     let machine = mesh.machine;
     let request = MeetRequest { protocol: PROTOCOL, protocol_lowest, machine, address, wait_ms };
-    // So that the hub can say which machine is missing.
+    // With this time, the hub can still say which machine is missing.
     let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential, named)?;
     let MeetReply { hubs } = control
         .post("meet", "wait for the hubs of the other machines", &request)
@@ -181,7 +181,7 @@ impl LetIn {
         let control = control.of_member(&reply.token);
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
-        // From now on: windows and links may take longer to make than the hub bears silence.
+        // The heartbeat starts now: the hub's time limit may be shorter than the making of windows and links.
         let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit())?;
         let token = reply.token.clone();
         Ok(LetIn { control, share, reply, token, heartbeat, farewell })

@@ -113,7 +113,7 @@ impl FromStr for Peer {
     }
 }
 
-/// One lookup that has not ended.
+/// A lookup has not ended.
 struct UnderWay;
 
 impl UnderWay {

@@ -4,7 +4,8 @@
 //!   values --> | key 0 of hub 0 | key 0 of hub 1 | key 1 of hub 1 | ... --pipe--> a request to each hub
 //! ```
 //!
-//! On the thread that brings it, and one for each hub. Must not know where the values come from.
+//! Runs on the thread that brings the state; there is one for each hub. Must not know where the values come
+//! from.
 
 use std::io::{self, PipeWriter, Read, Write};
 

@@ -9,8 +9,8 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-/// For a variant without fields in an internally tagged enum. Such a variant takes any fields, even if the enum
-/// denies unknown fields: `#[serde(deserialize_with = "strict_json::none")]`.
+/// Parses a variant without fields of an internally tagged enum. Such a variant takes any fields, even if the enum denies
+/// unknown fields. Use: `#[serde(deserialize_with = "strict_json::none")]`.
 pub(crate) fn none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]

@@ -66,7 +66,7 @@ impl Address {
                 Arc::clone(&self.lookups).acquire_owned().await.map_err(|error| error.to_string())?;
             let (done, found) = oneshot::channel();
             look_up_with(&self.name, &self.named, move |result| {
-                // Also where nobody waits any more: the thread is there until now.
+                // The permit is held until the thread ends, even if no caller waits any more.
                 drop(permit);
                 drop(done.send(result));
             });

@@ -305,7 +305,7 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
-        // It may be ending the jobs now, because of a panic.
+        // The hub may be ending the jobs now, because of a panic.
         self.alarm.end();
         self.listens.take().map(JoinHandle::join);
         registry.end_all(reason);
@@ -403,7 +403,8 @@ fn open_data_paths(
                 continue;
             }
             Transport::Shm => {
-                // Nobody foresees it, so nobody else has it, also in other network namespaces. It goes with the process.
+                // The address cannot be foreseen, so no other process has it, even in other network namespaces. It goes
+                // with the process.
                 let address = shm::Listener::new_address().map_err(ConnectError::from)?;
                 let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
                 (Listener::Shm(listener), TransportAddress::Shm { machine: any::machine(), address })

@@ -164,7 +164,7 @@ mod tests {
             10 * MODEL,
             "kept, and in a snapshot"
         );
-        // Each of four gradient windows has the lines of both hubs, too.
+        // Each of four gradient windows has the cache lines of both hubs, too.
         let needed_of_two = needed(JobTerms { clip_norm: Some(1.0), hubs: 2, ..terms });
         assert_eq!(needed_of_two, (9 * MODEL + 5 * 2 * lines) / 2);
     }

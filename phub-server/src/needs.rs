@@ -89,7 +89,7 @@ fn parent(path: &Path) -> &Path {
 }
 
 fn can_make_in(directory: &Path) -> std::io::Result<()> {
-    // By its own entry, so that a file is told from a directory.
+    // The check uses the directory's own entry ".", so that a file fails.
     Ok(access(directory.join("."), Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
@@ -101,7 +101,7 @@ pub fn threads(cores: usize) -> Result<usize, HubError> {
     let needed = cores + BESIDE_CORES;
     let mut threads = Vec::new();
     let mut refused = None;
-    // All live until the last one is made.
+    // All threads live until the last one is made.
     let (hold, held) = channel::<()>();
     let held = std::sync::Arc::new(std::sync::Mutex::new(held));
     for made in 0..needed {

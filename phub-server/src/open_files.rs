@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Nobody needs more than this.
+/// No hub needs more files than this.
 const REASONABLE: u64 = 65_536;
 
 /// Raises the limit as far as the process may without privileges, up to a reasonable number.

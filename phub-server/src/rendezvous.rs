@@ -7,7 +7,7 @@
 //!                                                    lost, with the links named
 //! ```
 //!
-//! Only who is let in by the control port is past the token: these are as many as there are joins.
+//! Only a client that the control port has admitted gets past the token: there is one for each join.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};

@@ -20,7 +20,7 @@ use crate::seldom::Seldom;
 
 /// Connections of one transport without a hello.
 const PLACES: usize = 64;
-/// All connections have sent something that their threads have not read. Then the room is looked at again after this long.
+/// All connections have sent bytes that their threads have not read. Then the room is looked at again after this long.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl WaitingRoom {
                 guests.iter_mut().find(|guest| !guest.sent_away && has_sent_nothing(&guest.socket))
             {
                 oldest.sent_away = true;
-                // Its thread reads the end of the connection, and can still say why.
+                // The connection's thread reads the end of the stream, and can still say why.
                 let _ = shutdown(&oldest.socket, Shutdown::Read);
                 if let Some(times) = self.sent_away.count() {
                     tracing::warn!(
@@ -115,7 +115,7 @@ mod tests {
         pairs[0].1.write_all(b"h").unwrap();
         thread::scope(|scope| {
             let second = scope.spawn(|| {
-                // As a handshake's thread does.
+                // A handshake's thread does the same.
                 assert_eq!(pairs[1].0.try_clone().unwrap().read(&mut [0]).unwrap(), 0, "it is sent away");
                 drop(places.remove(1));
             });

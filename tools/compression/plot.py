@@ -37,7 +37,7 @@ def main():
     parser.add_argument("--runs", default=f"target/compression/{'length' if long else 'runs'}.csv", help="by run.py")
     parser.add_argument("--out", default="target/compression", help="folder of the picture")
     args = parser.parse_args(sys.argv[2:] if long else None)
-    # Of each task and method by seed: round, seconds, rank 0's accuracy, the hub's.
+    # The results by task, method and seed: round, seconds, rank 0's accuracy, the hub's.
     runs = collections.defaultdict(lambda: collections.defaultdict(list))
     with open(args.runs, newline="") as file:
         for row in csv.DictReader(file):

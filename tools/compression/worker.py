@@ -36,7 +36,8 @@ def main():
                 spent += time.perf_counter() - looked
                 line = {"round": number, "seconds": spent, "accuracy": accuracy(weights, *task.test)}
                 if run["hub_too"]:
-                    # With Slim-DP the hub's weights are the model. A worker's own differ between two selections.
+                    # With Slim-DP, the hub's weights are the model. A worker's own differ between two
+                    # selections.
                     line["hub"] = accuracy(session.state().tensors, *task.test) if method.local else line["accuracy"]
                 print(json.dumps(line), flush=True)
                 looked = time.perf_counter()

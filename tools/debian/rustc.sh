@@ -23,12 +23,13 @@ aarch64-unknown-linux-gnu) architecture=arm64 ;;
 *) not_had "no Debian architecture is known for $target" ;;
 esac
 if ! [ -x "$dir/rustc" ] || ! [ -d "$root/usr/lib/rustlib/$target" ]; then
-    # Both anew: a standard library fits the compiler of its own version only.
+    # Both are made anew: a standard library fits only the compiler of its own version.
     rm -rf "$dir/rustc" "$root"
     sh tools/debian/unpack.sh "$root" "$(dpkg --print-architecture)" libstd-rust-dev -- rustc
     [ -z "$architecture" ] || sh tools/debian/unpack.sh "$root" "$architecture" -- libstd-rust-dev
     loader=$(find "$root" -name 'ld-linux-*.so.*' | head -n 1)
-    # Not a shell script: sh drops variables with a hyphen in their names, and cargo gives such variables to the compiler.
+    # The wrapper is no shell script: sh drops variables with a hyphen in their names, and cargo gives such variables to
+    # the compiler.
     cat >"$dir/rustc" <<PYTHON
 #!$(python3 -c 'import sys; print(sys.executable)')
 import os, sys

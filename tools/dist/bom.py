@@ -2,8 +2,9 @@
 """Writes the contents of a release: `bom.py TARGET DIRECTORY`. The bill of materials is in CycloneDX's JSON, the licences
 are text.
 
-Both name the crates that cargo links into the wheel and the programs, and Rust's standard library. Crates of tests, of builds and
-of macros are not shipped. `bom.py --check FILE` validates a bill by CycloneDX's schema. It fails for a crate without a licence."""
+Both files name the crates that cargo links into the wheel and the programs, and Rust's standard library. Crates of tests, of
+builds and of macros are not shipped. `bom.py --check FILE` validates a bill by CycloneDX's schema. It fails for a crate
+without a licence."""
 
 import json
 import os
@@ -14,7 +15,7 @@ import sys
 import uuid
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# As tools/dist/wheel.sh builds them.
+# tools/dist/wheel.sh builds with the same arguments.
 SHIPPED = ["--no-default-features", "-p", "phub-cli", "-p", "benches", "-p", "phub-python"]
 LOCKED = re.compile(r'name = "(.+)"\nversion = "(.+)"\n(?:source = ".+"\n)?(?:checksum = "(.+)"\n)?')
 TEXTS = re.compile(r"(un)?licen[cs]e|copying|notice|copyright", re.IGNORECASE)

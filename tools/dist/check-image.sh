@@ -23,7 +23,7 @@ read -r mirror < <(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) $(CODENA
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# In plain directories, and by chroot: so it works inside containers, too.
+# Images are plain directories, and commands run by chroot: so it works inside containers, too.
 builder() { buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" "$@"; }
 debootstrap --variant=minbase bookworm "$work/root" "$mirror" >"$dir/debootstrap.log" || not_had "see $dir/debootstrap.log"
 base=$(builder from scratch)

@@ -13,7 +13,7 @@ wheel=$(echo "$dir"/phub-*_"${target%%-*}".whl)
 "$dir/venv/bin/abi3audit" --strict "$wheel"
 [ "$target" = "$host" ] || exec sh tools/dist/check-emulated.sh "$wheel"
 
-# Nothing of a compiler is on the path.
+# No part of a compiler is on the path.
 PATH=/usr/bin:/bin
 export PATH
 pythons=${PHUB_PYTHONS:-$(find /usr/bin /usr/local/bin "$HOME"/.pyenv/versions/*/bin -name 'python3.[0-9]*' 2>/dev/null |

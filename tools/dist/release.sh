@@ -28,7 +28,7 @@ changes=$(git status --porcelain)
 [ -z "$changes" ] || refuse "one of make check, deny and dist has changed the tree: find out why before you release:
 $changes"
 
-# Another target may have been built before. Its bill has the commit.
+# An earlier build may have been for another target. Its bill has the commit.
 for bill in target/dist/phub-"$version"-*.cdx.json; do
     grep -q "\"$(git rev-parse HEAD)\"" "$bill" || refuse "$bill is not of this commit: build that target again, or remove its files"
 done

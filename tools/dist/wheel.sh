@@ -36,8 +36,9 @@ python tools/dist/bom.py "$target" "$dir"
 # shellcheck disable=SC2086
 python tools/dist/bom.py --check $made.cdx.json
 
-# Each of maturin and cargo-zigbuild has a C compiler of its own path, and cargo builds all that has C in it, and all above it,
-# once for each path. So both get this one. Under the name of the C compiler it compiles and links, as ar it makes archives.
+# Maturin and cargo-zigbuild each use a C compiler by a path of their own. For each path, cargo builds all crates with C in
+# them, and those above them, once. So both get this one. Under the name of the C compiler it compiles and links, as ar it
+# makes archives.
 mkdir -p "$dir/zig"
 zig() {
     printf '#!/bin/sh\nexec cargo-zigbuild zig %s -- %s "$@"\n' "$1" "$3" > "$dir/zig/$2"

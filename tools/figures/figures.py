@@ -23,7 +23,7 @@ def main():
     points = chosen(args.only, args.quick, args.hubs)
     if args.at_most:
         points = points[: args.at_most]
-    # All points once, then again, so that a change of the machine shows in the spread of each point.
+    # All points run once, then again, so that a change of the machine shows in the spread of each point.
     runs = [(point, repeat) for repeat in range(args.repeats) for point in points]
     todo = [run for run in runs if not table.has(*run)]
     print(f"{len(points)} points, {args.repeats} runs each; {len(runs) - len(todo)} are in {table.path}", flush=True)

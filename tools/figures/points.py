@@ -46,11 +46,11 @@ class Point:
         return replace(scale, time=scale.time * max(1, self.machines / 4))
 
     def links(self):
-        """Mb/s of each machine's link: one for each worker, and the hub's own if it is separate.
+        """Returns the Mb/s of each machine's link: one for each worker, and the hub's own if it is separate.
 
-        With hubs beside the workers each machine carries gradients and weights each way, and its own hub's share stays in
-        it. With a separate hub a worker's link carries the model once each way, and is slower accordingly; the hub's link
-        is as fast as all of them.
+        If each machine has a hub and a worker, it carries gradients and weights each way, and its own hub's share stays
+        in it. With a separate hub a worker's link carries the model once each way, and is slower accordingly. The hub's
+        link is as fast as all of them.
         """
         mbit = self.scale().mbit(self.gbps)
         if self.hubs == "beside":
@@ -75,7 +75,7 @@ def bandwidth(schedules=SCHEDULES):
 
 
 def apart():
-    """Not in P3's paper: as figure 7, with one separate hub and a link as fast as all workers' together."""
+    """Returns points that P3's paper lacks: as figure 7, with one separate hub and a link as fast as all workers' together."""
     for model, rates in APART.items():
         for gbps in rates:
             for schedule in ["kvstore", "p3"]:

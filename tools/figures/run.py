@@ -35,7 +35,7 @@ def measure(machines, binaries, point, series_path=None):
     with started(machines, binaries, places, point.machines, worker_options(point)) as (hubs, workers):
         load = Load([process.pid for process in [*hubs, *workers]])
         link = Link(workers[0].pid)
-        # As many samples a second as in P3's figures.
+        # The samples a second are those of P3's figures.
         looks, look_s = [load.look], LOOK_S
         if series_path:
             looks, look_s = [load.look, link.look], scale.sample_ms(10) / 1000

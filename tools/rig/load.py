@@ -23,7 +23,8 @@ class Load:
         self.looks.append((time.monotonic(), busy, busy + idle + iowait, own + interrupts))
 
     def shares(self, seconds):
-        """In the last `seconds` before the last sample: the busy share of all cores, and the share of other work."""
+        """Computes two shares of the last `seconds` before the last sample: the busy share of all cores, and the
+            share of other work."""
         end = self.looks[-1]
         begin = max((look for look in self.looks if look[0] <= end[0] - seconds), default=self.looks[0])
         _, busy, total, own = (late - early for late, early in zip(end, begin))
@@ -64,7 +65,8 @@ class Link:
 
 
 def rates(series, step_s):
-    """From samples of seconds, bytes and bytes: seconds since the first sample, Mb/s, Mb/s, for each step.
+    """Computes rates from samples of seconds, bytes and bytes: seconds since the first sample, Mb/s, Mb/s,
+        for each step.
 
     A sample may be late; bytes between two samples are spread evenly.
     """

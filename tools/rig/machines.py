@@ -15,7 +15,7 @@ import subprocess
 
 # Jumbo frames, as P3 had them; a frame of TCP carries 8948 bytes in 9014.
 MTU = 9000
-# As P3's machines had it. Every process may have another one.
+# P3's machines had it. Every process may have another one.
 CONGESTION = "cubic"
 # P3's own settings, except for the burst, which must hold a segment that the kernel has not yet cut: 64 KiB.
 LATENCY = "50ms"

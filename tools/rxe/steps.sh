@@ -88,7 +88,7 @@ model() {
         header="$header${header:+,}\"tensor $number\":{\"dtype\":\"F32\",\"shape\":[$elements],\"data_offsets\":[$begin,$end]}"
     done
     header="{$header}"
-    # Its length comes first, in eight bytes, the lowest first.
+    # The length of the header comes first, in eight bytes, the lowest first.
     for ((byte = 0; byte < 8; byte++)); do
         printf -v octal %03o $((${#header} >> (8 * byte) & 255))
         printf '%b' "\\0$octal"

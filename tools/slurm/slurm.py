@@ -120,7 +120,7 @@ class Cluster:
         return subprocess.run(inside, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     def wait(self, is_there, what):
-        """Nothing tells when a daemon of Slurm is ready."""
+        """Waits for a daemon of Slurm by asking: no event tells when it is ready."""
         begun = time.monotonic()
         while not is_there():
             if time.monotonic() - begun > LIMIT_S / 4:
@@ -173,7 +173,7 @@ def main():
         ask = ("python", "-c", "import phub; print(phub.worker())")
         done = cluster.ask("salloc", "-N2", "-n4", *ask)
         refused("a shell", done, done.stderr)
-        # As Slurm starts the shell of a job itself, with use_interactive_step.
+        # Slurm itself starts the shell of a job in this way, with use_interactive_step.
         done = cluster.ask("salloc", "-N2", "-n4", "srun", "--interactive", "--preserve-env", *ask)
         refused("an interactive step", done, done.stdout + done.stderr)
 

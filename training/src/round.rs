@@ -10,7 +10,7 @@ use crate::samples::Samples;
 /// flight.
 ///
 /// # Errors
-/// As for [`Session::wait`] and [`Session::push`].
+/// Returns the errors of [`Session::wait`] and [`Session::push`].
 pub fn round(session: &mut Session, pass: &mut NetworkPass, batch: &Samples) -> Result<f32, SessionError> {
     let layers = pass.network().layers();
     pass.begin(batch);

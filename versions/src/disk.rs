@@ -98,7 +98,7 @@ pub(crate) fn write_new(
     let dir = dir.unwrap_or(Path::new("."));
     let hidden = dir.join(format!("{HIDDEN}{}-{}", std::process::id(), name.to_string_lossy()));
     let written = create(&hidden, write).and_then(|()| fs::hard_link(&hidden, path));
-    // Also where it failed: a link leaves the first name.
+    // The first name is removed after a failure, too: a link leaves it.
     drop(fs::remove_file(&hidden));
     written.and_then(|()| sync(dir)).map_err(VersionError::disk(path, "writing weights to a new file"))
 }
@@ -125,7 +125,7 @@ pub(crate) fn sweep(dir: &Path) -> Result<(), VersionError> {
 /// Brings the names in a directory to the disk.
 fn sync(dir: &Path) -> io::Result<()> {
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems cannot do this; their server has the names.
+        // Some network file systems cannot sync a directory; their server has the names.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         other => other,
     }

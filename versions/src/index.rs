@@ -1,7 +1,7 @@
 //! The index of a version: its kind, and the file of each of its tensors.
 //!
-//! It is written last, in the form of an index of a sharded safetensors model. Engines need all of it but `phub_job` and
-//! `phub_round`.
+//! The index is written last, in the form of an index of a sharded safetensors model. Engines need all of it but
+//! `phub_job` and `phub_round`.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -30,7 +30,7 @@ pub struct At {
     pub id: VersionId,
     /// The job and the round that it is of.
     pub origin: Origin,
-    /// All of its weights.
+    /// All weights of the version.
     pub weights: Weights,
 }
 

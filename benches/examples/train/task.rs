@@ -6,7 +6,7 @@ use training::{Network, Samples, TrainingPlan};
 use crate::args::Args;
 use crate::wine;
 
-/// One wine in five is for the test.
+/// One wine in five is in the test set.
 const TEST_EVERY: usize = 5;
 /// Widths of the hidden layers.
 const HIDDEN: [usize; 2] = [64, 32];

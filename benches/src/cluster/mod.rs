@@ -28,7 +28,7 @@ const ITERATIONS: u32 = 3;
 pub enum Spread {
     /// The baseline of this hub: large tensors in parts on all hubs, each small tensor on one hub.
     Hubs,
-    /// Each tensor evenly on all hubs, as in systems that cut one long vector of all tensors.
+    /// Each tensor is spread evenly over all hubs, as in systems that cut one long vector of all tensors.
     Even,
 }
 

@@ -39,7 +39,7 @@ pub struct Expected<E> {
     exact: bool,
     /// The next step.
     next: Round,
-    /// One for all keys; with `norms` one for each key.
+    /// One period for all keys; with `norms` one period for each key.
     periods: Vec<Period<E>>,
     /// The norms of keys, if steps are adapted to them.
     norms: Option<Norms>,
@@ -165,7 +165,7 @@ impl<E: Element> Expected<E> {
         let ranks = (0..of(self.workers)).map(|rank| if self.alone { 0 } else { rank });
         let sum = oracle::sum(ranks.map(|rank| gradient::<E>(rank, phase).to_f32()));
         let Some(machines) = self.machines else { return sum };
-        // It crosses in the key's type.
+        // The sum crosses in the key's type.
         let of_a_machine = E::from_f32(sum).to_f32();
         oracle::sum((0..of(machines)).map(|_| of_a_machine))
     }

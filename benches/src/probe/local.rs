@@ -146,7 +146,7 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
     let private =
         u32::from(args.weights == WeightsChoice::Private).max(2 * u32::from(args.compress.is_some()));
     let of_a_worker = 1 + private + u32::from(args.consistency.steps_alone());
-    // Without shared memory both ends have each window.
+    // Without shared memory, each window exists at both ends.
     let of_a_worker =
         of_a_worker + if matches!(args.transport, Some(Transport::Tcp | Transport::Verbs)) { 2 } else { 0 };
     // A machine of a mesh has a window of sums, and its share of the job above has as many as there are machines.

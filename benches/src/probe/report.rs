@@ -88,7 +88,7 @@ struct CoreShare {
     waiting_s: f64,
 }
 
-/// Some rounds, and as many passes of the machine's limit right after them. Times in ns, sorted.
+/// Some rounds, and the same number of passes of the machine's limit right after them. Times in ns, sorted.
 #[derive(Debug)]
 pub(super) struct Leg {
     rounds: Vec<u64>,

@@ -69,7 +69,7 @@ struct Worker<E> {
     /// The number of parties that push if pushes step alone: workers, or in a mesh machines.
     steppers: u32,
     round: u32,
-    /// All rounds that are pushed, here and before.
+    /// The number of rounds that are pushed, here and before.
     rounds: u32,
     /// The round where the job begins, from a checkpoint of it.
     begins: u32,

@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    /// All is as it should be.
+    /// Everything is as it should be.
     Pass,
     /// Worth knowing. The settings do not need it.
     Note,

@@ -175,7 +175,7 @@ fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &N
         Ok(plan) => Some(plan),
         Err(error) => {
             let fix = "phub-server topology shows cores and NICs; --cores and --nics choose among them";
-            // As `serve` does: it goes without RDMA where nobody asked for it.
+            // `serve` does the same: it goes without RDMA if no setting asks for it.
             let verdict = if asked { Verdict::Fail } else { Verdict::Warn };
             report.add(Check { verdict, ..Check::fail("NICs to use", error.to_string(), fix) });
             None

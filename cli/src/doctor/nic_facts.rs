@@ -99,7 +99,7 @@ fn acs(config: &[u8]) -> Option<u16> {
     }
     let word = |at: usize| Some(u32::from_le_bytes(*config.get(at..)?.first_chunk()?));
     let mut at = 0x100; // of the first extended capability
-    // As many as there is room for: a list that goes round ends, too.
+    // The loop has a bound, so a list that forms a circle ends, too.
     for _ in 0..(4096 - 0x100) / 8 {
         let head = word(at).filter(|&head| head != 0 && head != u32::MAX);
         match head {

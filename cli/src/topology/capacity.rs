@@ -119,8 +119,8 @@ fn nic_gb_s(host: &Host, plan: &Plan) -> Option<f64> {
 /// Returns the number of workers that the memory can serve, if it carries `pushes` times the bytes that one
 /// worker pushes.
 ///
-/// For each byte that `w` workers push, a NIC writes one and the sum reads one. The step reads 2/w and writes 2/w (Nesterov). The
-/// cache saves nothing here.
+/// For each byte that `w` workers push, a NIC writes one byte to memory and the sum reads one. The step reads 2/w and writes 2/w
+/// (Nesterov). The cache saves nothing here.
 fn by_memory(pushes: f64) -> f64 {
     ((pushes - 4.0) / 2.0).max(0.0)
 }

@@ -91,7 +91,7 @@ impl PublishArgs {
 /// A publisher at work.
 struct Publishing {
     publisher: Publisher,
-    /// Nothing while a thread has it.
+    /// `None` while a thread has it.
     source: Option<Source>,
     /// The cause of waiting that was said last.
     said: String,

@@ -10,7 +10,8 @@ use crate::out::line;
 
 /// Pull a job's weights into a safetensors file, while it trains.
 ///
-/// They are the weights of one round, which is printed. No worker waits, and the hub has a copy while it sends.
+/// The weights are those of one round, which is printed. No worker waits, and the hub has a copy while it
+/// sends.
 #[derive(Clone, Debug, Parser)]
 pub struct PullArgs {
     #[command(flatten)]

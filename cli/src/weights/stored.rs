@@ -80,7 +80,7 @@ fn verify(directory: &Path) -> anyhow::Result<()> {
     let mut reader = Reader::new(directory);
     let all = list(directory)?;
     if all.is_empty() {
-        // Nothing to compare is no success: the directory may be a wrong one.
+        // An empty directory is no success: it may be the wrong one.
         return Err(VersionError::Empty { path: directory.to_owned() }.into());
     }
     for Listed { id, origin, .. } in &all {

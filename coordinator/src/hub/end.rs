@@ -45,7 +45,7 @@ impl Hub {
         self.names.take(&job.spec.name, id);
         let is_being_saved = job.last.is_being_saved();
         if is_being_saved {
-            // Nobody goes on from the checkpoint before it meanwhile.
+            // Meanwhile no job goes on from the checkpoint before it.
             self.names.keep(&job.spec.name);
         }
         Some(Failed { blame, is_being_saved, effects: self.noted(id, effects, now) })

@@ -17,7 +17,7 @@ pub enum Found {
     Reserved,
     /// A job that has not failed.
     Job,
-    /// Nothing: the name is reserved now for a job of this number, which the worker has made.
+    /// The name was free: it is reserved now for a job of this number, which the worker has made.
     Free(JobId),
 }
 

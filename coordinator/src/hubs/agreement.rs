@@ -56,7 +56,7 @@ impl Follower {
     pub fn release(&mut self, cut: u64) -> Result<(), StaleCut> {
         let last = self.last;
         if !self.is_held_by(cut) {
-            // Its hold may come after its release, when it waited here: then it holds nothing.
+            // The hub's hold may come after its release, if the hold waited here. Then it holds nothing.
             self.last = self.last.max(cut);
             return Err(StaleCut { asked: cut, last });
         }
@@ -276,7 +276,7 @@ mod tests {
                 let (number, ahead) = (hub % hubs, all.iter().map(|hub| hub.next).max().unwrap());
                 let hub = &mut all[number];
                 match what {
-                    // Its part of a round is on the disk. No hub is far behind: workers push to all.
+                    // The hub's part of a round is on the disk. No hub is far behind: workers push to all.
                     0..=3 => {
                         hub.next = (hub.next + 1).max(ahead.saturating_sub(2));
                         if may_write(&hub.told, &hub.files) {
@@ -285,7 +285,7 @@ mod tests {
                             hub.files.retain(|&round| is_needed(&told, round));
                         }
                     }
-                    // It skips a round, or its disk is full.
+                    // The hub skips a round, or its disk is full.
                     4 => hub.next += 1,
                     // Hub 0 gets its rounds, and answers.
                     _ => {

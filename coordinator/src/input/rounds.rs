@@ -78,7 +78,7 @@ impl Request for ChangeNumbers {
         let job = hub.job_mut(self.job).ok_or(JobEnded)?;
         let now = (&job.numbers, &*job.spec.terms);
         let numbers = self.change.checked(now, self.from, &self.reset)?;
-        // Below other hubs, these have the numbers.
+        // Below other hubs, the hubs above have the numbers.
         if !job.spec.made.is_below {
             job.numbers.change(self.from, numbers.clone());
         }

@@ -172,7 +172,7 @@ pub enum Cause {
     Late,
     /// The member has lost a hub of the job, and says so.
     HubLost,
-    /// Another hub lost it, it gives up, or it could not be let in.
+    /// Another hub lost the member, the member gives up, or it could not be admitted.
     Other,
 }
 

@@ -38,7 +38,7 @@ pub struct WantId(u64);
 /// The use of a state that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Use {
-    /// Its file, at all hubs of the job.
+    /// A file for the job, at all hubs of the job.
     File,
     /// A client, which has a copy until it has read it.
     Client,
@@ -47,13 +47,13 @@ pub enum Use {
 /// The use of the parts of a snapshot for which all cores have answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
-    /// They are written to a file.
+    /// The parts are written to a file.
     Write,
-    /// They are given to the client that wants them.
+    /// The parts are given to the client that wants them.
     Give(WantId),
-    /// They are thrown away, because one is missing for this reason. Nobody at this hub waits for them.
+    /// The parts are thrown away, because one is missing for this reason. Nobody at this hub waits for them.
     Skip(String),
-    /// They are thrown away: one is missing, and the want waits; or its time is over.
+    /// The parts are thrown away: one is missing, and the want waits; or its time is over.
     Drop,
 }
 

@@ -125,7 +125,7 @@ impl crate::Port for Port {
     fn attach(&mut self, endpoint: Endpoint) -> LinkId {
         match endpoint {
             Endpoint::Shm(endpoint) => {
-                // Without it the peer does not end a sleep here, which has a time-out.
+                // Without it the peer does not end a sleep here; the sleep has a timeout.
                 let _ = self.tcp.sleep_beside_edges(endpoint.woken_by().as_fd());
                 outer(SHM, self.shm.attach(endpoint))
             }
@@ -179,7 +179,7 @@ impl crate::Port for Port {
     fn flush_early(&mut self) {
         self.shm.flush_early();
         self.tcp.flush_early();
-        // Not the NICs: see there.
+        // Posts to NICs wait for `flush`: see the port over verbs.
     }
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {

@@ -204,8 +204,8 @@ impl Mapping {
             collapsed += self.collapse(ranges, access);
         }
         if nodes.len() > 1 {
-            // For all: advice for some ranges would cut the mapping in pieces, of which a process has 65,530 at most.
-            // SAFETY: the range is this mapping's own; the advice changes no contents.
+            // The advice is for all ranges: advice for some would cut the mapping in pieces, and a process may have
+            // 65,530 at most. SAFETY: the range is this mapping's own; the advice changes no contents.
             let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes(), Advice::LinuxNoHugepage) };
         }
         collapsed

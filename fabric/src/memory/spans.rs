@@ -78,7 +78,7 @@ impl Spans {
     /// time (post after write, no write before the peer's answer).
     ///
     /// # Panics
-    /// As [`elements`](Self::elements).
+    /// Works like [`elements`](Self::elements), for writing.
     pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
         let (start, elements) = self.start(index);
         // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because
@@ -121,7 +121,8 @@ impl RecvWindow {
     /// Shows another peer's window at the addresses where this view is. Nobody may be reading it: the bytes change.
     ///
     /// # Errors
-    /// As for [`open`](Self::open). Where the pages could not be mapped, the view reads as zeros.
+    /// Has the same conditions as [`open`](Self::open). Where the pages could not be mapped, the view reads
+    /// as zeros.
     ///
     /// # Panics
     /// When it is memory of this end.
@@ -271,13 +272,13 @@ pub enum SpanError {
         /// Size of the window.
         bytes: usize,
     },
-    /// Not on a boundary of 64 bytes.
+    /// The span is not on a boundary of 64 bytes.
     #[error("span {span:?} must start on a multiple of 64 bytes")]
     Misaligned {
         /// The span.
         span: Span,
     },
-    /// Not whole elements.
+    /// The span is not a whole number of elements.
     #[error("span {span:?} must hold whole elements of {element_bytes} bytes")]
     NotWhole {
         /// The span.

@@ -151,7 +151,7 @@ pub(super) fn refuse(socket: BorrowedFd, why: &str) {
 pub(super) fn peek(socket: BorrowedFd, timeout: Duration) -> io::Result<Vec<u8>> {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
     let mut bytes = vec![0; MAX_BYTES];
-    // Without room for descriptors. They stay in the socket, so that this closes none.
+    // The buffer has no room for descriptors. They stay in the socket, so that this closes none.
     let read = retry_on_intr(|| recv(socket, &mut bytes, RecvFlags::PEEK)).map_err(silent_for(timeout))?;
     come(bytes, read.0)
 }

@@ -6,10 +6,10 @@
 //!   its own sender  ---- sendto(sender, "phub-bell-NAME-0") --> receiver of port 0
 //! ```
 //!
-//! All of it is one connection's, so that nobody disturbs the others. A worker may use or ignore its eventfds: the hub's ports
-//! wake, or they do not. The hub never reads one, because a peer that makes it blocking would hold the hub up: its epoll tells
-//! each write once (edges). The hub does not write to a worker's descriptors either: its sender never leaves its process, and
-//! each call says that it does not block.
+//! All sockets belong to one connection, so that no connection disturbs another. A worker may use or ignore its eventfds: the
+//! hub's ports wake, or they do not. The hub never reads one, because a peer that makes it blocking would hold the hub up: its
+//! epoll tells each write once (edges). The hub does not write to a worker's descriptors either: its sender never leaves its
+//! process, and each call says that it does not block.
 //!
 //! A receiver never leaves its process either. It is connected to the hub's sender before it has a name, so the kernel takes
 //! datagrams for it from that socket alone. Descriptors that strangers send, whose closing blocks, never reach it.
@@ -73,7 +73,7 @@ impl WokenBy {
     /// Creates the receiver of a worker's port, for datagrams of the hub's sender of this name.
     pub fn receiver(own: Name, sender: Name, port: usize) -> Result<Self, Errno> {
         let socket = socket()?;
-        // In this order: with a name and without a peer, it would take datagrams from everybody.
+        // This order matters: with a name and without a peer, the socket would take datagrams from everybody.
         connect(&socket, &sender.address("ring", 0)?)?;
         bind(&socket, &own.receiver(port)?)?;
         Ok(WokenBy::Receiver(socket))
@@ -107,7 +107,8 @@ pub struct Sender {
 impl Sender {
     pub fn new() -> Result<Self, Errno> {
         let (name, socket) = (Name::random()?, socket()?);
-        // Its name is public. Strangers could send descriptors to it, and a core would close them with it.
+        // The sender's name is public. Strangers could send descriptors to it, and a core would close them
+        // with it.
         shutdown(&socket, Shutdown::Read)?;
         bind(&socket, &name.address("ring", 0)?)?;
         Ok(Sender { name, socket: Arc::new(socket) })

@@ -42,9 +42,9 @@ impl Default for Faults {
 pub struct Rate(u32);
 
 impl Rate {
-    /// Not once.
+    /// The event never happens.
     pub const NEVER: Rate = Rate(0);
-    /// Each time.
+    /// The event happens each time.
     pub const ALWAYS: Rate = Rate(1_000_000);
 
     /// Creates a rate of `count` in a million; more than a million is always.

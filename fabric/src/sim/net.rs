@@ -145,7 +145,7 @@ pub(super) struct End {
     pub sent: Traffic,
     /// The port that polls this end.
     pub port: Option<usize>,
-    /// Neither detached nor killed.
+    /// The end is neither detached nor killed.
     pub alive: bool,
     /// The rule for the arrivals that its owner takes from the peer, if the owner checks them.
     pub rule: Option<Box<dyn FrameRule>>,

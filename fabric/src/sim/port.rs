@@ -122,7 +122,7 @@ impl crate::Port for Port {
 
     fn flush(&mut self) {
         let mut state = self.net.lock();
-        // In the order of ids, not of posts: the random draws of a seed stay the same.
+        // The order is that of ids, not of posts, so the random draws of a seed stay the same.
         for (_, attached) in self.links.iter() {
             state.flush(attached.link);
         }

@@ -1,6 +1,6 @@
 //! The net's dice: a counter run through a mixing function (Steele, Lea and Flood's SplitMix64).
 //!
-//! Not for secrets. One state a net, so that a seed names a run.
+//! Do not use it for secrets. One state a net, so that a seed names a run.
 
 #[derive(Debug)]
 pub(super) struct Random(u64);

@@ -61,7 +61,7 @@ pub enum ConnectError {
     /// The other end talks nonsense.
     #[error("the TCP handshake failed: {0}")]
     Nonsense(String),
-    /// Some of the worker's connections did not come.
+    /// Some of the worker's connections did not arrive.
     #[error(
         "of the worker's {links} TCP connections, one for each link, link(s) {came} came and link(s) {lack} did not come within \
          {limit:?}; is the worker alive, and does each connection get through?"

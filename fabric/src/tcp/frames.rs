@@ -13,7 +13,7 @@ pub enum Frames {
     /// TCP's checksum of 16 bits protects them.
     #[default]
     Plain,
-    /// Each has a checksum of its header and one of its bytes, 64 bits each.
+    /// Each frame has a checksum of its header and a checksum of its bytes, 64 bits each.
     Summed,
 }
 

@@ -29,7 +29,7 @@ const LARGE: usize = 8 << 10;
 pub(super) enum Received {
     /// A frame is whole: its immediate.
     Frame(Imm),
-    /// Nothing more for now.
+    /// There is nothing more for now.
     Nothing,
     /// The peer sends nothing more.
     End,

@@ -41,7 +41,7 @@ pub struct DevicePort {
     pub lid: u16,
     /// The network interface, if it has one.
     pub netdev: Option<String>,
-    /// All its addresses.
+    /// All addresses of the port.
     pub gids: Vec<GidEntry>,
     /// The GID that would be used, and why.
     pub gid: Result<Chosen, GidError>,
@@ -104,7 +104,7 @@ impl DevicePort {
 /// certain GPU makes.
 ///
 /// # Errors
-/// Also when the device does not open.
+/// Works for a device that does not open, too.
 pub fn takes_dma_bufs(device: &str) -> Result<(), String> {
     let context = Context::open(device).map_err(|error| error.to_string())?;
     let domain = Domain::new(&context).map_err(|error| error.to_string())?;

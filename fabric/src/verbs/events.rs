@@ -77,7 +77,7 @@ impl NicWatch {
         let (tv_sec, tv_nsec) = (self.patience.as_secs() as i64, self.patience.subsec_nanos().into());
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let spec = Itimerspec { it_interval: once, it_value: Timespec { tv_sec, tv_nsec } };
-        // It cannot fail: the timer is one, and the time is valid.
+        // The call cannot fail: the descriptor is a timer, and the time is valid.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
     }
 

@@ -52,7 +52,7 @@ pub struct Group {
 
 #[derive(Debug, Default)]
 struct Nics {
-    /// Each once.
+    /// Each NIC is listed once.
     wanted: Vec<Wanted>,
     watches: Vec<Arc<NicWatch>>,
 }
@@ -143,7 +143,7 @@ impl Group {
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
         let nic = Arc::new(Nic::open(&context, options, self.settings)?);
-        // As `Fitness` has it of NICs that open at the start.
+        // The test is that of `Fitness` for NICs that open at the start.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
         if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {
@@ -155,7 +155,7 @@ impl Group {
         };
         for (port, wanted) in self.ports.iter().zip(&self.wanted).filter(|(_, nics)| nics.contains(options)) {
             let now = |other: &NicOptions| if other == options { Some(&nic) } else { open(other) };
-            // Those that it was lent stay: links may be on them.
+            // NICs that the group was lent stay: links may be on them.
             let is_own = |nic: &Arc<Nic>| {
                 let is_it = |own: &NicOptions| {
                     own.device == nic.context.device && own.port.is_none_or(|port| port == nic.port)

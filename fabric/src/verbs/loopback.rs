@@ -59,7 +59,7 @@ pub enum LoopbackError {
         /// The reason why it closed.
         reason: String,
     },
-    /// Nothing came any more.
+    /// No more posts arrived.
     #[error(
         "{device}: {arrived} of {posts} posts to itself arrived within {TIMEOUT:?}; is a firewall in the way (RoCE v2 is UDP port 4791)?"
     )]

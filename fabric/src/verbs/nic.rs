@@ -33,7 +33,7 @@ impl NicOptions {
     }
 }
 
-/// As a list of NICs has it: `mlx5_0:1@3`.
+/// Prints the form of a list of NICs: `mlx5_0:1@3`.
 impl fmt::Display for NicOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.device)?;

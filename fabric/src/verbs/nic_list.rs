@@ -16,7 +16,7 @@ use super::nic::NicOptions;
 pub struct NicList {
     except: bool,
     exact: bool,
-    /// All devices where there are none.
+    /// The entries of the list; empty for all devices.
     entries: Vec<NicOptions>,
     /// The GID index of devices for which none is named.
     gid_index: Option<u8>,

@@ -38,8 +38,8 @@ const TIMEOUT: PathSetting = PathSetting {
     default: 17,
     help: "A packet is sent again after 4.096 us x 2 to this power",
 };
-/// Some 4 s until the peer is taken for gone: for so long a port may be down. Not 7, the most that the field holds: soft-RoCE
-/// takes that for ever, and a link whose path is gone would never fail.
+/// About 4 s until the peer is taken for gone: a port may be down for so long. Not 7, the most that the field holds:
+/// soft-RoCE takes that for ever, and a link whose path is gone would never fail.
 const RETRIES: PathSetting = PathSetting {
     flag: "--rdma-retries",
     variables: &["PHUB_RDMA_RETRIES", "NCCL_IB_RETRY_CNT"],
@@ -111,7 +111,7 @@ const RELAXED_ORDERING: PathSetting = PathSetting {
     help: "Whether a NIC may write received bytes into memory in any order (PCI): 0 no, 1 yes, 2 if library and driver support it",
 };
 
-/// All of them.
+/// All settings of the path.
 pub static PATH_SETTINGS: [&PathSetting; 9] = [
     &TIMEOUT,
     &RETRIES,

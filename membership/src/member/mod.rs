@@ -1,7 +1,7 @@
 //! The state machine of a job's member, from its join to its end: its state, and its next step. The same for a worker and for a
 //! hub below others.
 //!
-//! Each state but `Linked` and `Over` has one step under way, which somebody else carries out. Its end is the next event.
+//! Each state but `Linked` and `Over` has one step under way, which the driver carries out. Its end is the next event.
 //!
 //! | state | event | next state | step |
 //! | --- | --- | --- | --- |
@@ -64,7 +64,7 @@ pub struct Limits {
 /// Something that happened to a member, or the end of its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// All hubs let it take part.
+    /// All hubs let the member take part.
     TakesPart,
     /// The member has the weights with which it begins, or goes on.
     CaughtUp,
@@ -332,7 +332,7 @@ impl Member {
             (Return::Rejoining | Return::Recovering, Event::Failed(Failure::ForGood)) => {
                 self.enter(State::Over, Step::GiveUp(None))
             }
-            // It took part: the hubs that live would wait for other links of it.
+            // The member took part: the living hubs would wait for other links from it.
             (Return::Recovering, Event::Failed(Failure::HubLost)) => {
                 self.enter(at(Return::Telling { again: true }), Step::TellLoss)
             }

@@ -71,7 +71,7 @@ pub struct RefusalReply {
     pub why: String,
 }
 
-/// One line.
+/// The text has one line.
 impl fmt::Display for RefusalReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} s ago, {}", self.ago_s, place(self.address.as_deref(), self.host.as_deref()))?;
@@ -114,7 +114,7 @@ pub struct LostReply {
     pub silent: u64,
     /// The members that held a round up for longer than the hub's limit.
     pub late: u64,
-    /// Another hub of the job lost them, or they could not be let in.
+    /// Another hub of the job lost the links, or they could not be admitted.
     pub other: u64,
 }
 

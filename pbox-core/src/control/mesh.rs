@@ -29,7 +29,7 @@ pub struct Mesh {
     pub meet: String,
 }
 
-/// Not a machine, or not a mesh.
+/// The text is no machine, or no mesh.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAMachine {
     /// Two numbers are missing.

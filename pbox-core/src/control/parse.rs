@@ -67,7 +67,7 @@ pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> 
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]
     struct Named<'a> {
-        // Not a `Value`: a tree of any JSON takes 16 times its bytes.
+        // The type is not `Value`: a tree of any JSON takes 16 times its bytes.
         #[serde(borrow)]
         protocol: Option<&'a RawValue>,
         #[serde(borrow)]

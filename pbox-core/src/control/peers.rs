@@ -131,7 +131,7 @@ pub struct WrittenReply {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartState {
-    /// Not all chunks have come to the part's round.
+    /// Some chunks have not come to the part's round.
     #[default]
     Collecting,
     /// The part is being written to the disk.

@@ -11,11 +11,12 @@ use super::schedule::Schedule;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Credit {
-    /// Any number.
+    /// The credit has no limit.
     None,
     /// This many; at least 1. A chunk that is larger goes alone.
     Bytes(usize),
-    /// Each worker searches for the best in its first rounds. The hub's answers have [`Credit::AT_FIRST`].
+    /// Each worker searches for the best credit in its first rounds. The hub's answers have
+    /// [`Credit::AT_FIRST`].
     Auto,
 }
 

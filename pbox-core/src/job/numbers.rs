@@ -9,7 +9,7 @@ use crate::layout::{Key, KeyId};
 /// A learning rate that no step can have.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum InvalidRate {
-    /// Not a rate.
+    /// The number is no valid rate.
     #[error(
         "learning rate {seen}: expected a finite number, at least 0 (with 0 the weights stay as they are)"
     )]
@@ -17,7 +17,7 @@ pub enum InvalidRate {
         /// The number that was asked for.
         seen: f32,
     },
-    /// Not a rate of this key.
+    /// The number is no valid rate of this key.
     #[error(
         "learning rate {seen}: times lr_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
     )]

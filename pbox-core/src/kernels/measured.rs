@@ -25,7 +25,7 @@ impl Kernels {
     /// Returns the sum of the squares of the weights, and of the gradient (LARS) or the update (LAMB).
     ///
     /// # Panics
-    /// For another optimizer, and when lengths differ.
+    /// Panics for another optimizer, and if lengths differ.
     pub fn squares(&self, optimizer: &Optimizer, step: &Step, before: Before) -> [f64; 2] {
         let elements = before.mean.len();
         assert_eq!(before.weights.len(), elements, "a weight for each mean");

@@ -87,7 +87,8 @@ pub enum Content {
     /// A gradient, or the push of one whose bytes came ahead. In an answer: the weights after the step.
     #[default]
     Gradient = 0,
-    /// Nothing: the worker has no gradient of the chunk in this round. In an answer: nobody had one, and the weights stay.
+    /// No content: the worker has no gradient of the chunk in this round. In an answer: nobody had one, and the weights
+    /// stay.
     Nothing = 1,
     /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
     Weights = 2,

@@ -144,7 +144,7 @@ impl Layout {
         if chunks > u64::from(MAX_CHUNKS) {
             return Err(LayoutError::TooManyChunks { chunks, chunk_bytes });
         }
-        // At most MAX_CHUNKS chunks of 1 GiB, so the sums below fit in 64 bits.
+        // There are at most MAX_CHUNKS chunks of 1 GiB, so the sums below fit in 64 bits.
         let (offset, bytes) = (self.window_bytes, bytes as usize);
         for start in (0..bytes).step_by(chunk_bytes) {
             let span = Span { offset: offset + start, bytes: chunk_bytes.min(bytes - start) };

@@ -1,8 +1,8 @@
 //! Sockeye: 27,734,558 parameters in 37 tensors, under Sockeye's (MXNet's) names.
 //!
-//! The model that P3 measures, with the settings of its artifact's run script for Sockeye 1.5: IWSLT15 English to
-//! Vietnamese, an LSTM encoder and an LSTM decoder of two layers each, hidden and embedding size 512, MLP attention of
-//! size 512, and a reversed source. The vocabularies are those of the data set (17,188 and 7,706 words) plus Sockeye's
+//! The model that P3 measures, with the settings of its artifact's run script for Sockeye 1.5, IWSLT15 English to
+//! Vietnamese. It has an LSTM encoder and an LSTM decoder of two layers each. Hidden and embedding size are 512, the size of
+//! the MLP attention is 512, and the source is reversed. The vocabularies are those of the data set (17,188 and 7,706 words) plus Sockeye's
 //! four symbols.
 //!
 //! ```text
@@ -14,8 +14,8 @@
 //!   512           encoder_rnn l0 ---------->   att  ------->  hidden --> cls 7,710 x 512
 //! ```
 //!
-//! Only here is the heaviest layer, 32% of the model, first in the forward pass. Its gradient comes last, and its
-//! weights are needed first (P3, section 5.3). Must not know how its keys are used.
+//! In this model alone, the heaviest layer, 32% of the model, is first in the forward pass. Its gradient comes
+//! last, and its weights are needed first (P3, section 5.3). Must not know how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;

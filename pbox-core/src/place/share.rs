@@ -7,13 +7,14 @@
 //!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub, or from four chunks a part
 //! ```
 //!
-//! By slices the keys of a [group](Layout::group) go to one hub. A key of fewer chunks than hubs goes to as many hubs as
-//! it has four chunks for. A layer of 255 chunks on one of 256 hubs would come to that hub from all machines at once.
+//! If the share is by slices, the keys of a [group](Layout::group) go to one hub. A key of fewer chunks than hubs goes
+//! to as many hubs as it has four chunks for. A layer of 255 chunks on one of 256 hubs would come to that hub from all
+//! machines at once.
 //!
-//! By layer is the parameter server that the papers compare with (P3, section 4.1). Tensors of more than 10^6
-//! parameters, by default, are split evenly over the servers. Each other tensor goes to one server, here by LPT and not
-//! at random. By slices spreads every layer over all hubs, so that all their NICs carry the layer that is needed first.
-//! Parts are contiguous, so that a hub touches few more pages of a window than it needs.
+//! A share by layer is that of the parameter server that the papers compare with (P3, section 4.1). Tensors of more
+//! than 10^6 parameters, by default, are split evenly over the servers. Each other tensor goes to one server, here by
+//! LPT and not at random. By slices spreads every layer over all hubs, so that all their NICs carry the layer that is
+//! needed first. Parts are contiguous, so that a hub touches few more pages of a window than it needs.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -116,7 +117,7 @@ fn shared(layout: &Layout, schedule: Schedule, share: Share) -> Vec<(usize, Rang
         false if chunks.len() >= hubs as usize => hubs,
         false => (chunks.len() as u32 / CHUNKS_OF_A_PART).max(1),
     };
-    // By slices, the keys of a group are dealt as one, so that they can leave as one.
+    // If the share is by slices, the keys of a group are dealt as one, so that they can leave together.
     let mut groups = if schedule.by_layer() { [].iter() } else { layout.groups().iter() }.peekable();
     let mut items: Vec<(u64, Vec<Range<u32>>)> = keys
         .zip(layout.keys())

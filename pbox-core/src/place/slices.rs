@@ -7,7 +7,7 @@
 //!   by layer: [------------ 0 ---------+---1--+----- 0 --]     one for each core
 //! ```
 //!
-//! Without layers a [group](crate::Layout::group) of keys is a slice as well, for keys that leave together.
+//! Without layers, a [group](crate::Layout::group) of keys that leave together is a slice as well.
 
 use std::ops::Range;
 

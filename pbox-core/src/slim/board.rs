@@ -122,7 +122,7 @@ impl Board {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // Only a core of the same hub can have panicked, and then the hub ends.
+        // Only a core of the same hub can have panicked. Then the hub ends.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

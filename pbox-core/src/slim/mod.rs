@@ -58,7 +58,7 @@ pub struct SlimDp {
 pub enum Explorer {
     /// The worker sends their places, 16 bits each. (In section 3.5 it sends a key with each value.)
     Keys,
-    /// Both ends draw them from the same seed, and no places are sent.
+    /// Both ends draw the places from the same seed, and no places are sent.
     #[default]
     Seeded,
 }

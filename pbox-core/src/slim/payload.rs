@@ -74,7 +74,7 @@ pub enum SlimPayloadError {
 pub enum Push {
     /// Values of the significant set and the explorer.
     Set,
-    /// All values.
+    /// The payload has all values.
     Whole,
     /// A push with another significant set than the hub's. The hub cannot read it, and the worker must push the whole
     /// chunk.

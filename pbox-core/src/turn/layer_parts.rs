@@ -35,7 +35,7 @@ pub(super) struct LayerParts {
 /// The result when a chunk of a part may be sent to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// Nothing: the part is not whole.
+    /// No posts: the part is not whole.
     NotYet,
     /// All these places must be sent.
     ToSend(Range<usize>),

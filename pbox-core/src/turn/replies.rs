@@ -55,7 +55,7 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// Nothing but posts.
+    /// The turn did nothing but post.
     const POSTED: Done = Done { steps: 0, bytes: 0, round: Round(0), has_task: false };
 }
 
@@ -268,7 +268,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             }
             Err(violation) => match self.shard.group(immediate.chunk) {
                 Some(places) => self.take_group(rank, immediate, places),
-                // Not a push of this round: it may be a pull, or a push whose answer was lost.
+                // The arrival is no push of this round: it may be a pull, or a push whose answer was lost.
                 None if self.pull(rank, immediate) || self.repeats(rank, immediate) => Ok(Some(Done::POSTED)),
                 None => self.take_line(rank, immediate, violation),
             },
@@ -311,8 +311,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 Some(_) => {
                     Ok(self.shard.settle_at(self.kernels, place).map_or(Arrived::Noted, Arrived::Finished))
                 }
-                // It breaks the protocol in some chunk, its pushes are of several rounds or no gradients, or each is a step of its
-                // own.
+                // The group breaks the protocol in some chunk, its pushes are of several rounds or no gradients, or each push is
+                // a step of its own.
                 None => self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }),
             };
             match arrived {
@@ -330,7 +330,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                     }
                 }
                 Ok(Arrived::Unread(round)) => self.replies.post_control(&mut self.port, rank, chunk, round),
-                // Nothing of it was taken.
+                // No push of the group was taken.
                 Err(violation) if chunk == first => return Err(violation),
                 Err(violation) => {
                     self.replies.broken.push((rank, violation));

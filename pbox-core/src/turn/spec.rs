@@ -96,7 +96,7 @@ impl ShardSpec {
     ) -> Result<(WindowsBelow, Vec<ShardSpec>), WindowError> {
         let ((terms, wire), (level, wire_above)) = (here, above);
         let chunks = below.placement.chunks_by_core();
-        // In a mesh in which machines step alone, each has its own answers also of its own share.
+        // In a mesh in which machines step alone, each machine has its own answers for its own share, too.
         let copies = level.members == Members::Mesh && level.consistency.steps_alone();
         let shown = match copies || wire_above.framing().is_some() {
             true => {

@@ -6,8 +6,8 @@
 //!   the core has done all again                      --> the time since goes to those who still owe
 //! ```
 //!
-//! Between two turns, when a core begins or ends to wait: the path of a chunk does not know of it. A core that never waits looks
-//! at nothing: then nobody is late. Must not read clocks: the driver of the core says what time it is.
+//! The watch runs between two turns, when a core begins or ends to wait: the path of a chunk does not know of it. A core that
+//! never waits looks at nothing: then nobody is late. Must not read clocks: the driver of the core says what time it is.
 
 use super::pace::Pace;
 use crate::layout::Round;
@@ -91,7 +91,7 @@ impl Watch {
             }
             let round = pace.round(self.place);
             if round == self.round {
-                // Both are in order.
+                // Both lists are in order.
                 let mut still = self.still.iter().peekable();
                 self.owes.retain(|rank| {
                     while still.next_if(|still| *still < rank).is_some() {}

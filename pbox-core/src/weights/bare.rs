@@ -119,8 +119,8 @@ impl Gradients {
     /// Returns worker `rank`'s push of the chunk at `span`. Panics if the worker or the span was not added.
     ///
     /// # Safety
-    /// By the protocol the worker must not write there while the result lives: it has posted the chunk, and has no
-    /// answer yet.
+    /// By the protocol, the worker must not write there while the result lives: it has posted the chunk, and has
+    /// no answer yet.
     #[inline]
     pub unsafe fn push(&self, rank: u32, span: Span) -> Push<'_> {
         Push { gradients: self, rank, span }
@@ -129,7 +129,7 @@ impl Gradients {
     /// Returns the pushes of `ranks`, like [`push`](Self::push).
     ///
     /// # Safety
-    /// As of `push`, for all these workers.
+    /// The conditions of `push` hold for all these workers.
     #[inline]
     pub unsafe fn pushes<I>(&mut self, ranks: I, span: Span) -> Pushes<'_, I> {
         Pushes { gradients: self, ranks, span }

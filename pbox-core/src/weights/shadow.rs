@@ -131,7 +131,7 @@ impl Encoder {
         let frames = framing.frames(chunk.id);
         let room = &mut frame[HEADER_BYTES..frames.coded_bytes];
         let draw = framing.answer_draw(round, chunk.id);
-        // Without state: the next difference already contains the values that were left out.
+        // No codec state is used: the next difference already contains the values that were left out.
         let encoded = codec.encode(kernels, &difference[..chunk.elements], &mut [], draw, room);
         frame::write_header(frame, Kind::Coded, encoded.bytes);
         let payload = &frame[HEADER_BYTES..][..encoded.bytes];

@@ -186,7 +186,7 @@ impl<M: Mode> Staged<M> {
     /// uses this mean.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     pub unsafe fn take_in(
         &mut self,
         kernels: &Kernels,
@@ -244,7 +244,7 @@ impl<M: Mode> Staged<M> {
     /// stays.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     #[cold]
     pub unsafe fn put(
         &mut self,
@@ -265,7 +265,7 @@ impl<M: Mode> Staged<M> {
     /// round before.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     pub unsafe fn last_put(&mut self, place: usize, mut ranks: impl Iterator<Item = u32>) {
         let Staged { chunks, gradients, steps, read, weights, .. } = self;
         let (chunk, Some(first)) = (&chunks[place], ranks.next()) else { return };
@@ -280,7 +280,7 @@ impl<M: Mode> Staged<M> {
     /// Returns the number of workers for which the pushes of `ranks` speak, which are without a gradient.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     #[cold]
     pub unsafe fn without_gradient(&self, place: usize, ranks: impl Iterator<Item = u32>) -> u32 {
         // SAFETY: the caller guarantees it.
@@ -291,7 +291,7 @@ impl<M: Mode> Staged<M> {
     /// Relays that the pushes of `ranks`, of all workers, are without a gradient: hubs above are notified.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     #[cold]
     pub unsafe fn relay_nothing(&mut self, place: usize, ranks: impl Iterator<Item = u32>) {
         if M::Gather::WAITS {
@@ -345,7 +345,7 @@ impl<M: Mode> Staged<M> {
     /// step has made, bit by bit.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     #[cold]
     pub unsafe fn step_shown(
         &mut self,
@@ -373,7 +373,7 @@ impl<M: Mode> Staged<M> {
     /// number of workers in the sum.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     #[inline]
     pub unsafe fn last_step(
         &mut self,
@@ -390,7 +390,7 @@ impl<M: Mode> Staged<M> {
     /// Steps the weights in the window, or the former ones.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     #[inline]
     unsafe fn step_on<const FORMER: bool>(
         &mut self,
@@ -440,7 +440,7 @@ impl<M: Mode> Staged<M> {
     /// stays in the cache.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// See [`step`](Self::step).
     unsafe fn step_by_former(
         &mut self,
         kernels: &Kernels,
@@ -612,7 +612,7 @@ struct Steps {
 /// The use of a sum by a step.
 #[derive(Debug)]
 enum Rule {
-    /// Nothing: the job leaves out both sum and step.
+    /// No work: the job leaves out both sum and step.
     Nothing,
     /// The sum takes the place of the weights.
     Sum,

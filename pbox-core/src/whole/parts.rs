@@ -18,9 +18,9 @@ pub struct Parts {
 pub enum Part {
     /// The first of its hub in its round.
     New,
-    /// One that is known already, or of a round that is over.
+    /// A part that is known already, or that is of a round that is over.
     Known,
-    /// Another than the one that is known: one of the two is a lie.
+    /// Another part than the known one: one of the two is a lie.
     Other,
 }
 

@@ -12,8 +12,8 @@
 //!
 //! The weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
 //!
-//! One value for each link, on the thread of its port. Knows no rounds. Of each chunk it keeps at most one notice, and one round of
-//! bytes ahead.
+//! Each link has one value, on the thread of its port. Knows no rounds. Of each chunk it keeps at most one notice, and one round
+//! of bytes ahead.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

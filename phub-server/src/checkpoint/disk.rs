@@ -105,7 +105,7 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     #[cfg(test)]
     note(Change::SyncDir(dir))?;
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems cannot do this; their server has the name.
+        // Some network file systems cannot sync a directory; their server has the name.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
         result => result,
     }

@@ -277,7 +277,7 @@ pub(super) fn entries(
             Entry { key: id, elements, piece, tensor, shown: Key::f32(name, shape) }
         })
         .collect();
-    // These are the reader's limits, so that every file can be read back.
+    // The limits are those of the reader, so that every file can be read back.
     let shown: Vec<Key> = entries.iter().map(|entry| entry.shown.clone()).collect();
     match manifest::check(&shown) {
         // A hub that keeps no weights has a round to go on with, and no tensor.

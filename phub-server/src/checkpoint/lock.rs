@@ -33,7 +33,7 @@ pub(super) struct Lock {
 /// A directory is not this hub's.
 #[derive(Debug)]
 pub(super) enum NotLocked {
-    /// Another process has it: this one, if the kernel says so.
+    /// Another process has the lock; the number is its process, if the kernel tells it.
     InUse(Option<u32>),
     /// An error, with the attempt before it.
     Failed(&'static str, io::Error),
@@ -47,7 +47,7 @@ impl Lock {
         let directory = OpenOptions::new().read(true).custom_flags(flags).open(dir);
         let directory = directory.map_err(failed("opening it"))?;
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            // Not every file system can lock a directory. There is the file.
+            // Not every file system can lock a directory: the file is locked in any case. There is the file.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::BADF) => {}
             Err(Errno::WOULDBLOCK) => return Err(NotLocked::InUse(holder(&directory))),
             Err(errno) => return Err(failed("locking it")(errno.into())),
@@ -101,7 +101,7 @@ fn own_file(dir: &Path) -> io::Result<File> {
     if !about.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // Those of older hubs could be opened, and so locked, by everybody.
+    // Everybody could open the lock files of older hubs, and lock them.
     if about.uid() == geteuid().as_raw() && about.mode() & 0o077 != 0 {
         fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     }

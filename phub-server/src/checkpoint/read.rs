@@ -57,7 +57,8 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         metadata => metadata?,
     };
     let tensors = match from_safetensors(&header, file_bytes) {
-        // Of a job whose hub keeps no weights; that there is nothing else in the file, the digest tells.
+        // The file may be of a job whose hub keeps no weights. The digest tells whether there is nothing else
+        // in the file.
         Err(ManifestError::NoKeys) => Vec::new(),
         tensors => tensors?,
     };

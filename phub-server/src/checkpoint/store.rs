@@ -70,7 +70,8 @@ impl CheckpointStore {
             let dir = dir.clone();
             move |error: io::Error| CheckpointError::Directory { dir, doing, error }
         };
-        // Not its parents: a mistyped path, or a disk that is not mounted, must be an error.
+        // The parents of the directory are not made: a mistyped path, or a disk that is not mounted, must be
+        // an error.
         match mode.make_directory(&dir) {
             Err(_) if dir.is_dir() => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

@@ -241,11 +241,11 @@ mod tests {
         let (crowd, limits) = (Crowd::default(), ControlLimits::of_connections(4096));
         let stranger = |from: &str| crowd.enter(from.parse().unwrap(), &limits).unwrap().0;
         let gone = |place: &mut Place| place.gone.try_recv().is_ok();
-        // Of a second in which 2000 come: the client's bytes are there after a third of it.
+        // In one second 2000 bytes may arrive: the client's bytes are there after a third of it.
         let mut slow = stranger("10.0.0.1:1");
         let mut others = Vec::from_iter((0..2000).map(|_| stranger("10.0.0.1:2")));
         assert!(!gone(&mut slow) && !others.iter_mut().any(gone));
-        // From elsewhere, however many there are.
+        // The address is another one, however many clients the first one has.
         let mut elsewhere = stranger("10.0.0.2:1");
         others.extend((0..10_000).map(|_| stranger("10.0.0.1:3")));
         assert!(gone(&mut slow) && !gone(&mut elsewhere));

@@ -380,7 +380,7 @@ mod tests {
             assert_eq!(with(&[(ORIGIN, "null")]), 403);
             assert_eq!(with(&[(CONTENT_TYPE, "text/plain; charset=utf-8")]), 415);
             assert_eq!(with(&[(CONTENT_TYPE, "application/json")]), 200);
-            // With a token a name does no harm: no web page has one.
+            // With a token, a name is harmless: no web page has a token.
             assert_eq!(with(&[(HOST, "elsewhere.example")]), if insecure { 403 } else { 200 });
             assert_eq!(with(&[(HOST, "localhost:7077")]), 200);
             assert_eq!(with(&[(HOST, "[::1]:7077")]), 200);

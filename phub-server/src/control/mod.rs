@@ -206,7 +206,7 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     hub.refusals = desk.refusals.replies(|job| sees.job_or_all(job));
-    // By far the most of it, and of use to a picture alone.
+    // These lists are by far the most of the page, and of use to a picture alone.
     for job in &mut hub.jobs {
         job.rounds.iter_mut().for_each(|rounds| rounds.recent.clear());
         job.gradients.iter_mut().for_each(|gradients| gradients.recent.clear());

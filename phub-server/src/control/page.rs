@@ -107,7 +107,8 @@ async fn tell_hub(registry: &Weak<Registry>, listener: &Sender<Bytes>, Seen { se
     for _ in 0..EVENTS {
         ticks.tick().await;
         let hub = {
-            // Not held while the listener is waited for: a hub that stops needs the last reference.
+            // The registry is not held while the listener is waited for: a hub that stops needs the last
+            // reference.
             let Some(registry) = registry.upgrade() else { return };
             registry.look_at_waits().await;
             let mut hub = registry.describe();

@@ -1,6 +1,7 @@
 //! A core thread: pinned, owns one port and one [`Core`], turns until the command to stop.
 //!
-//! Between turns it looks at one flag. Commands and reports cross by channel, outside the round path.
+//! Between turns, the thread looks at one flag. Commands and reports cross by channel, outside the round
+//! path.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -119,7 +120,7 @@ impl CoreThread {
         let mut skipped: Option<(JobId, u64)> = None;
         for notice in self.notices.drain(..) {
             let report = match notice {
-                // All are of one job: they follow from one command, or from the end of one worker.
+                // All notices are of one job: they follow from one command, or from the end of one worker.
                 Notice::Skipped { job, .. } => {
                     skipped = Some((job, skipped.map_or(1, |(_, chunks)| chunks + 1)));
                     continue;

@@ -16,7 +16,7 @@ const WAIT: Duration = Duration::from_micros(1);
 /// Something that a core did.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// Nothing had arrived.
+    /// Nothing arrived before the wait ended.
     Waited { begin: Instant, end: Instant },
     /// A worker's post, or that of a hub above, was there.
     Arrived { at: Instant, job: JobId, rank: u32, immediate: Immediate },

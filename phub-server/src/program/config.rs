@@ -21,7 +21,7 @@ const MAX_BYTES: u64 = 1 << 20;
 pub(super) struct Config {
     /// The file.
     pub path: PathBuf,
-    /// Each flag with its value as an argument: `--cores=4`, or `--checksum` alone.
+    /// Each flag is one argument with its value: `--cores=4`, or `--checksum` alone.
     pub flags: Vec<(String, OsString)>,
 }
 

@@ -49,7 +49,7 @@ impl Registry {
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
                 drop(inner);
-                // Its chunks have no owner any more, and no new job would get all cores.
+                // The core's chunks have no owner any more, and no new job would get all cores.
                 let reason = format!(
                     "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
                 );

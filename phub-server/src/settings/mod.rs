@@ -333,7 +333,7 @@ impl HubSettings {
 
     /// Returns where gradients and weights come over TCP. `control` is the address of the control port.
     pub fn data_path(&self, control: IpAddr) -> SocketAddr {
-        // Beside another control port there may be other hubs.
+        // If the control port is not the usual one, there may be other hubs on this machine.
         let port = if self.listen.port() == listen::CONTROL_PORT { listen::DATA_PORT } else { 0 };
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }

@@ -21,8 +21,8 @@ pub struct Level {
 }
 
 impl Level {
-    /// So many hubs of so many cores each, above those of the machines. `terms` and `wire` are those of the workers of one
-    /// machine.
+    /// Makes `hubs` hubs of `cores` cores each, above those of the machines. `terms` and `wire` are those of the workers
+    /// of one machine.
     ///
     /// # Errors
     /// When the job cannot have these hubs.

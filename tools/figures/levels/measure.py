@@ -42,7 +42,8 @@ class Result:
         self.round_s, self.model_bytes, self.sent, self.received = round_s, model_bytes, sent, received
 
     def share_of_bound(self, machines, mbit, mtu=MTU):
-        """Of the rounds a second that the links allow, if each machine sends and receives 2(n-1)/n of the model."""
+        """Returns the rounds a second as a share of those that the links allow, if each machine sends and receives 2(n-1)/n of
+        the model."""
         return bound_s(self.model_bytes, machines, mbit, mtu) / self.round_s
 
 

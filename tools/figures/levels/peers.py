@@ -13,8 +13,8 @@ PEERS = os.path.join(HERE, "..", "..", "..", "benches", "peers")
 GLOO, MPI = os.path.join(PEERS, "gloo_allreduce.sh"), os.path.join(PEERS, "mpi_allreduce.sh")
 # Starts a process in the namespace that has an address: Open MPI asks for it as for ssh.
 ENTER = os.path.join(HERE, "enter.sh")
-# All in one call as the system is shipped; in pieces of so many elements, as DistributedDataParallel has them in its buckets of
-# 25 MiB; with the algorithm that sends the fewest bytes.
+# The options: all in one call, as the system is shipped; in pieces of this many elements, as in DistributedDataParallel's
+# buckets of 25 MiB; with the algorithm that sends the fewest bytes.
 OPTIONS = {
     "gloo": [],
     "gloo-buckets": ["--piece", 6553600],

@@ -34,7 +34,7 @@ class Racks:
         self.hub = workers * mbit + self.uplink
 
     def machines(self):
-        """In each rack the hub is first."""
+        """Returns the machines. The hub is the first machine of each rack."""
         of_a_rack = [self.hub] + [self.mbit] * self.workers
         machines = Machines(self.racks * len(of_a_rack), self.racks)
         machines.limit(of_a_rack * self.racks, SOCKET_BYTES)

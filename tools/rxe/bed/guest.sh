@@ -110,7 +110,7 @@ show() {
 mkdir -p "$(dirname "$log")"
 mkfifo "$run/pipe"
 begun=$SECONDS ended=0
-# One life of the guest, at most $1 seconds.
+# live: runs one life of the guest, at most $1 seconds.
 live() {
     local shown
     show &

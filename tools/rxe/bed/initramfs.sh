@@ -23,6 +23,6 @@ while read -r path; do
     basename "$path" >>"$tree/modules/order"
 done <"$tree/list"
 rm "$tree/list"
-# Not compressed: an emulated processor takes longer to unpack it than to read it.
+# The archive is not compressed: an emulated processor takes longer to unpack it than to read it.
 (cd "$tree" && find . | cpio -o -H newc --quiet) >"$tree.cpio"
 mv "$tree.cpio" "$rxe_dir/initramfs"

@@ -40,7 +40,7 @@ pub fn with_real_events<T>(context: *mut ibv_context, make: impl Fn() -> T) -> T
     made
 }
 
-/// Of several who wait for the events of a pipe, one has each.
+/// Waits for an event of a pipe. If several threads wait, each event goes to one of them.
 pub fn get_async_event(
     go_on: impl Fn() -> c_int,
     (context, event): (*mut ibv_context, *mut ibv_async_event),

@@ -12,10 +12,10 @@ pub struct Kind {
     pub resizes: bool,
 }
 
-/// As `ibv_devinfo -v` shows them in public reports. mlx5: openucx/ucx issue 8229, ofiwg/libfabric pull request 9940; a send
-/// request of a reliable connection has 256 bytes, of 2 MiB in a queue. mlx4: a ConnectX-3 of firmware 2.42.5000. bnxt_re: a
-/// Thor in uccl-project/uccl issue 250 (no figure for regions there); linux-rdma/rdma-core pull request 1315 gave it
-/// `ibv_resize_cq` in 2023.
+/// Kinds with the limits that `ibv_devinfo -v` shows in public reports. mlx5: openucx/ucx issue 8229, ofiwg/libfabric pull
+/// request 9940; a send request of a reliable connection has 256 bytes, of 2 MiB in a queue. mlx4: a ConnectX-3 of firmware
+/// 2.42.5000. bnxt_re: a Thor in uccl-project/uccl issue 250 (no figure for regions there); linux-rdma/rdma-core pull
+/// request 1315 gave it `ibv_resize_cq` in 2023.
 const KINDS: [Kind; 3] = [
     Kind {
         name: "mlx5",

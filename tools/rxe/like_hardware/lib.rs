@@ -52,7 +52,7 @@ fn setting(name: &str) -> Option<i64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is no number")))
 }
 
-/// One write a line: several processes share the file.
+/// Writes a line into the log by one write, because several processes share the file.
 fn log(line: String) {
     let Ok(file) = std::env::var("LIKE_LOG") else { return };
     let file = OpenOptions::new().append(true).create(true).open(&file);

@@ -59,7 +59,8 @@ pub fn reg_mr_iova2(
 /// Regions in dma-bufs: where each dma-buf is mapped, and its size.
 pub static DMA_BUFS: Mutex<Vec<(usize, usize, usize)>> = Mutex::new(Vec::new());
 
-/// As Linux's `ib_uverbs` and mlx5 do, by a mapping of the whole dma-buf. Some that export dma-bufs map them from the start only.
+/// Registers a dma-buf as Linux's `ib_uverbs` and mlx5 do, by a mapping of the whole dma-buf. Some exporters of dma-bufs map
+/// them from the start only.
 pub fn reg_dmabuf_mr(
     _: impl Fn() -> *mut ibv_mr,
     (pd, offset, bytes, iova, fd, access): (*mut ibv_pd, u64, usize, u64, c_int, c_int),

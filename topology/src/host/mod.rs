@@ -106,7 +106,7 @@ pub enum CacheKind {
     Data,
     /// Instructions only.
     Instruction,
-    /// Both.
+    /// Both kinds.
     Unified,
 }
 

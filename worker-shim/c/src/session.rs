@@ -51,7 +51,7 @@ pub(crate) unsafe fn enter_session(
 /// Runs a call from C that finds a key's memory.
 ///
 /// # Safety
-/// As for [`enter_session`]; `data` and `bytes` are null, or point to room for a result.
+/// See [`enter_session`]; `data` and `bytes` are null, or point to room for a result.
 unsafe fn enter_memory<P>(
     session: *const PhubSession,
     key: u32,

@@ -4,7 +4,8 @@
 #
 #     sudo worker-shim/python/benches/links.sh [options of steps.py]
 #
-# It runs in a network and process namespace of its own: the kernel takes all of it away when it ends.
+# The script runs in a network and process namespace of its own: the kernel removes all of it when the script
+# ends.
 set -eu
 if [ "${PHUB_LINKS:-}" != inside ]; then
     [ "$(id -u)" = 0 ] || { echo "links: needs root, to make network namespaces" >&2; exit 1; }

@@ -111,7 +111,7 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
 
 /// Adds the code of the hub's refusal to an exception.
 fn with_code(exception: PyErr, code: &str) -> PyErr {
-    // Without it, the class says `None`.
+    // Without this, the class says `None`.
     Python::attach(|py| drop(exception.value(py).setattr("code", code)));
     exception
 }

@@ -1,8 +1,8 @@
 //! A session on a thread of its own: the exchange goes on while its callers compute.
 //!
-//! For callers that cannot drive a session themselves, such as Python and C. One thread owns the [`Session`]. A
-//! [`Background`] is the handle, and any thread may use it. A push is a note to that thread and a wake-up; a caller that
-//! waits sleeps until its key is there.
+//! The background session is for callers that cannot drive a session themselves, such as Python and C. One thread owns
+//! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to that thread and a
+//! wake-up; a caller that waits sleeps until its key is there.
 //!
 //! ```text
 //!   callers                          session's thread

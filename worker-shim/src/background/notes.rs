@@ -2,8 +2,8 @@
 //!
 //! Under the callers' lock, until the session's thread takes the notes. Knows no sessions.
 //!
-//! Without pulls in batches only pushes are noted. Between two pushes of a key there is at most one note of each kind, so
-//! that callers that poll do not fill memory.
+//! Without pulls in batches, only pushes are noted. Between two pushes of a key there is at most one note of each kind,
+//! so that callers that poll do not fill memory.
 
 use std::collections::HashSet;
 use std::time::Instant;

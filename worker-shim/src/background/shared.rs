@@ -1,8 +1,8 @@
 //! The state that callers and the session's thread share: keys to push, calls to make, and the state of each key. The
 //! callers push, ask, wait and call, on any thread.
 //!
-//! One lock, held briefly: nobody waits for the network, the hub or a caller under it, but for the thread's signal that
-//! something has changed. The notes of each key are bounded, and each call has a caller that waits for it.
+//! There is one lock, held briefly. Nobody waits for the network, the hub or a caller under it, except for the thread's
+//! signal that something has changed. The notes of each key are bounded, and each call has a caller that waits for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

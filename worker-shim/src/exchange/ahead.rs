@@ -38,9 +38,9 @@ pub(super) struct Ahead {
 /// A chunk's bytes and push, in the round of its key's next push, or of the push under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
-    /// Nothing.
+    /// No bytes are ahead.
     Here,
-    /// Nothing, and its slice is queued as a whole if it is the first of it.
+    /// No bytes are ahead, and the slice is queued as a whole if this is its first chunk.
     Queued,
     /// The bytes.
     Sent,

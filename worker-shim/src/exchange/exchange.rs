@@ -91,7 +91,7 @@ pub(super) enum Awaited {
 /// One worker's data path.
 pub struct Exchange<P: Port> {
     pub(super) port: P,
-    /// One for the link to each of the hub's cores.
+    /// One outbox for the link to each of the hub's cores.
     pub(super) outboxes: Vec<Outbox>,
     pub(super) layout: Arc<Layout>,
     pub(super) windows: Windows,

@@ -239,7 +239,7 @@ impl Windows {
     /// Returns a key's weights, and its gradient to write, if that does not lie in a dma-buf.
     ///
     /// # Safety
-    /// As for [`weights`](Self::weights).
+    /// See [`weights`](Self::weights).
     pub(crate) unsafe fn tensors<E: Element>(&mut self, key: KeyId) -> (&[E], Option<&mut [E]>) {
         let Windows { layout, gradients, weights, private, .. } = self;
         // SAFETY: as in `weights`.
@@ -254,7 +254,7 @@ impl Windows {
     /// When it is no frame of this chunk and round.
     ///
     /// # Safety
-    /// As for [`weights`](Self::weights), for this chunk.
+    /// See [`weights`](Self::weights), for this chunk.
     pub(crate) unsafe fn arrived(
         &mut self,
         chunk: ChunkId,
@@ -283,7 +283,7 @@ impl Windows {
 /// Returns a span of the weights, from the copy if there is one.
 ///
 /// # Safety
-/// As for [`Windows::weights`], for the chunks of this span.
+/// See [`Windows::weights`], for the chunks of this span.
 unsafe fn read<'a, E: Element>(private: &'a Option<Slab>, shared: &'a RecvWindow, span: Span) -> &'a [E] {
     match private {
         Some(copy) => elements(part(copy, span)),

@@ -37,7 +37,7 @@ pub struct NotABatching {
 }
 
 impl Batching {
-    /// All of them.
+    /// All kinds of batches.
     pub const ALL: [Batching; 4] = [Batching::Optimum, Batching::Greedy, Batching::Layer, Batching::All];
 
     /// Returns the name of the rule.
@@ -104,7 +104,7 @@ fn optimum(profile: &Profile) -> Vec<Range<usize>> {
     let (mut best, mut best_k) = (f64::INFINITY, 0);
     for k in 1..=layers {
         let pulls = k as f64 * sums.start_up;
-        // With more batches the last one only begins later.
+        // With more batches, the last one only begins later.
         if pulls + sums.transfer[layers] - sums.forward[layers - 1] >= best {
             break;
         }

@@ -1,7 +1,8 @@
 //! Digests of a worker's weights, by which the hub sees whether all workers have the same. A session sends one of its weights every
 //! `compare_every` rounds, and one of the weights that it writes itself, in each round with any.
 //!
-//! On the caller's thread, before a push, or before bytes leave ahead: until then the key's weights stay as they are.
+//! Runs on the caller's thread, before a push, or before bytes leave ahead. Until then the key's weights stay as they
+//! are.
 
 use std::collections::VecDeque;
 
@@ -36,7 +37,7 @@ struct Open {
     /// Whether the digest is of weights that the worker writes.
     written: bool,
     keys: usize,
-    /// None if no key is in it.
+    /// `None` if no key is in it.
     digest: Option<u64>,
 }
 
@@ -135,7 +136,7 @@ impl Session {
     }
 
     fn tell_digest(&mut self, round: Round, digest: u64, written: bool) -> Result<(), SessionError> {
-        // Of several hubs, the first one compares.
+        // If there are several hubs, the first one compares.
         let hub = &self.hubs[0];
         let request = CompareRequest { token: hub.token.clone(), round, digest, written };
         let told: Result<serde_json::Value, MemberError> = hub.post("compare", "compare weights", &request);

@@ -1,6 +1,6 @@
 //! Pushes that are more than a gradient: no gradient, new weights, or a gradient that leaves before it is pushed.
 //!
-//! On the caller's thread. Must not know what the hub does with it.
+//! Runs on the caller's thread. Must not know what the hub does with it.
 
 use pbox_core::{Compression, Consistency, Content, KeyId, LevelTerms};
 

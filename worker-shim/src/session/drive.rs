@@ -1,6 +1,6 @@
 //! Other ways to drive a session than a wait: until a time, and turn by turn for a loop that has other work.
 //!
-//! On the caller's thread.
+//! Runs on the caller's thread.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ impl Session {
             if left.is_zero() {
                 return Ok(());
             }
-            // Nobody needs the answers before `until`: one wake-up for most of them is enough.
+            // The caller does not need the answers before `until`: one wake-up for most of them is enough.
             self.nap(left);
             self.check_alive()?;
         }

@@ -1,7 +1,7 @@
 //! Recovery after the loss of a hub: the session waits until the hub is back, and goes on from the hub's state.
 //!
-//! On the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) decides
-//! the next step.
+//! Runs on the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member)
+//! decides the next step.
 //!
 //! ```text
 //!   lost --> the job's other hubs are told --> join again, until all hubs are there --> links to the same memory
@@ -47,7 +47,7 @@ pub struct Returns {
 enum Again<E> {
     /// Another try may succeed.
     Later(E),
-    /// None will.
+    /// No other try can succeed.
     Never(E),
 }
 
@@ -197,7 +197,7 @@ impl Session {
         (self.hubs, self.ways) = (hubs, ways);
         self.let_ahead(drafts);
         if let Some(pull) = &self.config.pull {
-            // With a profile of its own: the hub may be on another machine.
+            // The new pulls have a profile of their own: the hub may be on another machine.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange).map_err(SessionError::from)?);
         }
         Ok(self.begin(deadline)?)

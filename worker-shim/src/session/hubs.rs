@@ -1,6 +1,6 @@
 //! The requests of a session to its hubs' control ports, and the hubs' news.
 //!
-//! On the caller's thread. The requests themselves are made by `membership`.
+//! Runs on the caller's thread. The requests themselves are made by `membership`.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ impl Session {
     /// # Errors
     /// When the hub does not write checkpoints, or fails to.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
-        // Of several hubs, the first one has all write.
+        // If there are several hubs, the first one makes all of them write.
         self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))
     }
 
@@ -57,8 +57,8 @@ impl Session {
     /// Waits for all keys that are under way, and leaves the job.
     ///
     /// # Errors
-    /// As for [`wait_all`](Self::wait_all); and [`MemberError::CheckpointLost`] where the worker has left, and was the last,
-    /// and the hub could not write the last checkpoint.
+    /// Returns the errors of [`wait_all`](Self::wait_all). Returns [`MemberError::CheckpointLost`] if the worker has left,
+    /// was the last, and the hub could not write the last checkpoint.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
         tracing::info!(job = self.config.job, rank = self.config.rank, "{}", self.times());

@@ -1,6 +1,6 @@
 //! Joining: from the settings to a worker that takes part.
 //!
-//! On the caller's thread.
+//! Runs on the caller's thread.
 
 use std::sync::Arc;
 use std::time::Instant;

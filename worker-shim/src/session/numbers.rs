@@ -1,6 +1,6 @@
 //! The numbers of the job's optimizer, which a worker may change between rounds.
 //!
-//! On the caller's thread. The hubs make the change, all cores from the same round on.
+//! Runs on the caller's thread. The hubs make the change, all cores from the same round on.
 
 use membership::MemberError;
 use pbox_core::control::{LearningRateRequest, OptimizerRequest};
@@ -50,8 +50,8 @@ impl Session {
     /// weights stay.
     ///
     /// # Errors
-    /// As for [`set_optimizer`](Self::set_optimizer), also for each group. With `reset` in SSP and ASP, because a key
-    /// then has no border between two rounds. When a key or its group does not exist.
+    /// Returns the errors of [`set_optimizer`](Self::set_optimizer), also for each group. With `reset` in SSP and
+    /// ASP, because a key then has no border between two rounds. When a key or its group does not exist.
     pub fn set_numbers(&mut self, numbers: Numbers, reset: &[KeyId]) -> Result<(), SessionError> {
         self.config.terms.check_numbers(&numbers)?;
         self.exchange.check_quiet("changing the optimizer's numbers")?;

@@ -1,7 +1,7 @@
 //! Making links again that were lost while the hub lives, as with a NIC: in the same memory, over whatever leads to the hub now.
 //!
-//! On the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) decides the steps. A
-//! hub that is lost is another matter (`hold`).
+//! Runs on the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) decides the
+//! steps. A hub that is lost is another matter (`hold`).
 //!
 //! ```text
 //!   a link closed --> the hub lets go of all links of this worker, and of its pushes that are not stepped

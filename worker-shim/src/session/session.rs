@@ -2,7 +2,8 @@
 //! an answer. `drive` has other ways to drive the exchange, `join` the first call, `hubs` the calls over the control
 //! port.
 //!
-//! On the caller's thread. Knows when to give up, not how answers come. Must not know how gradients are summed.
+//! Runs on the caller's thread. Knows when to give up, not how answers come. Must not know how gradients are
+//! summed.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -141,7 +142,7 @@ impl Session {
     /// with the weights before it pushes the key.
     ///
     /// # Errors
-    /// As for [`gradient_mut`](Self::gradient_mut).
+    /// Returns the errors of [`gradient_mut`](Self::gradient_mut).
     pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), SessionError> {
         Ok(self.exchange.tensors(key)?)
     }
@@ -150,7 +151,7 @@ impl Session {
     /// worker. With [`Average`](pbox_core::Optimizer::Average) the mean gradient. `E` is the key's type.
     ///
     /// # Errors
-    /// As for [`gradient_mut`](Self::gradient_mut).
+    /// Returns the errors of [`gradient_mut`](Self::gradient_mut).
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], SessionError> {
         Ok(self.exchange.weights(key)?)
     }
@@ -161,7 +162,7 @@ impl Session {
     /// that overwrites the gradient in each round loses these changes, as the paper's algorithm 1 does.)
     ///
     /// # Errors
-    /// As for [`gradient_mut`](Self::gradient_mut), and in any other job.
+    /// Returns the errors of [`gradient_mut`](Self::gradient_mut), and an error in any other job.
     pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], SessionError> {
         Ok(self.exchange.weights_mut(key)?)
     }
@@ -182,14 +183,14 @@ impl Session {
     /// key once a round, as whatever it has of it.
     ///
     /// # Errors
-    /// As for [`push`](Self::push), and where the job takes [gradients](Pushed) only.
+    /// Returns the errors of [`push`](Self::push), and an error if the job takes [gradients](Pushed) only.
     pub fn push_as(
         &mut self,
         what: Pushed,
         keys: impl IntoIterator<Item = KeyId>,
     ) -> Result<(), SessionError> {
         let put = keys.into_iter().try_for_each(|key| self.put_as(key, what));
-        // Also those before a key that cannot be pushed.
+        // The keys before one that cannot be pushed are flushed, too.
         put.and(self.flush())
     }
 
@@ -274,7 +275,7 @@ impl Session {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
         let mut polls = 0u32;
-        // With many keys it would take long to look at all of them after each arrival.
+        // With many keys, a look at all of them after each arrival would take long.
         let mut first = KeyId(0);
         while let Some(key) = self.open(awaited, first) {
             polls = polls.wrapping_add(1);

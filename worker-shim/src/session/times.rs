@@ -1,6 +1,6 @@
 //! The times of a session: computing, pushing, or waiting for the hub.
 //!
-//! On the thread of the session, or under the lock of a background session's callers. Knows no links.
+//! Runs on the session's thread, or under the lock of a background session's callers. Knows no links.
 //!
 //! ```text
 //!   computing | push | computing | push | wait: spins, sleeps | computing

@@ -24,7 +24,7 @@ pub(crate) enum Seen {
     Free,
     /// A hub answers.
     Hub(Box<HubReply>),
-    /// Neither: why a hub cannot listen there, and why no hub answers.
+    /// No hub can listen there, and no hub answers.
     Blocked {
         /// The kernel's answer.
         error: std::io::Error,

@@ -67,7 +67,7 @@ fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
             TransportAddress::Tcp { addresses } => all.extend(addresses),
         }
     }
-    // All zeros stands for the address of the control port.
+    // An address of zeros stands for the address of the control port.
     let of_control = control.to_socket_addrs().ok().and_then(|mut found| found.next());
     for address in all.iter_mut().filter(|address| address.ip().is_unspecified()) {
         of_control.iter().for_each(|control| address.set_ip(control.ip()));
@@ -110,7 +110,7 @@ enum Echo {
     Came,
     /// Something on the way says that it is too large.
     TooLarge,
-    /// Nothing.
+    /// No answer came.
     Silence,
 }
 
@@ -148,7 +148,7 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
         }
         Ok(Echo::Silence)
     };
-    // Each router on the way may have a smaller one.
+    // Each router on the path may have a smaller MTU.
     for _ in 0..8 {
         let mtu = ip_mtu(&socket)?;
         let large = echo(mtu.min(65_535).saturating_sub(HEADERS))?;
@@ -202,7 +202,7 @@ fn rdma(
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
     links: u32,
-    /// Each way.
+    /// The bytes in each direction.
     bytes: usize,
     time: Duration,
     /// The line rate of the slower NIC, each way, where both ends know theirs.
@@ -268,7 +268,7 @@ fn line_mbps(pair: &NicPair, ready: &[NicOptions], hub: &HubReply) -> Option<u32
     let own = ready.iter().filter(|nic| nic.device == pair.joiner);
     let own = own.map(|nic| verbs::mbps(&nic.device, nic.port.unwrap_or(1)));
     let theirs = hub.nics.iter().filter(|nic| nic.device == pair.hub).map(|nic| nic.mbps);
-    // None is less than any.
+    // `None` compares as less than any value.
     own.min()?.zip(theirs.min()?).map(|(own, theirs)| own.min(theirs))
 }
 

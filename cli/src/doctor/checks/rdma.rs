@@ -10,7 +10,7 @@ use crate::doctor::facts::KernelRdma;
 pub(crate) enum Need {
     /// `--transports` names it, or the machine has NICs for it.
     Wanted,
-    /// Nobody asked for it, and there is no such NIC.
+    /// No setting asks for RDMA, and there is no such NIC.
     Idle,
 }
 

@@ -131,7 +131,7 @@ impl MachinesJob {
             "  together at most {}: the own share of sums and weights is the same memory in both jobs",
             mb(below.needed() + own.needed())
         )?;
-        // As a member of each other hub's job, and as the hub of each other member. Both windows cross.
+        // The hub is a member of each other hub's job, and the hub of each other member. Both windows cross.
         let connections = 2 * u64::from(self.machines - 1);
         let wire = &self.mesh.wire;
         let windows = (wire.gradient_window_bytes() + wire.weights_window_bytes()) as u64;

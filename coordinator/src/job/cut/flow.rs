@@ -146,7 +146,7 @@ impl Moved<'_> {
                     }
                 }
             }
-            // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
+            // All hubs begin with the same round. No worker pushes before it takes part at all hubs.
             Purpose::Admit(_) if cut.begins => self.held_everywhere(),
             Purpose::Snapshot(CutAt::ThisHub) => self.held_everywhere(),
             _ if hubs.share.is_whole() => self.held_everywhere(),
@@ -162,7 +162,8 @@ impl Moved<'_> {
     pub fn held_everywhere(mut self) -> Vec<Effect> {
         let (cut, job) = (&mut self.cut, &self.job);
         match cut.purpose {
-            // Of several hubs each would need the lines of all: their workers step on, as if the hub were killed after the cut.
+            // With several hubs, each would need the lines of all hubs. Their workers step on, as if the hub were killed after
+            // the cut.
             Purpose::Snapshot(CutAt::LastRound) if job.hubs.share.is_whole() => {
                 self.waits(WaitsFor::Lines, Step::Lines)
             }

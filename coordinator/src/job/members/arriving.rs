@@ -11,7 +11,7 @@ use crate::job::{Brought, Effect, Gathering, Job, Life, News, Purpose};
 /// The consequence of a link that a core has.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Nothing: others are missing.
+    /// No effect: other members are missing.
     Waiting,
     /// All workers are here, and the job can begin.
     Complete(Arc<[u32]>),

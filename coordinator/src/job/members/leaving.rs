@@ -11,9 +11,9 @@ use crate::job::{Effect, Gathering, Job, Life, Model, Standing};
 /// The consequence of a leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Nothing: the job has failed. Another one may have its name.
+    /// No effect: the job has failed. Another one may have its name.
     Nothing,
-    /// Nothing: no member of the job can have left so.
+    /// Refused: no member of the job can have left in this way.
     Refused(String),
     /// The job fails for this reason: it cannot begin without the worker.
     Fails(String),

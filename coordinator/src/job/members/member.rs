@@ -133,8 +133,8 @@ impl Member {
 
     /// Whether a member of a job that runs may make its links again, when one has ended by itself. Then it is not lost yet.
     pub(crate) fn waits_for_links(&self) -> bool {
-        // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
-        // up those to this hub, if it cannot have those to another.
+        // A link on shared memory that its worker has not given up ends only by a death. One that makes its links again gives up
+        // those to this hub, if it cannot have those to another.
         let lives = self.transport != Some(Transport::Shm) || self.standing.has_relinked();
         lives && self.may_relink()
     }

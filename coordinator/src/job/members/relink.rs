@@ -16,7 +16,7 @@ pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 /// The answer to a worker that has asked for other links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// Nothing yet: some cores have not dropped the former links.
+    /// No effect yet: some cores have not dropped the former links.
     Waits,
     /// A connection.
     Connection {

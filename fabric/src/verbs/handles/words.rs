@@ -6,7 +6,7 @@ use super::work::Work;
 /// Returns a work completion's status: the event, and its most likely meaning.
 pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
     let words = match status {
-        // At the end that is written to, the same code says that it refused.
+        // At the end that is written to, this code means that this end refused the write.
         IBV_WC_REM_ACCESS_ERR if work == Work::Receive => {
             "remote access error: the peer wrote where it may not"
         }

@@ -205,7 +205,7 @@ fn try_pairs(
         Message::Refused(why) => return Err(ConnectError::Refused(why)),
         other => return Err(unexpected("an end of each pair of NICs", &other)),
     };
-    // All are under way before the first is waited for.
+    // All tries begin before the first is waited for.
     let written = |((end, pair), theirs): ((&TrialEnd, &Pairing), Result<LinkEnd, String>)| {
         theirs.and_then(|theirs| end.connect(&pair.hub, &theirs)).and_then(|()| end.write())
     };

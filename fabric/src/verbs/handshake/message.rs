@@ -344,7 +344,7 @@ fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<
         }
         let (name, rest) = body.split_at(length);
         *body = rest;
-        // It goes into logs.
+        // The name goes into logs.
         if !name.iter().all(u8::is_ascii_graphic) {
             return Err("a device's name that is no printable ASCII".into());
         }

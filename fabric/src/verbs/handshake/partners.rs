@@ -7,7 +7,8 @@
 //!   and those that are left by their place in the order of names
 //! ```
 //!
-//! All InfiniBand is in fe80::/64 if nobody says otherwise, and rails of /31 share nothing: names and places then count.
+//! All InfiniBand is in fe80::/64 if no setting says otherwise, and rails of /31 share nothing. Names and places then
+//! count.
 
 use std::cmp::Ordering;
 

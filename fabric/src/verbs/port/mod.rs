@@ -145,7 +145,7 @@ pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, 
 /// Makes a worker's one port, over all of its NICs. Of several NICs that are as good for a link, the first is taken first.
 ///
 /// # Errors
-/// As [`group`].
+/// Has the same errors as [`group`].
 pub fn worker_group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Port), VerbsError> {
     let group = Group::new(&[nics], options)?;
     let port = Port::new(Arc::clone(&group), Arc::clone(&group.ports[0]));

@@ -423,9 +423,9 @@ pub struct Step {
 
 /// The numbers of one step of Adam and its kin.
 ///
-/// They are computed in f64 from the settings and rounded once. The step uses them in the order of PyTorch's
-/// single-tensor reference, including the division by `bias2`, so that the results differ only by roundings
-/// (`tests/torch.rs`).
+/// The factors are computed in f64 from the settings and rounded once. The step uses them in the order of
+/// PyTorch's single-tensor reference, including the division by `bias2`, so that the results differ only by
+/// roundings (`tests/torch.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AdamStep {
     /// `b1`.
@@ -452,7 +452,7 @@ impl Step {
     /// the broadcast was a step.
     ///
     /// # Panics
-    /// With Adam or its kin and number 0.
+    /// Panics if Adam or an optimizer like it has number 0.
     pub fn new(
         optimizer: &Optimizer,
         workers: u32,

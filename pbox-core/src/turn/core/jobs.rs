@@ -34,7 +34,7 @@ impl<P: Port> Core<P> {
     /// Takes a shard of a job. A key's chunks are in one shard, and so are a group's. Workers come
     /// [later](Self::add_worker), and take part when [`release`](Self::release) admits them.
     pub fn add_shard(&mut self, id: JobId, MadeShard { shard, replies }: MadeShard) {
-        // Behind the job's other shards.
+        // The place is behind the job's other shards.
         let from = self.shards.iter_mut().rposition(|entry| of_job(entry, id).is_some());
         let free = (from.unwrap_or(0)..self.shards.len()).find(|&place| self.shards[place].is_none());
         let place = free.unwrap_or(self.shards.len());
@@ -81,7 +81,8 @@ impl<P: Port> Core<P> {
                     work.replies.listen(rank);
                     work.tell_again(rank);
                     for at in work.shard.finished_before(from) {
-                        // There is room for all: nothing was posted to it before. If it closed, the port says so.
+                        // There is room for all posts: nothing was posted to the link before. If it closed, the
+                        // port says so.
                         work.shard.greet(at);
                         work.reply(at, rank, Round(from.0 - 1));
                     }
@@ -152,12 +153,12 @@ impl<P: Port> Core<P> {
         for place in 0..self.shards.len() {
             let Some(ended) = self.shards[place].take_if(|entry| entry.id == id) else { continue };
             for link in ended.replies.links() {
-                // Another shard of the job may have had the link, too.
+                // Another shard of the job may have used the link, too.
                 if self.members[link.index()].take().is_some() {
                     self.port.detach(link);
                 }
             }
-            // It holds the windows of its links: none of them was the last to hold one.
+            // The shard holds the windows of its links: none of them was the last to hold one.
             discarded.add((ended.shard, ended.replies));
         }
         discarded

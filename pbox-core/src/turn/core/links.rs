@@ -34,7 +34,7 @@ impl<P: Port> Core<P> {
                 shard.add_worker(rank, Arc::clone(&gradients), own.next(), &mut discarded)
             })?;
         }
-        // One link a rank: two would be one worker that pushes twice.
+        // Each rank has one link: two links would be one worker that pushes twice.
         if let Some(former) = self.unlink(id, rank) {
             self.port.detach(former);
         }

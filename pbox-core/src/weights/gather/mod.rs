@@ -196,7 +196,7 @@ pub(crate) struct GatherNorm {
     waiting: Vec<u32>,
     /// The numbers of those that wait no more, until their chunks have stepped.
     heard: Vec<u32>,
-    /// One for each place.
+    /// One entry for each place.
     kept: Vec<Kept>,
     /// Means of all chunks, while they wait; or that of the chunk that steps, if none waits.
     means: Slab,

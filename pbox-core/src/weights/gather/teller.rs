@@ -32,7 +32,7 @@ pub(crate) enum Refused {
     NoPart,
     /// No hub can be in this round.
     NoSuchRound,
-    /// Another worker has passed on another part.
+    /// Another worker has passed on a different part.
     Other,
 }
 

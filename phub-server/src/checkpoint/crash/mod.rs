@@ -121,7 +121,7 @@ struct Story {
     home: tempfile::TempDir,
     keep: NonZeroU32,
     layout: Arc<Layout>,
-    /// None where the hub is dead.
+    /// `None` where the hub is dead.
     hubs: Vec<Option<CheckpointStore>>,
     jobs: Vec<Job>,
 }

@@ -11,7 +11,7 @@ use pbox_core::{LevelTerms, Wire};
 /// A job's links to the hubs above, by core of this hub. Each has the window that the hub writes, if this hub reads anything there.
 pub(crate) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 
-/// All that is needed to make them.
+/// Everything that is needed to make the links.
 pub(super) struct LinksAbove {
     pub level: LevelTerms,
     /// The wire of the job above.

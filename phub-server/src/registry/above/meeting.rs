@@ -5,7 +5,7 @@
 //!   hub of machine 1 --meet--+--> hub of machine 0 --> each: the hubs of machines 0 and 1
 //! ```
 //!
-//! Each job has a meeting of its own, which is over when all have come.
+//! Each job has a meeting of its own, which is over when all hubs have come.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -160,7 +160,7 @@ impl Up {
         };
         let ip = match (self.interface, self.control.ip()) {
             (Some(ip), _) => ip,
-            // All know the first machine by this address, which may be a name that leads elsewhere on the machine itself.
+            // All machines know the first one by this address. On the first machine itself, the name may lead elsewhere.
             (None, _) if mesh.machine.number == 0 => return Ok(mesh.meet.clone()),
             (None, ip) if ip.is_unspecified() => meet()?.0.ip(),
             (None, ip) if ip.is_loopback() && !meet()?.1.ip().is_loopback() => {

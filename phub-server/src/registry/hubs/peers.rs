@@ -12,7 +12,8 @@
 //! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then the others (`last`) |
 //! | last: save its last state | hub 0 | the others (`last`) |
 //!
-//! On the control thread. A request is carried out even if the client hangs up meanwhile: a job must not stay held.
+//! Runs on the control thread. A request is carried out even if the client hangs up meanwhile: a job must not stay
+//! held.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +76,7 @@ impl Registry {
             return Err(Refusal::bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
         }
         let registry = Arc::clone(self);
-        // Not on the threads for joins: they may wait for this answer of each other's hubs.
+        // The threads for joins are not used: they may wait for this answer of each other's hubs.
         let look = move || {
             let Some(store) = &registry.store else { return Ok((None, None)) };
             let rounds = store.rounds(&name, share)?;

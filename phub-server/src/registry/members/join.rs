@@ -73,7 +73,8 @@ impl Registry {
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
             let freed = self.freed.notified(); // before `try_join`, so that no wake-up is missed
-            // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
+            // The join has its own thread: making a job includes reading its checkpoint and laying out its
+            // memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());
             let answer = match waits_for_hubs {
@@ -124,7 +125,8 @@ impl Registry {
                 }
             }
         }
-        // Not under the lock, for which everybody would wait: there may be a quarter of a million keys.
+        // The lock is not held here, because everybody would wait for it: there may be a quarter of a million
+        // keys.
         let mut compared: Option<(Arc<JobTerms>, Option<Differs>)> = None;
         loop {
             inner.hub().end().check_open(RefusalCode::HubStops)?;

@@ -42,7 +42,7 @@ impl Registry {
             self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, _))| {
                 // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
                 let is_last = state.life.runs() && !state.members.has_others(rank);
-                // Others may not look at how the last one ends.
+                // Other workers may not look at how the last one ends.
                 let checkpoints = &state.checkpoints;
                 let failed = checkpoints.error.as_ref().filter(|_| !is_last && checkpoints.has_failed);
                 let failed = failed.map(|why| {

@@ -1,6 +1,6 @@
 //! Looks at running jobs: every few seconds their cores say, between two turns, how far they are. The coordinator judges.
 //!
-//! On the control thread.
+//! Runs on the control thread.
 
 use std::sync::Arc;
 

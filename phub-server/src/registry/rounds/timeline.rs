@@ -60,7 +60,7 @@ impl Registry {
     /// Returns the trace of the jobs that the asker may see, for a request.
     ///
     /// # Errors
-    /// Without a timeline.
+    /// Returns an error if the hub has no timeline.
     pub async fn trace(
         self: &Arc<Self>,
         sees: impl Fn(&str) -> bool + Send + 'static,

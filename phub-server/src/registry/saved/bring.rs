@@ -72,7 +72,7 @@ impl Coming {
                 values.as_mut_slice().as_mut_bytes()[at..][..part.len()].copy_from_slice(&part);
                 Ok(())
             }
-            // Nobody takes parts after an error.
+            // After an error the parts are not taken any more.
             Goes::Up(Upwards { parts, brought }) => match parts.send(part).await {
                 Ok(()) => Ok(()),
                 Err(_) => end_of(brought).await,

@@ -135,7 +135,7 @@ impl Registry {
         let saved = async {
             loop {
                 let freed = self.freed.notified(); // before the look, so that no end is missed
-                // Not for jobs that are made: they may wait for other hubs, or for a name server.
+                // Jobs that are being made are left out: they may wait for other hubs, or for a name server.
                 if !self.lock().hub().names().saves_any() {
                     return;
                 }

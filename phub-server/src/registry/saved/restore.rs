@@ -6,7 +6,7 @@
 //!   another hub that has later rounds: hub 0 confirms the pass --> the later rounds go
 //! ```
 //!
-//! On a thread for joins, or on one of its own where it waits for other hubs.
+//! Runs on a thread for joins, or on a thread of its own if it waits for other hubs.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -78,7 +78,7 @@ impl Registry {
             last: Bytes::new(),
         };
         let job = name.clone();
-        // On a thread of its own, because a job may have a quarter of a million keys.
+        // The image has a thread of its own, because a job may have a quarter of a million keys.
         let image = on_thread("phub-state", move || Image::new(&job, snapshot, share)).await;
         let mut image = image?.map_err(|error| conflict(error.to_string()))?;
         let bytes = image.bytes();

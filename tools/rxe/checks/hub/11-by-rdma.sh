@@ -1,8 +1,8 @@
 #!/bin/bash
-# By RDMA training gives the same bits as by shared memory, TCP and a mixture of them; a worker that is killed is named.
+# Training by RDMA gives the same bits as by shared memory, TCP and a mixture of them; a worker that is killed is named.
 # Compressed jobs have the bits of a plain model with every codec, and the bits of shared memory with Slim-DP (seeded and
-# with keys) and with weights pulled in batches; the bytes that cross; workers that come and go, and workers whose frames lie;
-# a hub that is started again.
+# with keys) and with weights pulled in batches; the bytes that cross; workers that come and go, and workers whose frames
+# lie; a hub that is started again.
 # guest: one
 # build: test together
 # seconds: 240

@@ -35,6 +35,6 @@ run bare 12 22.5
 jq -es 'all(.checked)' /tmp/report.0 /tmp/report.1
 run coded 3 11 --compress qsgd:8:512
 grep -F "sums go up" /tmp/hub | grep -F "transport=verbs"
-# Both jobs, at both levels.
+# Both jobs end, at both levels.
 within 60 ended 4
 end_hub

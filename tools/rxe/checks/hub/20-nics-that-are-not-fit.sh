@@ -23,7 +23,7 @@ grep -F "RDMA goes without rxe1: cannot open the RDMA device rxe1" /tmp/hub
 grep -F "RDMA goes without rxe2: its only RoCE v2 address is link-local" /tmp/hub
 grep -F "timeout 18 and 6 retries (7.5 s), 2 RNR retries, traffic class 106, service level 3, pkey index 0, adaptive routing 0, relaxed ordering" /tmp/hub
 end_hub
-# As the queue pairs were told: at both ends.
+# The settings of the queue pairs are those that they were told, at both ends.
 sed 's/qp=[0-9]*//; s/ peer=[0-9]*//' "$LIKE_LOG" | sort | uniq -c
 grep -E "state=2 .*global=1 .*sl=3 .*hop_limit=64 traffic_class=106" "$LIKE_LOG"
 grep -E "state=3 timeout=18 retries=6 rnr_retries=2" "$LIKE_LOG" # the hub's

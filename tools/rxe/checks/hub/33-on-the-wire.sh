@@ -45,5 +45,5 @@ kill $capture
 wait $capture || true
 cat /tmp/captured
 [ "$(sed 1d /tmp/captured | cut -d ' ' -f 1-2 | xargs)" = "in 106 out 106" ]
-# Beside 1024 bytes a packet has its headers.
+# A packet has its headers in addition to 1024 bytes.
 awk 'NR > 1 && ($3 < 100 || $4 < 1024 || $4 > 1024 + 100) { wrong = 1 } END { exit wrong }' /tmp/captured

@@ -24,7 +24,7 @@ phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model --worker
 jq -e '.checked and .transport == "verbs"' /tmp/report
 grep -F "fd77::1" /tmp/hub
 end_hub
-# As the checks after this one have it.
+# The checks after this one need this address.
 ip address delete fd77::1/64 dev nic0
 ip address add 10.77.0.1/24 dev nic0
 within 20 has "ffff:0a4d:0001"

@@ -50,8 +50,8 @@ class Board:
 def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMIT_S) -> List[str]:
     """Returns the texts of all workers, in the order of ranks, each from a worker that is there now.
 
-    Each worker asks with a word of its own. Rank 0 answers each word that it finds, until the worker says that it got the
-    answer. A word of a worker of an earlier run gets no answer.
+    Each worker asks with a random word of its own. Rank 0 answers each word that it finds, until the worker says that it
+    got the answer. A word of a worker of an earlier run gets no answer.
 
     Raises:
         MissingWorkersError: a worker has not come.
@@ -95,7 +95,7 @@ class StoreBoard(Board):
         self._store.set(f"phub/{name}", text)
 
     def now(self, name: str) -> Optional[str]:
-        # Without `wait`: before torch 2.1 a wait without success disturbs the next call.
+        # No `wait` is used: before torch 2.1, a wait without success disturbs the next call.
         key = f"phub/{name}"
         if hasattr(self._store, "check"):
             return bytes(self._store.get(key)).decode() if self._store.check([key]) else None

@@ -26,7 +26,7 @@ from ._launch import Machine, Worker, names_of
 from ._optimizers import Optimizer, Sum
 
 _WORD_BYTES = 4
-# So much of a name is kept where something is added.
+# The length of a name that is kept if something is added to it.
 _NAME, _NUMBERED = 40, 56
 
 

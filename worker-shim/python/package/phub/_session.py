@@ -279,7 +279,7 @@ class Session:
             word, is_served = agreed.word, agreed.is_served
             me = dataclasses.replace(me, serve_at=agreed.serve_at, machine=agreed.machine)
         machine = self._machine(me, hub, mesh, settings)
-        # Nobody starts a hub again that a worker, or this script, has started.
+        # A hub that a worker, or this script, has started is never started again.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
         settings["hub_wait"] = 0.0 if is_own else wait_for_hub() if hub_wait is None else hub_wait
         local = (self.rank, self.world_size)
@@ -299,7 +299,7 @@ class Session:
                 try:
                     return _phub.Session(address, name, *local, described(keys), _optimizers.to_json(to_do), _given(given), *rest)
                 except _phub.UnreachableError:
-                    # Only a hub that rank 0 starts may come later than the workers.
+                    # Only a hub that rank 0 starts may be there later than the workers.
                     if hub is not None or me.serve_at is None or time.monotonic() > deadline:
                         raise
                     time.sleep(RETRY_S)
@@ -466,7 +466,8 @@ class Session:
         """Sends the bytes of these gradients now, where that gains something, and counts nothing; without names, none. A `push`
         then costs no bytes. The gradients may be written again meanwhile, if the `push` says `rewritten`; it may be called again.
 
-        Nothing leaves on shared memory, with a codec, checksums, SSP, ASP or the schedule `kvstore`, and of small keys.
+        No bytes leave on shared memory, with a codec, checksums, SSP, ASP or the schedule `kvstore`. Bytes of small
+        keys do not leave either.
 
         Raises:
             OrderError: a key is under way.

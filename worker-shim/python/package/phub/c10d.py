@@ -199,7 +199,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
 
 def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
     """Whether the hub takes an all-reduce. All workers must come to the same answer."""
-    # With the op on the left: the other way around torch says that they differ.
+    # The op is on the left: the other way around, torch says that they differ.
     if len(tensors) != 1 or not (op == _c10d.ReduceOp.SUM or op == _c10d.ReduceOp.AVG):
         return False
     tensor = tensors[0]
@@ -230,7 +230,7 @@ def _by_gloo(name: str) -> Any:
     return _never_compiled(call)
 
 
-# By the names that torch's versions have for them.
+# torch's versions have several names for them.
 for _name in (
     "_allgather_base",
     "_reduce_scatter_base",

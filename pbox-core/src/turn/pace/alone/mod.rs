@@ -147,7 +147,7 @@ impl Clocks {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
         let state = &mut self.chunks[index];
-        // Without workers the round stays the same.
+        // Without workers, the round stays the same.
         state.slowest = present().map(|clock| clock.next).min().unwrap_or(state.slowest);
         state.count = present().filter(|clock| clock.next == state.slowest).count() as u32;
         state.slowest
@@ -358,7 +358,7 @@ impl Pace for Clocks {
             // SAFETY: this worker has pushed the chunk, and nobody is answered any more.
             unsafe {
                 match pace.answered(place, rank, round) {
-                    // Of the broadcast only rank 0's slot counts.
+                    // In the broadcast, only rank 0's slot counts.
                     Content::Weights if rank > 0 => {}
                     Content::Weights => stages.last_put(place, pushed),
                     _ => _ = stages.last_step(kernels, place, pushed, 0, round),
@@ -372,7 +372,8 @@ impl Pace for Clocks {
 
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
-        // Without its slowest worker a chunk may pass several rounds at once. In a job that ends, its last state is captured apart.
+        // Without its slowest worker, a chunk may pass several rounds at once. In a job that ends, its last state is captured
+        // apart.
         let now_captured = shard.pace.last().map_or(now, |last| now.min(Round(last.0.saturating_sub(1))));
         if now_captured > former {
             shard.capture_passed(place, former, now_captured);
@@ -392,7 +393,7 @@ fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize
     // SAFETY: this worker has pushed the chunk, and is answered after this function.
     unsafe {
         match pace.answered(place, rank, round) {
-            // Of the broadcast only rank 0's slot counts.
+            // In the broadcast, only rank 0's slot counts.
             Content::Weights if rank > 0 => {}
             Content::Weights => stages.put(kernels, place, pushed, round),
             _ => stages.step(kernels, place, pushed, 0, round),

@@ -39,7 +39,7 @@ pub(crate) struct Relayed {
 enum Above {
     /// The round with which the job begins. Weights may come before it is known: this is the end of their round's number.
     Joining(Option<u8>),
-    /// Nothing: the workers push.
+    /// No step is under way: the workers push.
     Gathering,
     /// The answer of a round.
     Asked(Round),

@@ -62,7 +62,7 @@ const FORMER: u32 = 28;
 const CAME: u64 = 1 << 30;
 /// The window has weights [ahead] of the round in flight.
 const SHOWS: u64 = 1 << 27;
-/// All pushes have been there in this round.
+/// All pushes of this round have been there.
 const TRIED: u64 = 1 << 26;
 
 impl State {
@@ -544,7 +544,7 @@ struct Roster {
     /// [kept back](Self::keep_back).
     answered_from: Vec<Option<Round>>,
     count: u32,
-    /// All of `count` take part from this round on.
+    /// All `count` workers take part from this round on.
     settled: Round,
 }
 
@@ -566,8 +566,8 @@ impl Roster {
 
     /// Removes `rank` from every round that is not finished; false when it did not take part before.
     fn remove(&mut self, rank: u32) -> bool {
-        // Not `count -= u32::from(took_part)`, followed by a test of `took_part`: rustc 1.96.0 and earlier lose the
-        // subtraction in release builds when this is inlined (docs/decisions/0022-a-miscompiled-count.md).
+        // This is not `count -= u32::from(took_part)`, followed by a test of `took_part`: rustc 1.96.0 and earlier
+        // lose the subtraction in release builds when this is inlined (docs/decisions/0022-a-miscompiled-count.md).
         if self.from[rank as usize].take().is_none() {
             return false;
         }

@@ -24,7 +24,7 @@ from ._means import Means, Way
 
 _LOG = logging.getLogger("phub")
 
-# Each has two threads, and sessions with 36 MB a type of numbers. Torch's own hooks need two.
+# Each depth has two threads, and sessions with 36 MB for each type of numbers. Torch's own hooks need two.
 MAX_DEPTHS = 8
 
 _HERE = threading.local()

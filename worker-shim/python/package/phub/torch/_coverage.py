@@ -23,7 +23,7 @@ class Coverage:
         """`keys`: names by `id` of the parameter."""
         self._keys = keys
         self._called: Dict[Module, None] = {}  # a set that keeps its order
-        # By modules of any model in this process, which it does not keep alive.
+        # The names by modules of any model in this process; this dictionary does not keep a module alive.
         self._below: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learnt: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learning = True

@@ -209,7 +209,7 @@ class Exchange:
 
     def _tell(self, groups: List[Dict[str, Any]], resets: Set[str]) -> None:
         change = self._settings.changed(groups)
-        # One call is enough: no round ends without rank 0, which has not begun this round.
+        # One call is enough: no round ends without rank 0, and rank 0 has not begun this round.
         if (change is not None or resets) and self.session.rank == 0:
             has_keys = change is not None and change.groups is not None
             keys = by_key(self._settings.groups, groups, self.parameters) if has_keys else None

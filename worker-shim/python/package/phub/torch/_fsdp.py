@@ -5,7 +5,8 @@
    replica 1   [shard 0] [shard 1]      job NAME.1: the mean of each parameter's shard 1
 ```
 
-So between the machines of two replicas a worker sends a shard, and no model crosses. Needs torch 2.7 or later.
+Between the machines of two replicas, a worker therefore sends a shard, and no model crosses. Needs torch 2.7
+or later.
 """
 
 from __future__ import annotations

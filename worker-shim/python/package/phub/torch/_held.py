@@ -75,7 +75,7 @@ class Holder(NamedTuple):
     """Returns whoever takes the gradients, as long as that lives."""
 
 
-# By `id`. A parameter's own attributes would be copied and pickled along with it.
+# The key is `id(parameter)`. A parameter's own attributes would be copied and pickled along with it.
 _HOLDERS: Dict[int, Holder] = {}
 
 _DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, which a class has for its instances alone

@@ -34,7 +34,7 @@ class Join:
         broadcast_buffers: bool,
     ) -> None:
         """`session`, `exchange`: their settings."""
-        # Not the optimizer itself: the one that a script drops goes at once, and leaves its job.
+        # The optimizer itself is not kept: when a script drops it, it is freed at once, and leaves its job.
         self._kind, self.model = type(optimizer), model
         self._session, self._exchange, self._broadcast_buffers = session, exchange, broadcast_buffers
         self._job, self._times = "", 0

@@ -9,7 +9,8 @@ finite.
    scaler.update()                 reads what was found: it waits for the norm of the round
 ```
 
-So the mean of all workers costs no exchange of its own, as it does where the scaler unscales and searches by itself.
+The mean of all workers therefore costs no exchange of its own. It does if the scaler unscales and searches by
+itself.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def from_torch(
     for key, parameter in parameters.items():
         seen = sorted(set(kept[key]) - {_STEP})
         if not seen:
-            # It never had a gradient. Zeros are right: torch begins its means with the first gradient.
+            # The parameter never had a gradient. Zeros are right: torch begins its means with the first
+            # gradient.
             kept[key] = {name: torch.zeros_like(parameter) for name in names}
         elif seen != sorted(names):
             raise SettingsError(

@@ -126,7 +126,7 @@ class HostWindows:
         return have_other_bits(values, self._windows[key][1].to(values.device, values.dtype))
 
     def close(self) -> None:
-        """Nothing is left to be done."""
+        """Does nothing: no work is left."""
 
 
 def _copy_each(into: List[torch.Tensor], values: List[torch.Tensor]) -> None:
