@@ -4,7 +4,8 @@
 - Every link leads to a file of the tree, and to a heading of it. Every path in backticks exists.
 - docs/path-of-a-chunk.md lists the files on the path of a chunk, and the totals are the sums.
 - docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
-- docs/README.md leads to each page of docs. A page has at most 2,500 words, but for those that people look things up in.
+- docs/README.md leads to each page of docs. A page has at most 2,500 words, except for pages in which people look things
+    up.
 - docs/tests.md is the output of tools/list-tests.py.
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
 - docs/features.md names tests that exist.

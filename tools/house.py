@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAME = re.compile(r"^ *pub (?:struct|enum|union|trait|type) (\w+)", re.M)
 BLOCK = re.compile(r"( *)(?:pub(?:\([^)]*\))? )?(?:const |unsafe )*(struct|impl|fn)\b(?:<.*?>)? ?(\w+)")
 FIELD = re.compile(r"    (?:pub(?:\([^)]*\))? )?\w+: ")
-# The crates whose types and functions are bounded.
+# The crates with bounded types and functions.
 BOUNDED = {"coordinator"}
 MOST_FIELDS, MOST_METHODS, MOST_LINES = 12, 25, 60
 USE = re.compile(r"^ *(pub(?:\([^)]*\))? )?use ([^;]+);", re.M)

@@ -16,7 +16,7 @@ const FILE: &str = "PHUB_TOKEN_FILE";
 #[derive(Clone)]
 pub struct Credential {
     holds: Holds,
-    /// The place where it comes from, for errors.
+    /// The source of the credential, for errors.
     source: String,
 }
 
@@ -114,7 +114,7 @@ impl Credential {
         Ok(Credential { holds, source: place() })
     }
 
-    /// Returns where it comes from, such as "the file /home/ann/.config/phub/secret".
+    /// Returns the source, such as "the file /home/ann/.config/phub/secret".
     pub fn source(&self) -> &str {
         &self.source
     }

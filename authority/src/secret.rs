@@ -130,7 +130,7 @@ impl Secrets {
         self.0.iter().any(|secret| secret.made(token))
     }
 
-    /// Returns the token whose holder made the proof of a request, if one of them made that.
+    /// Returns the token that made the proof of a request, if one of these tokens made it.
     pub fn proved(&self, proof: &Proof, method: &str, path: &str) -> Option<Token> {
         let (right, job, expires) = proof.claim();
         let mut tokens = self.0.iter().map(|secret| secret.token_until(right, job, expires));

@@ -94,7 +94,7 @@ enum Command {
 /// The sentence of `--help` about the statuses of [`exit`].
 const EXITS: &str = "Exit status: 0 all went well; 1 it failed, and stderr says why; 2 the arguments are wrong; 3 a drained hub has ended.";
 
-/// The exit statuses of the program, beside 2 for arguments that are wrong.
+/// The exit statuses of the program; 2 is for arguments that are wrong.
 pub mod exit {
     /// The status where all went well.
     pub const WELL: u8 = 0;

@@ -1,4 +1,4 @@
-//! A worker that comes to a job, as the hub sees its request.
+//! A worker that joins a job, as the hub sees its request.
 
 use pbox_core::Round;
 use pbox_core::control::{JoinRequest, Mesh, Pass, Peers};
@@ -36,8 +36,7 @@ impl From<&Difference> for Differs {
     }
 }
 
-/// A worker comes to the job of a name. The answer has the pass that the worker shows to the job's other
-/// hubs.
+/// A worker joins the job of a name. The answer has the pass that the worker shows to the job's other hubs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Join {

@@ -10,7 +10,7 @@ pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
-    /// Whether a push was waited for then whose worker has left.
+    /// Whether a push by a worker that has left was waited for then.
     waits_for_left: bool,
 }
 

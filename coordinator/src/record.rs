@@ -26,8 +26,8 @@ use crate::job::Event;
 
 /// The name of the format.
 const FORMAT: &str = "phub-server";
-/// The number of the form of inputs and answers. It goes up with each change of a form that this program can no longer read. A record of
-/// a known life, which `tests/form.rs` replays, finds such a change.
+/// The number of the form of inputs and answers. It goes up with each change of a form that this program can no longer read.
+/// `tests/form.rs` replays a record of a known life, and finds such a change.
 const FORM: u32 = 2;
 /// The digits of a token and of a secret.
 const SECRET_DIGITS: usize = 32;
@@ -40,7 +40,7 @@ const NOTHING: [&str; 2] = ["[]", "Forgotten(0)"];
 /// The longest piece of a line that a story shows, in characters.
 const SHOWN: usize = 600;
 
-/// The first line. Another form may have other settings, and more beside them.
+/// The first line. Another form may have other settings, or more of them.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     record: String,

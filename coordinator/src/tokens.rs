@@ -208,7 +208,8 @@ mod tests {
     }
 
     proptest! {
-        /// A member keeps its token, whatever happens to another member in any order. A hello finds the tokens that serve a member.
+        /// A member keeps its token, and the order of events of another member does not matter. A hello finds the tokens that
+        /// serve a member.
         #[test]
         fn members_do_not_lose_each_others_tokens(
             events in proptest::collection::vec((0u8..5, 1u8..8, 0u64..90), 1..60),

@@ -133,8 +133,7 @@ fn spoken(time: Duration) -> String {
     }
 }
 
-/// Returns which of all workers below a hub is late there, if one is. Returns the worker below a hub that is late, if one
-/// is.
+/// Returns the worker below a hub that is late there, if one is. `said` is the report of a rank about its own workers.
 pub(crate) fn latest_below(rounds: &RoundsReply, said: impl FnOnce(u32) -> Option<Latest>) -> Option<Latest> {
     let (rank, waited_us) = match stands(rounds) {
         Some(_) => (*rounds.waits_for.first()?, rounds.waited_us),

@@ -1,6 +1,7 @@
 //! The common part of all handshakes: their yield, and the parts of their messages.
 //!
-//! The bytes come from outside: memory is allocated only for bytes that have come. No input or output here.
+//! The bytes come from outside: memory is allocated only for bytes that have arrived. No input or output
+//! here.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -15,8 +16,8 @@ use crate::plan::{LinkPorts, MAX_PORTS};
 pub enum Receive {
     /// A new window of this many bytes: the hub's own pages if memory is shared, otherwise new memory.
     New(usize),
-    /// This window: one that other peers read, or that of a former connection, whose addresses stay. A view of a peer's
-    /// pages becomes a view of the hub's.
+    /// This window: one that other peers read, or that of a former connection, which keeps its addresses. A view of a
+    /// peer's pages becomes a view of the hub's.
     Into(Arc<RecvWindow>),
 }
 

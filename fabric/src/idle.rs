@@ -1,6 +1,6 @@
 //! The way in which a thread with nothing to do waits: spin, then yield, then sleep.
 //!
-//! Used by the hub's core threads and by workers alike. Knows a port, and not the meaning of its arrivals.
+//! Used by the hub's core threads and by workers. Knows a port, and not the meaning of its arrivals.
 
 use std::time::{Duration, Instant};
 

@@ -24,8 +24,8 @@ use crate::ids::{Imm, LinkId, Span};
 /// - `full_is_not_an_error`: a link holds at least its capacity of posts that the peer has not yet polled. Beyond that
 ///   `post` answers [`Posted::Full`]. Nothing is lost, and the same post is accepted after the peer polled.
 /// - `full_ends`: [`set_credit`](Port::set_credit) bounds the bytes that the transport holds of a link: accepted and
-///   not yet handed to the wire. Beyond it `post` answers `Full`. A link that holds nothing takes one post whatever its
-///   size, and a post without bytes is not bounded. Once the link has room again, `wait` returns, without any arrival.
+///   not yet handed to the wire. Beyond it `post` answers `Full`. A link that holds nothing takes one post of any size,
+///   and a post without bytes is not bounded. Once the link has room again, `wait` returns, without any arrival.
 /// - `links_do_not_mix`: an arrival names the link it came over.
 /// - `flush_makes_visible`: a post may be held back until [`flush`](Port::flush), and not longer. A transport that has
 ///   to wait for room sends the rest in later polls and waits. Nothing else is held back.
@@ -33,8 +33,8 @@ use crate::ids::{Imm, LinkId, Span};
 ///   and may return early for no reason.
 /// - `wait_times_out`: `wait` returns after its time-out when nothing happens.
 /// - `waker_ends_wait`: waking the [`waker`](Port::waker) ends the current `wait`, or the next one.
-/// - `closed_after_arrivals`: when the peer detaches or dies, everything it posted before is still
-///   shown, then [`closed`](Port::closed) names the link once, and `wait` does not sleep past it.
+/// - `closed_after_arrivals`: when the peer detaches or dies, all its earlier posts are still shown. Then
+///   [`closed`](Port::closed) names the link once, and `wait` does not sleep past it.
 /// - `detached_is_silent`: after [`detach`](Port::detach) nothing more is shown of a link, and its
 ///   id may be given to the next link.
 /// - `post_on_closed_link`: `post` on a link that is not open answers [`Posted::Closed`].
@@ -81,19 +81,19 @@ pub trait Port: Send {
 }
 
 /// A rule for the frames that one end of a link accepts from the other, over a transport that moves bytes. The layer
-/// above has one rule for each link. The port's thread asks it before a frame's bytes are written, or before an
-/// immediate is shown whose bytes a NIC wrote.
+/// above has one rule for each link. The port's thread asks it before a frame's bytes are written. If a NIC wrote
+/// the bytes, it asks before the immediate is shown.
 pub trait FrameRule: Send + fmt::Debug {
     /// Notes that this end posted this immediate without bytes.
     fn posted_empty(&mut self, imm: Imm);
 
-    /// Checks whether a frame of this span may come with this immediate.
+    /// Checks whether a frame of this span may arrive with this immediate.
     ///
     /// # Errors
     /// Why not, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
 
-    /// Checks whether `bytes` bytes may come with this immediate, over a transport that does not say where they went.
+    /// Checks whether `bytes` bytes may arrive with this immediate, over a transport that does not tell their place.
     ///
     /// # Errors
     /// Works like [`check`](Self::check), for the length alone.

@@ -12,7 +12,8 @@ use crate::memory::HUGE_PAGE;
 /// their padding in it. The gap is the same on all machines, so that both ends of a link count the same ranges.
 const GAP: usize = 4096;
 
-/// The bytes that a huge page may hold beside a range: a chunk that the page ends in, or begins in, and some padding.
+/// The bytes outside of a range that a huge page may hold: a chunk that the page ends in, or begins in, and some
+/// padding.
 const FOREIGN: usize = 64 * 1024;
 
 /// Parts of a window, ascending, with gaps between them.
@@ -69,8 +70,8 @@ impl Ranges {
         self.iter().map(|range| (pages(range) * page) as u64).sum()
     }
 
-    /// Returns the huge pages of a window of `window` bytes that lie in these ranges but for [`FOREIGN`] bytes. Neighbours
-    /// are one part. Windows begin on a huge page.
+    /// Returns the huge pages of a window of `window` bytes that lie in these ranges, except for [`FOREIGN`] bytes.
+    /// Neighbours are one part. Windows begin on a huge page.
     pub(crate) fn huge_pages(&self, window: usize) -> Vec<Span> {
         let mut pages: Vec<(usize, usize)> = Vec::new();
         for range in self.within(window).iter() {

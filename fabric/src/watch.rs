@@ -99,7 +99,7 @@ impl Watch {
         self.add(number, fd, owner, events | EventFlags::ONESHOT)
     }
 
-    /// Watches a descriptor whose owner reads all events each time.
+    /// Watches a descriptor; its owner reads all events each time.
     pub fn add_events(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
         self.add(number, fd, owner, EventFlags::IN)
     }

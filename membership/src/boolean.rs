@@ -1,6 +1,6 @@
 //! Variables that are on or off: one rule for all programs.
 
-/// A variable is neither on nor off.
+/// The value of a variable is not a boolean.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {seen:?}; expected 1, true, yes or on, or 0, false, no or off")]
 pub struct NotABoolean {
@@ -11,7 +11,7 @@ pub struct NotABoolean {
 /// Whether a variable of this process's environment is on. One that is empty is not set.
 ///
 /// # Errors
-/// When it is neither on nor off.
+/// Returns an error if the value is not a boolean.
 pub fn boolean(name: &str) -> Result<Option<bool>, NotABoolean> {
     of(name, &std::env::var(name).unwrap_or_default())
 }

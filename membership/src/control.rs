@@ -314,8 +314,8 @@ fn printable(why: &str) -> String {
     why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// Makes the agent that sends requests. A hub is reached directly, whatever the environment says of proxies, and leads
-/// nowhere else.
+/// Makes the agent that sends requests. A hub is reached directly, without the proxies of the environment, and its
+/// redirects are not followed.
 fn agent_within(timeout: Duration, trust: Option<&Trust>, named: &Named) -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(timeout))

@@ -1,4 +1,4 @@
-//! The way in which a member comes to the data path of each hub: which transport, and then the links by it.
+//! The way in which a member reaches the data path of each hub: first the transport, then the links over it.
 //!
 //! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
@@ -201,7 +201,7 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the RDMA NICs of this machine that may be used: the named NICs, or all that can be used. The nearest come
+/// Returns the RDMA NICs of this machine that may be used: the named NICs, or all that can be used. The nearest are
 /// first.
 fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let devices = verbs::devices().map_err(|error| error.to_string())?;
@@ -258,7 +258,7 @@ impl<'a> Route<'a> {
     }
 
     /// Tries the hub's transports, best first. A transport that does not lead there is passed over, and so is shared memory that
-    /// fails in whatever way. When a hub is reached by another one and refuses, no other transport is tried.
+    /// fails in any way. When a hub is reached by another one and refuses, no other transport is tried.
     fn connect_by_the_best_way(
         &self,
         window: &Arc<SendWindow>,

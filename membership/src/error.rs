@@ -53,7 +53,7 @@ pub enum MemberError {
         code: RefusalCode,
         /// The hub's words.
         why: String,
-        /// The place where the secret or token comes from that was shown.
+        /// The source of the secret or token that was shown.
         shown: String,
     },
     /// This process has no secret or token that is of use.
@@ -166,7 +166,7 @@ pub enum MemberError {
 }
 
 impl MemberError {
-    /// Whether a hub of the job is lost, or stops: the job may go on when it comes back.
+    /// Whether a hub of the job is lost, or stops: the job may go on when the hub returns.
     pub fn is_loss_of_hub(&self) -> bool {
         matches!(self, MemberError::HubLost { .. } | MemberError::JobFailed { hub_stops: true, .. })
     }

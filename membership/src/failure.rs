@@ -15,7 +15,7 @@ pub(crate) const RETRY: Duration = Duration::from_millis(100);
 pub(crate) enum Cause {
     /// The hub itself says no, for good.
     Refused,
-    /// The hub knows no such job or member: this one's membership is over, as after the hub was started again.
+    /// The hub knows no such job or member: this membership is over, as after a restart of the hub.
     Gone,
     /// The hub itself says no for now.
     Busy,

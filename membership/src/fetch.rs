@@ -1,6 +1,6 @@
 //! A job's state as a hub sends it, read piece by piece: it is never in memory as a whole.
 //!
-//! Runs on the thread that asks.
+//! Runs on the thread that asks. Must not know what is in the state.
 
 use std::io::{self, Read};
 use std::time::Duration;

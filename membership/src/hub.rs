@@ -48,7 +48,7 @@ pub struct Hub {
 pub struct Missing {
     /// The ranks of members of the hubs.
     pub ranks: Vec<u32>,
-    /// The machines whose hubs are not ready above, if no rank is missing.
+    /// The machines that lack a ready hub above, if no rank is missing.
     pub machines: Vec<u32>,
     /// A worker that came and was refused, and why.
     pub refused: Option<String>,
@@ -138,7 +138,7 @@ impl Hub {
         news.lost.clone().map(|cause| self.lost(cause))
     }
 
-    /// Works like [`end`](Self::end); waits for news that hold such an error until `deadline`.
+    /// Works like [`end`](Self::end), and waits for news with such an error until `deadline`.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<MemberError> {
         self.heartbeat.wait_for(deadline, |news| self.end_by(news))
     }
@@ -285,7 +285,7 @@ impl Hub {
         let behind = if knows_keys { at.behind.clone() } else { Vec::new() };
         let request =
             LeaveRequest { token: self.token.clone(), round: at.round, behind, ..LeaveRequest::default() };
-        // Whatever the news say: after a leave whose answer was lost, the hub does not know the heartbeat any more.
+        // The news do not matter: after a leave with a lost answer, the hub does not know the heartbeat any more.
         let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&request));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }

@@ -28,7 +28,7 @@ const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 
 /// Returns the addresses in a list of hubs: each `host:port`, with commas between them. `http://` may be before it, as
-/// a hub prints its address when it starts; whether requests are encrypted, is said elsewhere.
+/// a hub prints its address when it starts. It does not say whether requests are encrypted.
 ///
 /// # Errors
 /// When an address is missing, is none or is there twice, and when there are too many.

@@ -1,4 +1,4 @@
-//! The order in which a member takes the NICs of its machine. NICs of its own NUMA node come first, and each member of
+//! The order in which a member takes the NICs of its machine. NICs of its own NUMA node are first, and each member of
 //! a machine begins at another one. Also the number of members on the machine.
 //!
 //! Once, at the join. Knows the machine by /proc and /sys; nothing of hubs.

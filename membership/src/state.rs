@@ -4,8 +4,8 @@
 //!   values --> | key 0 of hub 0 | key 0 of hub 1 | key 1 of hub 1 | ... --pipe--> a request to each hub
 //! ```
 //!
-//! Runs on the thread that brings the state; there is one for each hub. Must not know where the values come
-//! from.
+//! Runs on the thread that brings the state; there is one for each hub. Must not know the source of the
+//! values.
 
 use std::io::{self, PipeWriter, Read, Write};
 
@@ -20,7 +20,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// A part of a key: its first chunk, its elements, and the hub that owns it.
 type Part = (u32, usize, usize);
 
-/// Returns the bytes that all hubs of a job want together, or nothing: hubs of one job begin alike.
+/// Returns the bytes that all hubs of a job want together, or nothing: either all hubs of a job want a state,
+/// or none.
 ///
 /// # Errors
 /// The first error.

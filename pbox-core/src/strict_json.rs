@@ -1,4 +1,4 @@
-//! Checks of outside settings that serde does not make. They refuse fields beside a variant that has none, and fields
+//! Checks of outside settings that serde does not make. They refuse fields of a variant that has none, and fields
 //! that are given twice.
 //!
 //! Knows JSON's objects, not the settings.

@@ -6,7 +6,7 @@
 //!   panic --> the hook of this process --> the hub of that thread --> phub-alarm: checkpoints, workers are told, the end
 //! ```
 //!
-//! The hook sees panics whose result nobody looks at, too, and knows where they were. Must not know what a hub is.
+//! The hook also sees panics that no thread waits for, and knows where they were. Must not know what a hub is.
 
 use std::cell::RefCell;
 use std::panic::{PanicHookInfo, set_hook, take_hook};

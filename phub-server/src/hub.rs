@@ -212,7 +212,7 @@ impl Hub {
         self.address
     }
 
-    /// Returns a function that reads the secret again, for a hub whose secret is in a file. Workers that have joined
+    /// Returns a function that reads the secret again, for a hub with its secret in a file. Workers that have joined
     /// stay. It is an error when there is none that is of use; the hub keeps the one that it has.
     pub fn reload_secret(&self) -> impl Fn() -> Result<(), HubError> + use<> {
         let guard = Arc::clone(&self.guard);
@@ -231,7 +231,7 @@ impl Hub {
         if self.encryption.is_on() { "https" } else { "http" }
     }
 
-    /// Returns the jobs whose checkpoints a stop must still write, once it has begun.
+    /// Returns the jobs with checkpoints that a stop must still write, once it has begun.
     pub fn unsaved(&self) -> watch::Receiver<Vec<String>> {
         self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.subscribe()
     }
@@ -391,7 +391,7 @@ fn open_data_paths(
     unshared: Option<String>,
 ) -> Result<(Vec<Arc<Listener>>, Vec<TransportAddress>), HubError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
-    // The best first. Each once, whatever the order of the setting.
+    // The best first. Each is listed once, for any order of the setting.
     for transport in Transport::ALL.into_iter().filter(|&each| settings.offers(each)) {
         let (listener, address) = match transport {
             Transport::Shm if unshared.is_some() => {

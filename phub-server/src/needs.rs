@@ -15,7 +15,8 @@ use crate::control::Encryption;
 use crate::error::HubError;
 use crate::settings::{HubSettings, interface};
 
-/// Threads of a hub beside those of its cores: of control, joins, rendezvous, freeing, checkpoints, and handshakes.
+/// Threads of a hub, except for those of its cores: of control, joins, rendezvous, freeing, checkpoints, and
+/// handshakes.
 const BESIDE_CORES: usize = 16;
 
 /// The thing that was found, in words; nothing if the settings do not need it.

@@ -1,5 +1,5 @@
-//! Refusals of late, and whose requests they were: for people who ask why a worker does not come. Bounded, in memory and in the
-//! log, because anybody can be refused.
+//! Recent refusals, and the clients that were refused: for people who ask why a worker does not join. Bounded, in memory and in
+//! the log, because anybody can be refused.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! The rendezvous: accepts connections of the data path, asks the registry whose they are, and gives their links to the
-//! cores. Each handshake has its own thread, so that a slow handshake delays nobody else.
+//! The rendezvous: accepts connections of the data path, asks the registry for their owners, and gives their links to
+//! the cores. Each handshake has its own thread, so that a slow handshake delays nobody else.
 //!
 //! ```text
 //!   accept -> waiting room: hello -> token proven? -> gathered: all links there? -> welcome -> cores
@@ -27,7 +27,7 @@ use crate::registry::{Registry, STOPS};
 use crate::seldom::Seldom;
 use crate::waiting_room::{Place, WaitingRoom};
 
-/// Workers at once whose windows are made.
+/// The most workers at once for which windows are made.
 const MAX_WELCOMES: usize = 64;
 /// The time limit of each message of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);

@@ -1,10 +1,9 @@
 //! The waiting room: connections of the data path that have not said who they are.
 //!
-//! Anybody who reaches the port can open connections and send nothing. Such connections have a bounded number of places, and
-//! when all are taken, the oldest one that sent nothing gives its place to the new one. A worker sends its hello right
-//! behind its connection, so it does not wait for strangers, and loses its place only if it sends nothing while as many others
-//! come as there are places. There is no bound for each address: all workers may come from one, behind a NAT or on one
-//! machine.
+//! Anybody who reaches the port can open connections and send nothing. The number of places for such connections is bounded.
+//! When all are taken, the oldest connection that sent nothing gives its place to the new one. A worker sends its hello right
+//! after it connects, so it does not wait for strangers. It loses its place only if it is silent while new connections take
+//! all places. There is no bound for each address: all workers may have one address, behind a NAT or on one machine.
 //!
 //! Shared by the accepting thread and the threads of handshakes.
 
@@ -20,7 +19,7 @@ use crate::seldom::Seldom;
 
 /// Connections of one transport without a hello.
 const PLACES: usize = 64;
-/// All connections have sent bytes that their threads have not read. Then the room is looked at again after this long.
+/// The time until the next look at the room, if all connections have sent bytes that their threads have not read.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
@@ -89,7 +88,7 @@ impl Drop for Place {
     }
 }
 
-/// Whether nothing waits to be read. A connection whose peer hung up has its end to be read.
+/// Whether nothing waits to be read. A connection has its end to be read if its peer hung up.
 fn has_sent_nothing(socket: &OwnedFd) -> bool {
     let mut socket = [PollFd::new(socket, PollFlags::IN)];
     matches!(poll(&mut socket, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))

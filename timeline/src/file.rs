@@ -122,7 +122,7 @@ fn end(mut text: String) -> String {
 }
 
 /// Returns the processes of all these files, with times on the clock of the first file. Also returns the names of
-/// processes whose clock no file relates to it: their times stay unchanged.
+/// processes with a clock that no file relates to it: their times stay unchanged.
 ///
 /// # Errors
 /// When one of them is no trace, or cannot be read.

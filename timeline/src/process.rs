@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::clock::{Ahead, Clock};
 
-/// The subject of an event, which a viewer shows beside the event.
+/// The subject of an event, which a viewer shows next to the event.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Event<'a> {
     /// The job.

@@ -1,4 +1,4 @@
-//! The last events, in memory whose size is fixed at the start.
+//! The last events, in memory with a size that is fixed at the start.
 
 /// A ring that keeps the last events. An event beyond the capacity replaces the oldest.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ struct Shift {
 }
 
 /// Gives all events times of the first process's clock, and says in the metadata by how much they were shifted. Returns the
-/// names of processes whose clock is not known: their times stay.
+/// names of processes with an unknown clock: their times stay.
 pub(crate) fn to_one_clock(processes: &mut [Process]) -> Vec<String> {
     let shifts = shifts(processes);
     let mut apart = Vec::new();
@@ -54,7 +54,7 @@ fn shifts(processes: &[Process]) -> HashMap<String, Shift> {
     }
     let first = processes.first().map(|first| id(&first.about).to_owned()).unwrap_or_default();
     let mut known = HashMap::from([(first, Shift { ns: 0, within_ns: 0 })]);
-    // A step goes from a clock to one that is so much ahead, and whose own shift is known.
+    // A step goes from a clock to one that is this much ahead and has a known shift.
     while let Some((from, shift)) = steps
         .iter()
         .filter(|(from, ..)| !known.contains_key(from))

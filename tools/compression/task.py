@@ -33,7 +33,8 @@ class Task:
         return {name: draw[len(shape) == 2](shape).astype(np.float32) for name, shape in self.shapes().items()}
 
     def batches(self, seed, rank, workers, size):
-        """Yields an endless series: a worker's `size` samples of each batch. Every worker shuffles alike."""
+        """Yields an endless series: a worker's `size` samples of each batch. Every worker shuffles in the
+            same way."""
         random, (inputs, labels) = np.random.default_rng([3, seed]), self.train
         while True:
             order = random.permutation(len(labels))
@@ -88,6 +89,6 @@ def backward(weights, inputs, labels):
 
 
 def accuracy(weights, inputs, labels):
-    """Returns part of the samples whose class is found."""
+    """Returns the part of the samples with a class that is found."""
     found = [forward(weights, part)[-1].argmax(axis=1) for part in np.array_split(inputs, 8)]
     return float((np.concatenate(found) == labels).mean())

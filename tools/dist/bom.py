@@ -50,7 +50,7 @@ def standard_library():
 
 
 def reference(crate):
-    """Returns the package URL of a crate, if it comes from the registry. Another crate gets a name that no registry knows: the
+    """Returns the package URL of a crate, if it is from the registry. Another crate gets a name that no registry knows: the
     registry has crates of other people under the same names."""
     kind = "pkg:cargo/" if crate["source"] else "rust:" if crate["name"] == "std" else "phub:"
     return f"{kind}{crate['name']}@{crate['version'].replace('+', '%2B')}"
@@ -87,7 +87,7 @@ def bill(crates, edges, target):
 
 
 def texts(crate):
-    """Returns the texts of licences that a crate has beside its manifest."""
+    """Returns the texts of licences that a crate has next to its manifest."""
     folder = pathlib.Path(crate["manifest_path"]).parent
     files = [each for each in sorted(folder.iterdir()) if each.is_file() and TEXTS.match(each.name)]
     return [each.read_text(encoding="utf-8", errors="replace").strip() for each in files]

@@ -2,7 +2,7 @@
 # Uses a wheel for 64-bit Arm on a machine of another kind: `tools/dist/check-emulated.sh WHEEL`. Debian's Python for 64-bit Arm
 # imports the package, and the hub and a session of two workers run, all in qemu's user mode. check-wheel.sh calls this.
 #
-# qemu, Python and the C library are packages of Debian unstable, unpacked in target/dist/arm64. NumPy comes from PyPI. If they
+# qemu, Python and the C library are packages of Debian unstable, unpacked in target/dist/arm64. NumPy is from PyPI. If they
 # cannot be had, this says so and ends with status 3.
 set -eu
 cd "$(dirname "$0")/../.."

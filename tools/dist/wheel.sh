@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds the wheel that needs no Rust: `make dist`. It has the Python package and the commands phub-server and phub-probe, and
-# runs on Linux with glibc 2.28 (2018) or later and Python 3.9 or later. It comes to target/dist. The debug information of the
-# commands is beside them in a folder of the target's name.
+# Builds the wheel that needs no Rust: `make dist`. It has the Python package and the commands phub-server and phub-probe,
+# and runs on Linux with glibc 2.28 (2018) or later and Python 3.9 or later. It is written to target/dist. The debug
+# information of the commands is next to them, in a folder of the target's name.
 #
 # Zig's linker knows the symbols of old C libraries, so that the machine that builds may be new. Zig, maturin and the tool
 # that checks the wheel come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for
@@ -52,7 +52,8 @@ export "CC_$of_target=$compiler" "AR_$of_target=$archiver"
 export "CARGO_TARGET_$(echo "$of_target" | tr a-z A-Z)_LINKER=$compiler"
 # The code is the same; the line tables are for people who look at an end that nobody expected.
 export CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
-# maturin does not strip: that would be another profile, and cargo would build all twice. The topology comes from sysfs: hwloc would be a package of the system.
+# maturin does not strip: that would be another profile, and cargo would build all twice. The topology is read from sysfs:
+# hwloc would be a package of the system.
 wheels=$dir/phub-*_${target%%-*}.whl
 # shellcheck disable=SC2086
 rm -f $wheels
@@ -69,7 +70,7 @@ package=$(echo "$dir"/unpacked/*)
 scripts=$package/$(basename "$package").data/scripts
 mkdir -p "$scripts"
 mkdir -p "$dir/$target"
-# The machine's knows only programs for it. LLVM's, which comes with Rust, knows all.
+# The machine's knows only programs for it. LLVM's, which is part of Rust, knows all.
 objcopy() {
     if [ "$target" = "$host" ]; then
         command objcopy "$@"

@@ -155,7 +155,7 @@ def draw_slices(_, table, points, _paper):
 
 
 def draw_asgd(_, table, points, _paper):
-    """Draws ASGD beside P3."""
+    """Draws ASGD and P3."""
     figure, axes = plt.subplots(figsize=(3.6, 2.6))
     for consistency, colour, label in [("bsp", "p3", "p3, BSP"), ("asp", "asp", "sliced, ASGD")]:
         shown = [point for point in points if point.consistency == consistency]

@@ -56,8 +56,8 @@ class Scale:
 
 
 def share_of_model(machines):
-    """Returns how many times the model's bytes leave and reach a machine in an iteration, with a hub beside each
-    worker.
+    """Returns how many times the model's bytes leave and reach a machine in an iteration, with a hub and a
+    worker on each machine.
 
     Gradients for the other hubs, and a copy of its hub's weights for each other worker.
     """

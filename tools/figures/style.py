@@ -16,7 +16,7 @@ plt.rcParams.update({
 
 
 def save(figure, path, dpi):
-    """Saves SVG, whose bytes depend only on the drawing, and PNG; `path` has no ending."""
+    """Saves SVG, with bytes that depend only on the drawing, and PNG; `path` has no ending."""
     figure.tight_layout()
     figure.savefig(f"{path}.svg", metadata={"Date": None})
     figure.savefig(f"{path}.png", dpi=dpi)

@@ -20,7 +20,7 @@ COLUMNS = [
     "shrink",
     "time",
     "cpu_share",  # of all cores, while iterations were measured
-    "others_share",  # of other work: neither the run's nor the kernel's interrupts
+    "others_share",  # of other work: the run's and the kernel's interrupts are not in it
 ]
 # Columns without numbers.
 WORDS = ["model", "schedule", "consistency", "hubs", "series"]

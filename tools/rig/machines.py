@@ -25,7 +25,8 @@ NICE = -5
 
 
 class Machines:
-    """`count` machines, with links that are not yet limited; so many follow each other in each of the racks."""
+    """`count` machines, with links that are not yet limited. Each rack has an equal number of them, in a
+    row."""
 
     def __init__(self, count, racks=1, mtu=MTU, congestion=CONGESTION):
         self.count, self.racks = count, racks

@@ -1,6 +1,7 @@
 #!/bin/bash
-# `make rxe` runs this: all checks of tools/rxe/checks, those whose names begin with an argument (`tools/rxe/run.sh 02 03`),
-# or those that CI runs on each change (`tools/rxe/run.sh ci`). It prints one line for each, with its time; target/rxe/logs has their output.
+# `make rxe` runs this: all checks of tools/rxe/checks, those with a name that begins with an argument (`tools/rxe/run.sh 02
+# 03`), or those that CI runs on each change (`tools/rxe/run.sh ci`). It prints one line for each, with its time;
+# target/rxe/logs has their output.
 #
 # A check in checks/by-name runs only when it is asked for: soft-RoCE cannot be relied on to play its part.
 #

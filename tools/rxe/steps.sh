@@ -40,15 +40,15 @@ rounds_flow() {
 }
 
 # like_hardware: from now on libibverbs has the limits and faults that LIKE_... variables say. The check has the line
-# `# build: interposer libibverbs.so.1`, whose result lies among the programs.
+# `# build: interposer libibverbs.so.1`; its result lies among the programs.
 like_hardware() {
     LD_LIBRARY_PATH=$(dirname "$(type -p libibverbs.so.1)")
     export LD_LIBRARY_PATH LIKE_LOG=/tmp/verbs
     : >"$LIKE_LOG"
 }
 
-# serve OPTION...: a hub on port 7077, whose output and that of the workers is shown at the end of the check.
-# `hub_by` may have a command that starts it.
+# serve OPTION...: a hub on port 7077. The end of the check shows its output and that of the workers. `hub_by`
+# may have a command that starts it.
 hub_by=()
 serve() {
     "${hub_by[@]}" phub-server serve "$@" &>/tmp/hub &

@@ -130,7 +130,7 @@ class Cluster:
 
 
 def check(name, done, out, tasks):
-    """Every rank has trained, and every worker of a machine used the hub beside it."""
+    """Checks that every rank has trained, and that every worker of a machine used the hub on that machine."""
     ranks = {int(rank): float(loss) for rank, loss in re.findall(r"^rank (\d+): loss ([\d.]+)$", out, re.MULTILINE)}
     if done.returncode or sorted(ranks) != list(range(tasks)) or max(ranks.values()) > 0.5:
         sys.exit(f"slurm: {name}: exit status {done.returncode}, ranks and losses {ranks}\n{out}\n{done.stderr}")

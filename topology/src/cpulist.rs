@@ -1,6 +1,6 @@
 //! Linux's list format for cpu numbers: `0-3,8,10-11`.
 //!
-//! Must not know which file a list came from.
+//! Must not know the name of a list's file.
 
 /// No real machine has more cpus. A typo such as `0-4000000000` must not cost memory.
 const CPU_LIMIT: u32 = 65_536;

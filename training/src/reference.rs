@@ -9,7 +9,7 @@ use super::samples::Samples;
 use super::shard::Shard;
 use super::weights::Weights;
 
-/// Trains on `shards`, whose gradients are summed in the order given; returns the last weights.
+/// Trains on `shards`, and sums their gradients in the order given; returns the last weights.
 pub fn one_process(plan: &TrainingPlan, network: &Network, shards: &mut [Shard]) -> Weights {
     let mut weights = Weights::first(network, plan.seed);
     let mut state = Weights::zeroed(network);

@@ -43,7 +43,7 @@ impl Draft {
     /// Makes an empty one.
     pub fn make(dir: &Path, id: VersionId) -> Result<Self, VersionError> {
         let path = dir.join(format!("{HIDDEN}{id}"));
-        // A try before this one, whose files could not be removed then.
+        // A try before this one may have failed to remove its files.
         drop(fs::remove_dir_all(&path));
         fs::create_dir(&path).map_err(VersionError::disk(&path, "making the directory of a version"))?;
         Ok(Draft { path, shown: false })

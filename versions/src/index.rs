@@ -83,7 +83,7 @@ pub(crate) struct About {
 }
 
 impl Index {
-    /// Creates the index of a version whose tensors are in these files.
+    /// Creates the index of a version with tensors in these files.
     pub fn new(about: &About, weight_map: BTreeMap<String, String>) -> Self {
         let of_delta = |text: &str| about.base.map(|_| text.to_owned());
         let metadata = Metadata {

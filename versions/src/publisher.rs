@@ -31,7 +31,8 @@ pub struct Rules {
     pub whole_each: NonZeroU32,
     /// The newest versions that stay, and the ones that they build on.
     pub keep: NonZeroU32,
-    /// Files that each whole version has a copy of: an engine reads its model's configuration beside the weights.
+    /// Files that are copied into each whole version: an engine reads its model's configuration next to the
+    /// weights.
     pub also: Vec<PathBuf>,
     /// The longest file, unless one tensor is longer.
     pub file_bytes: u64,

@@ -53,7 +53,7 @@ pub(crate) fn write(mut to: impl Write, is_whole: bool, tensors: &[Stored<'_>]) 
     tensors.iter().try_for_each(|of| to.write_all(of.bytes))
 }
 
-/// Reads a file of a version whose index has these `names` in it, and gives each tensor to `take`.
+/// Reads a file of a version with these `names` in its index, and gives each tensor to `take`.
 ///
 /// # Errors
 /// When the file cannot be read, is no safetensors file, or has other tensors; and those of `take`.

@@ -14,7 +14,7 @@ use worker_shim::{Session, SessionConfig};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
 
-/// Times rounds of a small job beside large jobs.
+/// Times rounds of a small job while large jobs run.
 #[derive(Parser)]
 struct Args {
     /// The hub's control port.

@@ -125,7 +125,7 @@ struct Simulation<'a> {
     flows: Vec<Flow>,
     cargo: Vec<Cargo>,
     workers: Vec<Worker>,
-    /// The number of workers whose gradients have come, by layer.
+    /// The number of workers whose gradients have arrived, by layer.
     pushed: Vec<usize>,
     iterations: u32,
 }

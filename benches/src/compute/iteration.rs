@@ -1,8 +1,8 @@
 //! An iteration of a worker that waits instead of computing, and the layers that held it up.
 //!
 //! The imitated GPU has its own clock, `computed_until`. A layer begins when the layer before has ended and its weights
-//! are there, not when this thread wakes. So a late wake-up delays a push, as beside a real GPU, but delays do not add
-//! up. Owned by the worker's thread; generic over the worker, so that tests have their own clock.
+//! are there, not when this thread wakes. A late wake-up therefore delays a push, as with a real GPU, but delays do not
+//! add up. Owned by the worker's thread; generic over the worker, so that tests have their own clock.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! A trace, and the plan that it gives for a job's keys.
 //!
-//! Plain data, owned by its reader. Must not know where it came from.
+//! Plain data, owned by its reader. Must not know its source.
 
 use std::collections::HashMap;
 use std::time::Duration;

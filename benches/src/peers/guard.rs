@@ -1,5 +1,5 @@
-//! The guard of a peer: a process of this program that starts the peer, and that ends all processes which the peer started,
-//! in whatever process groups and sessions they are (as MPI's ranks).
+//! The guard of a peer: a process of this program that starts the peer. It ends all processes which the peer started, in
+//! any process group and session (as MPI's ranks).
 //!
 //! ```text
 //!   phub-peers --- stdin, a pipe ---> guard ---> the peer, leader of a group ---> its processes
@@ -155,8 +155,8 @@ fn wait(peer: &Child, limit: Duration) -> Result<Stop> {
     }
 }
 
-/// Kills the peer's group, and then all that are left: orphans become children of this process, whatever their group.
-/// Returns how the peer ended. No other process can get the peer's id before the first wait here.
+/// Kills the peer's group, and then all that are left: orphans become children of this process, whatever their group
+/// is. Returns how the peer ended. No other process can get the peer's id before the first wait here.
 fn kill_all(peer: Pid) -> Option<WaitStatus> {
     let _ = rustix::process::kill_process_group(peer, Signal::KILL);
     let mut status = None;

@@ -1,4 +1,4 @@
-//! Peers: other systems that do the same work, run beside the probe.
+//! Peers: other systems that do the same work, for comparison with the probe.
 //!
 //! A peer is a command that prints one JSON object with `goodput_gb_per_s`, workers x model / median round.
 //! Runs are interleaved, because machines are shared. Only the ratio within one repeat counts, and its spread

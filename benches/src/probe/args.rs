@@ -167,8 +167,8 @@ pub struct Args {
     #[arg(long, default_value = "auto", value_enum, help_heading = MACHINE)]
     pub idle: IdleChoice,
 
-    /// Whether the machine's limit is measured beside the rounds. That takes as much memory as hub and workers together:
-    /// leave it out for a model that fills the memory.
+    /// Whether the machine's limit is measured between the rounds. That takes as much memory as hub and workers
+    /// together: leave it out for a model that fills the memory.
     #[arg(long, default_value = "on", value_enum, help_heading = MACHINE)]
     pub limit: LimitChoice,
 
@@ -251,7 +251,7 @@ pub enum WeightsChoice {
 /// The choice whether the machine's limit is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitChoice {
-    /// The limit is measured beside the rounds, if it can be compared with them.
+    /// The limit is measured between the rounds, if it can be compared with them.
     On,
     /// Never.
     Off,

@@ -27,9 +27,9 @@ const PERIOD: usize = 61;
 pub struct Expected<E> {
     optimizer: Optimizer,
     ablate: Ablate,
-    /// The ranks whose gradients are in a step, of each machine.
+    /// The ranks of each machine that have a gradient in a step.
     workers: u32,
-    /// The machines whose sums are in a step, in a mesh, each with the same gradients.
+    /// The machines that have a sum in a step, in a mesh, each with the same gradients.
     machines: Option<u32>,
     /// Steps are of one rank, or machine, each; all push rank 0's gradient.
     alone: bool,
@@ -94,8 +94,8 @@ fn fill<E: Element>(key: KeyId, values: &mut [E], value: impl Fn(usize) -> E) {
 }
 
 impl<E: Element> Expected<E> {
-    /// Creates the state after the broadcast, before the first round.
-    /// `machines` are those of a mesh, with so many workers each.
+    /// Creates the state after the broadcast, before the first round. `machines` are those of a mesh, with
+    /// this number of workers each.
     pub fn new(
         optimizer: Optimizer,
         ablate: Ablate,
@@ -286,7 +286,7 @@ impl<E: Element> Expected<E> {
 }
 
 impl<E: Element> Period<E> {
-    /// Returns the elements whose norms are compared: the weights, and the gradient or update.
+    /// Returns the elements that the compared norms are of: the weights, and the gradient or update.
     fn measured(
         &self,
         optimizer: &Optimizer,

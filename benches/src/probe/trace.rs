@@ -29,8 +29,8 @@ fn of_rank(path: &Path, rank: u32) -> PathBuf {
 }
 
 impl Trace {
-    /// Makes the file, before anything is started. Of one rank of a hub that runs elsewhere the file has the rank in
-    /// its name, as a worker's. All ranks may be told the same.
+    /// Makes the file, before anything is started. For one rank of a hub that runs elsewhere, the name has the rank,
+    /// as a worker's file has. All ranks may be told the same.
     pub fn create(path: &Path, rank: Option<u32>) -> Result<Self> {
         let file = rank.map_or_else(|| path.to_owned(), |rank| of_rank(path, rank));
         Ok(Trace { file: TraceFile::create(file)?, told: path.to_owned(), parts: Vec::new() })

@@ -88,7 +88,7 @@ impl DemoArgs {
         let address = hub.address().to_string();
         let mut team = Team::start(&task, &address, &credential)?;
         let shown = runtime.block_on(self.show(&task, &mut team, &address, &token, &mut stops));
-        // Workers whose leave is late find that their hub is gone.
+        // A worker that leaves late finds that the hub is gone.
         hub.stop("the demo is over");
         let named = shown?;
         if let Some(seen) = team.seen() {

@@ -9,7 +9,7 @@ use topology::{Host, Plan};
 
 use super::machines::mb;
 
-/// The share of a NIC's rating that values take, beside headers.
+/// The share of a NIC's rating that is left for values; the rest is headers.
 const WITHOUT_HEADERS: f64 = 0.97;
 
 /// Settings of `topology` for the workers that a hub carries.

@@ -70,7 +70,7 @@ pub(super) struct Source {
 /// The reason why there are no weights.
 #[derive(Debug)]
 pub(super) enum NoWeights {
-    /// Weights may come later: in words, why not now.
+    /// Weights may be there later: the reason why they are not there now, in words.
     NotYet(String),
     /// The hub has no such job.
     NoJob(String),
@@ -136,7 +136,7 @@ impl Source {
         };
         let bytes = state.bytes().ok_or_else(no_length)?;
         self.bytes = bytes;
-        // A hub that ends meanwhile may come back.
+        // A hub that ends meanwhile may return.
         let decoded = decode(state, bytes);
         let decoded = decoded
             .map_err(|error| NoWeights::NotYet(format!("the state of job {:?}: {error}", self.job)))?;

@@ -16,7 +16,7 @@ use crate::tokens::KEEP_FAILED;
 /// A job that has failed.
 #[derive(Debug)]
 pub struct Failed {
-    /// The one whose end it is.
+    /// The blame for the end.
     pub blame: Blame,
     /// Whether its last state is being saved.
     pub is_being_saved: bool,
@@ -51,7 +51,7 @@ impl Hub {
         Some(Failed { blame, is_being_saved, effects: self.noted(id, effects, now) })
     }
 
-    /// Stops. Returns the jobs that fail for it, whose members then have to be told.
+    /// Stops. Returns the jobs that fail for it; the caller has to notify their members.
     pub(crate) fn stop(&mut self) -> Vec<JobId> {
         self.end.stopping = true;
         let (jobs, untold) = (&self.jobs, &mut self.end.untold);
@@ -92,7 +92,7 @@ pub struct End {
     stopping: bool,
     /// Members that have not been told yet that it stops.
     pub(crate) untold: HashSet<(JobId, u32)>,
-    /// Jobs whose failure the hubs above have not been told yet.
+    /// Failed jobs that the hubs above do not know of yet.
     pub(crate) untold_above: HashSet<JobId>,
 }
 

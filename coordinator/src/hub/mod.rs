@@ -9,7 +9,7 @@
 //! | `promises` | promises memory |
 //! | `end` | ends jobs: one alone, or all of a hub that stops; forgets what is old |
 //!
-//! Everything that changes a hub comes in by [`Hub::ask`], which is in `input`. The driver reads the rest.
+//! Every change to a hub comes in by [`Hub::ask`], which is in `input`. The driver reads the rest.
 
 mod end;
 mod join;
@@ -79,7 +79,7 @@ pub struct Hub {
 }
 
 impl Settings {
-    /// Checks that there may be a job of this name beside the jobs that are there.
+    /// Checks that one more job of this name may exist.
     fn check_jobs(&self, name: &str, there: usize) -> Result<(), Refused> {
         match there < self.jobs_limit {
             true => Ok(()),

@@ -17,7 +17,7 @@ use pbox_core::JobId;
 pub(super) struct Reserved {
     /// The memory that the job was promised.
     pub promised: u64,
-    /// The address whose job it will be.
+    /// The address that will own the job.
     pub owner: Option<IpAddr>,
     /// Whether it is not made at all: it has failed, and its last state is being saved.
     saves: bool,
@@ -79,8 +79,8 @@ impl Names {
         JobId(self.next - 1)
     }
 
-    /// Promises memory to the job of a reserved name. This replaces the earlier promise. Returns the address whose job it will
-    /// be.
+    /// Promises memory to the job of a reserved name. This replaces the earlier promise. Returns the address that will own the
+    /// job.
     pub(super) fn promise(&mut self, name: &str, bytes: u64) -> Option<IpAddr> {
         let reserved = self.reserved.get_mut(name).expect("the name of a job that is being made is reserved");
         reserved.promised = bytes;

@@ -111,8 +111,8 @@ impl Hub {
         }
     }
 
-    /// Promises a job that is being made all its memory, or refuses it: otherwise the kernel would kill the hub for it. A job that is
-    /// refused has no promise.
+    /// Promises all its memory to a job that is being made, or refuses the job. Without this, the kernel would kill the hub for
+    /// lack of memory. A job that is refused has no promise.
     pub(crate) fn promise(&mut self, promise: Promise) -> Result<(), Refused> {
         let Promise { name, workers, model_bytes, optimizer, needed, memory } = promise;
         let owner = self.names.promise(&name, 0);

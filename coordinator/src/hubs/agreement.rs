@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 /// The number of whole rounds that are kept: a file that turns out to be damaged leaves the one before it.
 const GENERATIONS: usize = 2;
-/// The most files of rounds that other hubs may still write: a hub whose disk hangs must not fill the disks of others.
+/// The most files of rounds that other hubs may still write. If the disk of one hub hangs, the disks of the others
+/// must not fill up.
 const UNDECIDED: usize = 4;
 
 /// The most rounds of files that another hub is believed to have: several times [`GENERATIONS`] and [`UNDECIDED`].
@@ -119,9 +120,9 @@ impl Files {
         self.rounds.values().flatten().max().copied()
     }
 
-    /// Returns the round that a job goes on from: the latest one that all hubs have, and none of them in a damaged file. `read` has all
-    /// hubs read their files of a round, and returns those whose files are damaged. These files count no longer, and neither do
-    /// those of later rounds, which the job writes again.
+    /// Returns the round that a job goes on from: the latest one that all hubs have, and none of them in a damaged file. `read`
+    /// makes all hubs read their files of a round, and returns the hubs with damaged files. These files count no longer, and
+    /// neither do those of later rounds, which the job writes again.
     ///
     /// # Errors
     /// When the files cannot be read at all.
@@ -238,8 +239,8 @@ mod tests {
     }
 
     proptest! {
-        /// Requests of hub 0 come in any order, or not at all. A job is held at the end only by a cut whose release was
-        /// lost, and then a timer fails the job.
+        /// Requests of hub 0 arrive in any order, or not at all. Only a cut with a lost release holds a job at the end,
+        /// and then a timer fails the job.
         #[test]
         fn only_a_lost_release_leaves_a_job_held(
             requests in proptest::sample::subsequence((0..16u64).collect::<Vec<_>>(), 0..=16).prop_shuffle(),

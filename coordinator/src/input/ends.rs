@@ -33,7 +33,7 @@ impl Request for Close {
     }
 }
 
-/// The hub stops. The answer is the jobs that fail for it, whose members then have to be told.
+/// The hub stops. The answer is the jobs that fail for it; the driver has to notify their members.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stop;
 

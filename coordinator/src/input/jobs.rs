@@ -115,7 +115,7 @@ impl Request for EndJoin {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Begin {
-    /// The job, whose name was reserved for its number.
+    /// The job; its name was reserved for its number.
     pub spec: JobSpec,
     /// The place of this hub among its hubs.
     pub hub: HubOf,
@@ -161,7 +161,7 @@ pub struct Fail {
     pub job: JobId,
     /// The reason.
     pub reason: String,
-    /// The one whose end it is.
+    /// The blame for the end.
     pub blame: Blame,
     /// The things to know for its last state, if this hub saves it.
     pub saves: Option<Saves>,

@@ -79,7 +79,7 @@ impl Request for Connect {
     }
 }
 
-/// A connection of a member came to nothing: it may connect again.
+/// A connection of a member failed: the member may connect again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disconnect {

@@ -10,8 +10,8 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{AskedId, CutAt, Effect, Job, Saving, Use, WantId};
 
-/// Rank 0 offers a state, whose keys have made these steps. The answer is whether the job has none of its own, and waits; or why the
-/// offer comes too late.
+/// Rank 0 offers a state; the keys have made these steps. The answer is whether the job has none of its own, and waits; or why
+/// the offer comes too late.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {

@@ -22,7 +22,7 @@ use super::parts::Followed;
 use super::wants::{WantId, Wants};
 use crate::hubs::{Hubs, may_write};
 
-/// The most parts of checkpoints whose states are known.
+/// The most parts of checkpoints for which a state is known.
 const PARTS: usize = 8;
 /// The most reports of passed rounds that are known of a core. Another core is behind by fewer.
 const PASSED: usize = 64;
@@ -51,7 +51,7 @@ pub struct Checkpoints {
     pub has_failed: bool,
 }
 
-/// A snapshot whose parts come in.
+/// A snapshot that waits for parts.
 #[derive(Debug)]
 struct Collecting {
     occasion: Occasion,

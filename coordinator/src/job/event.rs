@@ -94,7 +94,7 @@ pub enum Event {
 pub enum Effect {
     /// A step of a cut is due.
     Cut(CutId, Step),
-    /// This hub is held for a cut of hub 0. Its chunks have come to this round, if it has chunks.
+    /// This hub is held for a cut of hub 0. Its chunks have reached this round, if it has chunks.
     CutHeld(CutId, Option<Round>),
     /// A cut is over. It was before this round.
     CutOver(CutId, Result<Round, NotCut>),
@@ -129,7 +129,7 @@ pub enum Effect {
     HeldUp,
     /// The job fails.
     Fail(String, Blame),
-    /// Every core has answered for a snapshot before a round, whose parts are used so.
+    /// Every core has answered for a snapshot before a round. The parts are used in this way.
     Snapshot(Occasion, Round, Parts),
     /// Hub 0 asks another hub for its part of a checkpoint before a round.
     FollowPart {
@@ -176,13 +176,13 @@ pub enum Cause {
     Other,
 }
 
-/// The one whose end a job's failure is.
+/// The party to blame for a job's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Blame {
     /// The job itself, or one of its workers.
     Job,
-    /// A hub of the job, which stops or is lost. Workers may wait until it comes back.
+    /// A hub of the job, which stops or is lost. Workers may wait until it returns.
     Hub,
 }
 

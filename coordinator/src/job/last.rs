@@ -16,7 +16,7 @@
 //! | another | hub 0 asks for its part | writes it; if hub 0 does not ask in time, nothing |
 //! | any | it has written | ends the job on its cores, and the name is free |
 //!
-//! A hub that has nothing to write, or cannot, comes to the end at once. A hub below other hubs has no state: the hubs above save it.
+//! A hub that has nothing to write, or cannot write, ends at once. A hub below other hubs has no state: the hubs above save it.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use super::{Blame, Effect, Job};
 use crate::hubs::Hubs;
 
-/// The things that the driver knows of a failed job whose last state is saved.
+/// The facts that the driver knows of a failed job while its last state is saved.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Saves {

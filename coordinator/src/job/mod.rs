@@ -117,7 +117,7 @@ impl Job {
         }
     }
 
-    /// Checks that a worker may come to this job now.
+    /// Checks that a worker may join this job now.
     pub(crate) fn may_come(&self, join: &Join) -> Result<(), Refused> {
         let (rank, JobSpec { name, terms, .. }) = (join.rank, &self.spec);
         let is_taken = self.members.get(rank).is_some();

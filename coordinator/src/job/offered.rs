@@ -5,7 +5,7 @@ use pbox_core::{NumbersByRound, Round};
 use super::{Arrival, Brought, Job, Life, News, Ranks, Standing};
 
 impl Job {
-    /// Notes that rank 0 offers a state, whose keys have made these steps. Returns whether the job has none of its own; it then
+    /// Notes that rank 0 offers a state; its keys have made these steps. Returns whether the job has none of its own; it then
     /// waits.
     ///
     /// # Errors

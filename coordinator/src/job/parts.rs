@@ -18,7 +18,7 @@ use super::Effect;
 use super::wants::{LONGEST, NoState, Saving, WantId, overdue};
 use crate::hubs::Hubs;
 
-/// The number of a checkpoint whose parts hub 0 follows.
+/// The number of a checkpoint that hub 0 follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FollowId(u64);
 
@@ -26,7 +26,7 @@ pub struct FollowId(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AskedId(u64);
 
-/// The checkpoints whose parts are followed, and the questions for this hub's parts that wait for their answers.
+/// The checkpoints that are followed, and the questions about this hub's parts that wait for an answer.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     last: u64,
@@ -34,12 +34,12 @@ pub(super) struct Followed {
     asked: Vec<Asked>,
 }
 
-/// A checkpoint whose parts hub 0 follows.
+/// A checkpoint that hub 0 follows by its parts.
 #[derive(Debug)]
 struct Follow {
     id: FollowId,
     before: Round,
-    /// The time until which chunks may come to the round.
+    /// The time limit for chunks to reach the round.
     until: Option<Instant>,
     /// The hubs, in order, with the bytes of each part, or why there is none.
     parts: Vec<(u32, Option<Result<u64, String>>)>,

@@ -38,7 +38,7 @@ pub struct Made {
     pub promised: u64,
     /// The address of the worker that made it.
     pub owner: Option<IpAddr>,
-    /// Whether it neither goes on from a checkpoint nor leaves one.
+    /// Whether it is a trial: it goes on from no checkpoint and leaves none.
     pub trial: bool,
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
@@ -50,7 +50,8 @@ impl JobSpec {
         self.terms.on_loss == OnLoss::Continue
     }
 
-    /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
+    /// Whether its members have a common round here. Those of a machine have one, even if the machines have none
+    /// among them.
     pub(crate) fn steps_together(&self) -> bool {
         self.terms.level.consistency == Consistency::Bsp || self.made.is_below
     }
@@ -63,7 +64,8 @@ impl JobSpec {
         }
     }
 
-    /// Returns whose end it is when the job fails with a member. A hub below that is gone without a word may come back.
+    /// Returns the party to blame when the job fails with a member. A hub below that disappears without a word may
+    /// return.
     pub(crate) fn blame(&self, cause: Cause) -> Blame {
         match cause {
             Cause::HubLost => Blame::Hub,

@@ -28,7 +28,7 @@ use super::cut::{CutAt, CutId, NotCut, Purpose};
 use super::parts::Then;
 use super::{Effect, Job};
 
-/// The longest time that anybody waits: a record comes from outside, and a clock cannot add any time.
+/// The longest time that anybody waits: a record comes from outside, and a clock cannot add every time.
 pub(super) const LONGEST: Duration = Duration::from_secs(86_400 * 365);
 
 /// The number of a want at this hub.
@@ -86,7 +86,7 @@ pub(super) struct Wants {
     reading: Option<WantId>,
 }
 
-/// A want whose parts are not all here.
+/// A want that lacks some of its parts.
 #[derive(Debug)]
 pub(super) struct Want {
     id: WantId,
@@ -119,7 +119,7 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want that a cut is for, whose cores take the snapshot now.
+    /// Returns the want that a cut is for; its cores take the snapshot now.
     pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<WantId> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);

@@ -121,7 +121,7 @@ impl Listener {
         })
     }
 
-    /// Ends `accept` in whatever thread it waits.
+    /// Ends `accept` in any thread that waits in it.
     pub fn stop(&self) {
         match self {
             Listener::Shm(listener) => listener.stop(),
@@ -131,7 +131,7 @@ impl Listener {
     }
 }
 
-/// A connection whose handshake has not begun.
+/// A connection before its handshake.
 #[derive(Debug)]
 pub enum Accepted {
     /// A connection by shared memory.

@@ -194,9 +194,9 @@ impl Mapping {
         }
     }
 
-    /// Has huge pages where ranges are of one node, and on that node, and small pages elsewhere: these lie where they are touched
-    /// first. `nodes` has the ranges of each node, and `go_to` moves the calling thread to a node by its place there. Returns how
-    /// many bytes have huge pages. `access` is as for [`collapse`](Self::collapse).
+    /// Collapses to huge pages, on their node, the pages in ranges of one node. Pages elsewhere stay small, on the node where
+    /// they are touched first. `nodes` has the ranges of each node, and `go_to` moves the calling thread to a node by its place
+    /// there. Returns how many bytes have huge pages. `access` is as for [`collapse`](Self::collapse).
     pub fn collapse_by_node(&self, nodes: &[Ranges], access: Access, mut go_to: impl FnMut(usize)) -> usize {
         let mut collapsed = 0;
         for (node, ranges) in nodes.iter().enumerate() {
@@ -211,8 +211,8 @@ impl Mapping {
         collapsed
     }
 
-    /// Makes pages huge, on the node of the calling thread, if they lie in a range but for a little. It works whatever
-    /// the machine's settings for huge pages are (Linux 6.1). Returns how many bytes have them. `access` is how a page
+    /// Makes pages huge, on the node of the calling thread, if almost all of the page lies in one range. It works with
+    /// any setting of the machine for huge pages (Linux 6.1). Returns how many bytes have them. `access` is how a page
     /// is made that is not there yet: a file's by reading; a private one as by writing. Contents stay as they are.
     fn collapse(&self, ranges: &Ranges, access: Access) -> usize {
         /// The constant of linux/mman.h; not in every libc yet.
@@ -313,8 +313,8 @@ pub fn trim_heap() {
 }
 
 /// Makes the C library keep two heaps for all threads of this process, before they begin. Its default is eight for each
-/// core, and each keeps pages around the little that lives in it. A hub whose many threads save checkpoints grew for
-/// hours.
+/// core, and each keeps pages around the little that lives in it. A hub with many threads that save checkpoints grew
+/// for hours.
 pub fn few_heaps() {
     // SAFETY: it sets a number of the allocator, which takes its own lock.
     #[cfg(target_env = "gnu")]

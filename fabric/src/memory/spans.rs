@@ -105,7 +105,7 @@ pub struct RecvWindow {
     bytes: usize,
     /// Memory of this end, which a transport may write; otherwise a read-only view.
     local: bool,
-    /// The window that this memory is shown by, whose owners write spans of it.
+    /// The window that shows this memory to other peers; its owners write spans of it.
     shown: Option<Arc<SendWindow>>,
 }
 

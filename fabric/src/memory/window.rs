@@ -122,9 +122,9 @@ impl SendWindow {
         Ok(SendWindow { memory, bytes, owned: Box::default() })
     }
 
-    /// Has huge pages where ranges are of one NUMA node, and small ones elsewhere. `nodes` has the ranges of each node, and `go_to`
-    /// moves the calling thread to a node by its place there. Call it before the owners touch their pages, and before a NIC
-    /// registers them. Returns how many bytes have huge pages.
+    /// Has huge pages where ranges are of one NUMA node, and small pages elsewhere. `nodes` has the ranges of each node, and
+    /// `go_to` moves the calling thread to a node by its place there. Call it before the owners touch their pages, and before a
+    /// NIC registers them. Returns how many bytes have huge pages.
     pub fn collapse_by_node(&self, nodes: &[Ranges], go_to: impl FnMut(usize)) -> usize {
         self.mapping().collapse_by_node(nodes, Access::Read, go_to)
     }

@@ -116,7 +116,7 @@ impl Listener {
         }
     }
 
-    /// Ends `accept` in whatever thread it waits.
+    /// Ends `accept` in any thread that waits in it.
     pub fn stop(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
@@ -149,7 +149,7 @@ impl Drop for Guest {
     }
 }
 
-/// A connection whose handshake has not begun.
+/// A connection before its handshake.
 #[derive(Debug)]
 pub struct Accepted {
     pub(super) socket: Guest,

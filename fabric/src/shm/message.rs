@@ -1,8 +1,8 @@
-//! The handshake's messages: fixed little-endian headers, with file descriptors beside them.
+//! The handshake's messages: fixed little-endian headers, with file descriptors.
 //!
-//! Whatever comes in here comes from outside: each field is checked before it is used, and every
-//! wait has a time-out. A stranger's descriptors are not taken before its proof is looked at, and where they are closed nobody
-//! waits. See `docs/protocol/data-path.md`.
+//! All bytes here come from outside: each field is checked before it is used, and every wait has a timeout. A stranger's
+//! descriptors are not taken before its proof is looked at, and where they are closed nobody waits. See
+//! `docs/protocol/data-path.md`.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -47,7 +47,8 @@ pub(super) struct HelloMessage {
     pub proof: [u8; PROOF],
 }
 
-/// Hub to worker: come in, with [weights window, bells, rings, eventfds]; or not, and why. The name is that of the hub's sender.
+/// Hub to worker: admission, with [weights window, bells, rings, eventfds]; or a refusal, and the reason. The name is that of
+/// the hub's sender.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReplyMessage {
     Welcome { send_bytes: u64, ports: u32, name: Name },

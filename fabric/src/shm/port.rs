@@ -23,7 +23,7 @@ const NEVER: u32 = 1 << 30;
 /// A connected link that no port polls yet.
 pub struct Endpoint {
     connection: Arc<Connection>,
-    /// The port whose bell the peer rings for this link.
+    /// The port that has the bell for this link.
     port: Arc<PortState>,
     pub(super) producer: Producer<MappedCells>,
     pub(super) consumer: Consumer<MappedCells>,
@@ -147,7 +147,7 @@ impl Port {
         bell::awake(asleep);
     }
 
-    /// Lets this port sleep at descriptors, beside another port that `waker` wakes.
+    /// Lets this port sleep at descriptors, together with another port that `waker` wakes.
     pub(crate) fn sleep_beside(&self, waker: Waker) {
         self.state.own.set_beside(waker);
     }

@@ -10,8 +10,8 @@ use super::random::Random;
 pub struct Faults {
     /// Ticks from flush to arrival; an empty range is no delay.
     pub delay: Range<u64>,
-    /// Whether a post with a shorter delay overtakes on its link. Without it a link is first in,
-    /// first out, whatever the delays. The contract promises no order.
+    /// Whether a post with a shorter delay overtakes on its link. Without it, a link is first in, first out,
+    /// for any delays. The contract promises no order.
     pub reorder: bool,
     /// The rate at which a post vanishes. No reliable link does this.
     pub drop: Rate,

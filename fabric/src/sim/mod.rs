@@ -1,8 +1,8 @@
 //! The simulated network: both ends in one process, virtual time, faults from a seed.
 //!
 //! For tests of the layers above, and of the conformance suite itself. There is no wall clock in it. A post gets a due
-//! tick, and the clock moves only when a port polls for nothing or waits. So a test that is driven by one thread sees
-//! the same run for the same seed, whatever the machine.
+//! tick, and the clock moves only when a port polls for nothing or waits. A test that is driven by one thread
+//! therefore sees the same run for the same seed, on any machine.
 //!
 //! ```text
 //!   post --> held --flush--> in flight [due 3][due 5][due 9] --poll at tick >= due--> arrival
@@ -11,7 +11,7 @@
 //!                                                              flip a byte?
 //! ```
 //!
-//! A real reliable link never drops nor duplicates: [`Faults::drop`] and [`Faults::duplicate`] break
+//! A real reliable link never drops and never duplicates. [`Faults::drop`] and [`Faults::duplicate`] break
 //! the contract of [`Port`](crate::Port) on purpose, to test that the layers above notice.
 //!
 //! ```

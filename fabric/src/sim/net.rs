@@ -86,7 +86,7 @@ impl Net {
         state.leave(end);
     }
 
-    /// Cuts the link: both ends see it closed, and whatever is in flight is lost. The contract knows no such loss on an
+    /// Cuts the link: both ends see it closed, and all posts in flight are lost. The contract knows no such loss on an
     /// orderly end; a cable, a switch or a NIC that fails does this.
     pub fn cut(&self, end: EndId) {
         let mut state = self.lock();

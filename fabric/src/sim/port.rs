@@ -169,7 +169,7 @@ impl crate::Port for Port {
     }
 
     fn wait(&mut self, until: Until, timeout: Duration) {
-        // The only use of a wall clock: posts of other threads do not come in virtual time.
+        // The only use of a wall clock: posts of other threads do not arrive in virtual time.
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.net.lock();
         let bell = Arc::clone(&state.sleepers[self.number].bell);

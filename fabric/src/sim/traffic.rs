@@ -22,7 +22,7 @@ pub(super) struct Conditions {
     pub random: Random,
 }
 
-/// The fate of one post, whatever the rules of the net say.
+/// The fate of one post, against the rules of the net.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Exception {
     Drop,

@@ -40,7 +40,7 @@ pub enum Congestion {
 }
 
 impl Congestion {
-    /// Sets it for a connection that is made, whose handshake has shown the round trip.
+    /// Sets it for a connection after its handshake, which has shown the round trip.
     pub(super) fn control(&self, socket: &TcpStream) -> Result<Controlled, CongestionError> {
         let own =
             sockopt::tcp_congestion(socket).map_err(|errno| CongestionError::new("of the system", errno))?;

@@ -93,7 +93,7 @@ pub struct Options {
     pub congestion: Congestion,
 }
 
-/// The hub's socket, and the workers whose connections have not all come.
+/// The hub's socket, and the workers that still lack connections.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -138,13 +138,13 @@ impl Listener {
         }
     }
 
-    /// Ends `accept` in whatever thread it waits.
+    /// Ends `accept` in any thread that waits in it.
     pub fn stop(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 }
 
-/// A connection whose handshake has not begun.
+/// A connection before its handshake.
 #[derive(Debug)]
 pub struct Accepted {
     socket: TcpStream,
@@ -258,7 +258,7 @@ impl Hello {
     }
 }
 
-/// Connects to a hub, whose port `i` listens at `addresses[i]`. `ours` is sent to the hub, and the links are those of
+/// Connects to a hub; its port `i` listens at `addresses[i]`. `ours` is sent to the hub, and the links are those of
 /// `plan`.
 ///
 /// # Panics

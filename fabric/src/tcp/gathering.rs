@@ -1,7 +1,7 @@
 //! Gathering: the connections of a worker come one by one, each with its hello. The worker is let in when all are there.
 //!
-//! Shared by the threads that shake hands. A worker whose connections do not all come is ended after a time limit by the
-//! thread of its first connection. Knows tokens, and not whose they are.
+//! Shared by the threads that shake hands. The thread of a worker's first connection ends the worker if its connections
+//! do not all arrive within a time limit. Knows tokens, and not their owners.
 
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use super::connect::{ConnectError, Hello, refuse};
 use super::message::HelloMessage;
 use crate::plan::LinkPorts;
 
-/// The most workers at once whose connections have not all come.
+/// The most workers at once that still lack connections.
 const MAX_GATHERING: usize = 1024;
 /// The most links that an error names.
 const NAMED: usize = 16;
@@ -42,7 +42,7 @@ pub enum Gathered {
     Waits(Option<Pending>),
 }
 
-/// A worker whose first connection has come. Somebody must [`wait`](Self::wait) for the others.
+/// A worker with its first connection. Somebody must [`wait`](Self::wait) for the others.
 #[derive(Debug)]
 pub struct Pending {
     token: [u8; 16],
@@ -95,7 +95,7 @@ impl Gathering {
 }
 
 impl Pending {
-    /// Returns the token of the worker whose connections they are.
+    /// Returns the token of the worker that owns the connections.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }

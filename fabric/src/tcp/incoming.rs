@@ -1,4 +1,4 @@
-//! The receiving half of a link: frames as they come, in whatever pieces.
+//! The receiving half of a link: frames that arrive in pieces of any size.
 //!
 //! Owned by the port. The bytes of a large frame go straight from the socket into the window. The same call reads the
 //! next header. Small frames come many at once, through a buffer.

@@ -110,7 +110,7 @@ pub(super) fn sum_of_post(window: &SendWindow, span: Span) -> u64 {
     checksum(unsafe { std::slice::from_raw_parts(start, span.bytes) })
 }
 
-/// Returns the checksum of a span whose bytes have all come, and whose immediate is not yet shown.
+/// Returns the checksum of a span when all its bytes have arrived, before its immediate is shown.
 pub(super) fn sum_of_arrival(window: &RecvWindow, span: Span) -> u64 {
     let start = window.place(span).expect("checked when its header came");
     // SAFETY: `place` checked the bounds and that no owner at this end writes there. This link's thread wrote the bytes, and
@@ -118,7 +118,7 @@ pub(super) fn sum_of_arrival(window: &RecvWindow, span: Span) -> u64 {
     checksum(unsafe { std::slice::from_raw_parts(start, span.bytes) })
 }
 
-/// Returns the bytes of a window whose links are gone, so that nothing writes it.
+/// Returns the bytes of a window without links, which nothing writes any more.
 pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
     let window = Arc::into_inner(window).expect("no link holds the window");
     let whole = Span { offset: 0, bytes: window.bytes() };

@@ -1,6 +1,6 @@
 //! A link over TCP: one connection, both halves, and how it ends.
 //!
-//! Owned by the port. Knows neither the other links nor who waits.
+//! Owned by the port. Knows only this link, and not the threads that wait.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -146,7 +146,7 @@ impl Attached<Link> {
     }
 }
 
-/// A detached link whose last posts are still to be sent.
+/// A detached link with posts that are still to be sent.
 #[derive(Debug)]
 pub(super) struct Lingering {
     link: Link,

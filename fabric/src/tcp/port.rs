@@ -21,7 +21,7 @@ use crate::port_state::{EventBell, PortState};
 
 /// Key of the waker's event; no link has so high a number.
 const WAKER: u64 = u64::MAX;
-/// Key of the events of descriptors beside the port's own.
+/// Key of the events of other descriptors than the port's own.
 const BESIDE: u64 = u64::MAX - 1;
 /// A port that always has something to read asks the kernel for events of other links after this many polls.
 const POLLS_PER_LOOK: u32 = 8;
@@ -70,7 +70,8 @@ impl Port {
         })
     }
 
-    /// Asks the kernel which links have something, for at most `timeout`. Returns whether a descriptor beside has.
+    /// Asks the kernel which links have something, for at most `timeout`. Returns whether one of the other
+    /// descriptors has something.
     fn take_events(&mut self, timeout: Duration) -> bool {
         let mut beside = false;
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_PER_LOOK];
@@ -137,7 +138,8 @@ impl Port {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Works like `wait`, and until a descriptor [beside](Self::sleep_beside) is readable. Returns whether one is.
+    /// Works like `wait`, and ends when a descriptor of [`sleep_beside`](Self::sleep_beside) is readable. Returns
+    /// whether one is.
     pub(crate) fn sleep(&mut self, timeout: Duration) -> bool {
         let begun = Instant::now();
         loop {

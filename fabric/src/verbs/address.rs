@@ -114,7 +114,7 @@ impl Address {
                 (network == u32::from(b) & mask).then(|| format!("{}/{bits}", Ipv4Addr::from(network)))
             }
             (IpAddr::V6(a), IpAddr::V6(b)) => {
-                // A subnet of IPv6, and of InfiniBand, is the upper half. Link-local ones are all alike.
+                // A subnet of IPv6, and of InfiniBand, is the upper half. Link-local subnets are all equal.
                 let upper = |ip: Ipv6Addr| u128::from(ip) >> 64 << 64;
                 let comparable = self.link_layer == LinkLayer::InfiniBand || !self.gid.is_link_local();
                 (comparable && upper(a) == upper(b)).then(|| format!("{}/64", Ipv6Addr::from(upper(a))))

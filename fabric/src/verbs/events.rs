@@ -124,7 +124,7 @@ impl Drop for NicWatch {
     }
 }
 
-/// Whether an event ends links. Other events change nothing at once. A port that is down comes back, or its queue pairs
+/// Whether an event ends links. Other events change nothing at once. A port that is down returns, or its queue pairs
 /// give up after their retries: that is its timeout. A link that sends nothing meanwhile loses nothing.
 fn ends_links(kind: ibv_event_type) -> bool {
     matches!(

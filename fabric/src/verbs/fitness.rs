@@ -17,8 +17,8 @@ pub struct Fitness {
 }
 
 impl Fitness {
-    /// Judges the devices that `list` chooses. A device that the list names is used whatever its state, so that an
-    /// error names the fault.
+    /// Judges the devices that `list` chooses. A device that the list names is used in any state, so that an error
+    /// names the fault.
     pub fn of(devices: &[Device], list: &NicList) -> Self {
         let mut found = Fitness::default();
         if list.names_devices() {

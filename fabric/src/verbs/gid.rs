@@ -1,5 +1,5 @@
-//! GIDs: the addresses that an RDMA port answers to, and the choice among them. Pure, but for
-//! the reading of sysfs, and the question whose an address is.
+//! GIDs: the addresses that an RDMA port answers to, and the choice among them. Pure, except for the reading
+//! of sysfs, and the question which interface has an address.
 //!
 //! A RoCE port has a GID for each address of its interfaces, and each once for RoCE v1 and once for v2. A
 //! queue pair with the wrong one connects to nobody. Other systems ask their users for the right index
@@ -74,8 +74,8 @@ pub(super) fn is_here(address: Ipv6Addr) -> bool {
 }
 
 /// Reads the table of a port. Entries that are empty, or gone while it is read, are left out. RDMA devices are in every network
-/// namespace, and interfaces in one, so the table may have addresses of another. `is_here` tells, but not for link-local addresses,
-/// which every interface has: there the name of the interface tells, which is beside `sysfs` or is not.
+/// namespace, and interfaces in one, so the table may have addresses of another. `is_here` tells, but not for link-local
+/// addresses, which every interface has. There the name of the interface tells: it is listed next to `sysfs`, or it is not.
 pub(super) fn read(
     sysfs: &Path,
     device: &str,

@@ -1,7 +1,7 @@
 //! A group: the ports of one process or one hub, the NICs they use, and the watch over connections and NICs.
 //!
-//! A NIC that does not open, or whose device fails, is lost: its ports go without it, and the others are as before. It is opened
-//! again when the owner of the group says so, for links that are made later.
+//! A NIC that does not open, or has a failed device, is lost: its ports go without it, and the others are as before. It is
+//! opened again when the owner of the group says so, for links that are made later.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ use crate::watch::Watch;
 /// driver talk to it.
 const REOPEN_PAUSE: Duration = Duration::from_secs(10);
 
-/// The settings of a group beside its NICs.
+/// The settings of a group, except for its NICs.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
     /// The map of its NICs to a hub's NICs. The rest is paired by rule.
@@ -198,7 +198,7 @@ impl Group {
         nics.wanted.iter().filter_map(|nic| Some((nic.options.clone(), nic.lost()?))).collect()
     }
 
-    /// Returns the NICs that are open, and whose ports are up.
+    /// Returns the NICs that are open and have a port that is up.
     pub fn up(&self) -> Vec<Arc<Nic>> {
         let nics = self.nics_in_use();
         nics.wanted.iter().filter_map(Wanted::open).filter(|nic| nic.has_link()).cloned().collect()

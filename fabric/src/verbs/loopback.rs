@@ -198,7 +198,7 @@ impl End {
     }
 }
 
-/// Returns a word that no other chunk, place or direction has, nor memory that nobody wrote.
+/// Returns a word that differs for each chunk, place and direction, and from memory that nobody wrote.
 fn pattern(salt: u32, chunk: usize, index: u32) -> u32 {
     (salt << 30 | (chunk as u32) << 13 | index).wrapping_mul(0x9e37_79b1)
 }

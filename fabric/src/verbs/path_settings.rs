@@ -38,8 +38,8 @@ const TIMEOUT: PathSetting = PathSetting {
     default: 17,
     help: "A packet is sent again after 4.096 us x 2 to this power",
 };
-/// About 4 s until the peer is taken for gone: a port may be down for so long. Not 7, the most that the field holds:
-/// soft-RoCE takes that for ever, and a link whose path is gone would never fail.
+/// About 4 s until the peer is taken for gone: a port may be down for so long. It is not 7, the most that the field
+/// holds: soft-RoCE takes that for ever, and a link without a path would never fail.
 const RETRIES: PathSetting = PathSetting {
     flag: "--rdma-retries",
     variables: &["PHUB_RDMA_RETRIES", "NCCL_IB_RETRY_CNT"],
@@ -192,7 +192,7 @@ impl PathSetting {
         number.filter(|number| (self.least..=self.most).contains(number))
     }
 
-    /// Returns why NCCL's variable does not count, if it would but for its number.
+    /// Returns why NCCL's variable does not count, if only its number is wrong.
     pub(super) fn warning(
         &self,
         flags: &PathFlags,
@@ -235,9 +235,9 @@ pub(super) struct PathSettings {
     pub pkey_index: u16,
     /// The flag or variable that says so.
     pkey_name: &'static str,
-    /// A port whose packets are larger has these.
+    /// A port with larger packets has these.
     pub mtu: Mtu,
-    /// The immediate of a post comes by a write of its own.
+    /// The immediate of a post is a write of its own.
     pub writes_apart: bool,
     pub relaxed_ordering: RelaxedOrdering,
 }

@@ -1,5 +1,5 @@
-//! The length of the subnet prefix of an interface's address, from the routes that Linux shows. Pure, but for
-//! [`prefix`], which reads the two files.
+//! The length of the subnet prefix of an interface's address, from the routes that Linux shows. Pure, except
+//! for [`prefix`], which reads the two files.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -27,9 +27,9 @@
 //! | `Away` | time passed | `Rejoining` | join again |
 //! | all with a lost hub | that failed for good, or for too long | `Over` | give up |
 //!
-//! Every other event changes nothing: the step under way fails by itself if its hub is gone. A member that leaves needs no state: its
-//! program drops it. Without I/O, clock and threads: time
-//! comes in. Must not know errors, hubs' addresses, or what crosses the links.
+//! Every other event changes nothing: the step under way fails by itself if its hub is gone. A member that leaves needs no state:
+//! its program drops it. Without I/O, clock and threads: time is an argument. Must not know errors, hubs' addresses, or what
+//! crosses the links.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -325,7 +325,7 @@ impl Member {
             (Return::Telling { again: true }, Event::Told) => again(self),
             (Return::Rejoining, Event::TakesPart) => self.enter(at(Return::Recovering), Step::CatchUp),
             (Return::Recovering, Event::CaughtUp) => {
-                // Everything is new at a hub that came back.
+                // Everything is new at a hub that has returned.
                 self.unanswered = None;
                 self.enter(State::Linked { made: None }, Step::GoOn)
             }

@@ -1,7 +1,7 @@
 //! Packed codes of a few bits. Code `i` of `B` bits lies in bits `i * B` to `i * B + B - 1` of the bytes, the lowest
 //! bit of a byte first.
 //!
-//! Eight codes, which are `B` bytes, are packed at a time, as one 64-bit number whose halves move together in three
+//! Eight codes, which are `B` bytes, are packed at a time, as one 64-bit number. Its halves move together in three
 //! steps.
 
 /// Returns a mask of the lowest `bits` bits of every `of` bits.

@@ -17,8 +17,8 @@
 //!
 //! Quotients are rounded up. "Of mean zero" means over all draws. `docs/formats.md` has the layouts, byte by byte.
 //!
-//! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. For the other codecs such a value
-//! counts as zero and does not enter the state. [`Encoded::not_finite`] counts these values.
+//! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. With the other codecs, such a
+//! value counts as zero and does not enter the state. [`Encoded::not_finite`] counts these values.
 //!
 //! **State.** An encoder keeps the error of the values that it sent, and adds it to the next values (error
 //! feedback). With an empty state, nothing is added and nothing is kept: this is for differences, which already
@@ -127,7 +127,7 @@ impl Codec {
         }
     }
 
-    /// Whether its frames carry values that are not finite; else such a value counts as zero.
+    /// Whether its frames carry values that are not finite; otherwise such a value counts as zero.
     pub fn carries_all(&self) -> bool {
         matches!(self, Codec::F16 | Codec::Bf16)
     }

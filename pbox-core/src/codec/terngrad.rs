@@ -19,7 +19,7 @@ use crate::kernels::{Converter, Work};
 const SCALE: usize = 4;
 /// The place values of a byte's digits.
 const PLACES: [u8; 5] = [1, 3, 9, 27, 81];
-/// A byte whose five digits are 1, which are five zeros.
+/// A byte with five digits of 1, which are five zeros.
 const ZEROS: u8 = 121;
 /// The lowest byte that is not five digits.
 const BEYOND: u8 = 243;

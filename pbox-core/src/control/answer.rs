@@ -1,5 +1,5 @@
-//! Bounds of answers. An answer comes from another process, which may be anybody. Each of its numbers has a bound, which is checked
-//! where it is parsed: before anything is allocated, counted or waited for by it.
+//! Bounds of answers. An answer comes from another process, which may be hostile. Each of its numbers has a bound, which is
+//! checked where it is parsed: before anything is allocated, counted or waited for by it.
 
 use serde::de::DeserializeOwned;
 

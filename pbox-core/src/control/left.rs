@@ -22,7 +22,7 @@ pub struct Left {
 pub struct LeftAt {
     /// The first round without the worker in any key.
     pub round: Round,
-    /// Keys with a lower one, ascending. Of a job whose keys are used equally often there are none.
+    /// Keys with a lower one, ascending. There are none if the keys of a job are used equally often.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
 }

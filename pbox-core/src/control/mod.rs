@@ -296,7 +296,7 @@ pub struct HeartbeatReply {
     /// The number of rounds lost, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
-    /// The last worker whose join the hub refused, and why, while others gather.
+    /// The last worker that the hub refused, and the reason, while others gather.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
@@ -344,7 +344,7 @@ pub enum JobState {
     Gathering {
         /// The ranks.
         missing: Vec<u32>,
-        /// The machines whose hubs are not ready at the hubs above, if no rank is missing here.
+        /// The machines that lack a ready hub at the hubs above, if no rank is missing here.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         machines: Vec<u32>,
     },

@@ -41,8 +41,8 @@ pub struct OptimizerRequest {
     pub groups: Option<Arc<Groups>>,
     /// The first round that uses them.
     pub from_round: Round,
-    /// Numbers of keys whose optimizer state is set to zero before that round, as if they had made no step. Workers step
-    /// together, and the one that asks has not pushed the round.
+    /// Numbers of the keys whose optimizer state is set to zero before that round, as if they had made no step. Workers
+    /// step together, and the one that asks has not pushed the round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<u32>,
 }

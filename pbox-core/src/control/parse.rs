@@ -60,9 +60,9 @@ pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
     parse_versioned("join", body)
 }
 
-/// Parses a request that names the versions of its sender. They come first: a request of another version may have other
-/// fields. If the sender's newest version is newer than this program's, unknown fields are ignored, but not in the
-/// objects of the request.
+/// Parses a request that names the versions of its sender. They are parsed first: a request of another version may have
+/// other fields. If the sender's newest version is newer than this program's, unknown fields are ignored, but not in
+/// the objects of the request.
 pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]

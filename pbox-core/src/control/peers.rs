@@ -91,7 +91,7 @@ pub struct ReleaseRequest {
     /// Whether to write a checkpoint of the state before that round.
     #[serde(default)]
     pub snapshot: bool,
-    /// Whether the job ends there: chunks come to that round, and go no further.
+    /// Whether the job ends there: chunks reach that round, and go no further.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends: bool,
 }
@@ -131,7 +131,7 @@ pub struct WrittenReply {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartState {
-    /// Some chunks have not come to the part's round.
+    /// Some chunks have not reached the part's round.
     #[default]
     Collecting,
     /// The part is being written to the disk.

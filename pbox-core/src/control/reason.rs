@@ -1,7 +1,7 @@
 //! The reason why a worker fails, in its own words: a line that others can print.
 //!
-//! The words come from outside, and stand in errors, logs and pages of every other worker. The words come from outside,
-//! and appear in errors, logs and pages of every other worker.
+//! The words come from outside, and appear in errors, logs and pages of every other worker. This module must not know their
+//! meaning.
 
 /// The longest [reason](reason) in bytes.
 pub const MAX_REASON_BYTES: usize = 256;

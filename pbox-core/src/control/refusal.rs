@@ -123,7 +123,7 @@ codes! {
     RankBusy = "rank_busy", 503;
     /// The job is another one at its hub 0: the worker may ask again.
     JobDiffers = "job_differs", 503;
-    /// Other clients use all that the hub has for such requests: the client may ask again.
+    /// Other clients use all resources of the hub for such requests: the client may ask again.
     Busy = "busy", 503;
     /// There is no connection left; the hub asks for another try.
     NoConnection = "no_connection", 503;

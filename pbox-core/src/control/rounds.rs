@@ -17,7 +17,7 @@ pub struct RoundsReply {
     pub per_second: f64,
     /// The number of last rounds, with the round in flight, that all fields below are about.
     pub window: u32,
-    /// Ranks whose pushes others wait for now.
+    /// Ranks that others wait for now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<u32>,
     /// The time for which the round in flight has waited, in microseconds.
@@ -38,11 +38,11 @@ pub struct GradientsReply {
     pub every: u32,
     /// Values that were infinite or NaN, in all rounds that were looked at since the job began.
     pub not_finite: u64,
-    /// The number of rounds that changed nothing because their gradient was not finite. Of a job whose steps wait for
-    /// the norm of each round.
+    /// The number of rounds that changed nothing because their gradient was not finite. Only jobs that wait for the
+    /// norm of each round have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<u64>,
-    /// The last round that was looked at, or whose norm steps have waited for.
+    /// The last round that was looked at, or that steps have waited for.
     pub last: GradientNorm,
     /// The last ones, the oldest first. Only in `GET /v1/events`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -119,7 +119,7 @@ pub struct Latest {
 }
 
 impl Latest {
-    /// Checks whether such a thing can be.
+    /// Checks whether such a rate is possible.
     ///
     /// # Errors
     /// Returns an error that names the expected and the seen value.

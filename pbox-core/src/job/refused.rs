@@ -27,7 +27,7 @@
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 //!
-//! A second table has the terms of workers whose hub is below other hubs:
+//! A second table has the terms of workers with a hub below other hubs:
 //!
 //! | term | why |
 //! | --- | --- |
@@ -166,7 +166,7 @@ const BELOW: &[(Term, &str)] = &[
     (Term::SeveralHubs, "the workers of a machine have one hub; name that alone"),
 ];
 
-/// Checks the terms of workers whose hub is below other hubs.
+/// Checks the terms of workers with a hub below other hubs.
 pub(super) fn check_below(terms: &JobTerms) -> Result<(), Refused> {
     let refused = |&(other, why): &(Term, &'static str)| {
         Some(Refused { one: "a hub below other hubs".to_owned(), other: other.spoken(terms)?, why })

@@ -1,6 +1,6 @@
 //! Schedules: the order in which parts of a model leave, at both ends of a link.
 //!
-//! Plain data. Knows neither links nor time.
+//! Plain data. Knows no links and no time.
 //!
 //! | schedule | a unit | order | weights come back |
 //! | --- | --- | --- | --- |

@@ -46,8 +46,8 @@ pub struct JobTerms {
     /// No step waits for the gradients of other keys. The first round is not scaled. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm_last: Option<f32>,
-    /// Whether a round whose mean gradient has a value that is not finite changes no weights and no state. Steps then wait as with
-    /// [`clip_norm`](Self::clip_norm). Default false.
+    /// Whether a round changes no weights and no state if its mean gradient has a value that is not finite. Steps then wait as
+    /// with [`clip_norm`](Self::clip_norm). Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
     /// The decay `d` of an average of the weights that the hub keeps. The average begins with the first weights. After
@@ -60,7 +60,7 @@ pub struct JobTerms {
     /// The work that the hub leaves out, for measurement. Default nothing.
     #[serde(default)]
     pub ablate: Ablate,
-    /// The place where the randomness of compression comes from: equal seeds give equal bits.
+    /// The seed of the randomness of compression: equal seeds give equal bits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u64,
     /// The fate of the job when a worker is lost, or leaves before the rest. Default: the job stops.
@@ -76,9 +76,10 @@ pub struct JobTerms {
     /// The number of each hub's cores that the job gets. Default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead): a worker that sends some lets it write the chunk's weights
-    /// from then on. Only bare BSP with one level does, and not by layer; elsewhere it changes nothing. The first worker's counts:
-    /// the answer of a join tells the others, who send nothing ahead if they do not want that. Default false.
+    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead): a worker that sends some lets it write the chunk's
+    /// weights from then on. Only bare BSP with one level does so, and not by layer; in any other job it changes nothing. The
+    /// first worker's counts: the answer of a join tells the others, who send nothing ahead if they do not want that. Default
+    /// false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
     /// The terms of workers and their hub for the links between them.
@@ -108,7 +109,7 @@ pub struct LevelTerms {
     pub slice_bytes: Option<usize>,
     /// The bytes that may be in flight on each link, each way. Default: the need of the schedule
     /// ([`Credit::default_of`]). With [`Schedule::P3`] that is 1 MiB of all links to a peer together, and at least 64
-    /// KiB of each; otherwise any number.
+    /// KiB of each. With other schedules it is unbounded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credit: Option<Credit>,
     /// The members that push here: workers, or hubs below. Default workers.

@@ -86,7 +86,7 @@ pub(super) fn narrow<E: Element, I: Convert<E> + Convert<f32>>(isa: I, values: &
     }
 }
 
-/// Whether master weights stand beside the window, because the window's type is too coarse.
+/// Whether master weights are kept beside the window, because the window's type is too coarse.
 #[inline(always)]
 fn has_master<E: Element, R: Rule>() -> bool {
     R::KEEPS_WEIGHTS && !matches!(E::DTYPE, Dtype::F32)

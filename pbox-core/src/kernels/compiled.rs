@@ -20,8 +20,8 @@ pub(super) const GROUP: usize = 8;
 /// (`docs/decisions/0004-sum-at-last-arrival.md`).
 const MANY: usize = 16;
 
-/// The elements whose sums are kept while one group of slots after the other is added: 16 KiB. With 2 or 4 KiB, sums of 32 slots and
-/// more have 0.75 to 0.95 of the speed.
+/// The elements that are summed in one go, while one group of slots after the other is added: 16 KiB. With 2 or 4 KiB, sums of 32
+/// slots and more have 0.75 to 0.95 of the speed.
 const TILE: usize = 4096;
 
 /// Kernels that are compiled for one instruction set.
@@ -42,7 +42,7 @@ enum InstructionSet {
     Scalar,
 }
 
-/// The best comes first.
+/// The best kernels are first.
 static ALL: &[Kernels] = &[
     #[cfg(target_arch = "x86_64")]
     Kernels {
@@ -98,9 +98,9 @@ impl Kernels {
     /// Sums the slots in f32, steps in f32, and writes the rounded result into `window`, which is sent to the
     /// workers.
     ///
-    /// `kept` stays in the hub: [`Optimizer::kept_per_element`] f32 for each element. The master weights come
-    /// first, if there are any; without them, `window` holds the weights. Then comes the optimizer's state: for
-    /// Adam and AdamW, all first moments of the chunk, then all second moments. AMSGrad has the highest second moments behind.
+    /// `kept` stays in the hub: [`Optimizer::kept_per_element`] f32 for each element. The master weights are first, if there
+    /// are any; without them, `window` holds the weights. Then comes the optimizer's state: for Adam and AdamW, all first
+    /// moments of the chunk, then all second moments. AMSGrad has the highest second moments behind.
     ///
     /// # Panics
     /// When lengths differ.

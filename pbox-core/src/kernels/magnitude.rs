@@ -1,8 +1,8 @@
 //! The magnitude of a mean of slots, and the number of its values that are not finite.
 //!
-//! Measuring is not a part of the step. [`Gauge`](crate::weights) asks for it in a few rounds. A job whose steps wait
-//! for the whole gradient asks in each round. All instruction sets give the same bits. An element's square is added to
-//! the sum of its lane, which its index names, and the lanes are added in order.
+//! Measuring is not a part of the step. [`Gauge`](crate::weights) asks for it in a few rounds. A job with steps that
+//! wait for the whole gradient asks in each round. All instruction sets give the same bits. An element's square is
+//! added to the sum of its lane, which its index names, and the lanes are added in order.
 
 use std::ops::Range;
 

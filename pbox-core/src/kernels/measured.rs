@@ -1,7 +1,7 @@
 //! The squares of which LARS and LAMB need the sums: of weights, and of the gradient or the update.
 //!
-//! A pass over a chunk whose mean was just written. Nothing is changed: a chunk that is taken back is measured again. All instruction
-//! sets give the same bits, as those of a [magnitude](super::magnitude).
+//! A pass over a chunk after its mean was written. Nothing is changed: a chunk that is taken back is measured again. All
+//! instruction sets give the same bits, as those of a [magnitude](super::magnitude).
 
 use super::LANES;
 use super::compiled::Kernels;

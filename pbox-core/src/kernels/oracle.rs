@@ -162,7 +162,8 @@ pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
     if norm > 0.0 && norm.is_finite() { clip_scale(norm, most) } else { 1.0 }
 }
 
-/// Returns an element of the vector whose norm LARS and LAMB compare with that of weights: the gradient, or the update.
+/// Returns an element of the vector that LARS and LAMB compare with the weights by its norm: the gradient, or the
+/// update.
 pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, state: &[f32]) -> f32 {
     match optimizer {
         Optimizer::Lamb { .. } => lamb(step, mean * step.rescale, weight, &mut [state[0], state[1]]),

@@ -12,7 +12,7 @@ pub(super) trait Rule {
     /// The f32 of state for each element, at most 3.
     const STATE: usize;
 
-    /// Returns the new weight and state. State beyond `STATE` is neither read nor written.
+    /// Returns the new weight and state. State beyond `STATE` is not read and not written.
     fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, state: State<I>) -> Stepped<I>;
 }
 
@@ -193,7 +193,7 @@ impl Adapts for Lamb {
     }
 }
 
-/// A rule whose rate is adapted to the norm of a key's weights, and to another norm.
+/// A rule that adapts its rate to the norm of a key's weights, and to another norm.
 pub(super) trait Adapts: Rule {
     /// Returns the vector of the other norm: the gradient, or the update.
     fn measured<I: Isa>(

@@ -19,7 +19,7 @@ const EMA: &str = "ema";
 pub enum Tensor {
     /// The f32 master weights.
     Weights,
-    /// A state beside the weights, by its place in [`Tensors::state_names`].
+    /// One of the states beside the weights, by its place in [`Tensors::state_names`].
     State(usize),
 }
 
@@ -53,7 +53,7 @@ impl Tensors {
         Tensors { ema, ..self }
     }
 
-    /// Returns the optimizer, whose state is kept.
+    /// Returns the optimizer that the state belongs to.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }

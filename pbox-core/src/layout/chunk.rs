@@ -84,13 +84,14 @@ const ROUND_BITS: u8 = 0x3f;
 /// The content of a push or an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Content {
-    /// A gradient, or the push of one whose bytes came ahead. In an answer: the weights after the step.
+    /// A gradient, or the push of one if its bytes came ahead. In an answer: the weights after the step.
     #[default]
     Gradient = 0,
     /// No content: the worker has no gradient of the chunk in this round. In an answer: nobody had one, and the weights
     /// stay.
     Nothing = 1,
-    /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
+    /// New weights; of several pushes those of the lowest rank. New weights; of several pushes those of the
+    /// lowest rank. The broadcast, round 0, consists of such pushes.
     Weights = 2,
     /// Bytes of a gradient whose push comes later: no arrival, and may come again. From the hub: the weights that the step would make
     /// of bytes ahead. The answer follows, with other bytes, or with none.
@@ -112,7 +113,7 @@ impl Content {
 /// The decoded immediate of a push or an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
-    /// The chunk whose bytes have arrived.
+    /// The chunk with the bytes that have arrived.
     pub chunk: ChunkId,
     /// The low bits of their round.
     pub round_bits: u8,
@@ -145,7 +146,7 @@ impl Immediate {
         Self::new(ChunkId(MAX_CHUNKS + hub as u32), round)
     }
 
-    /// Returns the hub whose [line](Self::line) it names, if it names one.
+    /// Returns the hub if it names a [line](Self::line) of a hub.
     pub fn hub(self) -> Option<usize> {
         self.chunk.0.checked_sub(MAX_CHUNKS).map(|hub| hub as usize)
     }

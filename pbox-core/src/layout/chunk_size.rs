@@ -24,7 +24,7 @@ mod tests {
     use crate::models::{MODELS, model};
     use crate::place::Placement;
 
-    /// Receive requests in a queue of mlx5, less those that a link needs beside its chunks.
+    /// Receive requests in a queue of mlx5, less those for other messages than chunks.
     const REQUESTS: u32 = 32_768 - 112;
 
     /// Returns the keys of a decoder: embeddings, and in each layer attention, a feed-forward part of these matrices,

@@ -66,7 +66,7 @@ pub enum LayoutError {
     /// A manifest without keys.
     #[error("the manifest has no keys; give at least one tensor")]
     NoKeys,
-    /// A key whose size is zero or overflows.
+    /// A key with a size of zero, or with a size that overflows.
     #[error(
         "key {name:?} of shape {shape:?} has no usable size; every extent must be at least 1 and the product must fit"
     )]

@@ -77,7 +77,7 @@ impl From<usize> for CoreNodes {
 }
 
 impl From<Vec<u32>> for CoreNodes {
-    /// Creates cores of these nodes, whatever numbers the nodes have.
+    /// Creates cores of these nodes, for any numbers of nodes.
     fn from(nodes: Vec<u32>) -> Self {
         CoreNodes(nodes)
     }
@@ -144,7 +144,8 @@ impl CoreNodes {
     }
 }
 
-/// Cuts pieces of a layout where blocks of the window begin, whose length is that behind the bytes before them.
+/// Cuts pieces of a layout at the boundaries of blocks of the window. `length` gives the length of the block
+/// behind the bytes before it.
 fn parts(layout: &Layout, pieces: Vec<Range<u32>>, length: impl Fn(u64) -> u64) -> Vec<Vec<Range<u32>>> {
     let mut parts: Vec<Vec<Range<u32>>> = Vec::new();
     let (mut before, mut last) = (0, None);

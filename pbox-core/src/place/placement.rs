@@ -140,8 +140,8 @@ impl Placement {
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// Allocates a window like [`job_window`](Self::job_window), for a hub with a share whose workers read all chunks
-    /// in the window.
+    /// Allocates a window like [`job_window`](Self::job_window), for a hub with a share, if its workers read all
+    /// chunks in the window.
     pub fn shown_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let window = SendWindow::new(wire.weights_window_bytes())?;
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))

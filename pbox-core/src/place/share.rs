@@ -8,8 +8,8 @@
 //! ```
 //!
 //! If the share is by slices, the keys of a [group](Layout::group) go to one hub. A key of fewer chunks than hubs goes
-//! to as many hubs as it has four chunks for. A layer of 255 chunks on one of 256 hubs would come to that hub from all
-//! machines at once.
+//! to as many hubs as it has four chunks for. One of 256 hubs would get a layer of 255 chunks from all machines at
+//! once.
 //!
 //! A share by layer is that of the parameter server that the papers compare with (P3, section 4.1). Tensors of more
 //! than 10^6 parameters, by default, are split evenly over the servers. Each other tensor goes to one server, here by

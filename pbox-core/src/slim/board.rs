@@ -19,7 +19,7 @@ use super::significance::{BUCKETS, Sums, balance};
 /// A finding of the board. A selection has all three, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
-    /// The factor of a gradient beside a weight.
+    /// The factor of a gradient, relative to a weight.
     Coefficient(f32),
     /// The upper bits of the significance at the edge of the significant set.
     Upper(u32),
@@ -141,8 +141,8 @@ impl Inner {
     }
 }
 
-/// Returns the lowest bucket such that its elements, those of all higher buckets, and `above` elements more fit in
-/// `room`; and the number of all these elements.
+/// Returns the lowest bucket for which its elements, those of all higher buckets, and `above` more elements fit in
+/// `room`. Also returns the number of all these elements.
 fn edge(histogram: &[u64], mut above: u64, room: u64) -> (usize, u64) {
     for (bucket, &count) in histogram.iter().enumerate().rev() {
         if above + count > room {

@@ -43,8 +43,8 @@ pub struct SlimDp {
     /// The number of rounds from one selection of the significant set to the next, at least 1.
     #[serde(default = "default_q")]
     pub q: u32,
-    /// The factor of a gradient beside a weight. The default is `mean |w| / mean |g|` of the whole model at each
-    /// selection. Then weights and gradients count the same, whatever their scale and the learning rate.
+    /// The factor of a gradient, relative to a weight. The default is `mean |w| / mean |g|` of the whole model
+    /// at each selection. Then weights and gradients count the same, for any scale and learning rate.
     #[serde(default)]
     pub c: Option<f32>,
     /// The way in which the hub learns which parameters a worker explores.

@@ -1,6 +1,6 @@
 //! One worker's end of Slim-DP: the significant set of each chunk, and the elements that the worker pushed last.
 //!
-//! Owned by the worker's windows. Knows chunks and rounds; neither keys nor links. Allocates nothing after
+//! Owned by the worker's windows. Knows chunks and rounds, and no keys or links. Allocates nothing after
 //! [`Pusher::new`].
 
 use std::ops::Range;

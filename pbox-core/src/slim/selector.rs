@@ -1,9 +1,9 @@
 //! One core's part in the selection of the significant set: the significance of its chunks, and the stage of the count.
 //!
-//! Owned by the core, beside its shard. In a round that selects, the selector notes each chunk when it is stepped. Then
-//! the core counts one chunk at a time, between turns. The answers of the next round bring the new significant set. A
-//! chunk that has all pushes of that round before the selection is over waits for it. So a set comes into force in the
-//! same round in every run.
+//! Owned by the core, next to its shard. In a round that selects, the selector notes each chunk when it is stepped.
+//! Then the core counts one chunk at a time, between turns. The answers of the next round bring the new significant
+//! set. A chunk that has all pushes of that round before the selection is over waits for it. So a set comes into force
+//! in the same round in every run.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ pub struct Selector {
     stage: Stage,
     /// The round of the last selection, with the bits of the least significance in the significant set.
     selected: Option<(Round, u32)>,
-    /// The round whose chunks are noted or counted.
+    /// The round of the chunks that are noted or counted.
     selecting: Round,
     /// The number of the board's findings that this core has taken.
     findings: u64,
@@ -143,9 +143,9 @@ impl Selector {
         !matches!(self.stage, Stage::Noting(_))
     }
 
-    /// Weighs or counts the next chunk, whose weights `read` gives, or takes the board's next finding. Returns whether
-    /// there was something to do. The last finding ends the selection, and chunks that [waited](Self::is_awaited) go
-    /// on.
+    /// Weighs or counts the next chunk, with the weights that `read` gives, or takes the board's next finding. Returns
+    /// whether there was something to do. The last finding ends the selection, and chunks that
+    /// [waited](Self::is_awaited) go on.
     pub fn go_on(&mut self, read: impl FnOnce(usize, &mut Vec<f32>), scratch: &mut Vec<f32>) -> bool {
         match self.stage {
             Stage::Noting(_) => false,

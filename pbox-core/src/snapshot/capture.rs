@@ -55,7 +55,7 @@ pub(crate) struct Capture {
     /// The next round before which a snapshot is due.
     due: Round,
     current: Option<Current>,
-    /// A part is being written to the disk; its memory comes back.
+    /// A part is being written to the disk; its memory will be returned.
     out: bool,
     spare: Option<Slab>,
     /// Results for the core's owner.
@@ -91,14 +91,14 @@ impl Capture {
         Ok(SnapshotPart { chunks: self.chunks.clone(), values, steps, squares: None })
     }
 
-    /// Whether a chunk that has come to `round` belongs in a snapshot.
+    /// Whether a chunk that has reached `round` belongs in a snapshot.
     #[inline]
     pub fn concerns(&self, round: Round) -> bool {
         round == self.due || self.current.as_ref().is_some_and(|current| current.before == round)
     }
 
-    /// Returns the rounds before which a chunk belongs in a snapshot that has come from one round to a later one without a step:
-    /// two at most, however many rounds it has passed. Of several that are due, the first is taken.
+    /// Returns the rounds before which a chunk belongs in a snapshot, when it passes from one round to a later one without a
+    /// step. There are two at most, for any number of passed rounds. Of several that are due, the first is taken.
     pub fn pass(&self, was: Round, now: Round) -> impl Iterator<Item = Round> + use<> {
         let current = self.current.as_ref().map(|current| current.before);
         let of = [current, Some(self.due).filter(|_| current != Some(self.due))];
@@ -119,7 +119,7 @@ impl Capture {
         }
     }
 
-    /// Returns where to copy a chunk that has come to `round`: `range` of the part's values.
+    /// Returns where to copy a chunk that has reached `round`: `range` of the part's values.
     #[cold]
     pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
         if round == self.due {
@@ -132,7 +132,7 @@ impl Capture {
     }
 
     /// Notes that a chunk was copied to where [`place`](Self::place) said, and how many steps it has made. `squares` are those
-    /// of the chunks that have come to its round.
+    /// of the chunks that have reached its round.
     pub fn copied(&mut self, place: usize, steps: u32, squares: Option<ExactSum>) {
         let current = self.current.as_mut().expect("a place was given");
         current.left -= 1;
@@ -200,7 +200,7 @@ mod tests {
         Capture::new(vec![ChunkId(3), ChunkId(4)], 4, NonZeroU32::new(rounds), Round(first))
     }
 
-    /// Notes that a chunk comes to a round.
+    /// Notes that a chunk reaches a round.
     fn reach(taking: &mut Capture, round: u32, place: usize) {
         if taking.concerns(Round(round))
             && let Some(values) = taking.place(Round(round), place * 2..place * 2 + 2)

@@ -125,7 +125,7 @@ impl Snapshot {
         Snapshot { ended: Some(ended), ..self }
     }
 
-    /// Returns how the job ended whose last state this is, where it failed.
+    /// Returns how the job of this last state ended, if it failed.
     pub fn ended(&self) -> Option<&str> {
         self.ended.as_deref()
     }
@@ -254,7 +254,7 @@ mod tests {
         Arc::new(Layout::new(vec![Key::f32("a", [18]), Key::f32("b", [1])], 64).unwrap())
     }
 
-    /// Returns a part whose values count up from `first`.
+    /// Returns a part with values that count up from `first`.
     fn part(chunks: &[u32], first: u16, values: u16) -> SnapshotPart {
         let mut slab = Slab::zeroed("test", values.into()).unwrap();
         slab.as_mut_slice().iter_mut().zip(first..).for_each(|(value, n)| *value = n.into());

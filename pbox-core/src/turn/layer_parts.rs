@@ -48,7 +48,7 @@ pub(super) enum Ready {
 }
 
 impl LayerParts {
-    /// Creates the parts of a shard whose chunks have these keys, by place.
+    /// Creates the parts of a shard; `keys` are those of its chunks, by place.
     pub fn new(keys: &[KeyId], workers: u32, pulled: bool) -> Self {
         let mut parts: Vec<Range<u32>> = Vec::new();
         let mut part_of = Vec::with_capacity(keys.len());
@@ -92,8 +92,8 @@ impl LayerParts {
         }
     }
 
-    /// Notes that the chunk at a place was ready for worker `rank`, whose links were lost, and is pushed again; or that
-    /// it is ready only `now`.
+    /// Notes that the chunk at a place, which worker `rank` pushes again after a loss of its links, was ready for it. Or
+    /// notes that the chunk is ready only `now`.
     pub fn ready_again(&mut self, place: usize, rank: u32, now: bool) -> Ready {
         let part = self.part_of[place] as usize;
         let counts = now || self.counts_again[part * self.workers + rank as usize];

@@ -1,4 +1,4 @@
-//! A look at a job's rounds from outside: whether they move, and whose push they wait for.
+//! A look at a job's rounds from outside: whether they move, and which workers they wait for.
 //!
 //! Made by the core's thread between two turns, now and then. The round path does not know of it.
 
@@ -37,7 +37,7 @@ pub struct Waits {
 
 impl Look {
     /// Returns the observations of a shard. `before` is the round of its first chunk at the last look. While that
-    /// round moves, a look costs nothing, otherwise some microseconds for a thousand chunks.
+    /// round moves, a look costs nothing. Otherwise it costs some microseconds for a thousand chunks.
     pub(super) fn at<P: Pace, M: Mode>(shard: &ShardOf<P, M>, before: &mut Option<Round>) -> Self {
         let mut look = Look::default();
         let chunks = shard.keys().len();

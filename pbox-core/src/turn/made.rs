@@ -15,7 +15,7 @@ pub struct MadeShard {
 }
 
 impl MadeShard {
-    /// Makes a shard, whose memory it allocates and touches: call it near the core, on the core's NUMA node. `waker` wakes
+    /// Makes a shard, and allocates and touches its memory: call it near the core, on the core's NUMA node. `waker` wakes
     /// the core's thread.
     ///
     /// # Errors

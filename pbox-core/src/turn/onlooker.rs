@@ -36,7 +36,7 @@ pub struct Nobody;
 
 impl Onlooker for Nobody {}
 
-/// A port whose posts an onlooker sees.
+/// A port with an onlooker that sees its posts.
 pub(super) struct Seen<'a, P, O> {
     pub port: &'a mut P,
     pub onlooker: &'a mut O,

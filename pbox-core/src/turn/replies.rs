@@ -43,7 +43,7 @@ impl Answer {
     }
 }
 
-/// The work after an arrival, beside posts.
+/// The work after an arrival, except for posts.
 pub(super) struct Done {
     /// Steps that were made, and the bytes of their chunks.
     pub steps: u32,
@@ -77,12 +77,12 @@ pub(super) struct Replies {
     waiting: usize,
     /// The parts of layers, with schedules by layer.
     parts: Option<LayerParts>,
-    /// Workers whose violation of the protocol shows when they get an answer. Empty while all workers keep to it.
+    /// Workers with a violation of the protocol that shows when they get an answer. Empty while all workers keep
+    /// to it.
     broken: Vec<(u32, Violation)>,
     /// The answers of one worker for the chunks of a group. Empty between arrivals.
     answers: Vec<Answer>,
-    /// The number of pushes that a worker may repeat whose chunks are stepped, because it has lost the answers with its
-    /// links, by rank.
+    /// The number of stepped pushes that a worker may repeat, because it has lost the answers with its links, by rank.
     repeats: Vec<usize>,
     /// Whether a worker takes part and gets the hub's parts of the whole gradient, by rank.
     listens: Vec<bool>,
@@ -177,7 +177,7 @@ impl Replies {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
 
-    /// Takes the workers whose violation of the protocol shows when they get an answer.
+    /// Takes the workers with a violation of the protocol that shows when they get an answer.
     pub fn take_broken(&mut self) -> Vec<(u32, Violation)> {
         std::mem::take(&mut self.broken)
     }
@@ -347,8 +347,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(done))
     }
 
-    /// Sends the chunks of a group whose answers are due to one worker. They leave in one post, if they are the whole
-    /// group and of one round.
+    /// Sends the chunks of a group with answers that are due to one worker. They leave in one post, if they are the
+    /// whole group and of one round.
     fn answer_beside(&mut self, group: ChunkId, places: Range<usize>, round: Round, rank: u32, whole: bool) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let first = places.start;
@@ -379,7 +379,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.replies.answers = answers;
     }
 
-    /// Sends the chunk that the shard has finished to all workers whose answer is due.
+    /// Sends the chunk that the shard has finished to all workers with an answer that is due.
     #[inline]
     pub fn send(&mut self, finished: &Finished) -> Done {
         self.answer_all(finished);
@@ -459,8 +459,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Whether a worker's post is a push whose answer it has lost with its links. If it is, the chunk is answered
-    /// again. In BSP nobody has stepped it since, because this worker has not pushed the next round.
+    /// Whether a worker's post repeats a push, because it has lost the answer with its links. If it is, the chunk
+    /// is answered again. In BSP nobody has stepped it since, because this worker has not pushed the next round.
     #[cold]
     fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
         let place = self.shard.place(immediate.chunk).filter(|_| immediate.content != Content::Ahead);

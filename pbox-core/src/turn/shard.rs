@@ -23,7 +23,7 @@ use crate::weights::{Bare, Discarded, Gather, Mode, Read, Refused, Staged, To};
 use crate::wire::Wire;
 use crate::wire::frame::FrameError;
 
-/// A round that no job comes to.
+/// A round that no job reaches.
 const NEVER: Round = Round(u32::MAX);
 
 /// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
@@ -71,7 +71,7 @@ pub(crate) struct Finished {
     pub steps: u32,
     /// Rounds that ended without a step, because no worker is left to push them.
     pub skipped: u32,
-    /// The chunk goes to the links in this range whose answer is [due](Pace::answer_due): to workers, or up.
+    /// The chunk goes to the links in this range with a [due](Pace::answer_due) answer: to workers, or up.
     pub ranks: Range<u32>,
 }
 
@@ -160,7 +160,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Takes a snapshot of the state before round `before`, which no chunk may be past. A chunk is copied now if it
-    /// has come to this round, otherwise when it comes to it.
+    /// has reached this round, otherwise when it reaches it.
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
         P::take_back(self);
         if !self.snapshots.begin(occasion, before) {
@@ -173,7 +173,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Copies a chunk that has come to a round, if a snapshot is taken there.
+    /// Copies a chunk that has reached a round, if a snapshot is taken there.
     #[inline]
     pub fn capture(&mut self, place: usize, round: Round) {
         if self.snapshots.concerns(round) {
@@ -181,8 +181,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Copies a chunk that has come from one round to a later one without a step. Costs the same for any number of
-    /// rounds.
+    /// Copies a chunk that has passed from one round to a later one without a step. Costs the same for any number
+    /// of rounds.
     #[cold]
     pub fn capture_passed(&mut self, place: usize, was: Round, now: Round) {
         for round in self.snapshots.pass(was, now) {
@@ -323,8 +323,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     ///
     /// # Errors
     /// When the broadcast of the weights is not complete: possibly no other worker has them. From then on no chunk is
-    /// stepped and no worker gets an answer: the remaining workers would broadcast other weights. Below other hubs also
-    /// when nobody is left to push a round, for whose sum the hub above waits.
+    /// stepped and no worker gets an answer: the remaining workers would broadcast other weights. Below other hubs,
+    /// this also holds when nobody is left to push a round and the hub above waits for its sum.
     pub fn remove_worker(&mut self, rank: u32, discarded: &mut Discarded) -> Result<(), String> {
         P::take_back(self);
         self.pace.remove(rank);
@@ -487,7 +487,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Takes in a push that is no gradient, or whose content is wrong.
+    /// Takes in a push that is no gradient, or that has a wrong content.
     #[cold]
     fn arrive_other(
         &mut self,
@@ -548,7 +548,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         reads.all(|read| read == Ok(true)).then(|| self.pace.note_all(places, rank))
     }
 
-    /// Returns the work for a group whose chunks, at these places, have all their pushes: all in one, or `None`.
+    /// Returns the work for a group, if its chunks at these places have all their pushes: all in one, or `None`.
     #[inline]
     pub fn settle_group(&mut self, kernels: &Kernels, id: ChunkId, places: Range<usize>) -> Option<Finished> {
         let joined = self.joined(id)?;
@@ -589,12 +589,13 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         M::Gather::WAITS
     }
 
-    /// Takes the places of chunks whose steps waited for other cores, and may be made now. A hold delays them.
+    /// Takes the places of chunks with steps that waited for other cores, and may be made now. A hold delays
+    /// them.
     pub fn take_heard(&mut self) -> Option<Range<usize>> {
         self.stages.gather.take_heard()
     }
 
-    /// Returns a chunk's new weights of a round, for all workers whose answer is due.
+    /// Returns a chunk's new weights of a round, for all workers with an answer that is due.
     #[inline]
     pub fn finished(&self, place: usize, round: Round, steps: u32) -> Finished {
         let bytes = self.stages.chunk(place).bytes;

@@ -41,7 +41,7 @@ pub enum Violation {
         /// The low bits of the round that the immediate named.
         seen: u8,
     },
-    /// A chunk whose frame is invalid.
+    /// A chunk with an invalid frame.
     Frame {
         /// The chunk.
         chunk: ChunkId,
@@ -63,7 +63,7 @@ pub enum Violation {
     },
     /// A hub's part of the whole gradient that cannot be.
     Line {
-        /// The hub whose part the immediate named.
+        /// The hub that the immediate named a part of.
         hub: usize,
         /// The low bits of the round that the immediate named.
         round: u8,

@@ -30,7 +30,7 @@ pub struct Watched {
     pub last: Round,
     /// Rounds in which somebody was waited for: by rank, microseconds.
     pub rows: Vec<(Round, Vec<u32>)>,
-    /// The workers whose pushes others wait for now.
+    /// The workers that others wait for now.
     pub waits_for: Vec<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! Former weights of chunks whose window shows weights ahead: those that the step would make of gradients that came before their
-//! pushes.
+//! Former weights of chunks with weights ahead in their window: those that the step would make of gradients that came before
+//! their pushes.
 //!
 //! ```text
 //!   show    window -> former; a trial of the step on the window, with a copy of the state
@@ -29,7 +29,7 @@ pub(super) struct Former {
 }
 
 impl Former {
-    /// Allocates room for chunks of which at most `kept` values an element are kept beside the weights.
+    /// Allocates room for chunks with at most `kept` kept values an element, besides the weights.
     pub fn new(chunks: &[Chunk], kept: impl Fn(&Chunk) -> usize) -> Result<Self, MapError> {
         let mut end = 0;
         let start = |chunk: &Chunk| {

@@ -163,7 +163,7 @@ pub(crate) struct Stepped<'a> {
     pub round: Round,
     /// The weights that it has now: those after a step, or new ones.
     pub content: Content,
-    /// The number of workers whose pushes are in the step; 0 for new weights.
+    /// The number of workers with a push in the step; 0 for new weights.
     pub workers: u32,
 }
 

@@ -1,6 +1,6 @@
 //! Weights in f32 that only the hub sees, and room for means that are not kept.
 //!
-//! Owned by the core, and laid out by place. Knows neither frames nor rounds.
+//! Owned by the core, and laid out by place. Knows no frames and no rounds.
 
 use std::ops::Range;
 

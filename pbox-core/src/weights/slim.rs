@@ -155,7 +155,7 @@ pub(crate) struct SlimReply {
     answers: Vec<Vec<u32>>,
     /// A chunk's weights in its key's type.
     rounded: Vec<u64>,
-    /// Weights of the chunk whose selection is under way.
+    /// Weights of the chunk that is selected now.
     scratch: Vec<f32>,
 }
 

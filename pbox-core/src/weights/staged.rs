@@ -1,5 +1,5 @@
-//! The three stages together, and the step: the optimizer's rule, its numbers, and the values that it keeps of each chunk
-//! beside the weights. All modes use this step.
+//! The three stages together, and the step. A step has the optimizer's rule, its numbers, and the values that it keeps of
+//! each chunk in addition to the weights. All modes use this step.
 //!
 //! Owned by the core, as a part of its shard. The caller says which workers step.
 //!
@@ -504,8 +504,8 @@ impl<M: Mode> Staged<M> {
         Ok(())
     }
 
-    /// Unlinks a worker whose links are lost: its pushes are read no more. Its answers stay until it has
-    /// [other](Self::add_worker) links.
+    /// Unlinks a worker that has lost its links: its pushes are not read any more. Its answers stay until it
+    /// has [other](Self::add_worker) links.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         discarded.add(self.gradients.remove(rank));
     }
@@ -605,7 +605,7 @@ struct Steps {
     sign: f32,
     numbers: NumbersByRound,
     counts: StepCounts,
-    /// The f32 of these tensors that are beside the weights, chunk by chunk.
+    /// The f32 of these tensors that are kept in addition to the weights, chunk by chunk.
     kept: Slab,
 }
 

@@ -1,4 +1,5 @@
-//! The parts of the whole gradient that cross a hub below several others: they come to one of its cores, and go up by others.
+//! The parts of the whole gradient that cross a hub below several others: they arrive at one of its cores, and go up by
+//! others.
 //!
 //! ```text
 //!   hub above 0 --part--> core 0 --> line in the window of sums, and its round here
@@ -40,7 +41,8 @@ impl Crossing {
         _ = self.wakers[core].set(waker);
     }
 
-    /// Says the last two rounds of a hub, whose lines this core has written, and wakes the other cores.
+    /// Publishes the last two rounds of a hub, after this core has written their lines, and wakes the other
+    /// cores.
     #[cold]
     #[inline(never)] // an atomic store, and system calls, which the path of a chunk does not have
     pub fn say(&self, core: usize, hub: usize, rounds: LastTwo) {

@@ -79,7 +79,7 @@ impl ExactSum {
         rounded * 2f64.powi(64 * top as i32 - empty as i32 + LOWEST)
     }
 
-    /// Returns the norm of the values whose squares were added.
+    /// Returns the norm of the values from the sum of their squares.
     pub fn norm(&self) -> f32 {
         self.value().sqrt() as f32
     }

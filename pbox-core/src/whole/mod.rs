@@ -56,7 +56,8 @@ enum Finds {
     Quotient,
 }
 
-/// The sums of a core's squares in a round. The second is that of a key's gradient or update, whose weights have the first.
+/// The sums of a core's squares in a round. The second is that of a key's gradient or update; the first is that of its
+/// weights.
 pub type Sums = [ExactSum; 2];
 
 /// The work of a round's steps.
@@ -121,7 +122,7 @@ impl WholeGradient {
         }
     }
 
-    /// Makes the place where the cores meet that own chunks of a key, whose rate is adapted to its norms.
+    /// Makes the meeting place of the cores that own chunks of a key with a rate adapted to its norms.
     pub fn of_key(cores: usize) -> Self {
         WholeGradient {
             finds: Finds::Quotient,
@@ -134,7 +135,7 @@ impl WholeGradient {
         }
     }
 
-    /// Whether it is of a key, whose rate is adapted to its norms.
+    /// Whether it is of a key with a rate adapted to its norms.
     pub fn is_of_key(&self) -> bool {
         matches!(self.finds, Finds::Quotient)
     }
@@ -207,7 +208,7 @@ impl WholeGradient {
         self.is_whole(round).then(|| self.cores.iter().try_fold(Sums::default(), join)).flatten()
     }
 
-    /// Finds a round, whose squares have this sum at all hubs, and wakes the cores.
+    /// Finds a round, from the sum of its squares at all hubs, and wakes the cores.
     pub fn find(&self, round: Round, sum: &ExactSum) {
         self.find_by(round, &[*sum, ExactSum::default()]);
     }

@@ -38,7 +38,7 @@ impl Told {
         Some(Told { round, skipped: line[1], sum: ExactSum::of_words(sum)? })
     }
 
-    /// Returns the whole, whose parts have this sum and of which this is one.
+    /// Returns the whole: its parts have this sum, and this is one of them.
     pub fn whole(self, sum: ExactSum, skips: bool) -> Self {
         Told { skipped: self.skipped + u64::from(skips && !sum.is_finite()), sum, ..self }
     }

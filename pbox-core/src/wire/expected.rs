@@ -32,7 +32,7 @@ use crate::place::Placement;
 pub struct Expected {
     wire: Wire,
     end: End,
-    /// Chunks whose bytes came ahead, without the push or answer yet: the round bits of each.
+    /// Chunks with bytes ahead, without the push or answer yet: the round bits of each.
     ahead: HashMap<ChunkId, u8>,
     /// The core that the link leads to, in this placement; its chunks alone cross the link.
     core: Option<(Arc<Placement>, usize)>,
@@ -44,7 +44,7 @@ enum End {
     Hub {
         /// Notices without a pull: the round bits of each, by chunk.
         noticed: HashMap<ChunkId, u8>,
-        /// Whether the other end is a hub whose first weights do not count.
+        /// Whether the other end is a hub with first weights that do not count.
         may_keep_first: bool,
         /// Chunks of which it sent no first weights.
         kept: HashSet<ChunkId>,
@@ -74,8 +74,8 @@ impl Expected {
         Expected { wire: wire.clone(), end, ahead: HashMap::new(), core: None }
     }
 
-    /// Expects the chunks of one core of the placement alone, whose link it is. All links of a member lead to one window. Bytes
-    /// of another core's link would be written while the chunk's own core reads it.
+    /// Expects only the chunks of one core of the placement, the owner of the link. All links of a member lead to one window.
+    /// Bytes of another core's link would be written while the chunk's own core reads it.
     pub fn on_core(self, placement: &Arc<Placement>, core: usize) -> Self {
         Expected { core: Some((Arc::clone(placement), core)), ..self }
     }
@@ -117,7 +117,7 @@ impl Expected {
         }
     }
 
-    /// Checks whether `bytes` bytes may come with this immediate: to this offset, if that is known.
+    /// Checks whether `bytes` bytes may arrive with this immediate: at this offset, if that is known.
     fn takes(&mut self, offset: Option<usize>, bytes: usize, imm: Imm) -> Result<(), String> {
         let immediate = Immediate::decode(imm);
         if let Some(hub) = immediate.hub() {

@@ -1,4 +1,4 @@
-//! Merging: how an answer changes a worker's weights, at the worker and in the hub's shadow of it alike.
+//! Merging: how an answer changes a worker's weights, both at the worker and in the hub's shadow of them.
 //!
 //! Both must come to the same bits, so both call this. Pure functions of memory; they know no frames and no rounds.
 

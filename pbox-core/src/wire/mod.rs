@@ -128,7 +128,7 @@ impl Wire {
         }
     }
 
-    /// Creates the wire of a job with these terms, whose model has this layout.
+    /// Creates the wire of a job with these terms and a model of this layout.
     pub fn new(layout: Arc<Layout>, terms: &JobTerms) -> Self {
         let framing = |compression| Arc::new(Framing::new(&layout, terms, compression));
         let framing = terms.level.compression.map(framing);
@@ -253,14 +253,14 @@ impl Wire {
         self.passes_on
     }
 
-    /// Returns the hub whose first chunk is the first of these, if one's is.
+    /// Returns the hub that has the first of these as its first chunk, if one has.
     pub fn hub_of(&self, chunks: &[ChunkId]) -> Option<usize> {
         let first = chunks.first()?;
         self.hubs.iter().position(|of_hub| of_hub == first)
     }
 
-    /// Returns the hubs whose first chunks are among these, which are ascending: at a hub below others a core may have
-    /// those of several.
+    /// Returns the hubs that have their first chunk among these, which are ascending. At a hub below others, a core
+    /// may have those of several.
     pub fn hubs_of<'a>(&'a self, chunks: &'a [ChunkId]) -> impl Iterator<Item = usize> + 'a {
         let is_here = |(_, first): &(usize, &ChunkId)| chunks.binary_search(first).is_ok();
         self.hubs.iter().enumerate().filter(is_here).map(|(hub, _)| hub)
@@ -273,8 +273,8 @@ impl Wire {
         chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(lines).collect()
     }
 
-    /// Returns the number of posts that the link of a core with this number of chunks must hold. Three lines of each hub may wait beside
-    /// the answers: two that a member gets when it begins, and the one of its first round.
+    /// Returns the number of posts that the link of a core with this number of chunks must hold. Three lines of each hub may wait
+    /// in addition to the answers: two when a member begins, and the one of its first round.
     pub fn posts(&self, chunks: usize) -> u32 {
         (chunks.max(1) + 3 * self.hubs.len()) as u32
     }
@@ -321,8 +321,8 @@ impl Wire {
         if self.has_groups { self.layout.group(id) } else { None }
     }
 
-    /// Returns the number of bytes that the hub keeps beside the windows: state, weights that no window holds, and with
-    /// compression a copy of the workers' weights.
+    /// Returns the number of bytes that the hub keeps in addition to the windows. They are state, weights that no window
+    /// holds, and with compression a copy of the workers' weights.
     pub fn kept_bytes(&self, tensors: &Tensors) -> u64 {
         let Some(framing) = &self.framing else {
             let of_key = |(key, bytes): (&Key, usize)| {
@@ -343,7 +343,7 @@ impl Wire {
     }
 }
 
-/// Returns a hub's line for a round, in a window whose chunks end here.
+/// Returns a hub's line for a round, in a window with chunks up to here.
 fn line(chunks_end: usize, hub: usize, round: Round) -> Span {
     let number = hub * LINES + round.0 as usize % LINES;
     Span { offset: chunks_end + number * Told::BYTES, bytes: Told::BYTES }
@@ -387,7 +387,7 @@ impl Framing {
         self.compression
     }
 
-    /// Returns where the randomness of compression comes from.
+    /// Returns the seed of the randomness of compression.
     pub fn seed(&self) -> u64 {
         self.seed
     }

@@ -3,7 +3,7 @@
 //! A test notes each change in its [`journal`](super::crash::journal), and may let it fail: after a loss of power nothing
 //! changes any more. The shipped program has nothing of this.
 //!
-//! Called from whatever thread may wait for a disk. Called from any thread that may wait for a disk.
+//! Called from any thread that may wait for a disk. Must not know what is in a file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -29,7 +29,7 @@ impl NewFile {
         Ok(NewFile(file))
     }
 
-    /// Sets the mode, whatever the process's umask is.
+    /// Sets the mode, for any umask of the process.
     pub fn set_mode(&self, mode: u32) -> io::Result<()> {
         self.0.set_permissions(PermissionsExt::from_mode(mode))
     }

@@ -44,10 +44,10 @@ pub(super) const DIGEST_BYTES: usize = 32;
 /// The digits in the digest's place while it is computed.
 pub(super) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 
-/// The names of state beside the weights begin like this.
+/// The names of the tensors of state begin like this.
 const STATE_PREFIX: &str = "optimizer/";
 
-/// Whether a tensor of this name is state beside the weights: the optimizer's, or their average.
+/// Whether a tensor of this name is state: the optimizer's, or the average of the weights.
 pub fn is_state(name: &str) -> bool {
     name.starts_with(STATE_PREFIX)
 }
@@ -157,7 +157,7 @@ pub(super) struct Metadata {
     pub steps: Option<String>,
     /// JSON, `{"key": [lr_mult, wd_mult], ...}`.
     pub multipliers: String,
-    /// JSON: whose part this is, of a job over several hubs.
+    /// JSON: the hub's share that this part is of, in a job over several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
     /// The way in which the job ended, for people, in the last state of a job that failed.

@@ -145,7 +145,7 @@ impl CheckpointStore {
         if self.keep.get() == 1 || !newest.is_file() {
             return Ok(());
         }
-        // A file whose header cannot be read has no round, and is no way back.
+        // A file with an unreadable header has no round, and cannot be gone back to.
         let Ok(round) = about(newest).map(|about| about.round) else { return Ok(()) };
         if round == next {
             return Ok(());
@@ -194,8 +194,8 @@ impl CheckpointStore {
         Ok(false)
     }
 
-    /// Removes the generations that are too many beside a newest of `round`. Also removes those of the same and later
-    /// rounds, which are of a past that the job went back from.
+    /// Removes the generations that are too many besides a newest of `round`. Also removes those of the same and
+    /// later rounds, which are of a past that the job went back from.
     pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {
         let rounds = self.generations(job)?;
         let older = rounds.iter().filter(|&&kept| kept < round).count();

@@ -26,8 +26,8 @@ pub struct SavedJob {
 }
 
 impl CheckpointStore {
-    /// Returns the jobs whose files may go, the one that was saved longest ago first, and how many of them are too many. A job over
-    /// several hubs is not among them: each hub has a part, and all are needed. Nor is a file that no hub wrote.
+    /// Returns the jobs with files that may go, the one that was saved longest ago first, and how many of them are too many. A
+    /// job over several hubs is not among them: each hub has a part, and all are needed. Nor is a file that no hub wrote.
     ///
     /// # Errors
     /// When the directory cannot be read.

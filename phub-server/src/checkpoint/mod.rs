@@ -7,8 +7,8 @@
 //! can show by seed the files that a loss of power leaves. `docs/formats.md` has the format,
 //! `docs/decisions/0010-checkpoint-files.md` the reasons.
 //!
-//! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,
-//! or how a snapshot came to be.
+//! Called from any thread that may wait for a disk, never from a core's. Must not know cores, workers, or how
+//! a snapshot was made.
 
 #[cfg(test)]
 mod crash;
@@ -38,6 +38,6 @@ pub use permission::FileMode;
 pub use read::{About, Decoded, about, decode};
 pub use store::{CheckpointStore, KEEP};
 
-/// The number of bytes that are read, written and digested at a time. It is long enough for any disk, and all the
-/// memory that a save needs beside the snapshot and the header.
+/// The number of bytes that are read, written and digested at a time. It is long enough for any disk, and it is
+/// all the memory that a save needs in addition to the snapshot and the header.
 const PIECE_BYTES: usize = 4 << 20;

@@ -107,7 +107,7 @@ impl CheckpointStore {
 
     /// Removes the parts of all rounds that `keep` does not want; returns the rounds that are left, ascending. If the
     /// latest part goes, the job goes back and writes its round again. So the removal is on the disk when this returns.
-    /// A part that came back after a crash would make a round whole with the new parts of other hubs.
+    /// If a part returned after a crash, it would make a round whole with the new parts of other hubs.
     pub fn keep_parts(
         &self,
         job: &str,

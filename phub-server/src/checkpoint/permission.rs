@@ -32,7 +32,7 @@ impl FileMode {
         Ok(file)
     }
 
-    /// Makes a directory for such files: who reads these may list it.
+    /// Makes a directory for such files: users who may read these files may list it.
     pub(super) fn make_directory(self, path: &Path) -> io::Result<()> {
         disk::make_dir(path)?;
         if self != FileMode::default() {

@@ -57,8 +57,8 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         metadata => metadata?,
     };
     let tensors = match from_safetensors(&header, file_bytes) {
-        // The file may be of a job whose hub keeps no weights. The digest tells whether there is nothing else
-        // in the file.
+        // The file may be of a job with a hub that keeps no weights. The digest tells whether there is
+        // nothing else in the file.
         Err(ManifestError::NoKeys) => Vec::new(),
         tensors => tensors?,
     };
@@ -159,7 +159,7 @@ pub struct About {
     pub job: String,
     /// The state is that before this round.
     pub round: Round,
-    /// The way in which a job ended whose last state this is.
+    /// The way in which the job of this last state ended.
     pub ended: Option<String>,
 }
 
@@ -307,7 +307,7 @@ fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>
     Ok(numbers)
 }
 
-/// Returns the groups by round, whose numbers begin with the same rounds.
+/// Returns the groups by round; their numbers begin with the same rounds.
 fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom>, DecodeError> {
     let (field, Some(seen)) = ("groups", metadata.groups.as_deref()) else { return Ok(Vec::new()) };
     let groups: Vec<GroupsFrom> = parse(field, seen)?;
@@ -370,7 +370,7 @@ impl Decoded {
         })
     }
 
-    /// Returns the state of the job whose checkpoint has these tensors.
+    /// Returns the state of the job of a checkpoint with these tensors.
     pub(super) fn restore(
         self,
         keys: &[Key],

@@ -62,7 +62,7 @@ impl CheckpointStore {
         Self::open_for(dir, FileMode::default())
     }
 
-    /// Opens a directory, whose parent must exist, and removes files that a killed hub left half written. New files have this
+    /// Opens a directory, and removes files that a killed hub left half written. Its parent must exist. New files have this
     /// mode. So has the directory if it is made here. A directory that exists keeps its mode, with a warning if that is open.
     pub fn open_for(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();

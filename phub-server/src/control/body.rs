@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// A body whose next part is always there.
+    /// A body that has its next part at once.
     struct Fast(usize);
 
     impl HttpBody for Fast {

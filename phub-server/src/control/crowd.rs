@@ -1,5 +1,5 @@
-//! The number of connections of each client to the control port, so that neither one address nor strangers can take
-//! all.
+//! The number of connections of each client to the control port, so that one address, or all strangers together,
+//! cannot take all.
 //!
 //! A connection gives its place back when it ends. Runs on the control thread.
 
@@ -178,7 +178,7 @@ mod tests {
         ControlLimits { connections, of_an_address, strangers, ..ControlLimits::default() }
     }
 
-    /// Returns a connection that has shown a token, or whose it would have been.
+    /// Returns a connection that has shown a token, or the client that would have had it.
     fn known(crowd: &Crowd, from: &str, limits: &ControlLimits) -> Result<Place, &'static str> {
         let (place, _) = crowd.enter(from.parse().unwrap(), limits)?;
         place.newcomer().is_known();
@@ -226,7 +226,7 @@ mod tests {
         // 10.0.0.1 has its three now, and the oldest of its strangers makes room.
         let mut worker = known(&crowd, "10.0.0.1:4", &limits).unwrap();
         assert!(gone(&mut second) && !gone(&mut third) && !gone(&mut worker));
-        drop((first, second)); // whose places are others' already
+        drop((first, second)); // places that others have already
         let other = known(&crowd, "10.0.0.3:1", &limits).unwrap();
         assert!(!gone(&mut third), "there are four places");
         let last = known(&crowd, "10.0.0.3:2", &limits).unwrap();

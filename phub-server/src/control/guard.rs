@@ -41,10 +41,10 @@ const FORMS: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-d
 pub(crate) struct Guard {
     /// The settings, to read the secret again.
     settings: HubSettings,
-    /// The secrets whose tokens it accepts; `None`: it accepts everybody.
+    /// The secrets of the tokens that it accepts; `None`: it accepts everybody.
     accepted: RwLock<Option<Secrets>>,
     credential: Option<Credential>,
-    /// Everybody who can reach it is on this machine, so that a web page is the only stranger from elsewhere.
+    /// Everybody who can reach it is on this machine, so only a web page can be a stranger from elsewhere.
     local: bool,
     /// The requests that it did not let in.
     pub refusals: Arc<Refusals>,
@@ -145,7 +145,8 @@ impl Guard {
         Ok(Sees(Some(token)))
     }
 
-    /// Whether a request shows a token or a proof of this hub's secret, or is of a member, whatever its page needs.
+    /// Whether a request shows a token or a proof of this hub's secret, or is of a member, for any need of its
+    /// page.
     fn knows(&self, shown: Option<&Shown>, method: &Method, path: &str, registry: &Registry) -> bool {
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(secrets) = accepted.as_ref() else { return true };

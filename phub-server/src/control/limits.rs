@@ -64,7 +64,7 @@ impl ControlLimits {
             connections,
             // All workers of the largest job may be on one machine, or behind one gateway. The other half is for others.
             of_an_address: connections / 2,
-            // A worker shows its token with its first request, whose bytes may come a while after the connection: with 2000 new
+            // A worker shows its token with its first request. Its bytes may arrive a while after the connection: with 2000 new
             // connections a second, each has a second for them.
             strangers: connections / 2,
         }

@@ -59,7 +59,7 @@ pub(super) fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry
     }
 }
 
-/// Whether a request is a member's: it needs the token of a join, whatever tokens and secrets the hub accepts.
+/// Whether a request is a member's: it needs the token of a join, even if the hub accepts everybody.
 pub(super) fn is_of_a_member(method: &Method, page: &str) -> bool {
     let verb = page.strip_prefix("/v1/jobs/{job}/");
     let verbs =

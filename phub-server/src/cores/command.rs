@@ -61,7 +61,7 @@ pub(crate) enum Command {
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
     /// Change the optimizer's numbers from a round on, and set the state of keys to zero. Say the oldest round in flight.
     SetNumbers { job: JobId, from: Round, numbers: Numbers, reset: Arc<[KeyId]>, reply: Reply<Option<Round>> },
-    /// Say whether rounds move, and whose pushes they wait for.
+    /// Say whether rounds move, and which workers they wait for.
     Look { job: JobId, reply: Reply<Look> },
     /// Return the measurements of the last rounds.
     Measure { job: JobId, reply: Reply<Measured> },

@@ -161,7 +161,7 @@ pub fn on_nics(
     if only.is_empty() {
         return Err(none());
     }
-    // A NIC that is named is used whatever its state, so that an error names its fault.
+    // A NIC that is named is used in any state, so that an error names its fault.
     let only = list.names_devices().then_some(only);
     let plan = place(host, settings, NicChoice { only, except })?;
     let mut lanes = Vec::new();

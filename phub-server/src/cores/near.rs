@@ -1,5 +1,6 @@
 //! Work for a core that its own thread should not do, because rounds wait meanwhile: memory is touched and freed by other
-//! threads. They run on the core's NUMA node, whose memory a page is of that is touched there first, and give way to the core.
+//! threads. They run on the core's NUMA node: a page has the memory of the node where it is touched first. They give way to
+//! the core.
 
 use fabric::{Ranges, Span};
 use rustix::process::setpriority_process;

@@ -21,7 +21,7 @@ pub(crate) enum Report {
     Snapshot { job: JobId, core: usize, taken: Taken },
     /// This core has the memory of its part of a snapshot again.
     Freed { job: JobId, core: usize },
-    /// This many of the core's chunks skipped rounds whose workers are all gone.
+    /// This many of the core's chunks skipped rounds with no worker left.
     Skipped { job: JobId, chunks: u64 },
     /// The core cannot take the job, or cannot continue it.
     JobFailed { job: JobId, reason: String },

@@ -1,6 +1,6 @@
-//! Command lines, and the environment and a configuration file beside them: the one place where programs make settings of the three.
+//! Command lines, the environment and a configuration file: the one place where programs make settings of the three.
 //!
-//! A variable that is empty is not set. An error says which variable or file a value came from.
+//! A variable that is empty is not set. An error names the variable or file that a value came from.
 
 use std::ffi::{OsStr, OsString};
 
@@ -61,7 +61,7 @@ pub fn parse<T: CommandFactory + FromArgMatches>(
     parsed(&mut command).map_err(|error| unusable(error, &command))
 }
 
-/// Says which flags that a text names come from the environment or a configuration file, in a sentence each.
+/// Names the flags in a text that come from the environment or a configuration file, in a sentence each.
 pub fn variables_in(text: &str, command: &Command, arguments: &[OsString]) -> Vec<String> {
     let of_environment = of_environment(command, arguments).into_iter().map(|(flag, variable, value)| {
         (format!("{flag} comes from the environment: {variable} is {value:?}"), flag)
@@ -93,7 +93,7 @@ fn chosen<'a>(command: &'a Command, arguments: &[OsString]) -> &'a Command {
     name.unwrap_or(command)
 }
 
-/// Returns the flags whose value is the environment's: flag, variable, value.
+/// Returns the flags with a value from the environment: flag, variable, value.
 fn of_environment(command: &Command, arguments: &[OsString]) -> Vec<(String, String, String)> {
     let of_arg = |arg: &clap::Arg| {
         let (flag, variable) = (flag(arg)?, arg.get_env()?.to_str()?.to_owned());

@@ -1,4 +1,4 @@
-//! Configuration files: TOML whose keys are the flags of a command, without their dashes.
+//! Configuration files: TOML with the flags of a command as keys, without their dashes.
 //!
 //! A file counts less than the environment, which counts less than the command line. Only commands with `--config` have one.
 
@@ -16,7 +16,7 @@ const CONFIG: &str = "--config";
 /// A longer file is no configuration.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The settings of a file that neither the command line nor the environment has.
+/// The settings of a file that the command line and the environment lack.
 #[derive(Debug)]
 pub(super) struct Config {
     /// The file.

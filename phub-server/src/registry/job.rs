@@ -1,4 +1,4 @@
-//! The part of a job that this hub has beside the coordinator: memory, cores, files and connections.
+//! This hub's own part of a job, which the coordinator does not have: memory, cores, files and connections.
 //!
 //! Owned by the registry, under its lock, which publishes the news.
 
@@ -38,7 +38,7 @@ pub(crate) struct Load {
     pub bytes: u64,
 }
 
-/// The part of a job that this hub has beside the coordinator.
+/// This hub's own part of a job, which the coordinator does not have.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub id: JobId,

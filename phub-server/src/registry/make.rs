@@ -97,7 +97,7 @@ impl Registry {
         Making { registry: self, id, name: Some(name), owner }
     }
 
-    /// Makes a job whose name is reserved. Outside the lock.
+    /// Makes a job under its reserved name. Outside the lock.
     pub(super) fn make(&self, making: &Making, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
         let terms = &Arc::new(request.terms.clone());
         let relays = self.up.relays(request);
@@ -286,7 +286,7 @@ impl Registry {
     }
 
     /// Returns the cores of a job that is being made: all, or as many as it asks for. Cores with the fewest bytes of
-    /// other jobs come first. A core whose NIC is lost or has no link is left out.
+    /// other jobs are first. A core with a lost NIC, or without a link, is left out.
     fn choose_cores(&self, name: &str, layout: &Layout, terms: &JobTerms) -> Vec<usize> {
         let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
         let of_use = lanes::of_use(&lanes, self.up.group.rdma());

@@ -140,7 +140,7 @@ pub(crate) struct Registry {
     pub draining: watch::Sender<bool>,
     /// The reason why the hub stops, once it does.
     pub stops: watch::Sender<Option<String>>,
-    /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
+    /// Jobs with a checkpoint at the hub's stop that is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
     pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,

@@ -137,8 +137,8 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINTS", value_name = "DIRECTORY")]
     pub checkpoints: Option<PathBuf>,
 
-    /// Write a checkpoint also every so many rounds, while the job runs. This needs as much memory again as the weights
-    /// and the optimizer's state.
+    /// Write a checkpoint each time this number of rounds has passed, while the job runs. This needs as much memory
+    /// again as the weights and the optimizer's state.
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
 
@@ -249,7 +249,7 @@ impl HubSettings {
     /// Returns the settings that the arguments of `phub-server serve` make, for callers in other languages.
     ///
     /// # Errors
-    /// When there is no such setting, or it has no such value: in words.
+    /// Returns an error if there is no such setting, or it has no such value: in words.
     pub fn of_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let all = std::iter::once("phub-server".into()).chain(arguments);
         program::parse(all).map_err(|unusable| unusable.in_words())
@@ -317,7 +317,7 @@ impl HubSettings {
         }
     }
 
-    /// Whether workers may come by this transport.
+    /// Whether workers may use this transport.
     pub fn offers(&self, transport: Transport) -> bool {
         self.transports.as_ref().is_none_or(|offered| offered.contains(&transport))
     }

@@ -48,8 +48,8 @@ impl Shape {
         Shape { kind: Kind::Above, loads }
     }
 
-    /// Racks whose workers all push to one hub, in one of the racks (PHub's full paper, SoCC'18, section 3.4). The time
-    /// is the largest of M/worker, R W M/hub and W M/uplink. There are as many racks as shares; the hub owns all
+    /// Racks with one hub for all workers, in one of the racks (PHub's full paper, SoCC'18, section 3.4). The time is
+    /// the largest of M/worker, R W M/hub and W M/uplink. There are as many racks as shares; the hub owns all
     /// shares.
     pub fn flat_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let model = Volume::over(shares);

@@ -134,8 +134,8 @@ impl Shape {
     }
 }
 
-/// Returns the speed of the fastest of these NICs in Gb/s, and its name; `None` if none tells its speed. A NIC whose
-/// PCI link alone is known does not.
+/// Returns the speed of the fastest of these NICs in Gb/s, and its name; `None` if none tells its speed. A NIC with
+/// only its PCI link known tells no speed.
 pub fn fastest<'a>(nics: impl Iterator<Item = &'a Nic>) -> Option<(f64, &'a str)> {
     let speed = |nic: &'a Nic| nic.speed.filter(|speed| speed.source != SpeedSource::PciLink);
     let up = nics.filter(|nic| nic.link_up != Some(false));
@@ -153,8 +153,8 @@ pub struct Choice<'a> {
     pub why: String,
 }
 
-/// Chooses among these shapes, of which there is at least one: the fastest, or the first that is slower by less than 2%. So the
-/// simplest comes first. Where speeds are not known, all links have the same.
+/// Chooses among these shapes, of which there is at least one: the fastest, or the first that is slower by less than 2%. The
+/// simplest shape is therefore first. Where speeds are not known, all links have the same.
 pub fn choose(shapes: &[Shape]) -> Choice<'_> {
     let by_cost = |a: &&Shape, b: &&Shape| a.cost().total_cmp(&b.cost());
     let least = shapes.iter().min_by(by_cost).expect("a shape to choose").cost();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures hubs above hubs on machines made of namespaces, beside the all-reduces of gloo and Open MPI over the same ranks
-on the same links. `tools/figures/run.sh levels` starts it. Systems that are not installed are named, and their rows are
-missing."""
+"""Measures hubs above hubs on machines made of namespaces. For comparison it measures the all-reduces of gloo and Open MPI
+over the same ranks on the same links. `tools/figures/run.sh levels` starts it. Systems that are not installed are named, and
+their rows are missing."""
 
 import contextlib
 import os

@@ -26,7 +26,7 @@ MACHINES = [
     Machine("8 x 100 Gb/s", 8, 98, 330, 108, 12, 2),  # 2 x Ice Lake SP, 16 x DDR4-3200
     Machine("8 x 400 Gb/s", 8, 392, 490, 210, 15, 2),  # 2 x Sapphire Rapids, 16 x DDR5-4800
 ]
-# The same machine whose NICs write past the cache.
+# The same machine, with NICs that write past the cache.
 NO_IO = 0
 
 
@@ -80,7 +80,7 @@ class Hub:
 
     def __init__(self, cache, workers, way):
         self.cache, self.workers, self.way = cache, workers, way
-        self.come = collections.defaultdict(set)  # chunk to the workers whose slots are in
+        self.come = collections.defaultdict(set)  # chunk to the workers with a slot that is in
         self.summed = {}  # chunk to the number of slots in its accumulator, and the accumulator
         self.free = []  # the one that was used last is taken first
         self.made = itertools.count()
@@ -124,9 +124,8 @@ class Hub:
 
 
 def arrivals(chunks, workers, lag, seed):
-    """Returns a round's arrivals: each worker pushes all chunks in the same order at the same pace; the workers
-    begin within `lag`
-    chunks, and whose rank is lower says nothing of when it begins."""
+    """Returns a round's arrivals. Each worker pushes all chunks in the same order at the same pace. The workers
+    begin within `lag` chunks, in any order of ranks."""
     dice = random.Random(seed)
     begins = [lag * place / max(workers - 1, 1) for place in range(workers)]
     dice.shuffle(begins)

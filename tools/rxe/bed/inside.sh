@@ -13,7 +13,7 @@ fail() {
     exit 0
 }
 
-# The address identifies NIC i, whatever order the kernel found the NICs in.
+# The address identifies NIC i, for any order in which the kernel found the NICs.
 bring_up() {
     local path old nic
     ip link set lo up

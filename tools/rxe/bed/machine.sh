@@ -44,7 +44,7 @@ two_sockets() {
     done
 }
 
-# The first half of the NICs is on node 0. NIC i is on wire i, or with --join on a wire inside the guest; otherwise its
+# The first half of the NICs is on node 0. NIC i is on wire i, or with --join on a wire inside the guest. Otherwise its
 # cable ends nowhere.
 add_nic() {
     local nic=$1 bus="" end other=$((3 - side))

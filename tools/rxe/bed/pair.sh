@@ -14,7 +14,7 @@
 # set nic0 down` in either guest cuts a wire. Each line of output shows its side; hub.log and worker.log of target/rxe/logs
 # (or PHUB_RXE_LOGS) keep the output.
 #
-# Exit status: 0 if both sides passed, otherwise that of the first side that failed; the other side is then ended.
+# Exit status: 0 if both sides passed, else that of the first side that failed; the other side is then ended.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 options=(--nics 2 --timeout 180) kill_hub_when="" kill_worker_when=""

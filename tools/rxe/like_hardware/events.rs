@@ -1,4 +1,4 @@
-//! Events that come from a named pipe.
+//! Events that a named pipe delivers.
 
 use std::ffi::{CString, c_int, c_uint};
 use std::fs::File;
@@ -11,13 +11,13 @@ use crate::devices::name_of;
 use crate::ffi::*;
 use crate::log;
 
-/// Contexts whose events come from a pipe: the descriptors of the real events, and of the pipe.
+/// Contexts that get their events from a pipe: the descriptors of the real events, and of the pipe.
 pub static EVENTS: Mutex<Vec<(usize, c_int, c_int)>> = Mutex::new(Vec::new());
 
-/// Contexts whose device failed.
+/// Contexts with a failed device.
 pub static FAILED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// Devices whose port is down.
+/// Devices with a port that is down.
 pub static DOWN: Mutex<Vec<CString>> = Mutex::new(Vec::new());
 
 pub fn has_failed(context: *mut ibv_context) -> bool {

@@ -28,13 +28,14 @@ use std::path::PathBuf;
 ///
 /// An Ethernet or InfiniBand net device with real hardware below it (`/sys/class/net/X/device` exists), and every RDMA
 /// device. An RDMA device and its net devices are one [`Nic`] with all their names. Not NICs are loopback, bridges,
-/// bonds, VLANs, veth, tun, container devices and wireless. Nor is an SR-IOV virtual function whose physical function
-/// is also listed (they share one wire). With soft-RoCE, any net device below an RDMA device is a NIC.
+/// bonds, VLANs, veth, tun, container devices and wireless. An SR-IOV virtual function is no NIC either if its
+/// physical function is also listed (they share one wire). With soft-RoCE, any net device below an RDMA device is a
+/// NIC.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     /// The host's name, if the source says it.
     pub name: Option<String>,
-    /// The place where this description came from.
+    /// The source of this description.
     pub source: Source,
     /// Sockets, by id.
     pub sockets: Vec<Socket>,
@@ -110,7 +111,7 @@ pub enum CacheKind {
     Unified,
 }
 
-/// The place where a [`Host`] came from.
+/// The source of a [`Host`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// This machine, by hwloc, with NICs by sysfs.

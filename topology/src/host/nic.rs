@@ -1,7 +1,7 @@
 //! A network interface as placement sees it: its place, its speed, its names.
 //!
 //! One [`Nic`] is one device, not one port. An RDMA device and its net devices are one NIC with all their
-//! names. Must not know how it was found, nor anything about addresses and peers.
+//! names. Must not know how it was found, and knows no addresses and peers.
 
 use super::ids::{NodeId, SocketId};
 use super::pci::PciAddress;
@@ -32,7 +32,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// Returns a NIC whose name and kind are known, and nothing else.
+    /// Returns a NIC with a known name and kind, and nothing else.
     pub fn named(name: impl Into<String>, kind: NicKind) -> Self {
         Self {
             name: name.into(),

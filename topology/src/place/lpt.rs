@@ -72,7 +72,8 @@ fn classes(shares: &[u64]) -> Vec<Class> {
     distinct.into_iter().map(|share| Class { share: u128::from(share), bins: bins_of(share) }).collect()
 }
 
-/// Returns the class whose best bin would finish the weight first; among equals, the class with the lowest bin.
+/// Returns the class with the best bin that would finish the weight first; among equals, the class with the
+/// lowest bin.
 fn soonest_class(classes: &[Class], weight: u128) -> usize {
     let mut best: Option<(usize, u128, u128, u32)> = None;
     for (at, class) in classes.iter().enumerate() {

@@ -54,9 +54,9 @@ pub enum CoreChoice {
     /// One cpu of half of these cores, at least one: the rest is for workers on the same host. Spread as a
     /// [`Count`](Self::Count) is; and where NICs have RDMA, as few as [`EvenOverNics`](Self::EvenOverNics) takes.
     HalfOfTheCores,
-    /// This many cpus, spread over the nodes in proportion to the speed of their NICs. Each node with NICs gets
-    /// its first cpu before any gets a second. One cpu of each physical core comes first, then their siblings; no slow ones, if the
-    /// others are enough.
+    /// This many cpus, spread over the nodes in proportion to the speed of their NICs. Each node with NICs gets its first cpu
+    /// before any gets a second. One cpu of each physical core is first, then their siblings; no slow ones, if the others are
+    /// enough.
     Count(usize),
     /// Exactly these cpus, in this order: the first is slot 0.
     Cpus(Vec<CpuId>),
@@ -66,8 +66,8 @@ pub enum CoreChoice {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicChoice {
     /// The names of the only NICs to use, in any state. Without it: every NIC that has a link, has RDMA if another NIC
-    /// has it, and has an eighth of the fastest speed. A slower one, such as a management port beside 100 Gb/s, would
-    /// slow all others down.
+    /// has it, and has an eighth of the fastest speed. A slower one, such as a management port next to ports of 100
+    /// Gb/s, would slow all others down.
     pub only: Option<Vec<String>>,
     /// NICs that must not be used.
     pub except: Vec<String>,

@@ -201,7 +201,7 @@ fn share_bar(part: u64, fullest: u64, total: u64) -> String {
     format!("{bar} {:5.1}%", ratio(total) * 100.0)
 }
 
-/// Writes rows whose columns are as wide as needed; `right` says which columns are aligned right.
+/// Writes rows with columns as wide as needed; `right` says which columns are aligned right.
 fn table(out: &mut String, rows: &[Vec<String>], right: &[bool]) -> std::fmt::Result {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..right.len()).map(width).collect();

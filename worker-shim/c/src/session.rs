@@ -268,7 +268,7 @@ pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mu
     unsafe { enter_session(session, |session| put("round", round, session.background.next_round().0)) }
 }
 
-/// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round whose norm is known. Also
+/// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round with a known norm. Also
 /// writes that round, and the number of skipped rounds. For a job with "clip_norm" or "skip_nonfinite". Before the
 /// first such round the norm is NaN.
 ///

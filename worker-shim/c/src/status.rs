@@ -13,7 +13,8 @@ pub enum PhubStatus {
     Ok = 0,
     /// An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is no number.
     Invalid = 1,
-    /// Calls came in the wrong order: a key is still under way, there are no weights yet, or the session has left.
+    /// Calls were made in the wrong order: a key is still under way, there are no weights yet, or the session has
+    /// left.
     Order = 2,
     /// The hub cannot be reached, or is no hub of this version.
     Unreachable = 3,

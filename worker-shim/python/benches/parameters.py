@@ -1,10 +1,11 @@
-"""The cost of many small parameters in a step of the calling thread, beside DistributedDataParallel over gloo in the same run.
+"""The cost of many small parameters in a step of the calling thread, with the hub and with DistributedDataParallel over gloo
+in the same run.
 
     torchrun --standalone --nproc_per_node 2 worker-shim/python/benches/parameters.py [--layers 500] [--legs 8]
 
 The model has layers of 8 x 8, so that next to nothing is computed. The processor time of the calling thread counts, by part
-of the step, less the time of the same model without communication. Legs alternate, so that a machine whose load changes is
-the same to all.
+of the step, less the time of the same model without communication. Legs alternate, so that a change of the machine's load
+is the same to all.
 """
 
 import argparse

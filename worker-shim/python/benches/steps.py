@@ -3,12 +3,12 @@ the share of each one's communication that compute hides, and the time of the ho
 
     torchrun --standalone --nproc_per_node 4 worker-shim/python/benches/steps.py [--model vgg|resnet|transformer] [--legs 8]
 
-Legs of both alternate, so that a change of the machine's load affects both alike. The result is the median of the ratios
-of neighbouring legs. The hidden share is `1 - (step - compute) / communication`, in legs that are neighbours, too.
-Compute
+Legs of both alternate, so that a change of the machine's load affects both equally. The result is the median of the
+ratios of neighbouring legs. The hidden share is `1 - (step - compute) / communication`, in legs that are neighbours,
+too. Compute
 is what all workers need at once for the same work without communication: forward and backward, with DDP also the step.
 Communication is the time of the same bytes without compute: all keys pushed and waited for, or all of DDP's buckets
-reduced. `--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters, `transformer` has layers alike.
+reduced. `--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters, `transformer` has equal layers.
 """
 
 import argparse
@@ -28,7 +28,7 @@ BUCKET = 25 * 2**18
 
 
 class Block(torch.nn.Module):
-    """A block of ResNet-18: two convolutions beside a shortcut."""
+    """A block of ResNet-18: two convolutions and a shortcut."""
 
     def __init__(self, inside, outside, stride):
         super().__init__()

@@ -9,7 +9,7 @@ import phub.torch
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-hub = phub.serve() if rank == 0 else None  # or the address of a hub beside the replicas
+hub = phub.serve() if rank == 0 else None  # or the address of a separate hub
 address = [hub.address if hub else None, hub.token if hub else None]
 dist.broadcast_object_list(address)
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))

@@ -1,5 +1,5 @@
-//! The device whose times a built-in trace imitates, as a roofline: arithmetic and memory traffic overlap, so a layer takes
-//! the longer of the two. Must not know a network.
+//! The device that a built-in trace imitates, as a roofline. Arithmetic and memory traffic overlap, so a layer takes the
+//! longer of the two. Must not know a network.
 
 use super::network::LayerWork;
 

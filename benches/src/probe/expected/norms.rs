@@ -14,7 +14,7 @@ pub(super) struct Norms {
     by_key: Vec<Vec<Block>>,
 }
 
-/// Elements whose squares are added before others.
+/// Elements that are squared and added before others.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     /// The phase of its first element.
@@ -42,7 +42,7 @@ impl Norms {
         Norms { by_key: (0..layout.keys().len()).map(of_key).collect() }
     }
 
-    /// Returns the quotient of two norms of a key, whose elements have these periods: of the second by the first.
+    /// Returns the quotient of two norms of a key, of the second by the first. Its elements have these periods.
     pub fn quotient(&self, key: usize, periods: [[f32; PERIOD]; 2]) -> f32 {
         let blocks = &self.by_key[key];
         let most = blocks.iter().map(|block| block.elements).max().unwrap_or(0);

@@ -36,7 +36,7 @@ impl Crossed {
         }
     }
 
-    /// Returns the bytes as text, beside the model's bytes.
+    /// Returns the bytes as text, and in times the model's bytes.
     pub fn words(&self, model_bytes: u64) -> String {
         let of = |bytes: f64| {
             format!("{:.2} MB ({:.1}% of the model)", bytes / 1e6, 100.0 * bytes / model_bytes as f64)

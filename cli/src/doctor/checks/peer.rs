@@ -1,5 +1,5 @@
-//! The way from this machine to a hub that runs elsewhere: packets of full size, and each pair of RDMA NICs. The trial
-//! is a job of one round, whose only worker is this process.
+//! The path from this machine to a hub that runs elsewhere: packets of full size, and each pair of RDMA NICs. The
+//! trial is a job of one round, and this process is its only worker.
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
@@ -134,7 +134,7 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
     socket.connect(to)?; // the hub's port, which is one of TCP
     socket.set_read_timeout(Some(ECHO))?;
     let echo = |bytes: u32| -> Result<Echo, Error> {
-        // Errors of former packets may come first.
+        // Errors of former packets may be reported first.
         for result in [socket.send(&vec![0; bytes as usize]).map(|_| 0), socket.recv(&mut [0])] {
             match result {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(Echo::Came),

@@ -11,7 +11,7 @@ use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer
 use phub_server::shapes::{Level, Shape, Shapes, fastest};
 use topology::{Host, Plan};
 
-/// The optimizer whose state is counted.
+/// The optimizer that the counted state belongs to.
 pub(super) const NESTEROV: Optimizer =
     Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
 
@@ -28,7 +28,7 @@ pub(super) struct MachinesArgs {
     #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
     workers_per_machine: Option<u32>,
 
-    /// Dedicated hubs above those of the machines, whose shape is shown, too.
+    /// Dedicated hubs above those of the machines. The shape with them is shown, too.
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
@@ -85,7 +85,7 @@ impl MachinesArgs {
         self.machines.is_some()
     }
 
-    /// Returns the job on machines like `host`, whose hubs have the cores of `plan`.
+    /// Returns the job on machines like `host`. Their hubs have the cores of `plan`.
     pub fn job(
         &self,
         host: &Host,

@@ -119,7 +119,7 @@ impl Moved<'_> {
         effects
     }
 
-    /// Takes a step, whose result the cut then waits for.
+    /// Takes a step; the cut then waits for its result.
     pub fn waits(mut self, waits_for: WaitsFor, step: Step) -> Vec<Effect> {
         self.cut.waits_for = waits_for;
         let effects = vec![Effect::Cut(self.cut.id, step)];

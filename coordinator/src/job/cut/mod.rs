@@ -97,9 +97,9 @@ pub enum Stepped {
     Above(Result<Option<Round>, String>),
     /// All cores begin with the round of the hubs above.
     Below,
-    /// All cores hold the job. Their chunks have come to this round, if they have chunks.
+    /// All cores hold the job. Their chunks have reached this round, if they have chunks.
     Held(Option<Round>),
-    /// The other hubs hold the job, with the round that the chunks of each have come to.
+    /// The other hubs hold the job, with the round that the chunks of each have reached.
     OthersHeld(Result<Vec<Option<Round>>, String>),
     /// Each worker has come to this line.
     Lines(Arc<[Option<Round>]>),
@@ -154,7 +154,7 @@ struct Cut {
     waits_for: WaitsFor,
     /// Whether the job begins with the cut.
     begins: bool,
-    /// The round that the furthest chunk has come to.
+    /// The round that the furthest chunk has reached.
     front: Option<Round>,
     /// The number by which other hubs hold the job.
     others: Option<u64>,

@@ -1,4 +1,4 @@
-//! Members that come to take part: they connect, cores get their links, and when all that a job needs is there, it begins.
+//! Members that arrive: they connect, and cores get their links. When all that a job needs is there, it begins.
 
 use std::sync::Arc;
 use std::time::Instant;

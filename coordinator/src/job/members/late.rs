@@ -1,4 +1,4 @@
-//! Workers that hold a job's rounds up: a worker whose heartbeats come, and whose pushes do not.
+//! Workers that hold up a job's rounds: they send heartbeats, and do not push.
 //!
 //! ```text
 //!   a look at all cores --> did anything move since the last look?

@@ -28,7 +28,7 @@ use crate::asker::Asker;
 use crate::links::{MemberLink, by_nic};
 use crate::tokens::Token;
 
-/// A worker whose link has ended and which lives takes the news of it within this time.
+/// A worker that lives and has lost its link learns of the loss within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
 /// The heartbeat of a worker that died ends within this time after its links. News would answer it.
 const DIES_WITHIN: Duration = Duration::from_millis(100);
@@ -61,12 +61,12 @@ pub struct Member {
 pub enum Standing {
     /// Has joined. A hub below is ready once all its own members are there; a worker is always ready.
     Joined {
-        /// Whether it has all that it needs beside its links.
+        /// Whether it has all that it needs besides its links.
         is_ready: bool,
     },
     /// Has connected to the data path. This many cores have its link.
     Connecting {
-        /// Whether it has all that it needs beside its links.
+        /// Whether it has all that it needs besides its links.
         is_ready: bool,
         /// The number of cores.
         attached: usize,
@@ -217,7 +217,7 @@ impl Standing {
         matches!(self, Standing::TakesPart { .. } | Standing::Unlinked(_))
     }
 
-    /// Whether the member has neither left nor been lost.
+    /// Whether the member is still there: it has not left and is not lost.
     pub fn is_member(&self) -> bool {
         !matches!(self, Standing::Left | Standing::Leaving { .. })
     }

@@ -19,7 +19,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Makes this many ranks without members, whose links will be those to this many cores.
+    /// Makes this number of ranks without members. Their links will lead to this number of cores.
     pub(crate) fn new(ranks: u32, cores: usize) -> Self {
         Ranks { all: (0..ranks).map(|_| None).collect(), cores }
     }

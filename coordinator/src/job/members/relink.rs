@@ -20,7 +20,7 @@ pub enum Grant {
     Waits,
     /// A connection.
     Connection {
-        /// The token of the same request before, whose answer was lost. It is good for nothing now.
+        /// The token of the former try of this request, if its answer was lost. It is good for nothing now.
         former: Option<Token>,
     },
 }

@@ -18,8 +18,8 @@ use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
 /// Entries that a queue begins with; it grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
 /// The number of entries of a queue that its device cannot resize, if the device can make that many. Libraries before
-/// rdma-core 46 cannot on bnxt_re, nor can iWARP drivers. It is room for 64 links of 4000 completions, and 8 MiB where
-/// an entry has 32 bytes.
+/// rdma-core 46 cannot on bnxt_re, and iWARP drivers cannot either. It is room for 64 links of 4000 completions, and 8
+/// MiB where an entry has 32 bytes.
 const FIXED_ENTRIES: u32 = 1 << 18;
 /// Events are acknowledged this many at once: each time takes a lock.
 const ACKNOWLEDGE: u32 = 64;
@@ -119,7 +119,8 @@ impl CompletionQueue {
             }
             // The size doubles, so that a thousand workers cost ten steps.
             let entries = wanted.max(room.entries.saturating_mul(2)).min(most);
-            // SAFETY: the queue lives; growing it beside a poll of another thread is libibverbs' to lock.
+            // SAFETY: the queue lives; libibverbs locks against a poll of another thread while the queue
+            // grows.
             let errno = unsafe { self.context.verbs.ibv_resize_cq(self.raw(), entries as i32) };
             if errno != 0 {
                 let size = format!(" of {entries} entries (the device's maximum is {most})");
@@ -132,7 +133,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Gives back the room of a link, none of whose completions is in the queue any more.
+    /// Gives back the room of a link that has no completions in the queue any more.
     pub fn release(&self, completions: u32) {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         room.reserved = room.reserved.saturating_sub(completions);
@@ -187,7 +188,8 @@ impl CompletionQueue {
 
     fn acknowledge(&self) {
         let taken = self.taken.swap(0, Ordering::Relaxed);
-        // SAFETY: the queue lives; so many events were taken from its channel, which has no other queue.
+        // SAFETY: the queue lives; this number of events was taken from its channel, which has no other
+        // queue.
         unsafe { self.context.verbs.ibv_ack_cq_events(self.raw(), taken) };
     }
 }

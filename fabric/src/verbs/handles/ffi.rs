@@ -2,7 +2,7 @@
 //!
 //! On the `unsafe` list. Names, types and numbers are those of `infiniband/verbs.h` of rdma-core 44; all versions of
 //! libibverbs.so.1 have them. Fields that nobody uses are joined into arrays. If the library makes a structure,
-//! everything after the last used field is left out. It may hold a `pthread_mutex_t`, whose size depends on the
+//! everything after the last used field is left out. It may hold a `pthread_mutex_t`; its size depends on the
 //! processor.
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -338,7 +338,7 @@ macro_rules! zeroed {
 }
 zeroed!(ibv_async_event, ibv_qp_init_attr, ibv_send_wr, ibv_recv_wr);
 
-// Where the used fields lie in the C structures of 64-bit Linux, on x86-64 and Arm alike.
+// Where the used fields lie in the C structures of 64-bit Linux, equally on x86-64 and Arm.
 const _: () = {
     assert!(size_of::<ibv_sge>() == 16);
     assert!(size_of::<ibv_recv_wr>() == 32);

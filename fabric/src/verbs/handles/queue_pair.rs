@@ -153,7 +153,7 @@ impl QueuePair {
         if errno == 0 {
             return Ok(());
         }
-        // The function answers a positive errno, whatever its manual page says of -1.
+        // The function answers a positive errno; its manual page says -1.
         let errno = errno.abs();
         Err(ModifyError {
             from,

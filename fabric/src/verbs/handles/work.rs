@@ -46,7 +46,7 @@ impl WorkId {
 /// The counts of the work that a port's NICs did for it since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Send requests: one a post, or two if immediates come by writes of their own.
+    /// Send requests: one a post, or two if immediates are sent by writes of their own.
     pub sends: u64,
     /// Calls of `ibv_post_send` for them.
     pub send_calls: u64,

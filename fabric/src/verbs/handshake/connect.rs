@@ -101,13 +101,13 @@ impl Listener {
         }
     }
 
-    /// Ends `accept` in whatever thread it waits.
+    /// Ends `accept` in any thread that waits in it.
     pub fn stop(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 }
 
-/// A connection whose handshake has not begun.
+/// A connection before its handshake.
 #[derive(Debug)]
 pub struct Accepted {
     stream: TcpStream,

@@ -1,7 +1,7 @@
 //! The handshake's messages, little endian. Pure.
 //!
 //! The bytes come from outside: each field is checked before it is used, and memory is allocated only for bytes that
-//! have come. See `docs/protocol/data-path.md`.
+//! have arrived. See `docs/protocol/data-path.md`.
 
 use std::ops::RangeInclusive;
 
@@ -74,7 +74,7 @@ pub(in crate::verbs) struct Links {
     pub bytes: u64,
     /// The NICs that the ends are on. Empty from a hub: its NICs are those of its ports, which the worker knows.
     pub nics: Vec<Address>,
-    /// The immediates of this side's posts come by writes of their own.
+    /// The immediates of this side's posts are writes of their own.
     pub apart: bool,
     /// The ends, in the order of the hello.
     pub ends: Vec<LinkEnd>,

@@ -52,7 +52,7 @@ impl Port {
     #[cold]
     pub(in crate::verbs) fn take_all(&mut self) {
         for rail in 0..self.rails.len() {
-            // Other links may go on completing; older completions come first.
+            // Other links may go on completing; older completions are first.
             let mut left = self.rails[rail].queue.entries() as usize;
             loop {
                 let count = self.take(rail, BATCH);

@@ -21,12 +21,12 @@ use crate::verbs::handles::work::Work;
 /// Posts that are not out after this long never will be: a live peer's NIC takes microseconds for each.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How long `detach` itself waits for that. The peer learns of the end when the wait is over, although this port may
-/// never be polled again. A peer that does not take its arrivals cannot hold a core for longer, nor can several such
-/// peers one after the other.
+/// The longest time that `detach` itself waits for that. The peer learns of the end when the wait is over, although this port may
+/// never be polled again. A peer that does not take its arrivals cannot hold a core for longer. Several such peers,
+/// one after the other, cannot either.
 pub(in crate::verbs) const GRACE: Duration = Duration::from_millis(50);
 
-/// A detached link, whose last posts may be under way.
+/// A detached link with posts that may be in flight.
 pub(in crate::verbs) struct Linger {
     endpoint: Endpoint,
     deadline: Instant,
@@ -100,7 +100,7 @@ impl Port {
         }
     }
 
-    /// Closes links whose arrivals have all been shown.
+    /// Closes links after all their arrivals have been shown.
     #[cold]
     fn settle(&mut self) {
         if !self.links.iter().any(|(_, attached)| matches!(attached.state, LinkState::Ending(_))) {
@@ -118,7 +118,7 @@ impl Port {
     }
 
     /// Lets a detached link linger. Its queue pair is destroyed when its last posts are out. The socket ends with it,
-    /// and so do the other links of the connection, whose posts go out first too.
+    /// and so do the other links of the connection; their posts go out first, too.
     pub(in crate::verbs) fn linger(&mut self, attached: Attached<Endpoint>) {
         let Attached { link: mut endpoint, state, .. } = attached;
         let route = &endpoint.link.route;
@@ -160,7 +160,7 @@ impl Port {
         }
     }
 
-    /// Drops detached links whose posts are out.
+    /// Drops detached links after their posts are out.
     #[cold]
     fn sweep(&mut self) {
         let now = Instant::now();
@@ -181,7 +181,7 @@ impl Port {
             .any(|other| other.connection.number == endpoint.connection.number && other.link.is_fenced())
     }
 
-    /// Clears abandoned routes, whose queue pairs are destroyed. Takes their completions out of the queues, so that
+    /// Clears abandoned routes; their queue pairs are destroyed. Takes their completions out of the queues, so that
     /// other links can have the routes.
     fn clear(&mut self, abandoned: &[Abandoned]) {
         if abandoned.is_empty() {

@@ -41,7 +41,7 @@ struct Depths {
     /// The interval of signalled sends.
     interval: u32,
     receives: u32,
-    /// Requests of a send: 2 if its immediate comes by a write of its own.
+    /// Requests of a send: 2 if its immediate is a write of its own.
     each: u32,
 }
 
@@ -132,7 +132,7 @@ impl Unconnected {
         self.registered.remote_keys(&self.carried)
     }
 
-    /// Whether the immediates of its posts come by writes of their own.
+    /// Whether the immediates of its posts are writes of their own.
     pub fn writes_apart(&self) -> bool {
         self.depths.each == 2
     }
@@ -143,7 +143,7 @@ impl Unconnected {
     }
 
     /// Joins it with the peer's. The windows are at `from` here and at `to` there, where each range that is sent has its key.
-    /// `apart` says that the peer's immediates come by writes of their own.
+    /// `apart` says that the peer's immediates are writes of their own.
     pub fn connect(
         self,
         peer: &Peer,
@@ -401,7 +401,7 @@ impl Link {
         (self.keys[0].remote, self.to)
     }
 
-    /// Has posts go elsewhere.
+    /// Changes the target of posts.
     pub fn aim_at(&mut self, (key, address): (u32, u64)) {
         self.to = address;
         self.keys.iter_mut().for_each(|keys| keys.remote = key);

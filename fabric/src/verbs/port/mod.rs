@@ -69,7 +69,7 @@ impl Endpoint {
         self.ends_with_port = true;
     }
 
-    /// Sets the rule: from now on the link closes when a write comes whose length the rule refuses.
+    /// Sets the rule: from now on the link closes when a write arrives with a length that the rule refuses.
     pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
         self.rule = Some(rule);
     }
@@ -98,7 +98,7 @@ pub(super) enum Owner {
     Nobody,
     /// This link.
     Link(LinkId),
-    /// A detached link, whose last sends are still under way.
+    /// A detached link with sends that are still in flight.
     Lingering,
 }
 
@@ -113,7 +113,7 @@ pub struct Port {
     pub(super) stash: VecDeque<Arrival>,
     /// Completions of links that are not attached yet.
     pub(super) early: Vec<Early>,
-    /// Detached links whose last sends are under way.
+    /// Detached links with sends that are still in flight.
     pub(super) lingering: Vec<Linger>,
     pub(super) batch: Box<[ibv_wc; BATCH]>,
     /// The rails as the port's state had them at the last look.
@@ -130,7 +130,7 @@ pub struct Port {
     pub(super) tally: Tally,
 }
 
-/// Makes the ports of a hub: one for each entry, each on its NIC. Several may be on one NIC. A port whose NIC does not open has
+/// Makes the ports of a hub: one for each entry, each on its NIC. Several may be on one NIC. A port without an open NIC has
 /// none until [`Group::mend`] opens it.
 ///
 /// # Errors

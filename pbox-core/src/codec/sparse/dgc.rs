@@ -9,8 +9,8 @@
 //! - warm-up: the share that is sent falls exponentially from a quarter to `ratio`.
 //!
 //! The paper clips by the norm of the whole model, at `threshold / sqrt(workers)`. A chunk does not know the model. It
-//! gets its part of the threshold as if all elements were alike, which is the threshold times the square root of the
-//! chunk's share of the elements. So `clip` is a root mean square: for a threshold of the paper it is
+//! gets its part of the threshold as if all elements were equally large. The part is the threshold times the square
+//! root of the chunk's share of the elements. So `clip` is a root mean square: for a threshold of the paper it is
 //! `threshold / sqrt(workers * elements of the model)`. The paper's warm-up divides the share by 4 in each epoch; here
 //! it is smooth, in rounds, from round 1 on.
 

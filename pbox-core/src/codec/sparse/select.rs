@@ -1,7 +1,7 @@
 //! Selects the values with the largest magnitudes.
 //!
-//! A radix selection of two bits at a time. Its 16 passes only count, so they run on whole vectors and need neither a
-//! histogram nor memory for candidates. It ends early if a threshold selects exactly the right number of values.
+//! A radix selection of two bits at a time. Its 16 passes only count, so they run on whole vectors and need no
+//! histogram and no memory for candidates. It ends early if a threshold selects exactly the right number of values.
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
@@ -11,7 +11,8 @@ use crate::codec::number::magnitude;
 /// The values whose flags fit in one number.
 const BLOCK: usize = 64;
 
-/// A selection: all values whose magnitude is above the threshold, and the first few whose magnitude equals it.
+/// A selection: all values with a magnitude above the threshold, and the first few with a magnitude equal to
+/// it.
 #[derive(Clone, Copy)]
 pub(super) struct Chosen {
     /// The bits of a magnitude.

@@ -139,7 +139,7 @@ impl Convert<bf16> for Avx2 {
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (rounded(values.0), rounded(values.1));
-            // The pack works within halves of 128 bits, so the quarters come out as 0, 2, 1, 3.
+            // The pack works within halves of 128 bits, so the order of the quarters is 0, 2, 1, 3.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
         }

@@ -42,7 +42,8 @@ pub trait Vector:
 
     fn sqrt(self) -> Self;
 
-    /// Selects `then` if the value is above `bound`, and `or` elsewhere, also if one of the two is a NaN.
+    /// Selects `then` if the value is above `bound`, else `or`. It also selects `or` if one of the two is a
+    /// NaN.
     fn if_above(self, bound: Self, then: Self, or: Self) -> Self;
 }
 

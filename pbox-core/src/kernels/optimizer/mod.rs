@@ -18,7 +18,7 @@ pub enum Optimizer {
     /// The mean of the gradients: an all-reduce.
     #[serde(deserialize_with = "strict_json::none")]
     Average,
-    /// The sum of the gradients: an all-reduce whose sums of whole numbers are exact, below 2^24.
+    /// The sum of the gradients: an all-reduce. Sums of whole numbers are exact, below 2^24.
     #[serde(deserialize_with = "strict_json::none")]
     Sum,
     /// `w -= lr * (g + wd * w)`, where `g` is the mean of the gradients.
@@ -162,8 +162,8 @@ pub enum Optimizer {
         #[serde(default = "beta2_of_lion")]
         beta2: f64,
     },
-    /// LARS (You et al. 2017): `t = eta * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m`. The norms are of a key.
-    /// `t` is 1 where a norm is 0, and for keys whose multiplier of the weight decay is 0.
+    /// LARS (You et al. 2017): `t = eta * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m`. The norms are of a
+    /// key. `t` is 1 where a norm is 0, and for keys with a multiplier of 0 for the weight decay.
     Lars {
         /// Step size.
         learning_rate: f32,
@@ -176,9 +176,9 @@ pub enum Optimizer {
         #[serde(default = "trust")]
         trust: f32,
     },
-    /// LAMB (You et al. 2020), with Adam's moments `m` and `v` in a chunk's step `t`, which starts at 1:
-    /// `u = m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps) + wd * w; w -= lr * |w| / |u| * u`. The norms are of a key. Their
-    /// quotient is 1 where one is 0, and for keys whose multiplier of the weight decay is 0.
+    /// LAMB (You et al. 2020), with Adam's moments `m` and `v` in a chunk's step `t`, which starts at 1: `u = m / (1 - b1^t) /
+    /// (sqrt(v) / sqrt(1 - b2^t) + eps) + wd * w; w -= lr * |w| / |u| * u`. The norms are of a key. Their quotient is 1 where
+    /// one is 0, and for keys with a multiplier of 0 for the weight decay.
     Lamb {
         /// Step size.
         learning_rate: f32,
@@ -415,7 +415,8 @@ pub struct Step {
     pub momentum: f32,
     /// The part of a gradient that dampened momentum takes.
     pub gain: f32,
-    /// The factor of LARS and LAMB beside the quotient of norms; 0 for keys whose rate is not adapted, and for the other optimizers.
+    /// The factor of LARS and LAMB that multiplies the quotient of norms; 0 for keys without an adapted rate, and for the other
+    /// optimizers.
     pub trust: f32,
     /// The numbers of Adam, AdamW, AMSGrad, Lion and LAMB; zeros for the other optimizers.
     pub adam: AdamStep,

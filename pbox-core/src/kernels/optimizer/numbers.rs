@@ -75,8 +75,8 @@ impl Numbers {
     }
 }
 
-/// Numbers by round. A change names the first round that it holds for. So all cores change at the same step, whatever
-/// round their chunks are in when the change arrives.
+/// Numbers by round. A change names the first round that it holds for. All cores therefore change at the same step,
+/// whichever round their chunks are in when the change arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumbersByRound {
     /// (first round, numbers), rounds ascending, at least one.

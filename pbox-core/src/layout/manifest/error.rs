@@ -1,7 +1,7 @@
 //! The faults of a manifest, and of the safetensors header that it is read from.
 //!
-//! Names come from outside and end up in logs, so they are printed quoted and escaped. Must not know where the bytes
-//! came from.
+//! Names come from outside and end up in logs, so they are printed quoted and escaped. Must not know the source of
+//! the bytes.
 
 use super::{MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_KEYS, MAX_NAME_BYTES, MAX_TOTAL_BYTES};
 

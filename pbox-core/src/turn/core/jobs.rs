@@ -93,15 +93,15 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Returns each worker's line, by rank, in a [held](Self::hold) job whose workers step alone. A line is the first
-    /// round of which no push of the worker is stepped, for any chunk here. Empty if workers step together.
+    /// Returns each worker's line, by rank, in a [held](Self::hold) job that steps alone. A line is the first round
+    /// of which no push of the worker is stepped, for any chunk here. Empty if workers step together.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
         lines.reduce(further).unwrap_or_default()
     }
 
-    /// Sets by how many rounds each worker begins later than the slowest, by rank, in a job that begins and whose
-    /// workers step alone.
+    /// Sets by how many rounds each worker begins later than the slowest, by rank, in a job that begins and steps
+    /// alone.
     pub fn begin_ahead(&mut self, id: JobId, ahead: &[u32]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.pace.begin_ahead(ahead));
@@ -109,7 +109,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Ends a [held](Self::hold) job before a round that no chunk is past, or, if workers step alone, at the
-    /// [lines](Self::lines) of all cores. After the release chunks come to the end, and go no further.
+    /// [lines](Self::lines) of all cores. After the release chunks reach the end, and go no further.
     pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.end_before(round, lines));
@@ -131,7 +131,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past; `None` without
-    /// chunks. In modes whose rounds cannot be ended with the pushes that are in, an error if a chunk is behind.
+    /// chunks. In modes that cannot end a round with the pushes that are in, returns an error if a chunk is behind.
     pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
         let kernels = self.kernels;
         let entry = self.shards_of(id).next()?;
@@ -183,7 +183,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Looks whether a job's rounds move, and whose pushes they wait for.
+    /// Looks whether a job's rounds move, and which workers they wait for.
     pub fn look(&mut self, id: JobId) -> Look {
         let shards = self.shards_of(id);
         shards.fold(Look::default(), |look, JobShard { shard, looked, .. }| {
@@ -191,8 +191,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Begins a wait of the core, at a time in microseconds: all that arrived is done. Notes whose pushes the core
-    /// waits for.
+    /// Begins a wait of the core, at a time in microseconds: all that arrived is done. Notes which workers the
+    /// core waits for.
     pub fn begin_wait(&mut self, now: u64) {
         for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
             // While it is held, and without chunks, it waits for nobody.
@@ -223,7 +223,7 @@ impl<P: Port> Core<P> {
         self.settled(place, notices);
     }
 
-    /// Finishes the chunks alone whose steps waited for other cores, and may be made now.
+    /// Finishes the chunks alone after their steps waited for other cores, and may be made now.
     pub(super) fn settle_heard(
         &mut self,
         place: usize,

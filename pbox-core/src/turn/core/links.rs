@@ -149,8 +149,8 @@ impl<P: Port> Core<P> {
     }
 
     /// Drops a job's links that lead up, which are lost: the job gets [others](Self::add_above). Its rounds wait for
-    /// them. Returns the windows that the hubs above wrote, unless workers read them, and the answers that had come
-    /// by the links.
+    /// them. Returns the windows that the hubs above wrote, unless workers read them, and the answers that had
+    /// arrived by the links.
     pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
         let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
         let first = self.shards_of(id).next();

@@ -25,8 +25,8 @@ pub use jobs::further;
 
 /// Arrivals that one turn looks at, at least: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
-/// The least number of arrivals that one turn looks at for each link. So with many workers, too, a turn finishes some
-/// chunks, whose answers to a worker leave together.
+/// The least number of arrivals that one turn looks at for each link. With many workers, too, a turn therefore
+/// finishes some chunks. Their answers to a worker leave together.
 const ARRIVALS_PER_LINK: usize = 8;
 
 /// The bytes of steps after which the answers leave, before the rest of the turn: a chunk of the default size. A
@@ -57,8 +57,8 @@ struct JobShard {
 
 /// A core: its port, and its shards of all jobs.
 ///
-/// A job usually has one shard on a core. It may have several, and then a chunk is looked for in one after another. The
-/// first shard is the one whose state is saved in snapshots.
+/// A job usually has one shard on a core. It may have several, and then a chunk is looked for in one after another.
+/// Snapshots save the state of the first shard.
 pub struct Core<P: Port> {
     port: P,
     kernels: &'static Kernels,
@@ -69,7 +69,7 @@ pub struct Core<P: Port> {
     dropped: Vec<LinkId>,
     /// Something is to be done between turns: answers wait for links with credit, or a shard has a task.
     has_duties: bool,
-    /// Bytes of chunks whose answers are posted, and not flushed.
+    /// Bytes of chunks with answers that are posted, and not flushed.
     unflushed: usize,
     arrivals: Vec<Arrival>,
     tally: Tally,

@@ -45,8 +45,8 @@ pub(crate) enum Repeated {
 
 /// The pushes of all workers that are in. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above come behind. Where
-/// a method takes a rank, only the pace of a hub below others is given other numbers.
+/// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above follow. Where a
+/// method takes a rank, only the pace of a hub below others is given other numbers.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks with round `first`, without workers.
     fn begin_at(&mut self, first: Round);
@@ -75,7 +75,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Returns whether a push of worker `rank` whose turn it is not is a push that came before its links were lost.
+    /// Returns the round if a push of worker `rank`, when it is not its turn, repeats one from before its links
+    /// were lost.
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
@@ -104,11 +105,11 @@ pub(crate) trait Pace: Sized {
     /// workers step alone. It is as far ahead of the others as it was before the job began again.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
-    /// Ends a job whose workers step alone: each worker's chunks come to its [line](Self::lines), and go no further.
-    /// Settle every chunk afterwards.
+    /// Ends a job that steps alone: each worker's chunks reach its [line](Self::lines), and go no further. Settle
+    /// every chunk afterwards.
     fn end_at(&mut self, _lines: &[Option<Round>]) {}
 
-    /// Returns the round that worker `rank` pushes next of a chunk whose last push may be answered.
+    /// Returns the round that worker `rank` pushes next of a chunk, if its last push may be answered.
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
     /// Returns the round from which worker `rank` takes part; for a link that leads up, the round of this hub.
@@ -145,7 +146,8 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Notes these pushes of a worker whose [turn](Self::turn_of_all) it is. Which of the chunks have all their pushes now.
+    /// Notes these pushes of a worker when it is its [turn](Self::turn_of_all). Which of the chunks have all their pushes
+    /// now.
     #[inline]
     fn note_all(&mut self, _places: Range<usize>, _rank: u32) -> Whole {
         Whole::None
@@ -169,7 +171,7 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Returns the round whose sum of the chunk at a place has gone up, and which is not answered.
+    /// Returns the round of the chunk at a place that has gone up as a sum, and is not answered.
     fn asked(&self, _place: usize) -> Option<Round> {
         None
     }
@@ -180,7 +182,8 @@ pub(crate) trait Pace: Sized {
         true
     }
 
-    /// Counts a push of a worker whose [turn](Self::check) it is, of a round and a content. Makes the step that follows from it, if one follows.
+    /// Counts a push of a worker when it is its [turn](Self::check), of a round and a content. Makes the step that follows from
+    /// it, if one follows.
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -189,8 +192,8 @@ pub(crate) trait Pace: Sized {
         of: (Round, Content),
     ) -> Option<Finished>;
 
-    /// Takes bytes that a worker whose [turn](Self::check) it is has sent ahead. Returns true where the window has the weights now
-    /// that the step would make: they are to be answered ahead.
+    /// Takes bytes that a worker has sent ahead, when it is its [turn](Self::check). Returns true where the window has the
+    /// weights now that the step would make: they are to be answered ahead.
     fn take_ahead<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,

@@ -79,7 +79,7 @@ pub(crate) trait Gather {
     /// Adds the squares of a chunk to those of its key.
     fn add(&mut self, _place: usize, _squares: &Sums) {}
 
-    /// Counts a chunk in whose mean is kept.
+    /// Counts in a chunk when its mean is kept.
     fn count_in(&mut self, _place: usize, _round: Round, _workers: u32) {}
 
     /// Whether a chunk is taken in for a round with a mean, and steps.
@@ -202,7 +202,7 @@ pub(crate) struct GatherNorm {
     means: Slab,
     /// Whether the answer is a sum and not a mean.
     of_sum: bool,
-    /// The work of the core of the hub's first chunk beside.
+    /// The extra work of the core of the hub's first chunk.
     teller: Option<Teller>,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct PassOn {
     spec: PassSpec,
     /// The wire of the links to members.
     wire: Wire,
-    /// The hubs at the top whose first chunk is here.
+    /// The hubs at the top that have their first chunk here.
     ways: Vec<Way>,
     /// The lines of these hubs in the window of sums, hub by hub, if they are passed on.
     sums: Spans,
@@ -55,13 +55,13 @@ struct Way {
     link: u32,
     /// The last rounds of which it has told its part.
     told: LastTwo,
-    /// The last round of each hub whose part was passed on to this one.
+    /// The last round of each hub for which this one was given the part.
     passed: Vec<Option<Round>>,
 }
 
 impl PassOn {
-    /// Knows no line yet. The core has these chunks, whose sums go up by the links of these numbers. `sums` are its lines in the window
-    /// of sums.
+    /// Knows no line yet. The core has these chunks; their sums go up by the links of these numbers. `sums` are its lines in the
+    /// window of sums.
     pub fn new(
         spec: PassSpec,
         wire: &Wire,

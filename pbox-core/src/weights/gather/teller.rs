@@ -19,7 +19,7 @@ pub(super) struct Teller {
     /// Whether anything is found.
     has_any: bool,
     skips: bool,
-    /// The round whose part is whole and not posted yet.
+    /// The round with a part that is whole and not posted yet.
     untold: Option<Round>,
 }
 
@@ -77,7 +77,7 @@ impl Teller {
         let hub = hub.ok_or(Refused::NotOfHub)?;
         let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
         let part = part.ok_or(Refused::NoPart)?;
-        // A hub comes to the next round only with this hub's part of the round before.
+        // A hub enters the next round only with this hub's part of the round before.
         if part.round.0 > open.0.saturating_add(1) {
             return Err(Refused::NoSuchRound);
         }

@@ -1,5 +1,5 @@
-//! The reply of a hub below other hubs whose link to them is coded. Workers share memory with this hub and push bare
-//! values. Only sums that go up, and answers that come down, are frames.
+//! The reply of a hub below other hubs, if its link to them is coded. Workers share memory with this hub and push
+//! bare values. Only sums that go up, and answers that come down, are frames.
 //!
 //! ```text
 //!   sum --encode, with what former sums left out--> frame in the window that the hub above reads
@@ -52,7 +52,7 @@ impl Weights for OneSum {
     }
 }
 
-/// The ways of a hub whose links to the hubs above are coded.
+/// The ways of a hub with coded links to the hubs above.
 #[derive(Debug)]
 pub(crate) struct CodedWays {
     /// The way in which frames are written there.

@@ -372,7 +372,7 @@ pub(super) fn damage(dir: &Path, dice: &mut Dice, may: impl Fn(&str) -> bool) ->
     })
 }
 
-/// Takes all files away whose names `may` wants, as a person does.
+/// Takes away all files with names that `may` wants, as a person does.
 pub(super) fn take_away(dir: &Path, may: impl Fn(&str) -> bool) {
     with(|journal| {
         let Some(directory) = journal.directories.get_mut(dir) else { return };

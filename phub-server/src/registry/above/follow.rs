@@ -105,7 +105,7 @@ impl Registry {
         let said = on_thread("phub-above", move || above.say_ready(reached)).await?;
         said.map_err(|error| error.to_string())?;
         loop {
-            // News that come from here on end the wait below.
+            // Later news end the wait below.
             news.borrow_and_update();
             let Some(above) = self.of_job(id, |_, job| job.above.clone())? else { return Ok(None) };
             match above.takes_part() {

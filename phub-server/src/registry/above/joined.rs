@@ -178,7 +178,7 @@ impl JoinedAbove {
     }
 }
 
-/// Returns why a membership above ended, in words for the workers here, and whose end it is.
+/// Returns why a membership above ended, in words for the workers here, and the party to blame.
 pub(super) fn reason_of(end: MemberError) -> (String, Blame) {
     let blame = if end.is_loss_of_hub() { Blame::Hub } else { Blame::Job };
     match end {

@@ -57,7 +57,8 @@ pub(crate) struct Up {
     pub control: SocketAddr,
     /// The secret that proves requests to the hubs above.
     pub credential: Option<Credential>,
-    /// The secret that proves requests to hubs which joins name. None where everybody may join, who has no right elsewhere.
+    /// The secret that proves requests to hubs which joins name. None if everybody may join: such a hub has no right
+    /// elsewhere.
     pub for_outside: Option<Credential>,
     /// The peers to which addresses of a join or an answer may lead.
     pub peers: PeerList,

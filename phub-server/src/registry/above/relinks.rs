@@ -11,7 +11,8 @@ use pbox_core::AnswersAbove;
 pub(crate) struct RelinksAbove {
     /// The job as a member at the hubs above, since it first lost a link.
     member: Option<Member>,
-    /// The cores that have not dropped the former links yet, by number, and the answers that had come by the dropped ones.
+    /// The cores that have not dropped the former links yet, by number, and the answers that had arrived by the dropped
+    /// ones.
     unlinked: (usize, AnswersAbove),
 }
 
@@ -19,7 +20,7 @@ impl RelinksAbove {
     /// Notes that a link ended, of a job that takes part at this number of hubs above, and may make links again for `limit`.
     /// Returns the work to do; nothing if other links ended before.
     pub fn link_ended(&mut self, may_relink: bool, hubs: usize, limit: Duration) -> Option<Step> {
-        // The job fails without its hubs, and its workers come back with a new one.
+        // The job fails without its hubs, and its workers return with a new one.
         let limits = Limits { hubs, links: limit, hub: Duration::ZERO };
         let member = self.member.get_or_insert_with(|| Member::linked(limits));
         member.handle(Event::LinkEnded { may_relink }, Instant::now())

@@ -1,5 +1,5 @@
-//! Requests of the other hubs of a job to this one, and of this one to them. Each proves that it comes from a hub, and has the job's
-//! secret.
+//! Requests of the other hubs of a job to this one, and of this one to them. Each proves that a hub sends it, and that the hub
+//! has the job's secret.
 //!
 //! | request | from | to |
 //! | --- | --- | --- |

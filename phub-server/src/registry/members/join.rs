@@ -37,9 +37,9 @@ pub(crate) struct Admission {
 }
 
 impl Registry {
-    /// Lets a worker in, which asks from this address. The first worker of a name makes the job. A worker that comes
-    /// back may be here before the hub has noticed the loss of its former process. If the job goes on without lost
-    /// workers, the join waits for that.
+    /// Lets a worker in, which asks from this address. The first worker of a name makes the job. A worker that
+    /// returns may be here before the hub has noticed the loss of its former process. If the job goes on without
+    /// lost workers, the join waits for that.
     pub async fn join_from(
         self: &Arc<Self>,
         name: String,
@@ -95,7 +95,7 @@ impl Registry {
         }
     }
 
-    /// Lets a worker in whose address nobody asks for.
+    /// Admits a worker without the check of addresses.
     #[cfg(test)]
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
         self.join_from(name, request, None).await
@@ -227,8 +227,8 @@ impl Registry {
         Ok(admission)
     }
 
-    /// Readmits a worker whose connection led nowhere, which the other end knows: the token is good for one by another
-    /// transport.
+    /// Readmits a worker after its connection led nowhere, which the other end knows: the token is good for one by
+    /// another transport.
     pub fn readmit(&self, &Admission { token, rank, .. }: &Admission) {
         let mut inner = self.lock();
         let Ok((job, _)) = inner.hub().tokens().owner(token) else { return };

@@ -9,7 +9,7 @@ use pbox_core::{Gauged, JobId, Watched};
 use crate::cores::{Command, Measured};
 use crate::registry::{Both, Registry};
 
-/// The time limit of the cores' answers: a job whose core hangs is described without the pace.
+/// The time limit of the cores' answers: if a core hangs, its job is described without the pace.
 const LIMIT: Duration = Duration::from_millis(500);
 
 impl Registry {

@@ -17,10 +17,10 @@ use crate::registry::{Because, Refusal, Registry, on_thread};
 
 /// The time limit of the cores' answers: a core that hangs is left out.
 const LIMIT: Duration = Duration::from_secs(2);
-/// The number of jobs whose names are kept; events of older jobs are left out.
+/// The number of jobs with names that are kept; events of older jobs are left out.
 const JOBS: usize = 64;
 
-/// The names and times that a hub with a timeline keeps beside its cores' events.
+/// The names and times that a hub with a timeline keeps in addition to its cores' events.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     clock: Clock,

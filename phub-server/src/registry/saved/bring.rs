@@ -7,7 +7,7 @@
 //!   below others: offer to the hubs above                 the hubs above
 //! ```
 //!
-//! A state that rank 0 brought is like a state from a checkpoint: workers that come later see no difference.
+//! A state that rank 0 brought is like a state from a checkpoint: later workers see no difference.
 
 use std::io::{self, Read};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A snapshot while its parts come in, and a job's state of checkpoints. Knows no registry: a job has it.
+//! A snapshot while its parts arrive, and a job's state of checkpoints. Knows no registry: a job has it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -22,10 +22,10 @@ pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
 /// takes this long on a slow disk.
 pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 
-/// The part of one job's checkpoints that this hub has beside the coordinator.
+/// This hub's own part of one job's checkpoints, which the coordinator does not have.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    /// The snapshots whose parts are coming in.
+    /// The snapshots that wait for parts.
     pub(super) collecting: HashMap<Occasion, Collected>,
     /// The requests that want the state.
     pub(crate) wanted: Waiting<WantId, Result<Met, NoState>>,

@@ -105,13 +105,13 @@ impl Registry {
         }
     }
 
-    /// Ends a job on its cores, whose last state is saved or not. Returns at once.
+    /// Ends a job on its cores, after its last state is saved or not. Returns at once.
     pub(crate) fn last_is_over(&self, job: &Job, saved: Saved) {
         let Some(registry) = self.me.upgrade() else { return };
         let (id, name, cores) = (job.id, job.name.clone(), Arc::clone(&job.cores));
         let writing = Arc::clone(&job.checkpoints.writing);
         self.runtime.spawn(async move {
-            // No file of this job comes later, beside those of a job that goes on from here.
+            // After this, no file of this job can appear next to those of a job that goes on from here.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for &core in &cores.numbers {
                 registry.cores[core].tell(Command::RemoveJob { job: id });

@@ -142,7 +142,7 @@ impl Registry {
         }
     }
 
-    /// Has all hubs that own chunks read their parts of a round. Returns those whose part is damaged, and how.
+    /// Makes all hubs that own chunks read their parts of a round. Returns those with a damaged part, and the damage.
     fn damaged_parts(
         &self,
         store: &CheckpointStore,

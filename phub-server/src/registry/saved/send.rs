@@ -27,7 +27,7 @@ use crate::registry::above::name_above;
 use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
-/// Pieces of a state on their way to a client, beside the piece that is being made.
+/// Pieces of a state on their way to a client, besides the piece that is being made.
 const PIECES: usize = 1;
 /// The slowest client, on average: while it reads, it holds a copy of the state, and the next client waits.
 const SENT_BYTES_PER_S: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Snapshots: the cores' parts of a job's state, which come in one by one and are put together.
+//! Snapshots: the cores' parts of a job's state, which arrive one by one and are put together.
 //!
 //! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be told of the
 //! end of every snapshot, however it ends. A [`Collected`] that is dropped tells them.
@@ -15,7 +15,7 @@ use super::collected::{Collected, Met, ended};
 use crate::registry::job::Job;
 use crate::registry::{Inner, Registry};
 
-/// The result of a want, which comes later.
+/// The result of a want, which arrives later.
 pub(super) type Wanted = oneshot::Receiver<Result<Met, NoState>>;
 
 impl Registry {

@@ -10,7 +10,7 @@ sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/stat
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
 
-# run JOB LEAST MOST OPTION...: twelve rounds. This machine sends at least and at most so many models.
+# run JOB LEAST MOST OPTION...: twelve rounds. This machine sends at least LEAST and at most MOST models.
 run() {
     local job=$1 least=$2 most=$3 before other
     shift 3

@@ -9,7 +9,7 @@
 like_hardware
 model 9000000
 probe=(phub-probe --transport verbs --cores 1 --workers 2 --rounds 2 --manifest /tmp/model --json)
-# lane KIND CHUNK_BYTES LEAST: a lane of at least so many chunks, by two workers, on a NIC of this kind.
+# lane KIND CHUNK_BYTES LEAST: a lane of at least LEAST chunks, by two workers, on a NIC of this kind.
 lane() {
     : >"$LIKE_LOG"
     LIKE_AS=$1 "${probe[@]}" --chunk-bytes "$2" >/tmp/report

@@ -18,7 +18,8 @@ look() {
         $1 == "VmPin:" && $2 > 0 && (of == pid || from == pid) { print $2 * 1024 }' /proc/[0-9]*/status 2>/dev/null || true)
     if [ "${now:-0}" -gt "${pinned[$1]:-0}" ]; then pinned[$1]=$now; fi
 }
-# expect NAME MODELS: so many models, and not a sixth more: each range that is registered may begin and end within a page.
+# expect NAME MODELS: the size of this number of models, and at most a sixth more: each range that is registered may begin
+# and end within a page.
 expect() {
     echo "$1: ${pinned[$1]:-0} bytes, $2 models expected"
     awk -v seen="${pinned[$1]:-0}" -v least="$((bytes * $2))" \

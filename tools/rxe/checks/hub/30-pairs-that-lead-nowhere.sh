@@ -1,8 +1,9 @@
 #!/bin/bash
-# Two wires between two machines whose addresses share no subnet, and the names of the worker's NICs cross: rxe0 at one end is on
-# the wire of rxe1 at the other. Addresses resolve on both wires, as on InfiniBand, so only packets tell. The worker tries the pairs
-# that names give, finds them dead, and takes the others. A worker with one NIC has the hub serve all lanes by the NIC of its
-# wire. One whose NIC leads nowhere comes by TCP, or, if that is not allowed, says which NICs do not reach each other.
+# Two wires between two machines whose addresses share no subnet, and the names of the worker's NICs cross: rxe0 at one end
+# is on the wire of rxe1 at the other. Addresses resolve on both wires, as on InfiniBand, so only packets tell. The worker
+# tries the pairs that names give, finds them dead, and takes the others. A worker with one NIC has the hub serve all lanes
+# by the NIC of its wire. A worker with a NIC that leads nowhere uses TCP. If that is not allowed, it names the NICs that do
+# not reach each other.
 # guest: pair --nics 2 --cpus 4
 # build: bin phub-server
 # build: bin phub-probe

@@ -8,8 +8,8 @@
 # build: bin phub-probe
 # seconds: 400
 
-# pages PID [NAME]: of each mapping that is as large as a window, and has such a name, its first address and the bytes that are
-# mapped by huge pages.
+# pages PID [NAME]: of each mapping that is as large as a window and has NAME in its name, it prints the first address and
+# the bytes that are mapped by huge pages.
 pages() {
     awk -v size="$window_kib" -v name="${2-}" '
         $1 ~ /^[0-9a-f]+-[0-9a-f]+$/ { split($1, range, "-"); is_named = name == "" || index($0, name) }

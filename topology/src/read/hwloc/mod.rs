@@ -17,7 +17,7 @@ pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
     survey(&topology, Source::LiveHwloc, allowed)
 }
 
-/// Returns the machine in an XML text whose form was checked; `path` only names the source.
+/// Returns the machine in an XML text after its form was checked; `path` only names the source.
 pub(crate) fn read_xml(path: &Path, text: &str) -> Result<Survey, String> {
     let topology = builder()?
         .from_xml(text)

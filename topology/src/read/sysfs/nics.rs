@@ -1,6 +1,7 @@
 //! Net devices below `class/net`, joined with the RDMA devices on top of them.
 //!
-//! A device's locality comes from its ancestors in the device tree, never from its name. Must not know cpus.
+//! A device's locality is that of its ancestors in the device tree; its name does not count. Must not know
+//! cpus.
 
 use super::{SysfsError, attribute, rdma};
 use crate::host::{Nic, NicKind, NodeId, PciAddress, Speed, SpeedSource};
@@ -115,8 +116,8 @@ fn is_wireless(home: &Path) -> bool {
     home.join("wireless").exists() || home.join("phy80211").exists()
 }
 
-/// Whether this is an SR-IOV virtual function whose physical function has a net device here too. In a container
-/// the physical function may be invisible; then the virtual function is the NIC.
+/// Whether this is an SR-IOV virtual function with a physical function that has a net device here too. In a
+/// container the physical function may be invisible; then the virtual function is the NIC.
 pub fn is_function_of_listed_nic(device: &Path) -> bool {
     attribute::names(&device.join("physfn/net")).is_ok_and(|names| !names.is_empty())
 }

@@ -129,8 +129,8 @@ fn other_version(text: &str) -> Option<&'static str> {
     }
 }
 
-/// Checks that tags are nested, attributes are quoted, and the root is `topology`. Returns the line and the
-/// fault otherwise.
+/// Checks that tags are nested, attributes are quoted, and the root is `topology`. If they are not, returns
+/// the line and the fault.
 pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
     let line_at = |offset: usize| text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
     let mut open: Vec<(&str, usize)> = Vec::new();

@@ -153,7 +153,7 @@ fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     }
 }
 
-/// Returns a finite set. hwloc writes the highest word first: `0x1,0xffffffff` or `0x1,,0x3`. The lowest comes first
+/// Returns a finite set. hwloc writes the highest word first: `0x1,0xffffffff` or `0x1,,0x3`. The lowest is first
 /// here.
 fn words(text: &str) -> Option<Vec<u32>> {
     if text.is_empty() || text.len() > 11 * WORDS_LIMIT {

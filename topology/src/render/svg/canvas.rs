@@ -78,7 +78,7 @@ impl Canvas {
         ));
     }
 
-    /// Draws text whose baseline is at y.
+    /// Draws text with its baseline at y.
     pub fn text(&mut self, x: f64, y: f64, look: Text, text: &str) {
         if text.is_empty() {
             return;

@@ -78,7 +78,7 @@ fn key(sign: impl Figure + 'static, meaning: &str) -> Box<dyn Figure> {
     Box::new(Key { sign: Box::new(sign), meaning: meaning.to_owned() })
 }
 
-/// A sign and its meaning beside it.
+/// A sign, with its meaning next to it.
 struct Key {
     sign: Box<dyn Figure>,
     meaning: String,

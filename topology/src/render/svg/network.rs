@@ -43,7 +43,7 @@ pub struct NetworkBox {
     pub name: String,
     /// The names of its members; may be none.
     pub members: Vec<String>,
-    /// The text beside the line from the members to the owner.
+    /// The text next to the line from the members to the owner.
     pub joined_by: String,
     /// The owner's name, and a line below it.
     pub owner: [String; 2],

@@ -90,7 +90,7 @@ impl Figure for IdleTile {
 pub enum NicRole {
     /// The NIC itself, in use or in a picture without a plan.
     Here,
-    /// A NIC of another node, shown beside the cores that use it.
+    /// A NIC of another node, shown next to the cores that use it.
     Elsewhere,
     /// A NIC that the plan does not use.
     Unused,

@@ -151,8 +151,8 @@ def of_group(rank: int, size: int) -> Optional[StoreBoard]:
 
 
 def of_user(variable: str, rank: int) -> Optional[FileBoard]:
-    """Files for the workers that one process on this machine has started: the first above this one whose environment lacks their
-    launcher's variable. None if that cannot be told."""
+    """Files for the workers that one process on this machine has started: the first process above this one without their
+    launcher's variable in its environment. None if that cannot be told."""
     starter = _starter(variable)
     if starter is None:
         return None

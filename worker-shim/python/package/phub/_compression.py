@@ -66,20 +66,20 @@ class Dgc:
 
 @dataclasses.dataclass(frozen=True)
 class SlimDP:
-    """Only some parameters cross: the *significant set*, the share `beta` of all parameters with the largest
-    `|w| + c |g|`, and the *explorer*, the share `alpha - beta` that each worker draws in each round from the others.
+    """Slim-DP: only some parameters cross. The *significant set* is the share `beta` of all parameters with the largest
+    `|w| + c |g|`. The *explorer* is the share `alpha - beta` that each worker draws in each round from the others.
 
     A worker makes its own steps on `Session.weights`, which is then writable. It adds the change (the value before
-    minus the value after) to `Session.gradient`; the hub runs `phub.Sgd(1.0)`. Values that were sent come back as the
-    hub's, and their gradient becomes zero. The other values stay the worker's own, and their change leaves when they
-    are sent. A worker that overwrites the gradient in each round loses these changes: that is the paper's algorithm 1,
+    minus the value after) to `Session.gradient`; the hub runs `phub.Sgd(1.0)`. Values that were sent are replaced by
+    the hub's, and their gradient becomes zero. The other values stay the worker's own, and their change leaves when
+    they are sent. A worker that overwrites the gradient in each round loses these changes: that is the paper's algorithm 1,
     which learns more slowly.
 
     Attributes:
         alpha: above 0, at most 1.
         beta: from 0 to `alpha`; half of it is the paper's choice. With `alpha` itself nothing is explored.
         q: rounds from one selection of the significant set to the next. Such a round sends everything.
-        c: the factor of a gradient beside a weight. Default: both count the same over the model.
+        c: the factor of a gradient, relative to a weight. Default: both count the same over the model.
         explorer: "seeded": both ends draw the same places; or "keys": the places are sent with the values.
     """
 

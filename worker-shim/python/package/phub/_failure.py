@@ -26,7 +26,7 @@ def reason(error: object) -> Optional[str]:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # a class of the script's own, whose text fails
+    except Exception:  # a class of the script's own with a text that fails
         return "its text cannot be had"
 
 

@@ -1,4 +1,4 @@
-"""A hub inside this process, or beside it, so that a script needs no other program."""
+"""A hub inside this process, or in a process of its own, so that a script needs no other program."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def _with_advice(why: str) -> str:
     return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 
-# The hub that a machine's first worker starts ends when it has had no job for so many seconds: a restart finds it.
+# The hub that a machine's first worker starts ends when it has had no job for this many seconds: a restart finds
+# it.
 _UNUSED_S = 30
 
 
@@ -157,7 +158,7 @@ def serve_beside(address: str, token: Optional[str] = None) -> str:
     raise _phub.HubStartError(_with_advice(f"the hub for this machine's workers did not start: {why}"))
 
 
-# Hubs beside this process, so that Python does not warn that they still run.
+# Hubs as processes of their own, so that Python does not warn that they still run.
 _BESIDE: "List[subprocess.Popen[bytes]]" = []
 
 

@@ -38,7 +38,7 @@ _LAUNCHERS = (
     # MPICH and Intel MPI.
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# Ranks of launchers that say no number of workers, or whose word for it is not known here.
+# Ranks of launchers that tell no number of workers, or that use an unknown word for it.
 _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "ALPS_APP_PE")
 _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
 # Slurm numbers the steps of srun from 0; a batch script, an interactive shell and the like have numbers from here on.
@@ -331,7 +331,8 @@ def _machine(
         local, size = rank, world_size
     if local >= size:
         raise SettingsError(f"{launcher}: local rank {local} of {size} workers on this machine: expected a rank below that")
-    # Machines with as many workers each, whose ranks follow each other, unless the launcher says otherwise.
+    # Machines with the same number of workers each, in the order of their ranks, unless the launcher says
+    # otherwise.
     number, of = rank // size, -(-world_size // size)
     if launcher == "torchrun" and "GROUP_WORLD_SIZE" in env:
         number, of = _number(env, "GROUP_RANK"), _number(env, "GROUP_WORLD_SIZE")

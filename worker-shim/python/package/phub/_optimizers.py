@@ -13,12 +13,12 @@ from typing import Tuple, Union
 
 @dataclasses.dataclass(frozen=True)
 class Average:
-    """The mean of the gradients comes back: an all-reduce."""
+    """The mean of the gradients is returned: an all-reduce."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """The sum of the gradients comes back: an all-reduce. Sums of whole numbers are exact, below 2^24."""
+    """The sum of the gradients is returned: an all-reduce. Sums of whole numbers are exact, below 2^24."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Adam:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with the decay beside the gradient: PyTorch's AdamW."""
+    """Adam with the decay apart from the gradient: PyTorch's AdamW."""
 
     weight_decay: float = 0.01
 
@@ -92,7 +92,7 @@ class Lion:
 @dataclasses.dataclass(frozen=True)
 class Lars:
     """`t = trust * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m` (You et al. 2017). The norms are those of a key.
-    `t` is 1 where a norm is 0, and for keys whose `wd_mult` is 0: biases and scales, in the usual recipe."""
+    `t` is 1 where a norm is 0, and for keys with `wd_mult` 0: biases and scales, in the usual recipe."""
 
     learning_rate: float
     momentum: float
@@ -102,8 +102,8 @@ class Lars:
 
 @dataclasses.dataclass(frozen=True)
 class Lamb:
-    """`u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + wd * w; w -= lr * |w| / |u| * u`, with Adam's moments (You et al.
-    2020). The norms are those of a key. Their quotient is 1 where one is 0, and for keys whose `wd_mult` is 0."""
+    """`u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + wd * w; w -= lr * |w| / |u| * u`, with Adam's moments
+    (You et al. 2020). The norms are those of a key. Their quotient is 1 where one is 0, and for keys with `wd_mult` 0."""
 
     learning_rate: float
     weight_decay: float = 0.01
@@ -116,8 +116,8 @@ Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW, Lion, Lars
 
 
 def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
-    """Returns PyTorch's words for the state that the hub keeps of each parameter beside its weight, in the hub's
-    order."""
+    """Returns PyTorch's words for the state that the hub keeps of each parameter in addition to its weight, in
+    the hub's order."""
     if isinstance(optimizer, (Momentum, Lars)):
         return ("momentum_buffer",)
     if isinstance(optimizer, Lion):

@@ -48,7 +48,7 @@ _AGREED: Dict[Tuple[Worker, bool], Agreement] = {}
 
 
 def agree(me: Worker, token: Optional[str], is_hub_named: bool) -> Agreement:
-    """Agrees with all workers of the launcher, once in a process. Starts the hubs whose ports are picked, unless the script names
+    """Agrees with all workers of the launcher, once in a process. Starts the hubs with picked ports, unless the script names
     its hub.
 
     Raises:
@@ -156,7 +156,8 @@ _WORDS: Dict[Place, str] = {}
 
 
 def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
-    """Returns the word of a run whose workers agree on it at their hub, in a job whose name is given to `meeting`."""
+    """Returns the word of a run. Its workers agree on it at their hub, in a job with the name that `meeting` is
+    given."""
     if at not in _WORDS:
         _WORDS[at] = new_word() if at.world_size == 1 else meeting(f"{job[:_NAME]}-meeting")
     return _WORDS[at]

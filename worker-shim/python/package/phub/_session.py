@@ -21,7 +21,7 @@ from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
 
-# The most optimizers beside the job's that its keys may have.
+# The most optimizers that the job's keys may have in addition to the job's own.
 _MOST_GROUPS = 255
 
 # The settings that say how a session reaches its hub.
@@ -69,7 +69,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Returns:
-    """The number of times that a lost hub came back, and how many rounds were lost with it in all."""
+    """The number of times that a lost hub returned, and how many rounds were lost with it in all."""
 
     times: int
     lost_rounds: int
@@ -156,9 +156,9 @@ class Session:
             keys: the model, in the order of the forward pass: a shape, a `Key` or an array (for its shape and type)
                 by name.
             optimizer: the rule that the hub applies to the sum, such as `phub.Adam(learning_rate=1e-3)`.
-            job: name of the job. Default: `PHUB_JOB`; else the launcher's name of the run, with a word that no other run has. The
-                second session without a name has "-2" behind it, and so on: all workers make their sessions in one order. With
-                `on_loss` "continue" workers may come later, and no word is added.
+            job: name of the job. Default: `PHUB_JOB`; else the launcher's name of the run, with a word that no other run
+                has. The second session without a name has "-2" behind it, and so on: all workers make their sessions in one
+                order. With `on_loss` "continue" workers may join later, and no word is added.
             compression: how gradients and weights are made smaller, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`.
                 Default: not at all.
             seed: seed of the random numbers of compression.
@@ -168,9 +168,9 @@ class Session:
             clip_norm_last: the most that the norm of the round before may be. If it was longer, this round's mean gradient is scaled down
                 by as much: another algorithm than `clip_norm`, and no key waits for all. The first round is not scaled, and `norm` is
                 `None`. For "bsp" at one hub, and not with `clip_norm` or `skip_nonfinite`. Default: no bound.
-            skip_nonfinite: whether a round whose mean gradient has a value that is infinite or NaN is left out, at all workers: weights,
-                optimizer state and numbers of steps stay. `skipped` counts such rounds. Keys are answered as with `clip_norm`. Of
-                codecs with "f16" and "bf16" alone, as in frames of others such values count as zero.
+            skip_nonfinite: whether all workers leave out a round if its mean gradient has a value that is infinite or NaN:
+                weights, optimizer state and numbers of steps stay. `skipped` counts these rounds. Keys are answered as with
+                `clip_norm`. It needs no codec, or "f16" or "bf16": in frames of other codecs such values count as zero.
             ema: the decay of an average of the weights that the hub keeps, such as 0.999. It begins with the first weights, and after each
                 step it is `ema * average + (1 - ema) * weights`. `ema()` fetches it, and checkpoints have it. Default: none.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
@@ -196,7 +196,7 @@ class Session:
             rails: which of them goes with which of a hub's, such as "mlx5_0=mlx5_2,mlx5_1=mlx5_3". Default: `PHUB_RAILS`,
                 else by subnet, name and place.
             checksum: puts checksums on gradients and weights over TCP, in both directions. They are also there if the hub wants
-                them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
+                them. Default: whether `PHUB_CHECKSUM` is set, and is not empty or 0.
             tcp_congestion: TCP's congestion control of the bytes that this worker sends: a name of the kernel's, such as "cubic", "system"
                 or "auto". Default: `PHUB_TCP_CONGESTION`, else "auto".
             mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
@@ -210,9 +210,9 @@ class Session:
                 if they differ: memory, a network or a program has altered some. Weights that workers write themselves are
                 compared in each round that has some. For "bsp" without `SlimDP`. 0: never.
             join_limit: seconds to wait for the other workers at the start.
-            hub_wait: seconds to wait for a hub that is not there at the start, and for one that was lost to come back. The
-                session then goes on from the hub's checkpoint with the same arrays; `returns` lists the lost rounds. For
-                "bsp" without `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends the session. Default:
+            hub_wait: seconds to wait for a hub that is not there at the start, and for a lost hub to return. The session
+                then goes on from the hub's checkpoint with the same arrays; `returns` lists the lost rounds. For "bsp"
+                without `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends the session. Default:
                 `PHUB_HUB_WAIT`, or 60.
             wait_limit: seconds to wait for a key while all workers live.
             state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
@@ -453,8 +453,9 @@ class Session:
         self._native.push_nothing(self._numbered(keys))
 
     def push_weights(self, *keys: str) -> None:
-        """Pushes keys whose weights are replaced; without names, none. Each worker writes the new weights to
-        `gradient(key)` and pushes them in the same round; those of the lowest rank count. The optimizer's state stays.
+        """Pushes keys with new weights that replace the old ones; without names, none. Each worker writes the new
+        weights to `gradient(key)` and pushes them in the same round; those of the lowest rank count. The optimizer's
+        state stays.
 
         Raises:
             OrderError: as for `push_nothing`.
@@ -522,7 +523,7 @@ class Session:
         return self.weights(key)
 
     def average(self, values: Mapping[str, npt.ArrayLike]) -> Dict[str, Array]:
-        """Returns the mean over all workers of each value, as copies: for a session whose optimizer is `Average`. Every
+        """Returns the mean over all workers of each value, as copies: for a session with the optimizer `Average`. Every
         worker calls it with the same keys."""
         for key, value in values.items():
             np.copyto(self.gradient(key), value, casting="same_kind")
@@ -555,7 +556,8 @@ class Session:
             keys: by name of each key, the multipliers of its learning rate and weight decay. Default: they stay.
             groups: by name, the optimizers of keys that have other numbers, of the same class; at most 255 different ones. They hold
                 until the next call. Default: no key.
-            reset: keys whose optimizer state becomes zero before that round, as if they had made no step. For "bsp".
+            reset: keys with an optimizer state that becomes zero before that round, as if they had made no step. For
+                "bsp".
 
         Raises:
             SettingsError: the optimizer is of another class, a number is out of its range, `keys` are not all of the
@@ -630,7 +632,7 @@ class Session:
         return _state.fetch([hub.strip() for hub in self.hub_address.split(",")], self.job, shapes, self._token)
 
     def ema(self) -> Dict[str, Array]:
-        """Returns the average of each key's weights in f32, in a session with `ema=`. It comes with the `state()`,
+        """Returns the average of each key's weights in f32, in a session with `ema=`. It is part of the `state()`,
         under the same conditions.
 
         Raises:
@@ -647,7 +649,7 @@ class Session:
 
     @property
     def returns(self) -> Returns:
-        """The number of times that the session has lost its hub, and gone on when it came back."""
+        """The number of times that the session has lost its hub, and gone on when it returned."""
         return Returns(*self._native.returns())
 
     @property
@@ -698,8 +700,8 @@ class Session:
         self.close()
 
     def close(self, reason: Optional[str] = None) -> None:
-        """Ends the session now. It leaves if no key is under way; otherwise the others are told that this worker is
-        lost. A second call does nothing.
+        """Ends the session now. It leaves if no key is under way; otherwise the others are notified that this
+        worker is lost. A second call does nothing.
 
         Args:
             reason: this worker fails, and why: the others' next calls raise an error such as "rank 1 failed: KeyError:

@@ -21,7 +21,7 @@ _PIECE = 1 << 20
 _EMA = "ema"
 # The most tensors of a key in a state: its weights, three of AMSGrad, and an average.
 _MOST_TENSORS = 5
-# Hubs may be above hubs so many times.
+# Hubs may be above hubs this many times.
 _MAX_DEPTH = 16
 
 

@@ -46,8 +46,7 @@ _COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collec
 
 def counts() -> Dict[str, Dict[str, int]]:
     """Returns how often this process has called each operation since its start: `{"hub": {"allreduce": 12}, "gloo":
-    {...}}`.
-    Gloo's "new_group" is a subgroup, whose calls are not counted."""
+    {...}}`. Gloo's "new_group" is a subgroup, and its calls are not counted."""
     return {by: dict(calls) for by, calls in _COUNTS.items()}
 
 
@@ -129,7 +128,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
         limit = timeout.total_seconds()
 
         def join(depth: int, way: str, **keys: Any) -> Session:
-            # A hub that comes back knows one round for all keys, and these are used unequally often: no waiting for it.
+            # A returned hub knows one round for all keys, and these keys are used unequally often: no waiting for it.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"
             return Session(hub, rank, size, job=name, **keys, **limits)
@@ -174,7 +173,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
         return work
 
     def _mean_by_gloo(self, tensors: List[torch.Tensor], options: Any) -> _CallUnderWay:
-        """Gloo has no mean of integers. As with NCCL it is rounded toward zero; Lightning asks for such means."""
+        """Gloo has no mean of integers. As with NCCL, it is rounded toward zero; Lightning asks for such
+        means."""
         options.reduceOp = _c10d.ReduceOp.SUM
         work, size = _CallUnderWay(self._depths, tensors), self.size()
 
@@ -198,7 +198,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
 
 
 def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
-    """Whether the hub takes an all-reduce. All workers must come to the same answer."""
+    """Whether the hub takes an all-reduce. All workers must find the same answer."""
     # The op is on the left: the other way around, torch says that they differ.
     if len(tensors) != 1 or not (op == _c10d.ReduceOp.SUM or op == _c10d.ReduceOp.AVG):
         return False

@@ -8,8 +8,8 @@
 //!                                               Unlinked
 //! ```
 //!
-//! A job that ends at a cut ends for each worker at its own line: the first round of which none of its pushes is
-//! stepped. All its chunks come to this line and go no further. Each push before it is stepped and answered, and none
+//! A job that ends at a cut ends for each worker at the worker's own line. This is the first round without a stepped
+//! push of the worker. All its chunks reach this line and go no further. Each push before it is stepped and answered, and none
 //! behind it is.
 //!
 //! Owned by the core. Eight bytes per (chunk, worker) and eight per chunk.
@@ -116,7 +116,7 @@ impl Clocks {
         self.ends.iter().min().copied()
     }
 
-    /// Whether the job ends, and chunk `index` has come to the line of each worker that takes part.
+    /// Whether the job ends, and chunk `index` has reached the line of each worker that takes part.
     fn is_over(&self, index: usize) -> bool {
         let row = self.clocks[index * self.ranks..][..self.ranks].iter().zip(&self.ends);
         let mut present = row.filter(|(clock, _)| clock.standing != Standing::Absent);
@@ -228,7 +228,7 @@ impl Pace for Clocks {
         self.chunks[index].slowest
     }
 
-    /// Whether the chunk belongs in the last snapshot of a job that ends: it has come to the line of each worker.
+    /// Whether the chunk belongs in the last snapshot of a job that ends: it has reached the line of each worker.
     fn has_come_to(&self, index: usize, round: Round) -> bool {
         match self.last() {
             Some(last) => last == round && self.is_over(index),
@@ -412,7 +412,7 @@ fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize
     Some(moved)
 }
 
-/// Moves a chunk to a round. In the last round of a job that ends, faster workers may still come to their lines.
+/// Moves a chunk to a round. In the last round of a job that ends, faster workers may still reach their lines.
 fn come_to<M: Mode>(shard: &mut ShardOf<Clocks, M>, place: usize, round: Round) {
     if shard.pace.last().is_none_or(|last| round < last) {
         shard.capture(place, round);

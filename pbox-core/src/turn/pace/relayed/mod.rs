@@ -5,7 +5,7 @@
 //!   Gathering --last push: sum, post up--> Asked --answer from above--> Answered --post down--> Gathering, next round
 //! ```
 //!
-//! A hub that comes to a running job first gets the weights of the round before its own first round. While the shard is
+//! A hub that joins a running job first gets the weights of the round before its own first round. While the shard is
 //! held, no sum goes up, and an answer that came waits. Owned by the core.
 
 use std::collections::BTreeSet;
@@ -30,7 +30,8 @@ pub(crate) struct Relayed {
     contents: Vec<Content>,
     /// The round from which this hub takes part above; beyond all rounds until that is known.
     first: Round,
-    /// Pushes whose sums have gone up, of workers that have lost their links: they are answered when they come again.
+    /// Pushes of workers that have lost their links, if the sums have gone up: they are answered when they are
+    /// repeated.
     unlinked: BTreeSet<(usize, u32)>,
 }
 
@@ -71,7 +72,7 @@ impl Relayed {
 }
 
 impl Pace for Relayed {
-    /// Begins at a round: a hub that comes to a running job first waits for the weights of the round before.
+    /// Begins at a round: a hub that joins a running job first waits for the weights of the round before.
     fn begin_at(&mut self, first: Round) {
         self.below.begin_at(first);
         self.first = first;
@@ -127,7 +128,7 @@ impl Pace for Relayed {
         self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)
     }
 
-    /// Returns the round that a chunk's next sum is of: no worker can join a round whose sum has gone up.
+    /// Returns the round of a chunk's next sum: no worker can join a round after its sum has gone up.
     #[inline]
     fn round(&self, place: usize) -> Round {
         let round = self.below.round(place);

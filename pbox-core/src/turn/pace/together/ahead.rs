@@ -1,4 +1,4 @@
-//! Answers ahead: the hub's answer to gradients whose bytes have come before their pushes.
+//! Answers ahead: the hub's answer to gradients when their bytes arrive before the pushes.
 //!
 //! ```text
 //!   bytes ahead of all    the window shows the weights that the step would make, and they are posted

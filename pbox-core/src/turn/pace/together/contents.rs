@@ -121,7 +121,7 @@ impl Contents {
         self.row(index, ANSWERED_AHEAD).fill(0);
     }
 
-    /// Forgets the contents of a chunk whose round is over.
+    /// Forgets the contents of a chunk after its round.
     pub fn clear(&mut self, index: usize) {
         for content in [Content::Nothing, Content::Weights, Content::Ahead] {
             self.row(index, content).fill(0);
@@ -163,7 +163,7 @@ impl Arrivals {
         }
     }
 
-    /// Returns the workers whose slots of a chunk are in, and whose push has this content, ascending.
+    /// Returns the workers with a slot of a chunk that is in and a push of this content, ascending.
     pub(super) fn pushed_as(&self, index: usize, content: Content) -> impl Iterator<Item = u32> + Clone {
         self.pushed(index).filter(move |&rank| self.contents.of(index, rank) == content)
     }

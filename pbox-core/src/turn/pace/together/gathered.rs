@@ -1,4 +1,5 @@
-//! Chunks whose steps wait for the whole gradient: each is taken in with its last push, and steps once the round is found.
+//! Chunks with steps that wait for the whole gradient: each is taken in with its last push, and steps once the round is
+//! found.
 //!
 //! On the `unsafe` list: the call that reads the workers' pushes.
 
@@ -9,7 +10,7 @@ use crate::layout::{Content, Round};
 use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::{Gather, Mode, Staged};
 
-/// Takes a chunk in whose slots are all in. Returns whether it may conclude its round.
+/// Takes in a chunk that has all its slots. Returns whether it may conclude its round.
 pub(super) fn gather<M: Mode>(
     pace: &Arrivals,
     stages: &mut Staged<M>,

@@ -26,13 +26,13 @@ use ungreeted::Ungreeted;
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     roster: Roster,
-    /// Chunk by chunk: its [`State`], and behind it a bit for each worker whose slot is in. With many small chunks this
+    /// Chunk by chunk: its [`State`], then a bit for each worker with a slot that is in. With many small chunks this
     /// table is larger than a cache, so the fields that a push needs of a chunk lie side by side.
     words: Vec<u64>,
     words_per_chunk: usize,
     contents: Contents,
     ungreeted: Ungreeted,
-    /// The chunks whose pushes are [kept](Pace::keep_taken), by place and rank.
+    /// The chunks with [kept](Pace::keep_taken) pushes, by place and rank.
     unlinked: BTreeSet<(usize, u32)>,
     /// Whether [bytes ahead](ahead) are answered.
     answers_ahead: bool,
@@ -205,7 +205,7 @@ impl Arrivals {
         Some(Content::Gradient)
     }
 
-    /// Returns the ranks whose slots of a chunk are in, ascending.
+    /// Returns the ranks with a slot of a chunk that is in, ascending.
     fn pushed(&self, index: usize) -> impl Iterator<Item = u32> + Clone {
         (0..self.roster.from.len() as u32).filter(move |&rank| self.is_in(index, rank))
     }
@@ -485,7 +485,7 @@ impl Pace for Arrivals {
     }
 }
 
-/// Whether a chunk whose slots are all in waits for nothing else.
+/// Whether a chunk that has all its slots waits for nothing else.
 #[inline]
 fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> bool {
     let ShardOf { pace, stages, .. } = shard;
@@ -493,7 +493,7 @@ fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, plac
         && (!M::Gather::WAITS || gathered::gather(pace, stages, kernels, place))
 }
 
-/// Steps a chunk whose slots are all in, or does other work that its pushes ask for. The chunk is then in its next
+/// Steps a chunk that has all its slots, or does other work that its pushes ask for. The chunk is then in its next
 /// round.
 #[inline]
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
@@ -513,7 +513,7 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
     shard.finished(place, round, u32::from(content != Content::Nothing))
 }
 
-/// Skips a chunk's round whose workers are all gone, while workers of a later round wait for its end. The waiting
+/// Skips a chunk's round when its workers are all gone and workers of a later round wait for its end. The waiting
 /// workers get the weights as they are.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let deserted = shard.pace.round(place);
