@@ -4,3 +4,4 @@ mod machine_code;
 mod messages;
 mod round_path;
 mod torch;
+mod toys;
