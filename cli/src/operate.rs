@@ -158,7 +158,7 @@ fn described(address: &str, hub: &HubReply) -> String {
             let way = member.transport.as_deref().unwrap_or("no links yet");
             let _ = writeln!(
                 text,
-                "  rank {:>4}  {}  {way}, heard {silent:.1} s ago",
+                "  rank {:>4}  {}  {way}, last heartbeat {silent:.1} s ago",
                 member.rank,
                 member.place()
             );

@@ -154,7 +154,7 @@ fn the_environment_has_one_rule() {
         &[
             "PHUB_CHECKPOINT is no setting",
             "was PHUB_CHECKPOINTS meant?",
-            "PHUB_PORT is of a Kubernetes Service",
+            "Kubernetes sets PHUB_PORT for a Service",
         ],
     );
 }
@@ -270,7 +270,7 @@ fn topology_of_several_machines_says_which_shape_to_use() {
     let words = [
         "2 machines x 4 workers, resnet50: 161 keys, 3223 chunks",
         "each hub: cores: 2; links up from each core, in a mesh: 2",
-        "each link: 1 Gb/s each way, that of nic0",
+        "each link: 1 Gb/s each way, the speed of nic0",
         "flat:  a round waits for the link of machine 0, 409.1 MB one way: 3297.1 ms, 0.303 rounds a second",
         "mesh:  a round waits for the link of machine 0, 102.4 MB one way: 825.1 ms, 1.212 rounds a second",
         "use mesh: it is 4.00 times as fast as flat",

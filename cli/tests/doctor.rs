@@ -145,7 +145,7 @@ fn the_way_to_a_hub_is_measured() {
     assert_eq!(status, Some(0), "{text}");
     for (name, words) in [
         ("way to", ["pass", "with 1 cores"]),
-        ("path MTU to", ["pass", "bytes: a packet of that size came there"]),
+        ("path MTU to", ["pass", "bytes: a packet of that size arrived there"]),
         ("RDMA to", ["note", "the hub there offers none"]),
     ] {
         says(check(&text, &format!("{name} {}", hub.address)), &words);

@@ -130,14 +130,14 @@ fn workers_trust_a_hub_by_fingerprint_or_certificate_and_no_other() {
         worker.round();
         worker.leave();
     }
-    says(refused(&hub.address, &[]), &["speaks TLS alone", "PHUB_TLS_FINGERPRINT"]);
+    says(refused(&hub.address, &[]), &["speaks only TLS", "PHUB_TLS_FINGERPRINT"]);
     let shown = |trust: &[(&str, &str)]| {
         let mut command = phub_server(&["top", "--once", &hub.address]);
         let output = command.env("PHUB_TOKEN", SECRET).envs(trust.iter().copied()).output().unwrap();
         String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
     };
     says(shown(&by_print), &["job"]);
-    says(shown(&[]), &["speaks TLS alone"]);
+    says(shown(&[]), &["speaks only TLS"]);
     // A man in the middle: a hub that is another one, with the same secret.
     let man = Serve::start(&mut serve(Some(&other)));
     says(refused(&man.address, &by_print), &[&ours.fingerprint, &other.fingerprint, "the hub's address"]);

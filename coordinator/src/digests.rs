@@ -78,8 +78,8 @@ impl Digests {
                 equal.join(" and of ")
             ),
             true => format!(
-                "{who} {} wrote different weights in round {round} (compare_every); write the same on all, or leave compare_every \
-                 out: those of rank 0 count then",
+                "{who} {} wrote different weights in round {round} (compare_every); write the same weights on \
+                 all, or leave compare_every out: then the weights of rank 0 count",
                 equal.join(" and ")
             ),
         })

@@ -335,10 +335,10 @@ impl<'a> Route<'a> {
         };
         match offer {
             TransportAddress::Shm { .. } if is_local == Some(true) => {
-                Err("what comes is received into memory of this end".into())
+                Err("received bytes go into memory of this end".into())
             }
             TransportAddress::Verbs { .. } | TransportAddress::Tcp { .. } if is_local == Some(false) => {
-                Err("what comes is received where the hub's own memory was".into())
+                Err("received bytes go to the place of the hub's own memory".into())
             }
             TransportAddress::Shm { machine, address } => {
                 is_near(machine, address)?;

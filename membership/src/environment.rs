@@ -106,8 +106,8 @@ fn warning(name: &str, value: &str, known: &[&str]) -> Option<String> {
     }
     if is_of_a_service(name, value) {
         return Some(format!(
-            "{name} is of a Kubernetes Service whose name begins with \"phub\", and no setting of ours: give the Service another \
-             name, or the pod enableServiceLinks: false"
+            "Kubernetes sets {name} for a Service with a name that begins with \"phub\", and it is no setting \
+             of ours: give the Service another name, or the pod enableServiceLinks: false"
         ));
     }
     if known.contains(&name) {

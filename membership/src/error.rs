@@ -61,8 +61,8 @@ pub enum MemberError {
     Credential(#[from] CredentialError),
     /// The hub uses a version of the protocol that this member does not speak.
     #[error(
-        "the hub at {hub} lets this process in with protocol {used}, which speaks {ours}; install the same version at both \
-         ends"
+        "the hub at {hub} admits this process with protocol {used}, and this process speaks {ours}; install \
+         the same version at both ends"
     )]
     Protocol {
         /// The address.

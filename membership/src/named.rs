@@ -40,7 +40,9 @@ impl Named {
         match self {
             Named::Outside(peers) if !peers.allows(host, ip) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                format!("the peers that this hub may ask, by its --peers, are without {host} ({ip})"),
+                format!(
+                    "--peers of this hub, which bounds the peers that it may ask, does not have {host} ({ip})"
+                ),
             )),
             _ => Ok(()),
         }

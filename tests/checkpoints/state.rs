@@ -159,7 +159,7 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
         }
         done.store(true, Ordering::Relaxed);
     });
-    refused.iter().for_each(|why| says(why, &["the one before it is not written yet"]));
+    refused.iter().for_each(|why| says(why, &["the checkpoint before it is not written yet"]));
     for round in 32..40 {
         rounds(&mut session, 1).unwrap();
         // A client that has all of a state does not keep the hubs from anything.
@@ -319,7 +319,7 @@ fn a_job_ends_before_its_rounds_have_no_numbers() {
             break error;
         }
     };
-    says(ended, &["it has come to round 4026", "before round 4026531839", "save its weights"]);
+    says(ended, &["it has reached round 4026", "before round 4026531839", "save its weights"]);
 }
 
 #[test]

@@ -114,7 +114,8 @@ fn weights_that_workers_write_are_compared_in_every_round() {
         assert!(sessions.iter().all(|session| session.weights::<f32>(SECOND).unwrap()[0] == round as f32));
     }
     assert_eq!(equal_before(&hub), Some(Round(3)));
-    let words = ["workers [0, 2] and [1] wrote different weights in round 4", "write the same on all"];
+    let words =
+        ["workers [0, 2] and [1] wrote different weights in round 4", "write the same weights on all"];
     differ(&mut sessions, |rank| if rank == 1 { 7.0 } else { 8.0 }, &words);
 }
 

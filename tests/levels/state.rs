@@ -207,5 +207,5 @@ fn a_hub_below_others_says_who_has_the_state() {
         .unwrap();
     assert_eq!(answer.status(), 409);
     let top = machines.top[0].address().to_string();
-    says(answer.body_mut().read_to_string().unwrap(), &["at those above", "job.above", &top]);
+    says(answer.body_mut().read_to_string().unwrap(), &["at the hubs above", "job.above", &top]);
 }

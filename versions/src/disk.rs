@@ -112,7 +112,7 @@ pub(crate) fn remove(dir: &Path, id: VersionId) -> Result<(), VersionError> {
 
 /// Removes the files that a killed publisher has left.
 pub(crate) fn sweep(dir: &Path) -> Result<(), VersionError> {
-    let failed = |path: &Path| VersionError::disk(path, "removing what a killed publisher left");
+    let failed = |path: &Path| VersionError::disk(path, "removing files that a killed publisher left");
     for entry in fs::read_dir(dir).map_err(failed(dir))? {
         let entry = entry.map_err(failed(dir))?;
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(HIDDEN)) {

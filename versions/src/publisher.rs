@@ -190,7 +190,7 @@ impl Publisher {
             let name = name.ok_or_else(|| {
                 VersionError::faulty(
                     path,
-                    "a file beside the weights",
+                    "a file next to the weights",
                     "expected a name that is not that of weights",
                 )
             })?;

@@ -62,7 +62,7 @@ pub struct Weights(pub(crate) BTreeMap<String, Tensor>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum NotWeights {
-    #[error("tensor {name:?} has {values} values, and its shape {shape:?} has room for another number")]
+    #[error("tensor {name:?} has {values} values, and its shape {shape:?} needs another number")]
     Shape { name: String, shape: Vec<usize>, values: usize },
 
     #[error("tensor {name:?} is there twice")]

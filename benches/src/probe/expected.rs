@@ -245,7 +245,7 @@ impl<E: Element> Expected<E> {
         let expected = latest[phase(key, element)].to_f32();
         let or = match possible.len() {
             1 => String::new(),
-            count => format!(" (or what it was after one of the {} steps before)", count - 1),
+            count => format!(" (or the value after one of the {} steps before)", count - 1),
         };
         anyhow::bail!(
             "wrong result: key {name:?}, element {element}: expected {expected:e}{or}, saw {:e}",

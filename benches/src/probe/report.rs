@@ -274,7 +274,7 @@ impl Report {
                 Some(_) if self.checked => {
                     "all workers of this machine have the same bits after the last round".into()
                 }
-                Some(_) => "nothing: results are not exact, and each worker's are its own".into(),
+                Some(_) => "nothing: results are not exact, and differ between workers".into(),
             },
         );
         row(

@@ -88,12 +88,12 @@ impl CapacityArgs {
         let next = match limits.as_slice() {
             [] => "No limit is known: NICs have no speeds here. Give --memory-gb-s.".to_owned(),
             [only] => format!(
-                "At most {} workers. The first limit: {}. Of the other one, NICs or memory, the speed is not known.",
+                "At most {} workers. The first limit: {}. The speed of the other one (NICs or memory) is not known.",
                 only.workers.floor(),
                 only.name
             ),
             [first, next, ..] => format!(
-                "At most {} workers. The first limit: {}. With {:.2} times of it, the next: {}, at {} workers.",
+                "At most {} workers. The first limit: {}. With {:.2} times as much of it, the next limit: {}, at {} workers.",
                 first.workers.floor(),
                 first.name,
                 next.workers / first.workers,
@@ -102,7 +102,9 @@ impl CapacityArgs {
             ),
         };
         let _ = writeln!(text, "\n{next}");
-        text.push_str("A bound on paper: cores are not in it, and the cache is taken to save nothing.\n");
+        text.push_str(
+            "This bound is on paper: it ignores cores, and assumes that the cache saves nothing.\n",
+        );
         Ok(text)
     }
 }

@@ -96,7 +96,7 @@ fn another_version_is_named_with_the_program_that_reads_it() {
 #[test]
 fn values_of_another_type_are_refused() {
     let error = forged(r#""dtype":"F32","shape":[20]"#, r#""dtype":"F16","shape":[40]"#);
-    says(error, &["what a hub keeps is F32", "f16"]);
+    says(error, &["and a hub keeps F32", "f16"]);
 }
 
 #[test]

@@ -344,8 +344,8 @@ fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String
     match own {
         Some(own) if before > Round(0) && (before < own.highest || !before.is_near(own.highest)) => {
             Err(format!(
-                "the state before round {} cannot be saved: this hub's chunks are in rounds {} to {}, and those of all hubs are at most {} \
-             rounds apart",
+                "the state before round {} cannot be saved: this hub's chunks are in rounds {} to {}, and the \
+             chunks of all hubs are at most {} rounds apart",
                 before.0,
                 own.lowest.0,
                 own.highest.0,

@@ -76,7 +76,7 @@ fn check_room(list: &NumbersByRound, change: &Numbers, keys: usize) -> Result<()
     let (size, most) = (list.size() + change.size(), MOST.max(16 * keys));
     if size > most {
         return Err(format!(
-            "the job would hold {size} numbers of rounds that are not over; expected at most {most}: change numbers from the next round on alone"
+            "the job would hold {size} numbers of rounds that are not over; expected at most {most}: change only numbers from the next round on"
         ));
     }
     Ok(())

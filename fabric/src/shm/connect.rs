@@ -351,7 +351,7 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
         .map_err(fail("setting a time-out"))?;
     connect_socket(&socket, &name).map_err(|errno| match errno {
         rustix::io::Errno::AGAIN => {
-            let what = format!("the hub accepted nobody for {timeout:?}");
+            let what = format!("the hub accepted no connection for {timeout:?}");
             let error = io::Error::new(io::ErrorKind::TimedOut, what);
             ConnectError::Socket { doing: "connecting", address: address.into(), error }
         }

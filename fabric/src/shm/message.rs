@@ -164,7 +164,7 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
     // Fewer than there is room for, and more came: this process may not have more.
     if cut && fds.len() < MAX_FDS {
         return Err(io::Error::other(
-            "descriptors came that the receiving process has no room for: raise its number of open files (ulimit -n)",
+            "descriptors arrived for which the receiving process has no room: raise its number of open files (ulimit -n)",
         ));
     }
     Ok((come(bytes, count)?, fds))

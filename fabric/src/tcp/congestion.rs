@@ -79,17 +79,17 @@ impl Congestion {
                 Ok(Controlled { name: own, why: "the system's own".into() })
             }
             Congestion::Auto if !is_near() => {
-                Ok(Controlled { name: own, why: "the system's own, over a long way".into() })
+                Ok(Controlled { name: own, why: "the system's own, over a long path".into() })
             }
             Congestion::Auto => match LOSS_BASED.into_iter().find(|name| set(name).is_ok()) {
                 Some(name) => {
-                    let why = format!("over a short way, in place of the system's {own}");
+                    let why = format!("over a short path, in place of the system's {own}");
                     Ok(Controlled { name: name.into(), why })
                 }
                 None => {
                     let why = format!(
-                        "the system's own, though slower here than {}: this process may have none of these, see \
-                         net.ipv4.tcp_allowed_congestion_control",
+                        "the system's own, which is slower here than {}: this process may use none of these, \
+                         see net.ipv4.tcp_allowed_congestion_control",
                         LOSS_BASED.join(" or ")
                     );
                     Ok(Controlled { name: own, why })
@@ -179,7 +179,7 @@ impl CongestionError {
 fn why(errno: Errno) -> String {
     match errno {
         Errno::NOENT => "the kernel does not have it".into(),
-        Errno::PERM => "this process may not have it".into(),
+        Errno::PERM => "this process may not use it".into(),
         other => other.to_string(),
     }
 }
@@ -241,10 +241,10 @@ mod tests {
         assert_eq!(set, ["cubic"]);
         assert_eq!(
             said.unwrap(),
-            "congestion control cubic (over a short way, in place of the system's bbr)"
+            "congestion control cubic (over a short path, in place of the system's bbr)"
         );
         let (said, set) = chosen("auto", "bbr", false, &all);
-        assert!(set.is_empty() && said.unwrap().contains("bbr (the system's own, over a long way)"));
+        assert!(set.is_empty() && said.unwrap().contains("bbr (the system's own, over a long path)"));
         for own in ["cubic", "reno", "dctcp"] {
             let (said, set) = chosen("auto", own, true, &all);
             assert!(set.is_empty() && said.unwrap().contains(own));
@@ -259,7 +259,7 @@ mod tests {
         let said = said.unwrap();
         assert!(set.is_empty() && said.contains("bbr (") && said.contains("tcp_allowed"), "{said}");
         let error = chosen("cubic", "bbr", true, &["reno"]).0.unwrap_err();
-        assert!(error.contains("control cubic: this process may not have it"), "{error}");
+        assert!(error.contains("control cubic: this process may not use it"), "{error}");
         assert!(error.contains("reno") && error.contains("--tcp-congestion"), "{error}");
     }
 

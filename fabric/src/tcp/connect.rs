@@ -36,7 +36,7 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Returns advice about a socket that failed. A hub that cannot listen has no other end.
 fn advice(doing: &str) -> &'static str {
     match doing {
-        "listening at" => "; give another address, or stop who has it",
+        "listening at" => "; give another address, or stop the program that has it",
         "accepting at" => "",
         _ => "; is the hub alive, and is this port open between the machines?",
     }
@@ -63,8 +63,8 @@ pub enum ConnectError {
     Nonsense(String),
     /// Some of the worker's connections did not arrive.
     #[error(
-        "of the worker's {links} TCP connections, one for each link, link(s) {came} came and link(s) {lack} did not come within \
-         {limit:?}; is the worker alive, and does each connection get through?"
+        "of the worker's {links} TCP connections, one for each link, link(s) {came} arrived and link(s) {lack} \
+         did not arrive within {limit:?}; is the worker alive, and does each connection get through?"
     )]
     Incomplete {
         /// The number of links the worker has.

@@ -63,7 +63,7 @@ impl Gathering {
         let why = if known.is_none() && partials.len() >= MAX_GATHERING {
             format!("{MAX_GATHERING} workers have connections open and others missing; try again")
         } else if known.is_some_and(|known| !known.message.is_of_the_same_worker(&message)) {
-            "another connection of the same worker said otherwise".into()
+            "it differs from another connection of the same worker".into()
         } else if known.is_some_and(|known| known.links[link].is_some()) {
             format!("link {link} of the same worker is there already")
         } else {

@@ -140,7 +140,9 @@ impl HelloMessage {
         let (link, links) = (self.link.get(), self.links.get());
         body(&self.magic, &MAGIC)?;
         if links == 0 || links as usize > MAX_PORTS || link >= links {
-            return Err(format!("link {link} of {links}: expected a number below that of 1 to {MAX_PORTS}"));
+            return Err(format!(
+                "link {link} of {links}: expected 1 to {MAX_PORTS} links, and a link number below that"
+            ));
         }
         Ok(self)
     }
@@ -274,7 +276,7 @@ mod tests {
         assert!(HelloMessage { magic: *b"GET / HT", ..good }.check().unwrap_err().contains("GET / HT"));
         for (link, links) in [(3, 3), (0, 0), (0, 5000)] {
             let bad = HelloMessage { link: link.into(), links: u32::into(links), ..good };
-            assert!(bad.check().unwrap_err().contains("expected a number below"), "{link} of {links}");
+            assert!(bad.check().unwrap_err().contains("expected 1 to"), "{link} of {links}");
         }
     }
 

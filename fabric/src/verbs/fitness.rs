@@ -61,7 +61,7 @@ impl Fitness {
             } else {
                 found
                     .warnings
-                    .push(format!("{nic} is used for RDMA, for want of a better one, although {why}"));
+                    .push(format!("{nic} is used for RDMA, because there is no better one, although {why}"));
             }
         }
         found

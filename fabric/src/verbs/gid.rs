@@ -141,9 +141,15 @@ pub(super) fn choose(
     let rules: [Rule; 5] = [
         (&|entry| is_v4(entry) && is_own(entry), "RoCE v2 with an IPv4 address of the port's own interface"),
         (&is_v4, "RoCE v2 with an IPv4 address of an interface on the port"),
-        (&|entry| is_global(entry) && is_own(entry), "RoCE v2 with a global IPv6 address, for want of IPv4"),
-        (&is_global, "RoCE v2 with a global IPv6 address of an interface on the port, for want of IPv4"),
-        (&|_| true, "RoCE v2 with a link-local address, for want of another: no router passes it on"),
+        (
+            &|entry| is_global(entry) && is_own(entry),
+            "RoCE v2 with a global IPv6 address, because there is no IPv4 address",
+        ),
+        (
+            &is_global,
+            "RoCE v2 with a global IPv6 address of an interface on the port, because there is no IPv4 address",
+        ),
+        (&|_| true, "RoCE v2 with a link-local address, because there is no other: no router forwards it"),
     ];
     let places = [(false, ""), (true, ", although that interface is in another network namespace")];
     for ((elsewhere, although), (fits, reason)) in

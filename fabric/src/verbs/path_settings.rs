@@ -301,7 +301,10 @@ impl PathSettings {
         } else if key(index).is_some_and(is_empty) {
             let used = (0..=most).filter_map(|at| Some((at, key(at).filter(|&key| !is_empty(key))?)));
             let used: Vec<String> = used.map(|(at, key)| format!("{at} ({key:#06x})")).collect();
-            format!("the index of a key: the table of {port} is empty there, and has {}", used.join(", "))
+            format!(
+                "the index of a partition key: the table of {port} has no key there; it has {}",
+                used.join(", ")
+            )
         } else {
             return Ok(());
         };

@@ -25,7 +25,7 @@ fn no_hub_or_a_deaf_one_is_named() {
     };
     deaf("waiting for the welcome", "said nothing for 30ms");
     // The connection that was given up still fills the queue of one.
-    deaf("connecting", "accepted nobody for 30ms");
+    deaf("connecting", "accepted no connection for 30ms");
     assert!(join(&"x".repeat(200), TOKEN, SHORT).unwrap_err().to_string().contains("naming the hub"));
 }
 

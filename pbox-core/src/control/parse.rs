@@ -36,8 +36,8 @@ pub enum ParseError {
     },
     /// The sender also speaks a newer version than this hub, and says something in it that cannot be ignored.
     #[error(
-        "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: what only the newer one knows cannot be \
-         ignored in the terms of a job; do without it, or install the newer version at the hub",
+        "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: terms of a job that only the \
+         newer one knows cannot be ignored; do without them, or install the newer version at the hub",
         Versions::OURS
     )]
     Newer {

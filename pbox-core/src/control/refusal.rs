@@ -55,7 +55,7 @@ macro_rules! codes {
 codes! {
     /// The request itself is wrong.
     BadRequest = "bad_request", 400;
-    /// The hub speaks TLS alone.
+    /// The hub speaks only TLS.
     TlsWanted = "tls_wanted", 400;
     /// The request shows no token of a secret.
     TokenMissing = "token_missing", 401;

@@ -37,8 +37,8 @@ pub enum InvalidRate {
 pub enum InvalidNumbers {
     /// Numbers of another optimizer.
     #[error(
-        "the job's optimizer is {ours}, and these numbers are of {theirs}: the kind decides what the hub keeps of each \
-         parameter, and stays; give numbers of {ours}, or begin another job"
+        "the job's optimizer is {ours}, and these numbers are of {theirs}: the kind cannot change, because the \
+         hub's state of each parameter depends on it; give numbers of {ours}, or begin another job"
     )]
     Kind {
         /// The job's optimizer.

@@ -78,8 +78,8 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::SlimDp,
         Term::Average,
-        "what is not sent keeps a worker's own value, and a mean has none; use sgd with learning rate 1 and push \
-         what the worker's own step changed",
+        "a value that is not sent stays the worker's own, and a mean has none; use sgd with learning rate 1 \
+         and push the change of the worker's own step",
     ),
     (
         Term::SlimDp,
@@ -89,7 +89,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::SlimDp,
         Term::ByLayer,
-        "its pushes may have to come again, and each worker has its own answers; use sliced or p3",
+        "pushes may have to be repeated, and each worker has its own answers; use sliced or p3",
     ),
     (
         Term::SlimDp,
@@ -109,14 +109,14 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::WholeGradient,
         Term::SlimDp,
-        "what is not sent is in no norm; use a codec, or clip before you push",
+        "values that are not sent are in no norm; use a codec, or clip before you push",
     ),
     (
         Term::SkipNonfinite,
         Term::FiniteFrames,
         "a value that is not finite counts as zero in its frames, so that no round would be skipped; use f16 or bf16",
     ),
-    (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
+    (Term::WholeGradient, Term::Ablate, "work that is left out has no norm"),
     (Term::LastNorm, Term::WholeGradient, "the norm of the round itself is known then; use clip_norm alone"),
     (
         Term::LastNorm,
@@ -125,9 +125,9 @@ const TABLE: &[(Term, Term, &str)] = &[
     ),
     (Term::LastNorm, Term::SeveralHubs, "hubs do not tell each other the last norm yet; use clip_norm"),
     (Term::LastNorm, Term::HubsBelow, "norms of sums from hubs below are not gathered yet; use clip_norm"),
-    (Term::LastNorm, Term::SlimDp, "what is not sent is in no norm; use a codec"),
-    (Term::LastNorm, Term::Ablate, "what is left out has no norm"),
-    (Term::LastNorm, Term::ByKey, "their steps follow norms of this round; leave it out"),
+    (Term::LastNorm, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
+    (Term::LastNorm, Term::Ablate, "work that is left out has no norm"),
+    (Term::LastNorm, Term::ByKey, "these steps use the norms of this round; leave it out"),
     (
         Term::ByKey,
         Term::StepsAlone,
@@ -143,27 +143,27 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::WholeGradient,
         "the norm of a key's update would wait for that of the whole gradient; leave it out",
     ),
-    (Term::ByKey, Term::SlimDp, "what is not sent is in no norm; use a codec"),
+    (Term::ByKey, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
     (Term::ByKey, Term::HubsBelow, "norms of sums from hubs below are not gathered yet; use one hub"),
-    (Term::ByKey, Term::Ablate, "what is left out has no norm"),
-    (Term::Maximize, Term::Average, "nothing steps up or down; leave it out"),
-    (Term::Maximize, Term::Ablate, "nothing steps up or down; leave it out"),
+    (Term::ByKey, Term::Ablate, "work that is left out has no norm"),
+    (Term::Maximize, Term::Average, "there is no step that could go up or down; leave it out"),
+    (Term::Maximize, Term::Ablate, "there is no step that could go up or down; leave it out"),
     (Term::Ema, Term::Average, "the hub keeps no weights that it could average; average them where you step"),
-    (Term::Ema, Term::Ablate, "what is left out makes no steps; leave the average out"),
-    (Term::HubsBelow, Term::SlimDp, "it needs each worker's own steps; use a level without it"),
+    (Term::Ema, Term::Ablate, "steps that are left out change no weights; leave the average out"),
+    (Term::HubsBelow, Term::SlimDp, "Slim-DP needs each worker's own steps; use a level without Slim-DP"),
     (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
 
 const BELOW: &[(Term, &str)] = &[
-    (Term::AloneBetween, "machines step alone between two levels only; use bsp, or put fewer hubs above"),
-    (Term::SlimDp, "it needs each worker's own steps; use a hub that is below none"),
+    (Term::AloneBetween, "machines step alone between only two levels; use bsp, or put fewer hubs above"),
+    (Term::SlimDp, "Slim-DP needs each worker's own steps; use a hub that is below none"),
     (
         Term::CodedSums,
-        "frames cross one level between hubs; leave out the compression, or put fewer hubs above",
+        "frames can cross only one level between hubs; leave out the compression, or put fewer hubs above",
     ),
     (Term::ByKey, "norms of sums from hubs below are not gathered yet; use one hub"),
     (Term::LastNorm, "norms of sums from hubs below are not gathered yet; use clip_norm"),
-    (Term::SeveralHubs, "the workers of a machine have one hub; name that alone"),
+    (Term::SeveralHubs, "the workers of a machine have one hub; name only that hub"),
 ];
 
 /// Checks the terms of workers with a hub below other hubs.

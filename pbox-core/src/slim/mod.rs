@@ -99,7 +99,7 @@ pub enum InvalidSlimDp {
     Q,
     /// The coefficient is negative or not finite.
     #[error(
-        "Slim-DP: c is {seen}: expected how much a gradient counts beside a weight, finite and not negative; leave it out to have both count the same"
+        "Slim-DP: c is {seen}: expected the factor of a gradient relative to a weight, finite and not negative; leave it out to count both the same"
     )]
     C {
         /// The coefficient of the settings.

@@ -38,7 +38,7 @@ pub enum SlimPayloadError {
     },
     /// The kind is neither a set nor a whole chunk, or it is not the kind that was asked for.
     #[error(
-        "a Slim-DP payload of kind {seen}: expected 0 for a set, 1 for a whole chunk, and of an answer what was pushed"
+        "a Slim-DP payload of kind {seen}: expected 0 for a set, 1 for a whole chunk; an answer has the kind of the push"
     )]
     Kind {
         /// The kind in the header.

@@ -113,7 +113,7 @@ impl Capture {
         let through = Round(before.0 + (now.0 - before.0) / every * every);
         self.due = Round(through.0.saturating_add(every));
         if !self.chunks.is_empty() {
-            let why = "rounds were passed in which nobody was left to push".to_owned();
+            let why = "rounds were skipped, because nobody was left to push them".to_owned();
             let (occasion, through) = (Occasion::Due(before), Some(through));
             self.taken.push(Taken { occasion, before, through, part: Err(why) });
         }
@@ -165,7 +165,7 @@ impl Capture {
 
     fn memory(&mut self) -> Result<Slab, String> {
         if self.current.is_some() || self.out {
-            return Err("the one before it is not written yet".into());
+            return Err("the checkpoint before it is not written yet".into());
         }
         match self.spare.take() {
             Some(spare) => Ok(spare),

@@ -336,7 +336,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             }
             _ => match self.pace.abandoned() {
                 Some(round) => {
-                    Err(format!("with worker {rank} all are gone that could push round {}", round.0))
+                    Err(format!("worker {rank} is gone, and was the last that could push round {}", round.0))
                 }
                 None => Ok(()),
             },

@@ -121,7 +121,7 @@ pub(crate) trait Read {
     /// that a push must have.
     fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
         match content {
-            Content::Ahead => Err("bytes are sent ahead only of bare gradients: send them with the push"),
+            Content::Ahead => Err("only bytes of bare gradients are sent ahead: send these with the push"),
             Content::Gradient | Content::Nothing | Content::Weights => Ok(()),
         }
     }

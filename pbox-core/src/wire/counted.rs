@@ -35,8 +35,8 @@ pub fn line(span: Span) -> Span {
 /// # Errors
 /// The number, when no sum can have that many.
 pub fn read(bytes: &[u8]) -> Result<u32, u32> {
-    let line = bytes.last_chunk::<LINE>().expect("a sum's bytes end in a line");
-    let count = u32::from_le_bytes(*line.first_chunk().expect("a line has more bytes"));
+    let line = bytes.last_chunk::<LINE>().expect("the bytes of a sum end in a cache line");
+    let count = u32::from_le_bytes(*line.first_chunk().expect("a cache line has more bytes"));
     if (1..=MAX_GRADIENTS).contains(&count) { Ok(count) } else { Err(count) }
 }
 

@@ -168,7 +168,7 @@ pub enum DecodeError {
     #[error(transparent)]
     Header(#[from] ManifestError),
 
-    #[error("its tensor {name:?} is {seen}, and what a hub keeps is F32: its writer is at fault")]
+    #[error("its tensor {name:?} is {seen}, and a hub keeps F32: its writer is at fault")]
     Dtype { name: String, seen: &'static str },
 
     #[error("its {field} is {seen:?}: {reason}")]
@@ -235,7 +235,7 @@ fn advice(error: &io::Error) -> &'static str {
         }
         Some(Errno::LOOP) => "remove the symbolic link, or give another directory",
         Some(Errno::NOENT | Errno::NOTDIR) => "make the directory, or give another one",
-        Some(Errno::IO) => "look after the disk (dmesg), or give a directory on another one",
+        Some(Errno::IO) => "check the disk (dmesg), or give a directory on another one",
         Some(Errno::MFILE | Errno::NFILE) => "raise the number of open files (ulimit -n)",
         _ => "see errno(3) for this error, or give another directory",
     }

@@ -83,7 +83,7 @@ impl CheckpointStore {
         }
         let lock = Mutex::new(take_lock(&dir)?);
         bring_to_disk(&dir).map_err(failed("bringing it to the disk (fsync)"))?;
-        remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
+        remove_temporaries(&dir).map_err(failed("removing files that a former hub left half written"))?;
         let store = CheckpointStore {
             dir: dir.clone(),
             keep: KEEP,
@@ -94,11 +94,11 @@ impl CheckpointStore {
         };
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
-        if let Some(why) = store.is_open_to_others().map_err(failed("looking who can read it"))? {
+        if let Some(why) = store.is_open_to_others().map_err(failed("checking who can read it"))? {
             tracing::warn!("{why}");
         }
         if mode == FileMode::default() {
-            store.warn_of_readers().map_err(failed("looking who can read it"))?;
+            store.warn_of_readers().map_err(failed("checking who can read it"))?;
         }
         Ok(store)
     }
@@ -231,7 +231,7 @@ impl CheckpointStore {
         }
         let can = match more & 0o022 {
             0 => "list it, and lock it so that no hub starts",
-            _ => "remove and replace what is in it, and lock it so that no hub starts",
+            _ => "remove and replace files in it, and lock it so that no hub starts",
         };
         let closes = match mode & 0o1000 {
             0 => format!("chmod {wanted:03o} {dir} closes it"),
@@ -356,7 +356,7 @@ mod tests {
         };
         for (mode, files, words) in [
             (0o755, "600", "755: other users can list it, and lock it so that no hub starts; chmod 700 "),
-            (0o775, "600", "775: other users can remove and replace what is in it"),
+            (0o775, "600", "775: other users can remove and replace files in it"),
             (0o755, "640", "chmod 750 "),
             (0o1777, "600", "a directory of its own below it"),
         ] {

@@ -104,7 +104,7 @@ pub(super) fn replace(
 
 fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
-    let mut temporary = Temporary::make(path, mode).doing("making a temporary file beside it")?;
+    let mut temporary = Temporary::make(path, mode).doing("making a temporary file next to it")?;
     // A full disk gives an error here, before the long write.
     temporary.file.reserve(plan.file_bytes).doing("reserving its space")?;
     temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;

@@ -105,8 +105,8 @@ async fn read_to_end(stream: &TcpStream) -> io::Result<()> {
 }
 
 fn wants_tls() -> Refusal {
-    RefusalCode::TlsWanted.because("it speaks TLS alone, and this request came without: set PHUB_TLS_FINGERPRINT to the fingerprint that its log shows, or \
-         PHUB_TLS_CA to a file with its certificate; with curl ask https:// with --cacert",
+    RefusalCode::TlsWanted.because("it speaks only TLS, and this request was not encrypted: set PHUB_TLS_FINGERPRINT to the fingerprint \
+         that its log shows, or PHUB_TLS_CA to a file with its certificate; with curl ask https:// with --cacert",
     )
 }
 

@@ -169,7 +169,7 @@ impl Guard {
         // A name that leads here only since its owner says so.
         if self.local && self.settings.insecure && !names_this_machine(host) {
             let why = format!(
-                "this hub listens on this machine alone, and is not {host:?}; ask 127.0.0.1 or localhost"
+                "this hub listens only on this machine, and is not {host:?}; ask 127.0.0.1 or localhost"
             );
             return Err(RefusalCode::WebPage.because(why));
         }

@@ -85,7 +85,7 @@ impl Page {
             ("protocol", hub.protocol.to_string()),
             ("kernels", hub.kernels.clone()),
         ];
-        self.gauge("build_info", None, "1, labelled by what runs", std::iter::once((build, 1.0)));
+        self.gauge("build_info", None, "1, with labels that name the program", std::iter::once((build, 1.0)));
         self.gauge(
             "resident_memory",
             Some(Unit::Bytes),
@@ -172,8 +172,8 @@ impl Page {
     fn of_nics(&mut self, nics: &[NicReply]) {
         let labels = |nic: &NicReply| vec![("nic", nic.device.clone()), ("port", nic.port.to_string())];
         for (name, help, counter) in [
-            ("nic_sent", "Bytes that the port of a NIC sent, for whomever", SENT),
-            ("nic_received", "Bytes that it received", RECEIVED),
+            ("nic_sent", "Bytes that the port of a NIC sent, for any program", SENT),
+            ("nic_received", "Bytes that the port of a NIC received", RECEIVED),
         ] {
             let words = nics.iter().filter_map(|nic| Some((labels(nic), *nic.counters.get(counter)?)));
             let bytes = words.map(|(labels, words)| (labels, 4.0 * words as f64));
@@ -187,7 +187,12 @@ impl Page {
                 (labels, count as f64)
             })
         });
-        self.counter("nic_events", None, "What it counted, by the kernel's names", events);
+        self.counter(
+            "nic_events",
+            None,
+            "Events that the port of a NIC counted, by the kernel's names",
+            events,
+        );
     }
 
     fn of_links(&mut self, jobs: &[&JobReply]) {
@@ -293,7 +298,7 @@ impl Page {
         self.gauge(
             "worker_late",
             Some(Unit::Seconds),
-            "Of workers that hold a round up: for how long nothing has moved",
+            "For workers that hold a round up: the time for which nothing has moved",
             late,
         );
         let of_rounds = |value: fn(&RoundsReply, &RankReply) -> f64| {

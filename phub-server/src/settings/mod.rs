@@ -47,7 +47,7 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_INSECURE", value_parser = BoolishValueParser::new())]
     pub insecure: bool,
 
-    /// File with the certificate of the control port, in PEM, which then speaks TLS alone; behind it those that vouch for it.
+    /// File with the certificate of the control port, in PEM, which then speaks only TLS; behind it those that vouch for it.
     /// SIGHUP reads it and the key again. `phub-server certificate` makes a pair. Default: no TLS.
     #[arg(long, env = "PHUB_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,

@@ -264,7 +264,7 @@ impl Tree {
     /// A hub ends while a worker below takes part only if nobody is left who could push a round that went up, or with the hub above.
     fn check_end(&mut self, hub: usize) {
         let why = self.job.nodes[hub].control.failed.as_deref().unwrap_or_default();
-        let is_abandoned = why.contains("all are gone that could push");
+        let is_abandoned = why.contains("was the last that could push");
         let above_lives = self.job.above(hub).is_some_and(|above| self.job.is_hub_alive(above));
         assert!(is_abandoned || !above_lives, "hub {hub} ends, and a worker below takes part: {why:?}");
         self.counts.add("hubs whose round nobody could push", usize::from(is_abandoned));

@@ -41,7 +41,7 @@ impl Crossed {
         let of = |bytes: f64| {
             format!("{:.2} MB ({:.1}% of the model)", bytes / 1e6, 100.0 * bytes / model_bytes as f64)
         };
-        format!("{} to the hub, {} back; of a worker in a round", of(self.sent), of(self.received))
+        format!("{} to the hub, {} back; for one worker in a round", of(self.sent), of(self.received))
     }
 }
 

@@ -68,7 +68,7 @@ fn ask(address: SocketAddr) -> Result<HubReply, String> {
 pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
     match seen {
         Seen::Free if listen.ip().is_loopback() => {
-            let others = "those on other machines need --listen with an address of the network, or 0.0.0.0";
+            let others = "workers on other machines need --listen with an address of the network, or 0.0.0.0";
             Check::pass(NAME, format!("{listen} is free, for workers on this machine ({others})"))
         }
         Seen::Free => Check::pass(NAME, format!("{listen} is free")),

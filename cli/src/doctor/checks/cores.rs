@@ -26,7 +26,7 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
         return Check::warn(
             NAME,
             format!(
-                "{cores}; --idle busy-poll never leaves cpus {bare}, where other work may run, too: not isolated"
+                "{cores}; --idle busy-poll never leaves cpus {bare}, but they are not isolated: other work may run there, too"
             ),
             format!("isolcpus={bare} nohz_full={bare} on the kernel's command line, or --idle auto"),
         );

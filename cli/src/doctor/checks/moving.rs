@@ -37,19 +37,19 @@ fn fix(error: &LoopbackError, device: &str) -> String {
     match error {
         LoopbackError::Verbs(VerbsError::Register(_))
         | LoopbackError::Connect(ConnectError::Verbs(VerbsError::Register(_))) => {
-            "ulimit -l unlimited, or as memlock says".into()
+            "ulimit -l unlimited, or the advice of the check memlock".into()
         }
         LoopbackError::Closed { .. } | LoopbackError::Silent { .. } => format!(
             "let its own packets come back (RoCE v2: iptables -I INPUT -p udp --dport 4791 -j ACCEPT); compare ibv_rc_pingpong -d {device}"
         ),
         LoopbackError::Connect(ConnectError::Verbs(VerbsError::Create(_))) => {
-            format!("as it says; --nics ^{device} leaves it out")
+            format!("do what the error says; --nics ^{device} leaves the device out")
         }
         LoopbackError::Wrong { .. } => {
             format!(
                 "do not train over it: {device} or its driver corrupts data; --nics ^{device} leaves it out"
             )
         }
-        _ => format!("dmesg may have the driver's words; --nics ^{device} leaves it out"),
+        _ => format!("dmesg may have its driver's messages; --nics ^{device} leaves it out"),
     }
 }

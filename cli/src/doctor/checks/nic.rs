@@ -61,7 +61,7 @@ pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
     let on: Vec<&str> = bridges.iter().filter(|(_, acs)| redirects(acs)).map(|(&name, _)| name).collect();
     if !on.is_empty() {
         let seen = format!(
-            "request redirect is on at {}: what a NIC and a GPU send each other goes through the root complex",
+            "request redirect is on at {}: traffic between a NIC and a GPU goes through the root complex",
             on.join(", ")
         );
         let set = on.iter().map(|name| format!("setpci -s {name} ECAP_ACS+6.w=0000"));
@@ -103,12 +103,15 @@ pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
         fix.push("sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2".to_owned());
     }
     if !strict.is_empty() {
-        seen.push_str(&format!("; {} drop packets whose answer would go by another one", names(&strict)));
+        seen.push_str(&format!(
+            "; {} drop packets if the answer would leave by another interface",
+            names(&strict)
+        ));
         let each = strict.iter().map(|nic| format!(" net.ipv4.conf.{}.rp_filter=2", names(&[nic])));
         fix.push(format!("sysctl -w net.ipv4.conf.all.rp_filter=2{}", each.collect::<String>()));
     }
     if fix.is_empty() {
-        return Some(Check::pass(NAME, format!("{seen}, and each answers for itself")));
+        return Some(Check::pass(NAME, format!("{seen}, and each answers ARP for its own address")));
     }
     fix.push("or give each NIC a subnet of its own, and a source-address rule".to_owned());
     Some(Check::warn(NAME, seen, fix.join("\n")))

@@ -119,7 +119,7 @@ fn packets(peer: &str, address: &str) -> Check {
     let name = format!("path MTU to {peer}");
     let found = address.to_socket_addrs().ok().and_then(|mut all| all.find(SocketAddr::is_ipv4));
     let Some(to) = found else {
-        return Check::note(name, "the peer has no IPv4 address, and only that is tried");
+        return Check::note(name, "the peer has no IPv4 address, and this check tries only IPv4");
     };
     match send_packets(to) {
         Ok((mtu, large, small)) => judge_packets(name, mtu, large, small),
@@ -157,18 +157,18 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
             return Ok((mtu, large, small));
         }
     }
-    Err(Error::other("the way says again and again that packets are too large"))
+    Err(Error::other("the path reports again and again that packets are too large"))
 }
 
 fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
     match (large, small) {
-        (Echo::Came, _) => Check::pass(name, format!("{mtu} bytes: a packet of that size came there")),
+        (Echo::Came, _) => Check::pass(name, format!("{mtu} bytes: a packet of that size arrived there")),
         (_, Echo::Came) => Check::warn(
             name,
             format!(
                 "small packets arrive, and packets of {mtu} bytes, the MTU of the interface, are lost without an error"
             ),
-            "one MTU on all interfaces and switches of the way, or a smaller one here (ip link set DEV mtu N)",
+            "one MTU on all interfaces and switches of the path, or a smaller one here (ip link set DEV mtu N)",
         ),
         _ => Check::note(name, format!("{mtu} bytes as far as is known: the peer answers no UDP packets")),
     }

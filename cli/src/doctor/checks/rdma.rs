@@ -91,7 +91,7 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
 const OPEN: &str = "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband";
 
 /// The advice for a device that may open later.
-const PASSES: &str = "dmesg may have its driver's words; a hub opens it again when a job begins, and says so in its log and in GET /v1/hub";
+const PASSES: &str = "dmesg may have its driver's messages; a hub opens it again when a job begins, and says so in its log and in GET /v1/hub";
 
 /// A device, and how the hub would use it.
 #[derive(Clone, Debug)]

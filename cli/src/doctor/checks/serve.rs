@@ -34,7 +34,7 @@ fn fix(name: &str) -> &'static str {
             "mkdir -p, chown or chmod the directory for the hub's user, or another --checkpoints"
         }
         "timeline" => "another --trace, in a directory that the hub's user may write",
-        _ => "as it says; phub-server serve refuses them, too",
+        _ => "do what the message says; phub-server serve refuses these settings, too",
     }
 }
 

@@ -116,7 +116,7 @@ impl MachinesArgs {
         match fastest(nics) {
             None => (None, "speed unknown, so bytes only: --link-gbps 25 gives it in Gb/s".to_owned()),
             Some((gbps, name)) => {
-                (Some(gbps), format!("{gbps} Gb/s each way, that of {name}; --link-gbps gives another"))
+                (Some(gbps), format!("{gbps} Gb/s each way, the speed of {name}; --link-gbps gives another"))
             }
         }
     }

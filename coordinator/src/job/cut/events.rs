@@ -121,7 +121,7 @@ fn highest(fronts: impl Iterator<Item = Option<Round>> + Clone) -> Result<Option
     let (lowest, highest) = (fronts.clone().flatten().min(), fronts.flatten().max());
     match lowest.zip(highest) {
         Some((lowest, highest)) if !highest.is_near(lowest) => Err(format!(
-            "one hub's chunks are in round {}, another's in round {}: those of all hubs are at most {} rounds apart",
+            "the chunks of one hub are in round {}, those of another in round {}: the chunks of all hubs are at most {} rounds apart",
             lowest.0,
             highest.0,
             Round::APART
@@ -139,6 +139,6 @@ mod tests {
         let highest = |fronts: &[Option<u32>]| highest(fronts.iter().map(|front| front.map(Round)));
         assert_eq!(highest(&[Some(7), None, Some(8)]), Ok(Some(Round(8))));
         assert_eq!(highest(&[None]), Ok(None));
-        assert!(highest(&[Some(7), Some(72)]).unwrap_err().contains("round 7, another's in round 72"));
+        assert!(highest(&[Some(7), Some(72)]).unwrap_err().contains("round 7, those of another in round 72"));
     }
 }

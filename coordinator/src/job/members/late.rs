@@ -47,8 +47,8 @@ impl Job {
         }
         if look.round >= Round::LIMIT {
             let reason = format!(
-                "it has come to round {}, and a job ends before round {}: save its weights, and begin a job of another name with \
-                 them",
+                "it has reached round {}, and a job ends before round {}: save its weights, and begin a job of \
+                 another name with them",
                 look.round.0,
                 Round::LIMIT.0
             );

@@ -6,8 +6,8 @@ use super::library::LibraryError;
 use super::words;
 
 /// The reason why a NIC is used for want of a better one only, and what to do.
-pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router passes on and which may \
-     be of another wire: give its network interface an IP address";
+pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router forwards and which may belong to another wire: \
+     give its network interface an IP address";
 
 /// The reason why a NIC is used for want of a better one alone.
 pub(in crate::verbs) const ELSEWHERE: &str = "the network interface of its address is in another network namespace, from where a \
@@ -46,7 +46,7 @@ pub enum DeviceError {
         error: String,
     },
     /// The device reported its failure.
-    #[error("{device} said IBV_EVENT_DEVICE_FATAL: the NIC failed, and dmesg may have its driver's words")]
+    #[error("{device} said IBV_EVENT_DEVICE_FATAL: the NIC failed, and dmesg may have its driver's messages")]
     Fatal {
         /// The device.
         device: String,
@@ -153,7 +153,7 @@ impl CreateError {
                 "its driver has no such function: larger chunks, more cores, or fewer workers on this NIC need fewer entries"
             }
             Some(libc::EMFILE) => "raise the number of open files (ulimit -n)",
-            _ => "dmesg may have the driver's words",
+            _ => "dmesg may have the driver's messages",
         };
         let Made { what, call } = made;
         CreateError { what, device: device.to_owned(), size, error: format!("{call}: {error}"), advice }

@@ -223,7 +223,7 @@ fn advice(errno: i32, nic: &Nic) -> String {
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
             "the peer's address does not resolve from this GID's interface: does the peer answer a ping over it, and is this the right GID? Another one is chosen by its index"
         }
-        libc::EINVAL => "the driver takes one of these for wrong, most often the GID index or the MTU",
+        libc::EINVAL => "the driver rejects one of these values, most often the GID index or the MTU",
         _ => return String::new(),
     };
     format!("; {why}. The GID table of {}:\n{}", nic.address.device, gid::table(&nic.gids))

@@ -37,7 +37,7 @@ fn advice(errno: i32) -> String {
         libc::ENOMEM => {
             "raise the limit (ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit; or the capability IPC_LOCK)"
         }
-        _ => "that is not the limit's fault; see ibv_reg_mr(3), and dmesg for what the driver says",
+        _ => "the limit is not the cause; see ibv_reg_mr(3), and dmesg for the driver's messages",
     };
     format!("locked memory is limited to {}: {advice}", memlock_limit())
 }
@@ -51,9 +51,9 @@ fn advice_on_dma_bufs(errno: i32) -> String {
             "this device's driver takes no dma-bufs (mlx5's does from Linux 5.12 on, soft-RoCE's does not): leave the device out of the list of NICs"
         }
         libc::ENOMEM => {
-            "whoever made the dma-buf has no room to show it to NICs, such as a GPU's BAR1 that is full"
+            "the device that made the dma-buf has no room to show it to NICs (for example, the BAR1 of a GPU is full)"
         }
-        _ => "dmesg may have the words of the NIC's driver, or of the one that made the dma-buf",
+        _ => "dmesg may have messages of the NIC's driver, or of the driver that made the dma-buf",
     };
     format!("{why}; or have the window in host memory, without a dma-buf")
 }

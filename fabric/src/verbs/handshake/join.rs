@@ -213,7 +213,7 @@ fn connected(
     let (seen, expected) = (end.keys.len(), link.sent_ranges());
     if seen != expected {
         return Err(ConnectError::Nonsense(format!(
-            "the other end has {seen} keys for a link that carries {expected} ranges of its window: do both ends place chunks alike?"
+            "the other end has {seen} keys for a link that carries {expected} ranges of its window: do both ends place chunks in the same way?"
         )));
     }
     let peer = Peer { address: address.clone(), number: end.number, first_packet: end.first_packet };

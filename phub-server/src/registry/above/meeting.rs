@@ -63,8 +63,8 @@ impl Meetings {
             return Ok(MeetReply { hubs: seats.into_iter().flatten().collect() });
         }
         Err(RefusalCode::MachinesMissing.because(format!(
-            "job {job:?}: no hub of machine(s) {missing:?} of {} has come within {:.1} s; a hub comes when the first worker of \
-         its machine joins",
+            "job {job:?}: no hub of machine(s) {missing:?} of {} has arrived within {:.1} s; a hub arrives when \
+         the first worker of its machine joins",
             machine.of,
             wait.as_secs_f64()
         )))

@@ -63,8 +63,8 @@ impl Registry {
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
             return Err(RefusalCode::Circle.because(format!(
-                "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
-             circle; the hub at the top has no --above",
+                "job {name:?} reached this hub through {} hub(s), and this hub is one of them: hubs that are above \
+             each other form a circle; the hub at the top has no --above",
                 request.through.len()
             )));
         }
@@ -336,7 +336,7 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     check_peers(request)?;
     if request.through.len() > MAX_DEPTH {
         return Err(format!(
-            "the job came through {} hubs, at most {MAX_DEPTH} are allowed",
+            "the job reached this hub through {} hubs, at most {MAX_DEPTH} are allowed",
             request.through.len()
         ));
     }

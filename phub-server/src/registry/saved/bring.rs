@@ -178,8 +178,8 @@ impl Registry {
                 conflict(
                     name,
                     &format!(
-                        "it waits for no state of worker {rank}: rank 0 offers one after its join, and brings it once, \
-                         where the answer has state_bytes"
+                        "it waits for no state of worker {rank}: rank 0 offers one after its join, and brings \
+                         it once, if the answer has state_bytes"
                     ),
                 )
             })?;
@@ -256,8 +256,8 @@ fn check_offer(
     let (keys, seen) = (job.spec.terms.keys.len(), steps.map_or(0, <[u32]>::len));
     if steps.is_some() && seen != keys {
         return Err(format!(
-            "a state with the steps of {seen} keys: expected those of the job's {keys}, or none where all keys have made \
-             one in each round"
+            "a state with the steps of {seen} keys: expected those of the job's {keys}, or none if all keys \
+             have made one in each round"
         ));
     }
     if !optimizer.keeps_weights() {

@@ -102,7 +102,7 @@ fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
     let optimizer = &state.spec.terms.optimizer;
     if let Some(above) = &job.above {
         return Err(format!(
-            "its state is not at this hub but at those above: get it as that of job {:?} from {}",
+            "its state is at the hubs above, not at this hub: get the state of job {:?} from {}",
             name_above(&job.name),
             above.addresses().join(", ")
         ));

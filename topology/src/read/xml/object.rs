@@ -135,7 +135,7 @@ fn check_number(tag: &str, numbers: &mut HashSet<u64>) -> Result<(), String> {
     let text = attribute(tag, "gp_index").ok_or("an object without gp_index")?;
     match text.parse() {
         Ok(number) if number > 0 && numbers.insert(number) => Ok(()),
-        _ => Err(format!("gp_index {text:?}: expected a number of this object alone")),
+        _ => Err(format!("gp_index {text:?}: expected a number that no other object has")),
     }
 }
 
@@ -240,7 +240,9 @@ mod tests {
         let mut numbers = HashSet::new();
         assert_eq!(check_number(r#"object gp_index="7""#, &mut numbers), Ok(()));
         assert!(
-            check_number(r#"object gp_index="07""#, &mut numbers).unwrap_err().contains("this object alone")
+            check_number(r#"object gp_index="07""#, &mut numbers)
+                .unwrap_err()
+                .contains("no other object has")
         );
         assert!(check_number(r#"object gp_index="x""#, &mut numbers).is_err());
         assert!(check_number("object", &mut numbers).unwrap_err().contains("without gp_index"));

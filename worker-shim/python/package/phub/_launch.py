@@ -58,7 +58,7 @@ class Machine:
     of: int
     """The number of machines."""
     rank: int
-    """The worker's among those of the machine, from 0."""
+    """The worker's number among those of the machine, from 0."""
     world_size: int
     """The number of workers of the machine."""
     hub: str
@@ -189,7 +189,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     for rank in _RANKS_ALONE:
         if rank in env:
             raise SettingsError(
-                f"environment: {rank} is set, of a launcher whose number of workers is not known here: start the script by "
+                f"environment: {rank} is set, by a launcher that does not tell the number of workers here: start the script by "
                 f"torchrun, mpiexec or srun, or {_BY_HAND}"
             )
     _refuse_outside_of_step(env)

@@ -162,7 +162,7 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
     if len(set(rounds.values())) != 1:
         each = ", ".join(f"{round_} at {hub}" for hub, round_ in rounds.items())
         raise _phub.RefusedError(
-            f"the state of job {job!r} has no one round: the hubs stand before rounds {each}; ask when no key of this "
+            f"the state of job {job!r} is of several rounds: the hubs stand before rounds {each}; ask when no key of this "
             f"worker is under way, and with consistency 'bsp'"
         )
     expected = sum(tensor.nbytes for tensor in tensors.values())
@@ -243,7 +243,7 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
     if strange is not None:
         kind = type(optimizer).__name__
         raise _phub.SettingsError(
-            f"state: {strange!r} is nothing that this job has, with {kind} and {len(shapes)} keys"
+            f"state: this job, with {kind} and {len(shapes)} keys, has no {strange!r}"
         )
 
     def send() -> Iterator[bytes]:

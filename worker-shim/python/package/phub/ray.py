@@ -114,7 +114,7 @@ def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
     if config.resource is not None:
         nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and config.resource in each["Resources"]]
         if not nodes:
-            raise HubStartError(f"no node of Ray's has the resource {config.resource!r}, where hubs are to be")
+            raise HubStartError(f"no node of Ray's has the resource {config.resource!r}, which the hubs need")
     of = len(nodes)
     checkpoints = None if config.checkpoints is None else os.path.join(config.checkpoints, job_name(places[0][1]))
     hubs = []

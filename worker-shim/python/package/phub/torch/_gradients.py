@@ -79,7 +79,7 @@ class Gradients:
         self._in_bucket = 0
         self._sent: Dict[str, _Sent] = {}
         self._left: Set[str] = set()
-        """Keys of which bytes have left in this round, of whatever gradient."""
+        """Keys with bytes that have left in this round, of any gradient."""
         # Backward passes that have added to a gradient since the last step; and before the last step, which tells the last one.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
@@ -90,7 +90,7 @@ class Gradients:
         self._ends_backward = False
         self._passes_of_first = passes
         self._times = 1.0
-        """The factor of gradients in the last step, by which bytes leave ahead, too."""
+        """The factor of gradients in the last step; bytes that leave ahead have it, too."""
         self._expects_search = False
         self._unanswered: List[torch.Tensor] = []
         self._is_apart = False  # in no_sync()

@@ -72,7 +72,7 @@ class Holder(NamedTuple):
     moved: Callable[[Any], None]
     """Notes that the script has given the parameter other memory."""
     gradients: Callable[[], Optional[Taker]]
-    """Returns whoever takes the gradients, as long as that lives."""
+    """Returns the object that takes the gradients, as long as that lives."""
 
 
 # The key is `id(parameter)`. A parameter's own attributes would be copied and pickled along with it.

@@ -87,7 +87,7 @@ class Join:
             if state is not None and joined.rank == 0 and joined.next_round != state.round:
                 warnings.warn(
                     f"job {joined.job!r} has a state at its hub already, before round {joined.next_round}, and goes on "
-                    f"with that: what was loaded is not used; take another job name, or remove the hub's checkpoint",
+                    f"with that: the loaded state is not used; take another job name, or remove the hub's checkpoint",
                     stacklevel=4,
                 )
             buffers = self._buffers(joined)

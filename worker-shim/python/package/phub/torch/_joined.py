@@ -33,7 +33,7 @@ def leave_dropped(job: str, leave: Callable[[], None]) -> None:
     except LeftError:
         pass  # the script has left it
     except Exception as error:
-        _LOG.warning("job %s: what joined it was dropped, and could not leave: %s", job, error)
+        _LOG.warning("job %s: the object that joined it was dropped, and could not leave: %s", job, error)
 
 
 class Joined(torch.optim.Optimizer):

@@ -43,7 +43,7 @@ _COLUMNS = _OWN + 1  # and waiting
 _NO_TIME = (0.0,) * _COLUMNS
 
 _STEPS = 50
-"""The steps of which a verdict speaks."""
+"""The steps that a verdict is about."""
 _LEAST_STEPS = 5
 _FIRST_LOG = 10
 _LOGS_EVERY = 50
@@ -77,14 +77,14 @@ class Late(NamedTuple):
 
     rank: int
     steps: int
-    """The number of steps that were looked at in which it was the last one."""
+    """The number of these steps in which this rank was the last one."""
     of: int
     by: float
-    """Seconds by which its own time was longer than the ranks' median, in the median of these steps."""
+    """Seconds by which the rank's own time was longer than the ranks' median, in the median of these steps."""
     part: str
-    """The part of the step in which it loses most of them."""
+    """The part of the step in which it loses most of these seconds."""
     own: float
-    """Seconds that the part takes there, in the median."""
+    """Seconds that this part takes at this rank, in the median."""
     median: float
     """Seconds that the part takes at the ranks' median."""
 
@@ -127,7 +127,7 @@ class _Pass(NamedTuple):
     """The moments of a forward and a backward pass."""
 
     began: Optional[Any]
-    """The moment when the gradients of the pass before were there; `None` of the first pass."""
+    """The moment when the gradients of the pass before were ready; `None` for the first pass."""
     forward: Any
     backward: Any
     ended: Any
@@ -153,18 +153,18 @@ class _Rows:
         self.session, self._rank, self._ranks = session, rank, ranks
         self._mine = session.gradient(_KEY)[rank]
         self._passes: Deque[_Pass] = collections.deque()
-        """The passes whose moments may be to come: a GPU has not reached them."""
+        """The passes with moments that may still be in the future: a GPU has not reached them."""
         self._row = _NO_TIME
         """The times of the step to which the next pass belongs."""
         self._rows: Deque[Row] = collections.deque()
         """The steps that wait for the answer to the one before."""
         self._awaits = False
-        """Whether an answer is to come."""
+        """Whether an answer is still expected."""
         self.seen: Deque[Times] = collections.deque(maxlen=_STEPS)
         self.steps = 0
         self.error: Optional[Error] = None
         self._named: Set[int] = set()
-        """The ranks of which the log knows, since nobody was late."""
+        """The ranks that the log has named since nobody was late."""
 
     def put(self, made: _Pass) -> None:
         """Takes a pass, and sends all that can leave."""

@@ -59,7 +59,7 @@ class Settings:
     """The groups of a torch optimizer, as numbers of the hub's optimizer and multipliers of its keys."""
 
     optimizers: Tuple[_optimizers.Optimizer, ...]
-    """That of each group, before the multipliers. The first one is the job's."""
+    """The optimizer of each group, before the multipliers. The first one is the job's."""
 
     groups: Tuple[Multipliers, ...]
 

@@ -59,7 +59,7 @@ class Weights:
         """Keys whose values are not in their parameters yet."""
         self._moved: Set[str] = set()
         self._buckets: Dict[str, List[str]] = {}
-        """The bucket of each key: neighbours in the forward pass, whose values are taken together where they are there."""
+        """The bucket of each key: the values of neighbours in the forward pass are taken together, if they are there."""
 
     def begin(self, gradients: Callable[[], Optional[Taker]]) -> None:
         """Takes the first values, and holds the parameters from now on."""
@@ -263,4 +263,4 @@ _users = _of_torch()
 
 _ALONE = _Weight(torch.nn.Parameter(torch.zeros(1)))
 _OWN_USERS = _users(_ALONE.storage)
-"""That number for a parameter of which nobody else has a view."""
+"""This number for a parameter without other views."""

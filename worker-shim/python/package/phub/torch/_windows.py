@@ -83,7 +83,7 @@ class HostWindows:
     """The windows of parameters in host memory."""
 
     crosses_a_bus = False
-    """Whether to write early gains time: the copy goes on beside the computation."""
+    """Whether an early write saves time, because the copy overlaps the computation."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
