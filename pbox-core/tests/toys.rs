@@ -9,11 +9,12 @@ const CHUNK: u64 = 16;
 
 /// Exchanges a gradient of each layer, which has so many chunks, and returns when its weights are there. The last layer's gradient is
 /// there at time 1, and one more layer's at each unit of time. All slices pass the stages one after the other.
-fn exchange(layers: &[u64], schedule: Schedule, slice_chunks: usize, stages: usize) -> Vec<u64> {
+fn exchange(layers: &[u64], schedule: Schedule, stages: usize) -> Vec<u64> {
     let keys = layers.iter().map(|&chunks| Key::f32("layer", [chunks * CHUNK]));
     let keys = keys.enumerate().map(|(layer, key)| Key { name: layer.to_string(), ..key }).collect();
-    let layout = Layout::new(keys, 4 * CHUNK as usize).unwrap();
-    let slices = Slices::new(&layout, &Placement::new(&layout, 1), schedule, slice_chunks * 4 * CHUNK as usize);
+    let one_chunk = 4 * CHUNK as usize;
+    let layout = Layout::new(keys, one_chunk).unwrap();
+    let slices = Slices::new(&layout, &Placement::new(&layout, 1), schedule, one_chunk);
     let mut queues = vec![SendQueue::new(slices.count()); stages];
     let mut at_work: Vec<Option<(u32, u64)>> = vec![None; stages]; // a slice, and when its stage is done with it
     let mut there = vec![0; layers.len()];
@@ -31,7 +32,8 @@ fn exchange(layers: &[u64], schedule: Schedule, slice_chunks: usize, stages: usi
                 }
             }
             if at_work[stage].is_none() {
-                at_work[stage] = queues[stage].pop().map(|slice| (slice, now + slices.chunks(slice).len() as u64));
+                at_work[stage] =
+                    queues[stage].pop().map(|slice| (slice, now + slices.chunks(slice).len() as u64));
             }
         }
     }
@@ -43,7 +45,7 @@ fn exchange(layers: &[u64], schedule: Schedule, slice_chunks: usize, stages: usi
 #[test]
 fn the_first_layers_priority_halves_the_delay() {
     let backward_pass = 3;
-    let delay = |schedule| exchange(&[2, 2, 2], schedule, 1, 1)[0] - backward_pass;
+    let delay = |schedule| exchange(&[2, 2, 2], schedule, 1)[0] - backward_pass;
     assert_eq!(delay(Schedule::Layerwise), 4, "twice the time of synchronizing the first layer");
     assert_eq!(delay(Schedule::Sliced), 4, "slices alone do not change the order");
     assert_eq!(delay(Schedule::P3), 2, "half of it");
@@ -54,9 +56,9 @@ fn the_first_layers_priority_halves_the_delay() {
 #[test]
 fn slices_of_a_heavy_layer_keep_all_stages_busy() {
     let (begun, stages) = (1, 3); // the worker's link, the server, the link back
-    let took = |schedule| exchange(&[1, 3, 1], schedule, 1, stages).into_iter().max().unwrap() - begun;
+    let took = |schedule| exchange(&[1, 3, 1], schedule, stages).into_iter().max().unwrap() - begun;
     assert_eq!(took(Schedule::Layerwise), 11, "the first layer waits for the second at each stage");
     assert_eq!(took(Schedule::Sliced), 7, "five chunks, and the last one's two further stages");
     assert_eq!(took(Schedule::P3), 7, "the order does not change how much there is");
-    assert_eq!(exchange(&[1, 3, 1], Schedule::P3, 1, stages)[0], 6, "yet the first layer is there earlier");
+    assert_eq!(exchange(&[1, 3, 1], Schedule::P3, stages)[0], 6, "yet the first layer is there earlier");
 }
