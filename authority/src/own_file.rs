@@ -1,4 +1,4 @@
-//! The file with the secret that all hubs and workers of one user share, where nobody chose one. Made when it is first
+//! The file with the secret that all hubs and workers of one user share, if none was chosen. Made when it is first
 //! needed.
 
 use std::io;
@@ -9,12 +9,12 @@ use std::{fs, io::Write};
 use crate::credential::CredentialError;
 use crate::secret::Secret;
 
-/// Returns where it is.
+/// Returns its path.
 pub(crate) fn path() -> Option<PathBuf> {
     Some(directory()?.join("secret"))
 }
 
-/// Returns the directory of this user's secret: `phub` in that of the user's settings.
+/// Returns the directory of this user's secret: `phub` in the user's directory of settings.
 pub fn directory() -> Option<PathBuf> {
     let directory = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let settings = directory("XDG_CONFIG_HOME").or_else(|| Some(directory("HOME")?.join(".config")))?;

@@ -41,8 +41,8 @@ impl BodyDigest {
     }
 }
 
-/// A proof that the sender of one request has a token. As a text: `RIGHT.JOB.NONCE.DIGEST.PROOF`, where `RIGHT@SECONDS` is of a
-/// token that expires then.
+/// A proof that the sender of one request has a token. As a text: `RIGHT.JOB.NONCE.DIGEST.PROOF`. `RIGHT@SECONDS` is the right
+/// of a token that expires then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     right: Right,
@@ -74,8 +74,8 @@ impl Proof {
         (self.right, &self.job, self.expires)
     }
 
-    /// Whether the owner of this token made the proof. The time that this takes tells nothing of the right
-    /// answer.
+    /// Whether the owner of this token made the proof. The time of the comparison does not depend on the
+    /// right answer.
     pub(crate) fn is_by(&self, token: &Token, method: &str, path: &str) -> bool {
         let mac = || mac(token, method, path, &self.digest, &self.nonce);
         unhex::<32>(&self.proof).is_some_and(|proof| mac().verify_slice(&proof).is_ok())

@@ -77,7 +77,7 @@ impl Secret {
         Token { right, job: job.to_owned(), expires, proof }
     }
 
-    /// Whether this secret made the token. The time that this takes tells nothing of the right answer.
+    /// Whether this secret made the token. The time of the comparison does not depend on the right answer.
     fn made(&self, token: &Token) -> bool {
         unhex::<32>(&token.proof).is_some_and(|proof| {
             self.mac(token.right, &token.job, token.expires).verify_slice(&proof).is_ok()
@@ -95,7 +95,7 @@ impl Secret {
     }
 }
 
-/// The secrets that a hub accepts. The first is the one that is used; the others are on their way in or out.
+/// The secrets that a hub accepts. The first secret is used; the others are on their way in or out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secrets(Vec<Secret>);
 

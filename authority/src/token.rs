@@ -23,7 +23,7 @@ pub enum Right {
 const RIGHTS: [(Right, &str); 4] =
     [(Right::Read, "read"), (Right::Join, "join"), (Right::Operate, "operate"), (Right::Peer, "peer")];
 
-/// The end of the name of a job of sums, at the hubs above: before it stands the name of the job.
+/// The end of the name of a job of sums, at the hubs above: the name of the job comes before it.
 pub const SUMS: &str = ".above";
 
 impl Right {
@@ -78,7 +78,7 @@ impl Token {
         self.right.contains(right) && self.covers(job)
     }
 
-    /// Whether it is about this job: the one that it names, or that of its sums at hubs above.
+    /// Whether it is about this job: the named job, or its job of sums at hubs above.
     pub fn covers(&self, job: &str) -> bool {
         let mut rest = job.strip_prefix(&self.job);
         while let Some(above) = rest.and_then(|rest| rest.strip_prefix(SUMS)) {

@@ -1,5 +1,5 @@
-//! The cost of a record under the lock of a hub: a request alone, and with its line. A channel to the thread that writes takes the line
-//! then, which is not measured here.
+//! The cost of a record under the lock of a hub: for a request without a record, and with its line. A channel to the thread that
+//! writes takes the line then, which is not measured here.
 
 use std::hint::black_box;
 use std::sync::Arc;

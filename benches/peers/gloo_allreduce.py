@@ -1,8 +1,8 @@
 """The gloo peer: a data-parallel job with PyTorch's all-reduce on CPUs instead of a hub.
 
-Every rank is a process with a gradient, a momentum and a weights buffer of the model's size. One round
-sums the gradients over all ranks, and then every rank makes the optimizer's step on its own copy of the
-weights. Values and step are those of mpi_allreduce.c:
+Every rank is a process with a gradient, a momentum and a weights buffer of the model's size. One round sums
+the gradients over all ranks, and then every rank makes the optimizer's step on its own copy of the weights.
+Values and step are the same as in mpi_allreduce.c:
 
     g = rescale * sum + weight_decay * w
     m = momentum * m + g
@@ -10,11 +10,11 @@ weights. Values and step are those of mpi_allreduce.c:
 
 Choices that make gloo as fast as possible:
   - --piece sums the buffer in pieces that are all in flight at once, like the buckets of
-    DistributedDataParallel, and makes the step of each piece when its sum is there. 6553600 elements are
+    DistributedDataParallel. The step of each piece is made when its sum is there. 6553600 elements are
     its 25 MiB.
   - gloo sums in place. To fill the gradients again between two rounds would cost a pass over memory.
     Instead the step leaves the mean in place of the sum: the sum of all ranks' means is the sum again.
-  - The step runs over slices of 1 MiB, which stay in the cache from one operation to the next; torch's
+  - The step runs over slices of 1 MiB, which stay in the cache from one operation to the next. Torch's
     own optimizer makes several passes over memory.
   - Buffers are in huge pages, and are touched before the first round.
   - One torch thread for each rank if there are no more cores than ranks.

@@ -20,7 +20,7 @@ pub enum ChildRole {
 /// Runs a hub on a free port, prints its address, and stops it when the parent says so.
 pub fn run_hub(settings: HubSettings) -> Result<()> {
     die_with_parent();
-    // Long enough for a worker that has no core on a loaded machine. The pipe tells sooner of a dead worker.
+    // Long enough for a worker that has no core on a loaded machine. The pipe reports a dead worker sooner.
     let settings = HubSettings { listen: ([127, 0, 0, 1], 0).into(), heartbeat_limit_s: 30, ..settings };
     let hub = Hub::start(&settings)?;
     println!("{}", hub.address());

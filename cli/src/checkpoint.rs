@@ -131,7 +131,7 @@ fn spoken(time: Duration) -> String {
 
 fn read(path: &Path) -> anyhow::Result<Decoded> {
     let named = || path.display().to_string();
-    // Before it is opened: that of a FIFO would wait for its writer.
+    // This check comes before the file is opened: the opening of a FIFO would wait for its writer.
     ensure!(path.metadata().with_context(named)?.is_file(), "{}: expected a file", path.display());
     let file = File::open(path).with_context(named)?;
     let about = file.metadata()?;

@@ -96,7 +96,7 @@ const EXITS: &str = "Exit status: 0 all went well; 1 it failed, and stderr says 
 
 /// The exit statuses of the program; 2 is for arguments that are wrong.
 pub mod exit {
-    /// The status where all went well.
+    /// The status if all went well.
     pub const WELL: u8 = 0;
     /// The status of a failure.
     pub const FAILED: u8 = 1;
@@ -109,8 +109,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
     status(arguments) == exit::WELL
 }
 
-/// Runs the program with these arguments, of which the first is its name. Returns its [exit status](exit), and prints errors
-/// to stderr. Arguments that are wrong, and `--help`, end the process.
+/// Runs the program with these arguments; the first is its name. Returns its [exit status](exit), and prints errors to
+/// stderr. Arguments that are wrong, and `--help`, end the process.
 pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let cli: Cli = parse(arguments.iter().cloned()).unwrap_or_else(|unusable: Unusable| unusable.exit());

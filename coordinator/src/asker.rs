@@ -22,7 +22,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Returns a name that can stand in a log and on a page: of some letters, and not too long.
+    /// Returns a name that can be printed in a log and on a page: of some letters, and not too long.
     pub fn named(self, host: Option<&str>) -> Self {
         let is_fit = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
         let host =

@@ -1,12 +1,12 @@
 //! Digests of the members' weights, which show whether all have the same. A member sends one every few rounds, and one of the
-//! weights that it writes itself, if its program asks for that. A hub below others sends that of its workers on.
+//! weights that it writes itself, if its program asks for that. A hub below others passes on the digest of its workers.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use pbox_core::Round;
 use serde::{Deserialize, Serialize};
 
-/// The most comparisons for which some digests are missing: two a round. Members of a job in step are at most two rounds apart.
+/// The most comparisons that lack some digests: two a round. Members of a job in step are at most two rounds apart.
 const OPEN: usize = 8;
 
 /// The weights that a digest is of.
@@ -28,7 +28,7 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Takes a member's digest in. Returns those of all these members, by rank, once they are there.
+    /// Takes a member's digest in. Returns the digests of all these members, by rank, once they are there.
     fn take(
         &mut self,
         rank: u32,

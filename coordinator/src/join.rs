@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::asker::Asker;
 use crate::tokens::Token;
 
-/// The way in which the terms of a worker differ from those of its job, in words.
+/// The difference between the terms of a worker and those of its job, in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Differs {
@@ -56,7 +56,7 @@ pub struct Join {
     pub relinks: bool,
     /// The round that it had reached when it lost a hub.
     pub reached: Option<Round>,
-    /// The way in which its terms differ from the job's.
+    /// The difference between its terms and the job's.
     pub differs: Option<Differs>,
     /// The place.
     pub from: Option<Asker>,

@@ -1,4 +1,4 @@
-//! The way in which a job's rounds go: how fast, and how late each rank is.
+//! The progress of a job's rounds: how fast they are, and how late each rank is.
 //!
 //! Cores keep [windows](Watched) of their waits, which come here.
 

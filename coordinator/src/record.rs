@@ -289,7 +289,7 @@ impl Story {
         self.0.push(line);
     }
 
-    /// Tells of a difference. Long answers are shown from shortly before the place where they differ.
+    /// Describes a difference. Long answers are shown from shortly before the place where they differ.
     fn difference(self, line: usize, expected: &str, seen: &str) -> Difference {
         let same = expected.bytes().zip(seen.bytes()).take_while(|(a, b)| a == b).count();
         let from = expected.floor_char_boundary(same.saturating_sub(SHOWN / 2));

@@ -5,7 +5,7 @@ use pbox_core::control::RefusalCode;
 /// The reason why a job does not take a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The code, by which programs decide.
+    /// The code, by which programs decide what to do.
     pub code: RefusalCode,
     /// The text for the person who asked.
     pub why: String,

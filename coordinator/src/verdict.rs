@@ -1,4 +1,5 @@
-//! The verdict on a job's rounds in one line, which is made here alone: how fast they go, and who is late.
+//! The verdict on a job's rounds in one line, which only this file makes: how fast they are, and which rank
+//! is late.
 
 use std::time::Duration;
 

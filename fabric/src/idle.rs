@@ -13,7 +13,7 @@ const POLLS_PER_LOOK: u32 = 32;
 /// The three stages of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdlePolicy {
-    /// The time for which empty polls have only a pause instruction between them. A spinning round trip takes 0.1 us, a
+    /// The time in which empty polls have only a pause instruction between them. A spinning round trip takes 0.1 us, a
     /// futex 20 us: worth it only if a core has nothing better to do. In time, because a poll of 128 links takes 30
     /// times as long as a poll of one.
     pub spin: Duration,
@@ -41,7 +41,7 @@ impl IdlePolicy {
         IdlePolicy { spin: Duration::MAX, yields: 0, sleeps: false, nap: Duration::ZERO };
 }
 
-/// The place where a thread stands in its policy.
+/// The step that a thread has reached in its policy.
 #[derive(Debug)]
 pub struct Idle {
     policy: IdlePolicy,

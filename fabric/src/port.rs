@@ -96,7 +96,7 @@ pub trait FrameRule: Send + fmt::Debug {
     /// Checks whether `bytes` bytes may arrive with this immediate, over a transport that does not tell their place.
     ///
     /// # Errors
-    /// Works like [`check`](Self::check), for the length alone.
+    /// Works like [`check`](Self::check), for the length only.
     fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String>;
 
     /// Returns the meaning of an immediate, for errors.

@@ -18,7 +18,8 @@ pub(crate) fn proof(token: [u8; 16], said: &[u8]) -> [u8; PROOF] {
     mac(token, said).finalize().into_bytes().into()
 }
 
-/// Checks whether somebody who has the token said this. The time that this takes tells nothing of the right answer.
+/// Checks whether somebody who has the token said this. The time of the comparison does not depend on the right
+/// answer.
 pub(crate) fn proves(token: [u8; 16], said: &[u8], proof: &[u8; PROOF]) -> bool {
     mac(token, said).verify_slice(proof).is_ok()
 }

@@ -98,7 +98,7 @@ impl Ranges {
     }
 }
 
-/// Returns one past the last byte; of a range that goes on to the end of memory, the last.
+/// Returns one past the last byte; if a range extends to the end of memory, the last byte.
 fn end(range: Span) -> usize {
     range.end().unwrap_or(usize::MAX)
 }

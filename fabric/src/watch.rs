@@ -1,7 +1,6 @@
-//! The watch: one thread per group that sleeps on the sockets of all its connections. It tells the
-//! ports when a connection ends, so that a port learns of a peer's death without a system call of
-//! its own, and an idle port costs nothing. It also reads the events of NICs. Knows descriptors by
-//! number, and not their owners.
+//! The watch: one thread per group that sleeps on the sockets of all its connections. It notifies the ports
+//! when a connection ends. A port learns of a peer's death without a system call of its own, and an idle port
+//! costs nothing. It also reads the events of NICs. Knows descriptors by number, and not their owners.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -94,7 +93,7 @@ impl Watch {
     ) -> std::io::Result<()> {
         let events = match events {
             SocketEvents::Any => EventFlags::IN | EventFlags::RDHUP,
-            SocketEvents::HangUp => EventFlags::empty(), // which epoll always tells
+            SocketEvents::HangUp => EventFlags::empty(), // which epoll always reports
         };
         self.add(number, fd, owner, events | EventFlags::ONESHOT)
     }

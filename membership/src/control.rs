@@ -138,7 +138,7 @@ impl Control {
     }
 
     /// Asks `GET /v1/clock`. Returns also the time at which the hub has read its clock, as exactly as one request
-    /// tells.
+    /// can show.
     pub fn clock(&self) -> Result<HubClock, MemberError> {
         let asked = Instant::now();
         let reply = self.get("/v1/clock");
@@ -193,8 +193,8 @@ impl Control {
         }
     }
 
-    /// Says that a member leaves, and from which round on. The error may be that it has left, and that the last checkpoint was not
-    /// written.
+    /// Reports that a member leaves, and from which round on. The error may be that it has left, and that the last checkpoint was
+    /// not written.
     pub fn leave(&self, request: &LeaveRequest) -> Result<(), Failure> {
         match self.post("leave", "leave", request)? {
             LeaveReply { checkpoint_error: None } => Ok(()),

@@ -1,4 +1,5 @@
-//! Connections for the library of HTTP: directly, to where a hub's name leads, and over TLS to hubs that this process trusts.
+//! Connections for the library of HTTP: directly to the address of a hub's name, and over TLS to hubs that this process
+//! trusts.
 
 use std::io::{Read, Write};
 

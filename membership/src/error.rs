@@ -37,7 +37,7 @@ pub enum MemberError {
         hub: String,
         /// The request.
         what: &'static str,
-        /// The code, by which programs decide.
+        /// The code, by which programs decide what to do.
         code: RefusalCode,
         /// The hub's words.
         why: String,
@@ -49,7 +49,7 @@ pub enum MemberError {
         hub: String,
         /// The request.
         what: &'static str,
-        /// The code, by which programs decide.
+        /// The code, by which programs decide what to do.
         code: RefusalCode,
         /// The hub's words.
         why: String,
@@ -72,7 +72,7 @@ pub enum MemberError {
         /// The versions that this member speaks.
         ours: Versions,
     },
-    /// The certificates by which this process trusts hubs are of no use.
+    /// The certificates by which this process trusts hubs cannot be used.
     #[error("the TLS settings of this process: {0}")]
     Trust(Box<TlsError>),
     /// The other end speaks no TLS, or is nobody that this process trusts.
@@ -166,7 +166,7 @@ pub enum MemberError {
 }
 
 impl MemberError {
-    /// Whether a hub of the job is lost, or stops: the job may go on when the hub returns.
+    /// Whether a hub of the job is lost, or stops: the job may continue when the hub returns.
     pub fn is_loss_of_hub(&self) -> bool {
         matches!(self, MemberError::HubLost { .. } | MemberError::JobFailed { hub_stops: true, .. })
     }

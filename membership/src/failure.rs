@@ -30,7 +30,7 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// Returns the failure that a refusal means. The status decides only where the hub sends no code that this
+    /// Returns the failure that a refusal means. The status decides only if the hub sends no code that this
     /// program knows.
     pub fn of_refusal(code: RefusalCode, status: StatusCode, asks_again: bool) -> Self {
         use RefusalCode as Code;

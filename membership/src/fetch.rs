@@ -41,7 +41,7 @@ impl Read for StateReader {
     }
 }
 
-/// Returns the part of a job's state that the hub at this address has; `None` where it has no part. `bytes` is about
+/// Returns the part of a job's state that the hub at this address has; `None` if it has no part. `bytes` is about
 /// its length.
 ///
 /// # Errors

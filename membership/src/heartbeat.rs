@@ -46,7 +46,7 @@ pub(crate) struct Heartbeat {
 struct Beat {
     control: Control,
     token: String,
-    /// The time for which the hub tolerates a member's silence.
+    /// The time in which the hub tolerates a member's silence.
     limit: Duration,
     /// `version` of the last reply.
     seen: u64,

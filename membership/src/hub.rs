@@ -17,10 +17,10 @@ use crate::failure::{Cause, Failure, insist};
 use crate::heartbeat::{Heartbeat, News};
 use crate::join::LetIn;
 
-/// Requests of a hub's clock, of which the quickest counts.
+/// Requests of a hub's clock; the quickest counts.
 const CLOCK_TRIES: usize = 8;
 
-/// The first version of the protocol in which a member says for each key when it leaves.
+/// The first version of the protocol with a round for each key in a leave.
 const LEAVES_BY_KEY: u32 = 12;
 
 /// A hub of the job.
@@ -31,9 +31,9 @@ pub struct Hub {
     pub(crate) heartbeat: Heartbeat,
     /// The token of this member.
     pub token: String,
-    /// The time for which a request is made again when its failure may pass.
+    /// The time in which a request is retried if its failure may pass.
     pub(crate) limit: Duration,
-    /// Whether the hub waits for this member when it loses its links, and [makes others](Self::relink).
+    /// Whether the hub waits for this member when it loses its links, and [makes new ones](Self::relink).
     pub relinks: bool,
     /// The version of the protocol in use.
     pub(crate) protocol: u32,
@@ -110,7 +110,7 @@ impl Hub {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
     }
 
-    /// Returns the first of the ranks that left of which `test` is true.
+    /// Returns the first rank that left and for which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
@@ -151,8 +151,8 @@ impl Hub {
         self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 
-    /// Returns the time of the hub's clock: the quickest of some requests, each within `limit`. `None` where it does
-    /// not say.
+    /// Returns the time of the hub's clock: the quickest of some requests, each within `limit`. `None` if the hub
+    /// does not tell it.
     pub fn clock(&self, limit: Duration) -> Option<HubClock> {
         let control = self.control.within(limit);
         let tries = std::iter::repeat_with(|| control.clock().ok()).map_while(|clock| clock);
@@ -179,12 +179,13 @@ impl Hub {
         self.insist(|| self.control.post(verb, what, request))
     }
 
-    /// Makes a request again while its failure may pass and the job goes on, at most for the heartbeat's limit.
+    /// Makes a request again while its failure may pass and the job continues, at most for the heartbeat's
+    /// limit.
     fn insist<R>(&self, ask: impl FnMut() -> Result<R, Failure>) -> Result<R, MemberError> {
         let passes = |failure: &Failure| failure.passes_for_member() && self.end().is_none();
         insist(self.limit, passes, ask).map_err(|Failure { cause, error }| match (cause, error) {
             (Cause::Refused, error) => error,
-            // A job that has ended says more than a request that was lost with it. The heartbeat hears of a hub that is gone,
+            // A job that has ended says more than a request that was lost with it. The heartbeat learns that a hub is gone,
             // perhaps a moment later.
             (_, MemberError::Unreachable { cause, .. }) => self.end().unwrap_or_else(|| self.lost(cause)),
             (Cause::Gone, answer) => self.end().unwrap_or_else(|| self.lost(answer.to_string())),

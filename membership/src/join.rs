@@ -95,8 +95,9 @@ pub fn describe(
     Control::new(address, "", limit, credential, &Named::Here)?.describe()
 }
 
-/// Tells the first machine's hub of a mesh where this machine's hub is, and waits for the others. Returns the addresses of
-/// the hubs of all machines. `named` says who named the place, and so the others.
+/// Sends the address of this machine's hub to the first machine's hub of a mesh, and waits for the hubs of the other
+/// machines. Returns the addresses of the hubs of all machines. `named` is the origin of that address, and so of the
+/// others.
 ///
 /// # Errors
 /// When a machine is missing at the deadline, or there are two of a number.
@@ -167,7 +168,8 @@ pub struct LetIn {
     /// The secret that proves the connection of the data path.
     pub(crate) token: String,
     heartbeat: Heartbeat,
-    /// Says that the member does not come. A hub that is alone sees that by its links.
+    /// Says that the member does not come. Reports that the member does not join. If there is only one hub,
+    /// it sees that by its links.
     farewell: Option<Control>,
 }
 
@@ -209,7 +211,7 @@ impl LetIn {
         self.reply.nodes.clone().unwrap_or_else(|| self.reply.cores.len().into())
     }
 
-    /// Returns how the hubs above this hub place chunks, where it is below others.
+    /// Returns how the hubs above this hub place chunks, if it is below others.
     pub fn above(&self) -> Option<&Above> {
         self.reply.above.as_ref()
     }
@@ -226,7 +228,7 @@ impl LetIn {
         }
     }
 
-    /// Returns where its chunks are, as it says and as is computed here.
+    /// Returns the places of its chunks. The hub's answer and the computation here must agree.
     pub(crate) fn placement(&self, schedule: Schedule, layout: &Layout) -> Result<Placement, MemberError> {
         let LetIn { control, share, reply, .. } = self;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
@@ -263,7 +265,7 @@ impl LetIn {
     }
 
     /// Notifies the hub that no transport leads to it, which the hub cannot see. Then no other member waits for this
-    /// one. A member that makes its links again goes on trying.
+    /// one. A member that makes its links again keeps trying.
     pub(crate) fn does_not_come(&self, why: &MemberError) {
         let is_new = self.token == self.reply.token;
         if is_new {
@@ -291,7 +293,7 @@ impl LetIn {
     }
 }
 
-/// Returns where the chunks are at each of these hubs.
+/// Returns the places of the chunks at each of these hubs.
 ///
 /// # Errors
 /// When a hub places chunks differently.

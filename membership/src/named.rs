@@ -195,7 +195,7 @@ pub fn look_up_with(
 /// Looks an address up, for at most so long.
 ///
 /// # Errors
-/// When nothing is found in this time, or where it must not lead.
+/// Returns an error if nothing is found in this time, or if the address is not allowed.
 pub fn look_up(address: &str, named: &Named, limit: Duration) -> io::Result<Vec<SocketAddr>> {
     let (done, found) = mpsc::channel();
     look_up_with(address, named, move |result| drop(done.send(result)));

@@ -60,7 +60,7 @@ pub(crate) fn node_of(root: &Path, device: &Device) -> Option<u32> {
     let netdevs = netdevs.map(|netdev| root.join("sys/class/net").join(netdev));
     let homes = std::iter::once(root.join("sys/class/infiniband").join(&device.name)).chain(netdevs);
     let read = |home: std::path::PathBuf| std::fs::read_to_string(home.join("device/numa_node")).ok();
-    homes.filter_map(read).find_map(|text| text.trim().parse().ok()) // -1 where nobody knows
+    homes.filter_map(read).find_map(|text| text.trim().parse().ok()) // -1 if the node is unknown
 }
 
 /// Returns the kernel's list of cpus, like 0-3,8.

@@ -3,7 +3,7 @@
 use fabric::NicPair;
 use fabric::any::Transport;
 
-/// The way by which a member reaches a hub.
+/// The path by which a member reaches a hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Way {
     /// The transport.

@@ -6,7 +6,7 @@
 //!   panic --> the hook of this process --> the hub of that thread --> phub-alarm: checkpoints, workers are told, the end
 //! ```
 //!
-//! The hook also sees panics that no thread waits for, and knows where they were. Must not know what a hub is.
+//! The hook also sees panics that no thread waits for, and their places. Must not know what a hub is.
 
 use std::cell::RefCell;
 use std::panic::{PanicHookInfo, set_hook, take_hook};
@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Once, Weak};
 
 thread_local! {
-    /// The alarm of the hub to which this thread belongs.
+    /// The alarm of this thread's hub.
     static OF_THREAD: RefCell<Option<Alarm>> = const { RefCell::new(None) };
 }
 
@@ -24,7 +24,7 @@ static ALL: Mutex<Vec<Weak<Sender<Rung>>>> = Mutex::new(Vec::new());
 /// A word of an alarm.
 #[derive(Debug)]
 pub(crate) enum Rung {
-    /// A thread panicked: which, where and why.
+    /// A thread panicked: its name, the place and the reason.
     Panicked(String),
     /// The hub ends by itself.
     Ends,
@@ -35,7 +35,7 @@ pub(crate) enum Rung {
 pub(crate) struct Alarm(Arc<Sender<Rung>>);
 
 impl Alarm {
-    /// Makes an alarm, and the end that hears it.
+    /// Makes an alarm, and the end that receives it.
     pub fn new() -> (Self, Receiver<Rung>) {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {

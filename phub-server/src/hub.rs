@@ -37,14 +37,15 @@ use crate::settings::{HubSettings, interface};
 
 /// The interval at which the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
-/// A look that comes so late shows that this process was stopped, or got no processor: it could hear no worker.
+/// A look that is this late shows that this process was stopped, or got no processor: it could get no
+/// heartbeat.
 const STOOD_STILL: Duration = Duration::from_millis(500);
 /// The time that a stop waits until each worker has the reason, in the answer to its heartbeat. Dead workers never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
 /// The time that a stop waits for threads that shake hands, or work on files.
 const GONE_LIMIT: Duration = Duration::from_secs(5);
-/// The number of joins that are read and checked at the same time; the others wait. Each may hold a manifest of a
-/// quarter of a million keys, and the control thread needs a core, too.
+/// The number of joins that are read and checked at the same time; other joins wait. Each may hold a manifest of
+/// a quarter of a million keys, and the control thread needs a core, too.
 const JOINS_AT_ONCE: usize = 2;
 /// The time that a thread for joins waits for the next join: the workers of a job come together.
 const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
@@ -297,7 +298,8 @@ impl Hub {
         }
     }
 
-    /// Writes the checkpoints that can be written, tells all workers that the hub stops and why, and ends all threads.
+    /// Writes the checkpoints that can be written, notifies all workers that the hub stops and why, and ends all
+    /// threads.
     pub fn stop(mut self, reason: &str) {
         self.shut_down(reason);
     }
@@ -439,7 +441,7 @@ fn open_data_paths(
     Ok((listeners, addresses))
 }
 
-/// Says where a data path is.
+/// Describes the address of a data path.
 fn spoken(address: &TransportAddress) -> String {
     match address {
         TransportAddress::Shm { address, .. } => address.clone(),
@@ -458,7 +460,8 @@ fn control_runtime() -> std::io::Result<Runtime> {
         .build()
 }
 
-/// Does a part of a task that goes on after a panic: the [alarm](Alarm) ends the hub in order, which needs the tasks.
+/// Does a part of a task that continues after a panic: the [alarm](Alarm) ends the hub in order, which needs the
+/// tasks.
 fn survive(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }

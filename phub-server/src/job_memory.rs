@@ -59,11 +59,11 @@ pub struct JobMemory {
     /// Master weights, the optimizer's state, and an average; with compression also the values that the workers have. 0 below
     /// other hubs, which keep them.
     pub kept: u64,
-    /// Former weights, where bytes ahead are answered.
+    /// Former weights, if bytes ahead are answered.
     pub former: u64,
-    /// Means in f32: of all chunks where steps wait for the norm of all, of one chunk a core where they follow the round before.
+    /// Means in f32: of all chunks if steps wait for the norm of all, of one chunk a core if they use the round before.
     pub means: u64,
-    /// Room for a snapshot, where these are taken all the time.
+    /// Room for a snapshot, if snapshots are taken all the time.
     pub snapshots: u64,
     /// The number of hubs over which the job is spread.
     hubs: u64,

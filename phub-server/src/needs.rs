@@ -53,7 +53,7 @@ fn certificate(settings: &HubSettings) -> Found {
     Ok(Encryption::is_possible(settings)?.then(|| "the control port speaks TLS".to_owned()))
 }
 
-/// Returns the interface of our own setting alone: other programs' variables are only a wish.
+/// Returns only the interface of our own setting: other programs' variables are only a wish.
 fn own_interface(settings: &HubSettings) -> Found {
     let Some(list) = &settings.interface else { return Ok(None) };
     let address = interface::address(Some(list))?;
@@ -84,7 +84,7 @@ fn timeline(settings: &HubSettings) -> Found {
     Ok(Some(format!("{} can be written", path.display())))
 }
 
-/// Returns where a path's last part lies.
+/// Returns the directory of a path's last part.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

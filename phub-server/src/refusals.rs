@@ -49,7 +49,8 @@ impl Refusals {
         kept.truncate(KEPT);
     }
 
-    /// Returns all refusals that are kept, for clients that may see all jobs; else those of jobs that `sees` allows.
+    /// Returns all refusals that are kept, for clients that may see all jobs; otherwise those of jobs that `sees`
+    /// allows.
     pub fn replies(&self, sees: impl Fn(Option<&str>) -> bool) -> Vec<RefusalReply> {
         let kept = self.lock();
         let seen = kept.iter().filter(|one| sees(one.job.as_deref()));

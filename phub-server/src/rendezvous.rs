@@ -100,7 +100,7 @@ pub(crate) fn start(
 }
 
 impl Rendezvous {
-    /// Shakes hands with one connection. A stranger's descriptors are closed with its `hello`: at that time nothing may be held
+    /// Shakes hands with one connection. A stranger's descriptors are closed with its `hello`: at that time no lock may be held
     /// that others wait for.
     fn handshake(&self, accepted: Accepted, place: Place) {
         let mut hello = match accepted.hello_then(HANDSHAKE_LIMIT, || drop(place)) {

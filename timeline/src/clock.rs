@@ -1,4 +1,4 @@
-//! The clock of a timeline: that of the machine, so that processes of one machine have one.
+//! The clock of a timeline: the machine's clock, which all processes of a machine share.
 
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ pub(crate) struct Source {
 pub struct Ahead {
     /// The other [clock](Clock::id).
     pub id: String,
-    /// The nanoseconds by which the other clock is ahead of this one.
+    /// The nanoseconds that the other clock is ahead of this one.
     pub ns: i64,
     /// The most by which that can be wrong.
     pub within_ns: u64,

@@ -101,7 +101,7 @@ fn text(processes: &[Process]) -> String {
 }
 
 impl Process {
-    /// Returns a trace of this process alone.
+    /// Returns a trace of this process only.
     pub fn text(&self) -> String {
         text(std::slice::from_ref(self))
     }
@@ -136,7 +136,7 @@ pub fn merge(parts: &[PathBuf]) -> Result<(Vec<Process>, Vec<String>), TraceErro
     Ok((processes, apart))
 }
 
-/// Returns the processes of a file. All lines are those of the first one.
+/// Returns the processes of a file. All lines are those of the first process.
 fn read(path: &Path) -> Result<Vec<Process>, TraceError> {
     let failed = |error| TraceError::Read { path: path.to_owned(), error };
     let other =

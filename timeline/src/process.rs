@@ -62,8 +62,8 @@ struct Line<'a> {
 }
 
 impl Process {
-    /// Creates a process without events. `lost` are events that were older than those that are kept; `order` is its
-    /// place among others.
+    /// Creates a process without events. `lost` are events that were older than the kept events; `order` is its
+    /// place among the processes.
     pub fn new(name: &str, order: u32, clock: &Clock, lost: u64) -> Self {
         let source = clock.source();
         // A process's own number is not unique among machines and containers.

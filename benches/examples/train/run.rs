@@ -12,7 +12,7 @@ use crate::report::{report, tell};
 use crate::task::Task;
 use crate::worker::Word;
 
-/// Trains over a hub, trains again in this process alone, and compares.
+/// Trains over a hub, trains again in one process, and compares.
 pub fn run(args: &Args) -> Result<()> {
     let task = Task::new(args)?;
     announce(&task);

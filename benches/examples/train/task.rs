@@ -1,4 +1,4 @@
-//! The data, network and plan that every process of a run derives from the settings alone.
+//! The data, network and plan that every process of a run derives from the settings.
 
 use anyhow::Result;
 use training::{Network, Samples, TrainingPlan};

@@ -44,8 +44,8 @@ pub(super) fn network(name: &str) -> Option<Network> {
     const RESNET50: f64 = 97.5;
     const INCEPTION3: f64 = 64.0;
     const VGG16: f64 = 72.0;
-    // The measurements of other networks stand for these: the deeper and the wider VGG reach as much of their rooflines as
-    // VGG-16, and GoogLeNet as much as Inception-v3. A test checks this.
+    // The other networks have no measurement of their own: the deeper and the wider VGG reach as much of their rooflines
+    // as VGG-16, and GoogLeNet as much as Inception-v3. A test checks this.
     const VGG19: f64 = 57.5;
     const VGG19_22K: f64 = 57.0;
     const GOOGLENET: f64 = 261.0;

@@ -27,7 +27,7 @@ pub trait Worker {
     /// Sends a key's gradient.
     fn push(&mut self, key: KeyId) -> Result<(), Self::Error>;
 
-    /// Lets the exchange go on until this time.
+    /// Lets the exchange continue until this time.
     fn compute_until(&mut self, until: Duration) -> Result<(), Self::Error>;
 
     /// Looks, when all weights of the last iteration are there and nothing of the next is pushed.

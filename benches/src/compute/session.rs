@@ -1,4 +1,5 @@
-//! A session as a worker that takes time to compute, on the real clock. The exchange goes on while it computes.
+//! A session as a worker that takes time to compute, on the real clock. The exchange continues while it
+//! computes.
 
 use std::time::{Duration, Instant};
 

@@ -9,8 +9,8 @@
 //!                                            when the pipe closes because phub-peers ended
 //! ```
 //!
-//! The guard has its own process group, so Ctrl-C ends only phub-peers, and the pipe tells the guard. Orphans become the
-//! guard's children. The guard has one thread, and must not know what a peer is.
+//! The guard has its own process group, so Ctrl-C ends only phub-peers, and the pipe notifies the guard. Orphans become
+//! the guard's children. The guard has one thread, and must not know what a peer is.
 
 use std::ffi::OsString;
 use std::io::Read;

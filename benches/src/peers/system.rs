@@ -76,7 +76,7 @@ pub struct Work {
     pub model: String,
     /// Elements of all keys.
     pub elements: u64,
-    /// The place where the probe finds the model.
+    /// The file or name by which the probe finds the model.
     source: [String; 2],
     workers: String,
     rounds: String,

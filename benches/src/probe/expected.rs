@@ -1,12 +1,12 @@
 //! The gradients of the probe's workers, and the exact weights that must come back.
 //!
-//! Gradients and first weights repeat with a small period over a key's elements, so one period of the oracle gives the exact
-//! result of every round for a model of any size.
+//! Gradients and first weights repeat with a small period over a key's elements. One period of the oracle therefore gives the
+//! exact result of every round for a model of any size.
 //!
 //! LARS and LAMB adapt each key to its own norms: there every key has a period.
 //!
-//! In SSP and ASP the order of pushes is not known. All workers push the same gradients there: weights depend on the number
-//! of steps alone, which must be one of those that `allowed` returns.
+//! In SSP and ASP the order of pushes is not known. All workers push the same gradients there: weights depend only on the
+//! number of steps, and `allowed` returns the numbers that are possible.
 
 mod norms;
 

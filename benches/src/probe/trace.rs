@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use timeline::{TraceFile, merge};
 
-/// The file, and those of the children. These go with it.
+/// The file, and the files of the children, which are removed with it.
 pub(super) struct Trace {
     file: TraceFile,
-    /// The path that the children were told, from which their files have their names.
+    /// The path that the children got; they derive the names of their files from it.
     told: PathBuf,
     parts: Vec<PathBuf>,
 }
 
-/// Returns where a child writes its trace. A worker's rank is added before the extension.
+/// Returns the path of a child's trace. A worker's rank is added before the extension.
 pub(super) fn part(path: &Path, pid: u32) -> PathBuf {
     let mut part = path.to_owned().into_os_string();
     part.push(format!(".{pid}.part"));
@@ -30,7 +30,7 @@ fn of_rank(path: &Path, rank: u32) -> PathBuf {
 
 impl Trace {
     /// Makes the file, before anything is started. For one rank of a hub that runs elsewhere, the name has the rank,
-    /// as a worker's file has. All ranks may be told the same.
+    /// as a worker's file has. All ranks may get the same path.
     pub fn create(path: &Path, rank: Option<u32>) -> Result<Self> {
         let file = rank.map_or_else(|| path.to_owned(), |rank| of_rank(path, rank));
         Ok(Trace { file: TraceFile::create(file)?, told: path.to_owned(), parts: Vec::new() })

@@ -71,7 +71,7 @@ struct Worker<E> {
     round: u32,
     /// The number of rounds that are pushed, here and before.
     rounds: u32,
-    /// The round where the job begins, from a checkpoint of it.
+    /// The round with which the job begins, from its checkpoint.
     begins: u32,
     /// Exchanges before the iterations of a trace.
     exchanges: u32,
@@ -111,7 +111,7 @@ impl<E: Element> Worker<E> {
         let rounds = WARM_UP + more + args.rounds + u32::from(consistency.steps_alone());
         let before = session.traffic();
         let at_first = expected.clone();
-        // Where pushes step alone, weights depend on the number of steps, and a run is a trial.
+        // If pushes step alone, weights depend on the number of steps, and a run is a trial.
         let begins = if consistency.steps_alone() { 0 } else { steps_of(&session, optimizer) };
         let mut worker = Worker {
             session,

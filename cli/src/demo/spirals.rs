@@ -40,7 +40,7 @@ impl Task {
         Ok(Task { network: Network::new(WIDTHS), plan, train, test })
     }
 
-    /// Returns the part of the test's samples that the network tells right.
+    /// Returns the part of the test's samples that the network classifies correctly.
     pub fn accuracy(&self, weights: &Weights) -> f64 {
         let classes = self.network.classify(&self.test, |key| weights.key(key));
         let right = classes.iter().zip(self.test.labels()).filter(|(seen, label)| seen == label).count();

@@ -42,7 +42,7 @@ pub struct Team {
 struct Shared {
     task: Arc<Task>,
     ends: AtomicBool,
-    /// The last round, of which worker 0 decides.
+    /// The last round; worker 0 decides on it.
     last: AtomicU32,
     is_slow: AtomicBool,
     seen: Mutex<Option<Seen>>,
@@ -68,7 +68,7 @@ impl Team {
             config.token = Some(credential.clone());
             (config.join_limit, config.wait_limit) = (JOIN_LIMIT, WAIT_LIMIT);
             config.hub_wait = Duration::ZERO; // the hub is in this process
-            config.trial = true; // a directory of checkpoints that the environment names is left alone
+            config.trial = true; // a directory of checkpoints that the environment names is not used
             let (shared, sender): (_, UnboundedSender<_>) = (Arc::clone(&shared), sender.clone());
             let work = move || drop(sender.send((rank, shared.work(rank, config))));
             let thread = std::thread::Builder::new().name(format!("worker-{rank}"));

@@ -29,7 +29,7 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    /// Creates a check of which all is as it should be.
+    /// Creates a check that passes.
     pub fn pass(name: impl Into<String>, seen: impl Into<String>) -> Self {
         Check { name: name.into(), verdict: Verdict::Pass, seen: seen.into(), fix: None }
     }

@@ -92,7 +92,7 @@ fn bridges(slot: &Path) -> Vec<(String, Option<u16>)> {
     slot.ancestors().skip(1).filter_map(bridge).collect()
 }
 
-/// Returns the control bits of ACS in a device's configuration, of which users other than root see the first 64 bytes.
+/// Returns the control bits of ACS in a device's configuration. Users other than root see only its first 64 bytes.
 fn acs(config: &[u8]) -> Option<u16> {
     if config.len() <= 64 {
         return None;

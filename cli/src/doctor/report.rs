@@ -76,7 +76,7 @@ fn say(text: &str) {
 }
 
 fn line(check: &Check, colours: bool) -> String {
-    // Failures are printed so that they stand out.
+    // Failures are printed in a colour.
     let (word, colour) = match check.verdict {
         Verdict::Pass => ("pass", "32"),
         Verdict::Note => ("note", "2"),

@@ -201,7 +201,7 @@ impl TopologyArgs {
     }
 
     fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {
-        // The first pass finds the cores, on which the hub's own rule places runs.
+        // The first pass finds the cores; the hub's own rule then places runs on them.
         let cores = topology::place(host, &self.request(&[]))?;
         let nodes: Vec<u32> = cores.cores().iter().map(|core| core.node.0).collect();
         let run_bytes =

@@ -90,7 +90,7 @@ pub struct End {
     pub(crate) closed: bool,
     /// Whether all jobs end, or have ended, because it stops.
     stopping: bool,
-    /// Members that have not been told yet that it stops.
+    /// Members that do not know yet that it stops.
     pub(crate) untold: HashSet<(JobId, u32)>,
     /// Failed jobs that the hubs above do not know of yet.
     pub(crate) untold_above: HashSet<JobId>,
@@ -112,7 +112,8 @@ impl End {
         self.stopping
     }
 
-    /// Whether members have not been told that the hub stops, or the hubs above that a job failed.
+    /// Whether there are members that do not know that the hub stops, or hubs above that do not know that a
+    /// job failed.
     pub fn has_untold(&self) -> bool {
         !self.untold.is_empty() || !self.untold_above.is_empty()
     }

@@ -1,4 +1,5 @@
-//! A hub: all its jobs, their names, the tokens of their members, and who has not been told of an end.
+//! A hub: all its jobs, their names, the tokens of their members, and the members that do not know of an end
+//! yet.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -39,7 +40,7 @@ use crate::tokens::{KEEP_FAILED, Tokens, Unserved};
 /// The reason why a hub that stops takes nobody.
 pub const STOPS: &str = "the hub is stopping";
 
-/// The job ended meanwhile. Its workers have been told why.
+/// The job ended meanwhile. Its workers know the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobEnded;
 

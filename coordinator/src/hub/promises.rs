@@ -6,7 +6,7 @@
 //!   room of the process now  -  (promised - resident since the start, at least 0)  >=  what a new job needs
 //! ```
 //!
-//! The promises are those of the jobs that have not failed, of jobs that are being made, and of joins that are being
+//! The promises are those of jobs that have not failed, of jobs that are being made, and of joins that are being
 //! read. When one of these ends, its promise goes with it.
 
 use std::fmt;

@@ -120,9 +120,9 @@ impl Files {
         self.rounds.values().flatten().max().copied()
     }
 
-    /// Returns the round that a job goes on from: the latest one that all hubs have, and none of them in a damaged file. `read`
-    /// makes all hubs read their files of a round, and returns the hubs with damaged files. These files count no longer, and
-    /// neither do those of later rounds, which the job writes again.
+    /// Returns the round that a job continues from: the latest one that all hubs have, without a damaged file. `read` makes all
+    /// hubs read their files of a round, and returns the hubs with damaged files. These files no longer count, and neither do
+    /// files of later rounds, which the job writes again.
     ///
     /// # Errors
     /// When the files cannot be read at all.
@@ -162,8 +162,8 @@ impl Files {
     }
 }
 
-/// Returns the latest rounds of those that a hub says it has files of. It has a few, and each is compared with those of
-/// all hubs.
+/// Returns the latest rounds of those that a hub says it has files of. A hub reports a few rounds, and each is compared
+/// with the rounds of all hubs.
 fn latest(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds.sort_unstable();
     rounds.drain(..rounds.len().saturating_sub(MOST_FILES));

@@ -1,5 +1,5 @@
 //! The hubs of a job, as one of them knows them. Hub 0 leads: it decides where the job is cut, and which workers take
-//! part from there on. A job of one hub is led by it, and has nobody to ask.
+//! part after the cut. A job of one hub is led by it, and has nobody to ask.
 //!
 //! Plain state. Asks no hub.
 
@@ -71,7 +71,7 @@ pub struct Hubs {
     pub pieces: Vec<Piece>,
     /// Says which of the jobs that have had the name this is.
     pub secret: Secret,
-    /// The round of the checkpoint that the job goes on from, or 0.
+    /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,
     /// The rounds of this hub's parts of checkpoints, ascending.
     pub rounds: Vec<Round>,
@@ -88,7 +88,7 @@ pub struct Hubs {
     pub front: Option<Round>,
 }
 
-/// The numbers that hub 0 has given; 0 at the others.
+/// The numbers that hub 0 has given; 0 at the other hubs.
 #[derive(Debug, Default)]
 struct Numbered {
     /// The cuts that it has begun.
@@ -171,7 +171,8 @@ impl Hubs {
         self.held.hold(cut)
     }
 
-    /// Checks that the cut that hub 0 ends can be where it says, and lets in no more workers than the job has.
+    /// Checks that the cut that hub 0 ends is possible at its round, and admits no more workers than the job
+    /// has.
     ///
     /// # Errors
     /// When it cannot, in words.

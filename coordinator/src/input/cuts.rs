@@ -49,7 +49,7 @@ impl Request for ReleasedByLead {
     }
 }
 
-/// A hub has all links of a newcomer, as hub 0 hears.
+/// A hub reports to hub 0 that it has all links of a newcomer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arrived {

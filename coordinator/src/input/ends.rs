@@ -1,4 +1,4 @@
-//! Requests for the end of a hub: it takes no more jobs, admits nobody, stops, and its members hear of it.
+//! Requests for the end of a hub: it takes no more jobs, admits nobody, stops, and its members are notified.
 
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ impl Request for Stop {
     }
 }
 
-/// A member is being told that its job failed.
+/// A member is being notified that its job failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Told {
@@ -61,7 +61,7 @@ impl Request for Told {
     }
 }
 
-/// The hubs above have to be told why a job failed.
+/// The hubs above have to be notified why a job failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TellAbove {
@@ -77,7 +77,7 @@ impl Request for TellAbove {
     }
 }
 
-/// The hubs above have been told, or cannot be told.
+/// The hubs above have been notified, or cannot be notified.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToldAbove {

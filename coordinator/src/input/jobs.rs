@@ -135,7 +135,7 @@ pub struct HubOf {
     pub pieces: Vec<Piece>,
     /// The secret that says which of the jobs that have had the name this is.
     pub secret: Secret,
-    /// The round of the checkpoint that the job goes on from, or 0.
+    /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,
     /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
     pub files: Files,

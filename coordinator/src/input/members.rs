@@ -169,7 +169,7 @@ impl Request for Heard {
     }
 }
 
-/// A member has lost its links, as it says, and asks for others.
+/// A member reports that it has lost its links, and asks for new ones.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskForLinks {
@@ -248,7 +248,7 @@ impl Request for Leave {
     }
 }
 
-/// A member is lost: its job fails, or goes on without it.
+/// A member is lost: its job fails, or continues without it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lose {

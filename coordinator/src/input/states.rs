@@ -179,7 +179,7 @@ impl Request for WantState {
 pub struct AskForWritten {
     /// The job.
     pub job: JobId,
-    /// The part has the state before this round; 0 stands for the part that is under way now.
+    /// The part has the state before this round; 0 means the part that is under way now.
     pub before: Round,
     /// The rounds that are whole.
     pub whole: WholeRounds,
@@ -197,7 +197,7 @@ impl Request for AskForWritten {
     }
 }
 
-/// A file is about to be written. The answer is which rounds are whole, so that files of others are needed no longer; or why this
+/// A file is about to be written. The answer has the whole rounds: files of other rounds are no longer needed. Or it says why this
 /// hub has too many files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -33,7 +33,7 @@ pub struct Checkpoints {
     /// The number of snapshots that cuts were for.
     asked: u64,
     collecting: Vec<Collecting>,
-    /// The rounds that each core has passed without snapshots, and of which it says nothing more: the last reports, in any order.
+    /// The rounds that each core has passed without snapshots, in the last reports, in any order.
     passed: BTreeMap<usize, VecDeque<RangeInclusive<Round>>>,
     /// The last ones that were begun here, by their rounds: hub 0 asks. One may end after a later one.
     parts: BTreeMap<Round, PartState>,
@@ -78,7 +78,7 @@ pub(super) struct TakenBy {
     pub refused: Option<String>,
 }
 
-/// A snapshot for which all cores have answered.
+/// A snapshot with answers from all cores.
 pub(super) struct Over {
     pub occasion: Occasion,
     pub before: Round,
@@ -107,7 +107,7 @@ impl Checkpoints {
         }
     }
 
-    /// Returns how this hub's part of the checkpoint before a round is. Round 0 has no checkpoint: it stands for the part that is
+    /// Returns how this hub's part of the checkpoint before a round is. Round 0 has no checkpoint: it means the part that is
     /// under way now, if there is one.
     pub fn part_before(&self, before: Round) -> PartState {
         let parts = &self.parts;
@@ -143,8 +143,8 @@ impl Checkpoints {
         occasion
     }
 
-    /// Notes that a core has taken its part of a snapshot, or has none; or has passed all rounds from `before` to `through`. Returns the
-    /// snapshots for which all cores have answered then.
+    /// Notes that a core has taken its part of a snapshot, or has none; or has passed all rounds from `before` to `through`.
+    /// Returns the snapshots that have answers from all cores then.
     pub(super) fn taken(&mut self, taken: TakenBy, owners: usize) -> Vec<Over> {
         let TakenBy { core, occasion, before, through, refused } = taken;
         let Checkpoints { collecting, passed, .. } = self;
@@ -205,10 +205,11 @@ impl Checkpoints {
         self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }
 
-    /// Begins to write a file. Returns the rounds that are whole by now: the files of others are needed no longer.
+    /// Begins to write a file. Returns the rounds that are whole by now: files of other rounds are no longer
+    /// needed.
     ///
     /// # Errors
-    /// When the hub would have too many files that wait for those of other hubs.
+    /// Returns an error if the hub would have too many files that wait for those of other hubs.
     pub(crate) fn begin_file(&mut self, before: Round, hubs: &Hubs) -> Result<WholeRounds, String> {
         self.part_is(before, PartState::Writing);
         let Hubs { share, whole, rounds, .. } = hubs;

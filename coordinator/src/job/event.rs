@@ -50,7 +50,7 @@ pub enum Event {
         rank: u32,
         /// The reason.
         reason: String,
-        /// Whether the link ended by itself, so that the member may make others.
+        /// Whether the link ended by itself, so that the member may make new ones.
         by_itself: bool,
     },
     /// A member's heartbeat has ended without its answer.
@@ -116,12 +116,12 @@ pub enum Effect {
         cause: Cause,
         /// The reason.
         reason: String,
-        /// Whether the job goes on without it.
+        /// Whether the job continues without it.
         goes_on: bool,
     },
     /// All cores remove a member.
     RemoveWorker(u32),
-    /// The other hubs of the job hear that a worker, named as at all hubs, is lost for this reason.
+    /// Notify the other hubs of the job that a worker, named as at all hubs, is lost for this reason.
     TellLost(u64, String),
     /// The tokens of a lost member serve it no longer, and answer this.
     Forget(u32, String),

@@ -68,20 +68,20 @@ pub enum LastStepped {
     Written(Result<CheckpointReply, String>),
 }
 
-/// The state that is saved; nothing where there was nothing new; or why it is not saved.
+/// The state that is saved; nothing if there was nothing new; or why it is not saved.
 pub type Saved = Result<Option<CheckpointReply>, String>;
 
 /// The last state of a job, as long as it is being saved.
 #[derive(Debug)]
 pub(super) struct Last {
     waits_for: WaitsFor,
-    /// The rounds of this hub's chunks, which stand still.
+    /// The rounds of this hub's chunks, which do not change any more.
     own: Option<RoundsInFlight>,
     /// The failure, as other hubs are notified of it.
     failed: FailedRequest,
     /// The way in which the job ended, for people.
     ended: String,
-    /// The round of the last checkpoint. Of another hub than hub 0, that of its own part.
+    /// The round of the last checkpoint. At other hubs than hub 0, the round of its own part.
     saved: Round,
 }
 
@@ -247,7 +247,8 @@ impl LastState {
         }
     }
 
-    /// Writes hub 0's part after the others: a job that has a part here alone, and no whole round before, could not be started again.
+    /// Writes hub 0's part after the others. A job with a part only here, and no whole round before it, could not be started
+    /// again.
     fn others_have_written(
         &mut self,
         hubs: &Hubs,

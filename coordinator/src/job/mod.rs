@@ -67,7 +67,7 @@ use crate::refused::Refused;
 /// The keys of a job, in its terms, and the pieces of them that its hub owns.
 pub type Model = (Arc<JobTerms>, Vec<Piece>);
 
-/// One job. The driver of a hub reads the parts of its jobs. They change by requests to the hub alone, which lends no job to be
+/// One job. The driver of a hub reads the parts of its jobs. They change only by requests to the hub, which lends no job to be
 /// changed.
 #[derive(Debug)]
 pub struct Job {
@@ -92,7 +92,7 @@ pub struct Job {
     pub progress: Progress,
     /// Whether all members have the same weights.
     pub digests: Digests,
-    /// The news that its members hear.
+    /// The news that its members get.
     pub news: News,
 }
 
@@ -178,7 +178,7 @@ impl Job {
         let (first, former) = (self.first_round, std::mem::replace(&mut self.life, Life::Running));
         self.news.tell(&self.life, |news| {
             if let Life::Gathering(Gathering { reached, .. }) = former {
-                // Where workers step alone, each is as far ahead as it was.
+                // If workers step alone, each is as far ahead as it was.
                 let slowest = reached.into_iter().flatten().min().filter(|_| !ahead.is_empty());
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));

@@ -8,7 +8,7 @@ use pbox_core::control::{HeartbeatReply, JobState, Late, reason};
 use super::Life;
 use crate::asker::Asker;
 
-/// The news of a job. Each change that members must hear of has its own version.
+/// The news of a job. Each change that members must know has its own version.
 #[derive(Debug)]
 pub struct News {
     told: HeartbeatReply,
@@ -42,7 +42,7 @@ impl News {
         self.edition
     }
 
-    /// Changes the news, and has members hear of the change, and of the state of the job.
+    /// Changes the news, and notifies members of the change, and of the state of the job.
     pub(super) fn tell(&mut self, life: &Life, change: impl FnOnce(&mut HeartbeatReply)) {
         self.change(|news| {
             change(news);
@@ -55,7 +55,8 @@ impl News {
         self.tell(life, |news| news.reached = news.reached.max(Some(round)));
     }
 
-    /// Notes that a join was refused. If others gather, they hear of it, since they wait for that worker.
+    /// Notes that a join was refused. If others gather, they get this news, because they wait for that
+    /// worker.
     pub(crate) fn refused(&mut self, life: &Life, rank: u32, from: Option<&Asker>, why: &str) {
         if life.gathers() {
             let at = from.map(|from| format!(" at {from}")).unwrap_or_default();
@@ -74,13 +75,13 @@ impl News {
         is_news
     }
 
-    /// Changes the news, and has members hear of the change.
+    /// Changes the news, and notifies members of the change.
     fn change(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
         self.correct(change);
         self.told.version += 1;
     }
 
-    /// Changes the news. Members hear of the change with the next version.
+    /// Changes the news. Members get the change with the next version.
     fn correct(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
         change(&mut self.told);
         self.edition += 1;

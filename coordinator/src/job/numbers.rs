@@ -14,7 +14,7 @@ const MOST: usize = 1 << 22;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Change {
-    /// The learning rate alone.
+    /// The learning rate, and no other number.
     Rate(f32),
     /// All numbers. Multipliers that are not given stay.
     All(Numbers),

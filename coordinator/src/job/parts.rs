@@ -1,4 +1,5 @@
-//! Parts of checkpoints of a job over several hubs: hub 0 follows the parts of the others, and another hub says how its part is.
+//! Parts of checkpoints of a job over several hubs: hub 0 follows the parts of the others. Each other hub reports its part's
+//! state.
 //!
 //! ```text
 //!   hub 0 --how is your part before round 7?--> hub 1     waits until the part is written or failed, for some time
@@ -6,7 +7,7 @@
 //!     '--not yet: asks again, until a time if not all chunks have come to the round
 //! ```
 //!
-//! A checkpoint is whole when all parts are written. Round 0 has no checkpoint: it stands for the part that is under way now.
+//! A checkpoint is whole when all parts are written. Round 0 has no checkpoint: it means the part that is under way now.
 
 use std::time::{Duration, Instant};
 

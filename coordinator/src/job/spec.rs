@@ -38,14 +38,14 @@ pub struct Made {
     pub promised: u64,
     /// The address of the worker that made it.
     pub owner: Option<IpAddr>,
-    /// Whether it is a trial: it goes on from no checkpoint and leaves none.
+    /// Whether it is a trial: it continues from no checkpoint and leaves none.
     pub trial: bool,
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
 }
 
 impl JobSpec {
-    /// Whether the running job goes on without lost workers.
+    /// Whether the running job continues without lost workers.
     pub fn goes_on(&self) -> bool {
         self.terms.on_loss == OnLoss::Continue
     }

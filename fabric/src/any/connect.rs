@@ -77,7 +77,7 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Whether another transport may lead to the hub. Either this transport did not reach the hub at all, or no NIC of
-    /// one end leads to a NIC of the other. A failure of shared memory concerns this machine alone.
+    /// one end leads to a NIC of the other. A failure of shared memory concerns only this machine.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
@@ -89,14 +89,14 @@ impl ConnectError {
     }
 }
 
-/// The place where a hub's data path is.
+/// The address of a hub's data path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// Shared memory, by the name of an abstract Unix socket.
     Shm(String),
     /// TCP: where each of the hub's ports listens.
     Tcp(Vec<SocketAddr>),
-    /// RDMA: where its handshake is, over TCP.
+    /// RDMA: the address of its handshake, over TCP.
     Verbs(SocketAddr),
 }
 
@@ -217,8 +217,8 @@ impl Hello {
         }
     }
 
-    /// Takes the descriptors that arrived with the hello, or adds this connection to the peer's others, once its token is known.
-    /// Nobody may wait for the caller: wrong descriptors of a peer are closed here.
+    /// Takes the descriptors that arrived with the hello, or adds this connection to the peer's other connections, once its
+    /// token is known. Nobody may wait for the caller: wrong descriptors of a peer are closed here.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Ok(match self {
             Hello::Tcp(hello) => match hello.gather()? {

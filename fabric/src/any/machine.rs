@@ -1,6 +1,6 @@
 //! The identity of this machine, so that two processes know whether they share one.
 
-/// Returns the running kernel's name for this boot; empty when the kernel does not tell it. Two processes with the same
+/// Returns the running kernel's name for this boot; empty if the kernel does not tell it. Two processes with the same
 /// name have the same kernel, though containers may keep them apart.
 pub fn machine() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

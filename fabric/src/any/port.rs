@@ -56,8 +56,8 @@ impl Endpoint {
         }
     }
 
-    /// Sets the rule that closes the link when it refuses a frame. Over RDMA the NIC writes where the peer says, and
-    /// only the length is known; on shared memory nothing moves.
+    /// Sets the rule that closes the link when it refuses a frame. Over RDMA the NIC writes at the peer's address,
+    /// and only the length is known; on shared memory nothing moves.
     pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {
         match self {
             Endpoint::Shm(_) => {}
@@ -230,8 +230,8 @@ impl crate::Port for Port {
     }
 }
 
-/// The wakers of a port, whichever transport it sleeps on. The waker of shared memory also wakes TCP, where a port
-/// sleeps for all.
+/// The wakers of a port, whichever transport it sleeps on. The waker of shared memory also wakes TCP, if a port
+/// sleeps for all transports.
 struct Wakers([Option<Waker>; 2]);
 
 impl Wake for Wakers {

@@ -1,4 +1,4 @@
-//! Memory that a dma-buf stands for, such as a GPU's. NICs read it by its descriptor; this process needs no address of it.
+//! Memory behind a dma-buf, such as a GPU's. NICs read it by its descriptor; this process needs no address of it.
 //!
 //! On the `unsafe` list: a descriptor that comes as a number, from another language.
 

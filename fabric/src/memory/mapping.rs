@@ -65,8 +65,8 @@ pub(crate) struct Mapping {
     bytes: NonZeroUsize,
 }
 
-// SAFETY: a mapping is an address range that this value alone unmaps; the range is valid from every
-// thread, and access to its bytes is governed by the owning types.
+// SAFETY: a mapping is an address range that only this value unmaps; the range is valid from every thread,
+// and access to its bytes is governed by the owning types.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` only hands out the address.
 unsafe impl Sync for Mapping {}
@@ -179,7 +179,7 @@ impl Mapping {
             let filled =
                 unsafe { mmap_anonymous(start, bytes, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED) };
             if filled.is_err() {
-                std::process::abort(); // this value, and all that borrow from it, would name memory of others
+                std::process::abort(); // this value, and all that borrow from it, would name other memory
             }
             return Err(MapError::new(what, bytes, errno));
         }
@@ -187,7 +187,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Has huge pages where all memory is on one node. On several nodes a huge page would hold chunks of cores of several.
+    /// Has huge pages if all memory is on one node. On several nodes a huge page would hold chunks of cores of several.
     pub fn collapse_on_one_node(&self) {
         if one_node() {
             self.collapse(&Ranges::default(), Access::Read);
@@ -245,7 +245,7 @@ impl Mapping {
     }
 
     /// Has the kernel allocate the pages of a span for writing, as if somebody wrote there (Linux 5.14). Contents stay as they
-    /// are, also where others read and write them meanwhile.
+    /// are, even if other threads read and write them meanwhile.
     ///
     /// # Panics
     /// When the span ends beyond the mapping.
@@ -305,7 +305,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Gives free pages of the heap back to the machine: the C library keeps them, where something lives behind them.
+/// Gives free pages of the heap back to the machine: the C library keeps them, if something lives behind them.
 pub fn trim_heap() {
     // SAFETY: it takes the allocator's own locks, and touches only memory that nobody has.
     #[cfg(target_env = "gnu")]

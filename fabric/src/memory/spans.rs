@@ -44,12 +44,13 @@ impl Spans {
         self.spans.is_empty()
     }
 
-    /// Returns where the span lies.
+    /// Returns the place of the span.
     pub fn span(&self, index: usize) -> Span {
         self.spans[index]
     }
 
-    /// Adds a span that is all of these spans, if each begins where the one before it ends. Returns its index.
+    /// Adds a span that covers all of these spans, if each begins where the one before it ends. Returns its
+    /// index.
     pub fn join(&mut self, spans: Range<usize>) -> Option<usize> {
         let joined = self.spans.get(spans).filter(|spans| !spans.is_empty())?;
         let follows = |pair: &[Span]| pair[0].end() == Some(pair[1].offset);
@@ -81,8 +82,8 @@ impl Spans {
     /// Works like [`elements`](Self::elements), for writing.
     pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
         let (start, elements) = self.start(index);
-        // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because
-        // `split` gave its bytes to this value alone.
+        // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because `split`
+        // gave its bytes only to this value.
         unsafe { std::slice::from_raw_parts_mut(start, elements) }
     }
 
@@ -207,8 +208,8 @@ impl RecvWindow {
         }
     }
 
-    /// Returns where a span lies, for a transport to write. `None` if it is out of bounds, if the memory is not this
-    /// end's, or if an owner at this end writes there.
+    /// Returns the place of a span, for a transport to write. `None` if it is out of bounds, if the memory is not
+    /// this end's, or if an owner at this end writes there.
     pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
         let is_owned = || self.shown.as_ref().is_some_and(|window| window.owns(span));
         let inside = self.local && span.end()? <= self.bytes && !is_owned();

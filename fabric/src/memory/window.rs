@@ -74,14 +74,14 @@ pub struct SendWindow {
     owned: Box<[Span]>,
 }
 
-/// The place where a window's bytes are.
+/// The place of a window's bytes.
 #[derive(Debug)]
 enum Memory {
     /// The bytes are in a memfd that is mapped here.
     Memfd(Arc<Mapping>, OwnedFd),
-    /// Memory of this process alone, which may not make a memfd, and why.
+    /// Memory of this process only, because the process may not make a memfd, with the reason.
     Own(Arc<Mapping>, Errno),
-    /// The bytes are in a dma-buf, which NICs alone can access.
+    /// The bytes are in a dma-buf, which only NICs can access.
     DmaBuf(DmaBuf),
 }
 
@@ -94,7 +94,7 @@ impl SendWindow {
         Ok(window)
     }
 
-    /// Works like [`new`](Self::new), for a window of which only a part is used. Its pages are small, and pages that
+    /// Works like [`new`](Self::new), for a window that is used only in part. Its pages are small, and pages that
     /// nobody touches take no memory.
     pub fn sparse(bytes: usize) -> Result<Self, WindowError> {
         let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
@@ -111,7 +111,7 @@ impl SendWindow {
         Ok(SendWindow { memory: Memory::Memfd(mapping, fd), bytes, owned: Box::default() })
     }
 
-    /// Returns a window of `bytes` in a dma-buf, for links over RDMA alone. Other uses of its bytes panic.
+    /// Returns a window of `bytes` in a dma-buf, only for links over RDMA. Other uses of its bytes panic.
     /// Something else than this process writes them, such as a GPU.
     ///
     /// # Errors

@@ -8,9 +8,9 @@
 //!   ..[ unread .............. ][ free .......... ]..     positions are free-running u32
 //! ```
 //!
-//! Safe code over atomics: where the cells live (a memfd, the heap, loom) is the caller's business through [`Cells`].
-//! The consumer distrusts the producer's tail, the producer the consumer's head. A value that no correct peer writes is
-//! [`Corrupt`], never an index out of bounds.
+//! Safe code over atomics: the memory of the cells (a memfd, the heap, loom) is the caller's business through
+//! [`Cells`]. The consumer distrusts the producer's tail, the producer the consumer's head. A value that no correct
+//! peer writes is [`Corrupt`], never an index out of bounds.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The bells of a link: the one at which a port sleeps, and that of the peer, which the port rings.
+//! The bells of a link: the bell at which a port sleeps, and the peer's bell, which the port rings.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -74,7 +74,7 @@ pub(super) struct PeerBell {
 }
 
 impl PeerBell {
-    /// Wakes the port where it sleeps, if nobody else does.
+    /// Wakes the port at its place of sleep, if nobody else does.
     pub fn ring(&self) {
         let asleep = self.word.asleep();
         match bell::claim_wake(asleep) {

@@ -28,7 +28,7 @@ const APART: usize = 128;
 #[derive(Debug)]
 pub(super) struct Words {
     mapping: Mapping,
-    /// The reason if there is none: then the words are this process's alone.
+    /// The reason if there is none: then only this process has the words.
     fd: Result<OwnedFd, Errno>,
 }
 

@@ -8,9 +8,8 @@
 //!           <--- Welcome + window, bells, rings, eventfds, or Refused{why}
 //! ```
 //!
-//! A descriptor may be one whose closing blocks. So a stranger, who has no token, hands none over. Descriptors that a
-//! stranger sent are closed where nobody waits: in [`Hello::refuse`], `gather`, or a failing `hello`, which the layer
-//! above calls with nothing held. A socket takes nothing more once its hello is there.
+//! The closing of a descriptor may block. So no descriptor of a stranger, who has no token, is handed over. It is closed
+//! where nobody waits: in [`Hello::refuse`], `gather`, or a failing `hello`. The layer above calls these without a lock. A socket takes nothing more once its hello is there.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,7 +34,7 @@ use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
-/// Connections that wait to be accepted: one for each worker, of which there are at most 1024.
+/// Connections that wait to be accepted: one for each worker, at most 1024.
 const BACKLOG: i32 = 1024;
 
 /// A handshake failed.
@@ -211,7 +210,7 @@ impl Hello {
         refuse(self.socket.as_fd(), why);
     }
 
-    /// Takes the descriptors of the hello. Call it once the token is known, where nobody waits.
+    /// Takes the descriptors of the hello. Call it once the token is known, at a place where nobody waits.
     pub fn gather(mut self) -> Result<Self, ConnectError> {
         let taken = self.take();
         taken.inspect_err(|why| refuse(self.socket.as_fd(), why)).map_err(ConnectError::Nonsense)?;
@@ -242,8 +241,8 @@ impl Hello {
         Ok(())
     }
 
-    /// Lets the peer in. `ours` goes to it read-only, and its window of at least `recv_bytes` comes here. The links are
-    /// those of `plan`, which the hello must name too.
+    /// Admits the peer. `ours` goes to it read-only, and its window of at least `recv_bytes` comes here. The links are those of
+    /// `plan`, which the hello must name too.
     pub fn welcome(
         self,
         group: &Arc<Group>,
@@ -360,8 +359,7 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     Ok(socket)
 }
 
-/// Returns the worker's half of a connection, from the hub's answer to its hello, in which its receivers have this
-/// name.
+/// Returns the worker's half of a connection, from the hub's answer to its hello. `name` is that of its receivers.
 pub(super) fn welcomed(
     (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
     socket: &OwnedFd,

@@ -148,7 +148,7 @@ pub(super) fn refuse(socket: BorrowedFd, why: &str) {
     let _ = rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
-/// Reads the next message within `timeout`, and leaves it and its descriptors where they are.
+/// Reads the next message within `timeout`, and leaves it and its descriptors in the socket.
 pub(super) fn peek(socket: BorrowedFd, timeout: Duration) -> io::Result<Vec<u8>> {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
     let mut bytes = vec![0; MAX_BYTES];
@@ -171,7 +171,7 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
 }
 
 /// Ends a conversation with a stranger, and closes the descriptors that it has sent. It may be descriptors whose closing
-/// blocks: TCP sockets that linger do not after this, others may. So the caller holds nothing that others wait for.
+/// blocks: TCP sockets that linger do not after this, others may. So the caller holds no lock that others wait for.
 pub(super) fn dispose(socket: OwnedFd) {
     let _ = shutdown(&socket, Shutdown::Both); // nothing more comes
     drain(socket.as_fd());

@@ -153,7 +153,7 @@ pub(super) struct End {
     pub gone_at: Option<u64>,
 }
 
-/// The way in which a port is woken.
+/// The means to wake a port.
 #[derive(Debug, Default)]
 pub(super) struct Sleeper {
     pub bell: Arc<Condvar>,

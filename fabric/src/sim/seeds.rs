@@ -2,11 +2,11 @@
 
 /// Names the one seed to run instead of all.
 const VARIABLE: &str = "PHUB_SIM_SEED";
-/// Names the factor by which there are more seeds.
+/// Names the factor that multiplies the number of seeds.
 const TIMES: &str = "PHUB_SIM_TIMES";
 
-/// Returns the seeds `0..count`, or `PHUB_SIM_TIMES` as many; or only `PHUB_SIM_SEED`, where that is set. When the body
-/// of the loop panics, the seed is printed:
+/// Returns the seeds `0..count`, or `PHUB_SIM_TIMES` as many; or only `PHUB_SIM_SEED`, if that is set. When the body of
+/// the loop panics, the seed is printed:
 ///
 /// ```should_panic
 /// for seed in fabric::sim::seeds(100) {

@@ -99,7 +99,8 @@ impl Congestion {
     }
 }
 
-/// Whether the round trip of a handshake is that of machines near each other. Zero is unknown: a packet of it was lost.
+/// Whether the round trip of a handshake is as short as between near machines. Zero is unknown: a packet of it was
+/// lost.
 fn is_short(round_trip: Duration) -> bool {
     !round_trip.is_zero() && round_trip <= SHORT
 }

@@ -214,7 +214,7 @@ impl Hello {
         self.links.iter_mut().for_each(|(socket, _)| refuse(socket, why));
     }
 
-    /// Puts this connection to the peer's others. Call it once the token is known: a connection that waits for others costs
+    /// Adds this connection to the peer's other connections. Call it once the token is known: a waiting connection costs
     /// memory and a descriptor.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Arc::clone(&self.gathering).add(self)

@@ -42,7 +42,7 @@ pub enum Gathered {
     Waits(Option<Pending>),
 }
 
-/// A worker with its first connection. Somebody must [`wait`](Self::wait) for the others.
+/// A worker with its first connection. The caller must [`wait`](Self::wait) for the other connections.
 #[derive(Debug)]
 pub struct Pending {
     token: [u8; 16],

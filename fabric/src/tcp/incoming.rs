@@ -21,7 +21,7 @@ use crate::port::FrameRule;
 
 /// Room for small frames. They are copied once, which costs less than a system call for each.
 const BUFFER: usize = 16 << 10;
-/// A frame from this size on is followed by a read of one header alone.
+/// A frame from this size on is followed by a read of only one header.
 const LARGE: usize = 8 << 10;
 
 /// The result of a look at the socket.

@@ -145,7 +145,7 @@ pub(super) fn limit_unsent(socket: BorrowedFd, bytes: u32) -> Result<(), Errno> 
 
 /// Returns the smoothed round trip of a connection. Zero while it is unknown.
 pub(super) fn round_trip(socket: BorrowedFd) -> Result<Duration, Errno> {
-    // SAFETY: numbers alone, for which zero is a value.
+    // SAFETY: the structure has only numbers, for which zero is a value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut bytes = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the kernel writes at most `bytes` bytes of `info`, and the number of these; both live until it returns.

@@ -68,7 +68,7 @@ pub(super) struct Link {
     pub socket: OwnedFd,
     pub outgoing: Outgoing,
     pub incoming: Incoming,
-    /// Tells the events of this link from those of the link that had its id before.
+    /// Distinguishes the events of this link from those of the former link with its id.
     pub generation: u32,
     /// The socket takes nothing any more. Bytes that arrived before are still read.
     pub broken: bool,

@@ -70,7 +70,7 @@ impl Mtu {
     }
 }
 
-/// The place where a port of a NIC is reached.
+/// The address of a port of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The device's name on its own machine.
@@ -79,7 +79,7 @@ pub struct Address {
     pub link_layer: LinkLayer,
     /// The GID.
     pub gid: Gid,
-    /// Leading bits of the GID's address (of IPv4 or IPv6) that the subnet has in common, where known.
+    /// Leading bits of the GID's address (of IPv4 or IPv6) that the subnet has in common, if known.
     pub prefix: Option<u8>,
     /// The LID; 0 on Ethernet.
     pub lid: u16,
@@ -94,13 +94,13 @@ impl Address {
         ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
     }
 
-    /// Whether packets of one can be those of the other: RoCE v2 is IP, of one version at both ends.
+    /// Whether packets can cross between these addresses: RoCE v2 is IP, of one version at both ends.
     pub(super) fn can_reach(&self, other: &Address) -> bool {
         self.link_layer == other.link_layer
             && (self.link_layer == LinkLayer::InfiniBand || self.ip().is_ipv4() == other.ip().is_ipv4())
     }
 
-    /// Returns the subnet in words, where both are on the same one.
+    /// Returns the subnet in words, if both are on the same one.
     pub(super) fn shared_subnet(&self, other: &Address) -> Option<String> {
         if self.link_layer != other.link_layer {
             return None;

@@ -35,7 +35,7 @@ pub struct DevicePort {
     pub link_layer: LinkLayer,
     /// The largest packet.
     pub mtu: Option<Mtu>,
-    /// Speed of the link, in Gb/s; none where the driver's codes are unknown.
+    /// Speed of the link, in Gb/s; none if the driver's codes are unknown.
     pub gbps: Option<f64>,
     /// The LID; 0 on Ethernet.
     pub lid: u16,
@@ -70,7 +70,8 @@ impl Device {
         self.ports.iter().find(fits)
     }
 
-    /// Returns the GID of one of its ports that would be used: that of the index asked for, or the best by rule.
+    /// Returns the GID of one of its ports that would be used: the one with the requested index, or the best by
+    /// rule.
     ///
     /// # Errors
     /// When no GID will do; with the whole table.

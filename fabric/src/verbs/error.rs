@@ -17,7 +17,7 @@ pub enum VerbsError {
     /// A device is not there, or its port is not fit for use.
     #[error(transparent)]
     Device(DeviceError),
-    /// No address among those of a port will do.
+    /// No address of a port is usable.
     #[error(transparent)]
     Gid(#[from] GidError),
     /// A flag or the environment has a value that no queue pair accepts.

@@ -138,8 +138,8 @@ fn ends_links(kind: ibv_event_type) -> bool {
 }
 
 impl NicEvent {
-    /// Whether a port has been down for longer than its grace. This ends the links that are made again; others end when they have
-    /// something to send.
+    /// Whether a port has been down for longer than its grace. This ends the links that are made again; other links end when they
+    /// have something to send.
     pub fn is_of_a_port(&self) -> bool {
         self.kind == IBV_EVENT_PORT_ERR
     }

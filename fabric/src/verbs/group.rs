@@ -1,7 +1,7 @@
 //! A group: the ports of one process or one hub, the NICs they use, and the watch over connections and NICs.
 //!
-//! A NIC that does not open, or has a failed device, is lost: its ports go without it, and the others are as before. It is
-//! opened again when the owner of the group says so, for links that are made later.
+//! A NIC that does not open, or has a failed device, is lost: its ports continue without it, and the other ports are as
+//! before. It is opened again when the owner of the group says so, for links that are made later.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ pub struct GroupOptions {
     /// The completion vector of the first port; the next port has the next. A worker's number on its machine, so that the
     /// interrupts of its workers go to different cpus.
     pub first_vector: u32,
-    /// The way in which packets travel, where flags say it.
+    /// The path settings, if flags give any.
     pub paths: PathFlags,
 }
 
@@ -65,7 +65,7 @@ struct Wanted {
     nic: Result<Arc<Nic>, VerbsError>,
     /// The time when that was.
     tried: Instant,
-    /// The place where it was last reached.
+    /// The address at which it was last reached.
     address: Option<Address>,
 }
 

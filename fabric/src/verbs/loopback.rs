@@ -115,7 +115,7 @@ pub fn loopback(
         });
         (hub, worker.join().expect("connecting does not panic"))
     });
-    // The worker's error says more where both failed: the hub only hears that it hung up.
+    // The worker's error says more if both failed: the hub only sees that the worker hung up.
     let (worker_joined, hub_joined) = (worker_joined?, hub_joined?);
     let mut hub = End::new(hub_ports.remove(0), hub_joined, hub_spans, nic);
     let mut worker = End::new(worker_port, worker_joined, worker_spans, nic);

@@ -2,7 +2,7 @@
 //!
 //! A link is a reliable-connected queue pair, a post one RDMA write with immediate from the window in place. The NICs
 //! move the bytes, and the arrival is a completion at the other end. The library is loaded when it is first asked for;
-//! the same program runs where there is none.
+//! the same program runs on machines without it.
 //!
 //! ```text
 //!        worker                                             hub

@@ -56,7 +56,7 @@ impl Nccl {
     }
 }
 
-/// Whether a variable of NCCL has a negative number, by which NCCL chooses itself.
+/// Whether a variable of NCCL has a negative number, which leaves the choice to NCCL.
 pub(super) fn is_own_choice(text: &str) -> bool {
     number(text).is_some_and(|number| number < 0)
 }

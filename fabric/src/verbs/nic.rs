@@ -120,12 +120,12 @@ impl Nic {
         self.context.port(self.port).is_ok_and(|attr| attr.state == IBV_PORT_ACTIVE)
     }
 
-    /// Returns where it is reached.
+    /// Returns its address.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Returns the device's name, and its port where the device has several: `mlx5_0`, `mlx4_0:2`.
+    /// Returns the device's name, and its port if the device has several: `mlx5_0`, `mlx4_0:2`.
     pub fn name(&self) -> String {
         name(&self.address.device, self.port, self.context.limits.ports)
     }
@@ -135,7 +135,7 @@ impl Nic {
         self.port
     }
 
-    /// Returns the speed of its link, in Gb/s, where known.
+    /// Returns the speed of its link, in Gb/s, if known.
     pub fn gbps(&self) -> Option<f64> {
         self.gbps
     }

@@ -18,7 +18,7 @@ pub struct NicList {
     exact: bool,
     /// The entries of the list; empty for all devices.
     entries: Vec<NicOptions>,
-    /// The GID index of devices for which none is named.
+    /// The GID index of devices without a named one.
     gid_index: Option<u8>,
 }
 
@@ -33,7 +33,8 @@ pub struct ParseNicListError {
 }
 
 impl NicList {
-    /// Returns a list as NCCL reads it, and the entries that name nothing. Every device where it names none.
+    /// Returns a list as NCCL reads it, and the entries that name nothing. The list has every device if it
+    /// names none.
     pub fn of_nccl(text: &str) -> (Self, Vec<String>) {
         let (except, exact, rest) = marks(text.trim());
         let (mut entries, mut left_out) = (Vec::new(), Vec::new());
@@ -52,7 +53,7 @@ impl NicList {
         (NicList { except, exact, entries, gid_index: None }, left_out)
     }
 
-    /// Gives devices for which the list names no GID the one of this index.
+    /// Gives this GID index to the devices for which the list names none.
     pub(super) fn set_gid_index(&mut self, index: u8) {
         self.gid_index = Some(index);
     }
@@ -106,7 +107,7 @@ impl NicList {
         let its = self.entries.iter().filter(|entry| self.is(entry, device));
         let mut found: Vec<NicOptions> = its.cloned().collect();
         if self.except || self.entries.is_empty() {
-            // Where a port is named, the device has others.
+            // If a port is named, the device has other ports.
             let is_whole = |entry: &NicOptions| entry.port.is_none();
             found = if found.iter().any(is_whole) { Vec::new() } else { vec![NicOptions::new(device)] };
         }

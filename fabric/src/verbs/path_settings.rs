@@ -92,8 +92,8 @@ const MTU: PathSetting = PathSetting {
     default: 4096,
     help: "The largest packet in bytes; ports that allow less lower it",
 };
-/// A fabric with adaptive routing spreads the packets of plain writes over its ways, and keeps those of a write with immediate
-/// in order.
+/// A fabric with adaptive routing spreads the packets of plain writes over its paths, and keeps those of a write with
+/// immediate in order.
 const ADAPTIVE_ROUTING: PathSetting = PathSetting {
     flag: "--rdma-adaptive-routing",
     variables: &["PHUB_RDMA_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING"],
@@ -210,7 +210,7 @@ impl PathSetting {
     }
 }
 
-/// Whether a variable is of another program, which may mean more by it than a queue pair can be told.
+/// Whether a variable belongs to another program, which may mean more by it than a queue pair can do.
 fn is_nccls(name: &str) -> bool {
     name.starts_with("NCCL_")
 }

@@ -17,7 +17,7 @@ fn v4(routes: &str, netdev: &str, ip: Ipv4Addr) -> Option<u8> {
     for line in routes.lines() {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [interface, destination, gateway, _, _, _, _, mask, ..] = fields[..] else { continue };
-        // The words are in the machine's byte order, of which network order is the memory.
+        // The words are in the machine's byte order; in memory they are in network order.
         let word =
             |text| u32::from_str_radix(text, 16).ok().map(|word| u32::from_be_bytes(word.to_ne_bytes()));
         let (Some(destination), Some(gateway), Some(mask)) = (word(destination), word(gateway), word(mask))

@@ -66,7 +66,7 @@ pub struct Limits {
 pub enum Event {
     /// All hubs let the member take part.
     TakesPart,
-    /// The member has the weights with which it begins, or goes on.
+    /// The member has the weights with which it begins, or continues.
     CaughtUp,
     /// A link ended.
     LinkEnded {
@@ -119,7 +119,7 @@ pub enum End {
 /// A step of a member, which somebody else carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Takes in the weights with which it begins, or goes on.
+    /// Takes in the weights with which it begins, or continues.
     CatchUp,
     /// Asks the hub of this number for other links.
     Ask(usize),
@@ -129,7 +129,8 @@ pub enum Step {
     MakeLinks,
     /// Waits until this time, or until its program gives up.
     Wait(Instant),
-    /// Asks the hubs why a link ended. If it gave up making others, the other members wait for it until it says so.
+    /// Asks the hubs why a link ended. If it gave up making new ones, the other members wait for it until it says
+    /// so.
     Explain(Option<Over>),
     /// Tells the job's other hubs that one is lost.
     TellLoss,
@@ -221,7 +222,8 @@ impl Member {
         may && !self.limits.hub.is_zero()
     }
 
-    /// Takes an event in. Returns the next step, or `None` if nothing follows: then the step under way goes on.
+    /// Takes an event in. Returns the next step, or `None` if nothing follows: then the step under way
+    /// continues.
     pub fn handle(&mut self, event: Event, now: Instant) -> Option<Step> {
         match self.state {
             State::Joining | State::CatchingUp => self.begin(event),

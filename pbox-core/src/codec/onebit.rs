@@ -112,8 +112,8 @@ fn fill_bucket(values: &[f32], state: &[f32], bucket: &mut [f32; BUCKET]) -> u32
     count
 }
 
-/// Computes the mean of the values that are not negative, and of the negative values. The sums are in f64, where no sum
-/// of finite f32 is infinite. The bucket has `values` values; the rest is zero.
+/// Computes the mean of the values that are not negative, and of the negative values. The sums are in f64, in which no
+/// sum of finite f32 is infinite. The bucket has `values` values; the rest is zero.
 #[inline(always)]
 fn bucket_means(bucket: &[f32; BUCKET], values: usize) -> [f32; 2] {
     let (mut others, mut negative) = ([0.0; SUMS], [0.0; SUMS]);

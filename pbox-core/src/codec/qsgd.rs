@@ -43,9 +43,10 @@ impl Qsgd {
         (1 << (self.bits - 1)) - u8::from(self.bits > 1)
     }
 
-    /// Returns the settings for answers. The largest value of a bucket is exact, and the error of all others is below
-    /// one level. That contracts if a bucket has at most the square of the number of levels, so larger buckets are cut
-    /// down to that. Answers have at least 4 bits, because with fewer the scales would take more bytes than the levels.
+    /// Returns the settings for answers. The largest value of a bucket is exact, and the error of all other values is
+    /// below one level. That contracts if a bucket has at most the square of the number of levels, so larger buckets
+    /// are cut down to that. Answers have at least 4 bits, because with fewer the scales would take more bytes than the
+    /// levels.
     pub(super) fn contracting(self) -> Self {
         let bits = self.bits.max(4);
         let levels = usize::from(Qsgd { bits, ..self }.levels());
@@ -172,9 +173,9 @@ impl Rounding {
     }
 }
 
-/// Returns the whole part of a number from 0 to below 2^22. Adding 2^23, where f32 has no fractions, rounds the number;
-/// 1 is taken off if that rounded up. A cast gives the same, but also handles numbers out of range: encoding would take
-/// four times as long.
+/// Returns the whole part of a number from 0 to below 2^22. Adding 2^23, from which on f32 has no fractions, rounds the
+/// number; 1 is taken off if that rounded up. A cast gives the same, but also handles numbers out of range: encoding
+/// would take four times as long.
 #[inline(always)]
 fn whole_part(number: f32) -> u32 {
     const WHOLE: f32 = 8_388_608.0; // 2^23

@@ -1,5 +1,5 @@
 //! Bounds of answers. An answer comes from another process, which may be hostile. Each of its numbers has a bound, which is
-//! checked where it is parsed: before anything is allocated, counted or waited for by it.
+//! checked when it is parsed: before memory is allocated, or something is counted or waited for.
 
 use serde::de::DeserializeOwned;
 
@@ -13,7 +13,7 @@ use crate::layout::Round;
 
 /// The most ports of a hub: the hellos of the data path have no room for more.
 pub const MAX_PORTS: u32 = 4096;
-/// The longest time that a hub may bear a member's silence: that of `--heartbeat-limit-s`.
+/// The longest time that a hub may tolerate a member's silence: that of `--heartbeat-limit-s`.
 const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
 /// The most rounds of files in an answer. A hub keeps a few of a job.
 const MAX_FILES: usize = 1 << 16;
@@ -30,7 +30,7 @@ pub trait Answer: DeserializeOwned {
     fn check(&self) -> Result<(), String>;
 }
 
-/// An answer of which nothing is read.
+/// An answer that is not read.
 impl Answer for serde_json::Value {
     fn check(&self) -> Result<(), String> {
         Ok(())
@@ -80,7 +80,7 @@ impl Answer for JoinReply {
                 at_most("addresses", addresses.len(), MAX_PORTS)?;
             }
         }
-        // `Above` bounds its cores where it is read, and its depth is that of JSON.
+        // `Above` bounds its cores when it is parsed, and its depth is that of JSON.
         at_most("transports", self.transports.len(), 16)?;
         rounds(self.pass.iter().map(|pass| pass.first_round))
     }

@@ -58,7 +58,7 @@ pub struct RefusalReply {
     pub ago_s: u64,
     /// The number of times that the same was refused.
     pub times: u64,
-    /// The address from which the request came.
+    /// The address that the request came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// The name that its machine gives itself.
@@ -182,7 +182,7 @@ pub struct JobReply {
     /// Memory that is reserved for it.
     #[serde(default)]
     pub promised_bytes: u64,
-    /// The control ports of the hubs above, where the sums go.
+    /// The control ports of the hubs above, which get the sums.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub above: Vec<String>,
     /// The keys.
@@ -198,10 +198,10 @@ pub struct JobReply {
     /// Workers that others have waited for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
-    /// The reason why it did not go on from its newest checkpoint.
+    /// The reason why it did not continue from its newest checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_warning: Option<String>,
-    /// The way in which it goes, in one line.
+    /// The verdict on its rounds, in one line.
     #[serde(default)]
     pub verdict: String,
     /// The last rounds, once somebody was waited for.
@@ -219,7 +219,7 @@ pub struct MemberReply {
     pub rank: u32,
     /// Time since its last heartbeat.
     pub silent_ms: u64,
-    /// The address from which it joined.
+    /// The address that it joined from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// The name that its machine gives itself.
@@ -237,7 +237,7 @@ pub struct MemberReply {
 }
 
 impl MemberReply {
-    /// Says where it is: `10.0.0.5 (node7)`.
+    /// Returns its address and host: `10.0.0.5 (node7)`.
     pub fn place(&self) -> String {
         place(self.address.as_deref(), self.host.as_deref())
     }

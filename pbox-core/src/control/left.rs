@@ -27,7 +27,7 @@ pub struct LeftAt {
     pub behind: Vec<Behind>,
 }
 
-/// A run of keys that a worker has pushed less often than others, as `[first, keys, round]`.
+/// A run of keys that a worker has pushed less often than other keys, as `[first, keys, round]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(KeyId, u32, Round)", into = "(KeyId, u32, Round)")]
 pub struct Behind {
@@ -45,7 +45,7 @@ impl LeftAt {
         LeftAt { round, behind: Vec::new() }
     }
 
-    /// Leaves each key, in order, before its own round. Where the keys make more than [`MAX_BEHIND`] runs, those of the runs after that
+    /// Leaves each key, in order, before its own round. If the keys make more than [`MAX_BEHIND`] runs, those of the later runs
     /// look as if they were not behind.
     pub fn of(rounds: impl Iterator<Item = Round> + Clone) -> Self {
         let mut left = LeftAt::all(rounds.clone().max().unwrap_or_default());

@@ -18,8 +18,8 @@ pub struct Machine {
     pub of: u32,
 }
 
-/// A mesh of hubs as one of its machines names it: `1/4@10.0.0.1:7077`. Each machine's hub owns a share of the chunks, sums
-/// its own workers' pushes, and sends the others' shares to their hubs.
+/// A mesh of hubs as one of its machines names it: `1/4@10.0.0.1:7077`. Each machine's hub owns a share of the chunks, and
+/// sums its own workers' pushes. It sends the shares of the other hubs to them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Mesh {

@@ -62,7 +62,7 @@ pub struct InvalidJobName {
     seen: String,
 }
 
-/// Checks whether a job can have this name: it stands in URLs, in logs and in file names.
+/// Checks whether a job can have this name: it is part of URLs, logs and file names.
 pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
@@ -155,7 +155,7 @@ pub struct JoinReply {
     pub nodes: Option<CoreNodes>,
     /// [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
     pub placement: String,
-    /// The hubs above, where the hub is below others: they decide on the placement.
+    /// The hubs above, if the hub is below others: they decide on the placement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<Above>,
     /// The number of cores the hub has in all.
@@ -284,7 +284,7 @@ pub struct HeartbeatReply {
     pub state: JobState,
     /// Workers that take part, by rank.
     pub members: Vec<Member>,
-    /// Workers that left, when the job does not go on without them.
+    /// Workers that left, if the job cannot continue without them.
     pub left: Vec<Left>,
     /// Workers that others have waited for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -350,12 +350,12 @@ pub enum JobState {
     },
     /// All workers have joined.
     Running,
-    /// The job cannot go on.
+    /// The job cannot continue.
     Failed {
         /// The reason, which names the rank.
         reason: String,
-        /// Whether the job failed because a hub stops or is lost, this one or another of the job. It may go on when
-        /// that hub is back.
+        /// Whether the job failed because a hub stops or is lost, this one or another of the job. It may continue
+        /// when that hub is back.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         hub_stops: bool,
     },
@@ -394,10 +394,10 @@ pub struct LeaveRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
     /// The reason why a worker fails (a [`reason`]), or why the job of a hub below has failed. Or the way in which a
-    /// worker lost another hub of the job. The job fails here, too, or goes on without that member.
+    /// worker lost another hub of the job. The job fails here, too, or continues without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
-    /// Whether `failed` is about a hub that stops or is lost: the job may go on when that hub is back.
+    /// Whether `failed` is about a hub that stops or is lost: the job may continue when that hub is back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hub_lost: bool,
     /// Whether a hub below stops: the job ends between two rounds, before this request is answered. Nothing is lost.
@@ -441,7 +441,7 @@ pub struct StopReply {
     /// The checkpoint that was written before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointReply>,
-    /// The reason why none was written, where the hub writes checkpoints.
+    /// The reason why none was written, if the hub writes checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
 }
@@ -465,7 +465,7 @@ pub struct ClockReply {
 /// `POST /v1/jobs/{job}/checkpoint`: the reply describes a checkpoint that is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointReply {
-    /// The first round of a job that goes on from it.
+    /// The first round of a job that continues from it.
     pub round: Round,
     /// Length of its file.
     pub bytes: u64,

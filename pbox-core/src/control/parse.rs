@@ -103,7 +103,7 @@ fn malformed(what: &'static str, error: &serde_json::Error) -> ParseError {
 
 fn excerpt(error: &serde_json::Error) -> String {
     let said = error.to_string();
-    // Line and column stand at the end; the beginning of a long error says more.
+    // Line and column are at the end; the beginning of a long error says more.
     said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

@@ -26,7 +26,7 @@ pub struct Pass {
     pub secret: String,
     /// Names the worker at all hubs. Never reused, so that no hub takes a rank's former worker for the new worker.
     pub worker: u64,
-    /// The round that the job began with: 0, or the latest round of which all hubs have a checkpoint.
+    /// The round that the job began with: 0, or the latest round with a checkpoint at all hubs.
     pub first_round: Round,
     /// Whether hub 0 writes checkpoints: either all hubs of a job do, or none does.
     pub checkpoints: bool,
@@ -53,7 +53,7 @@ pub struct PartsReply {
     pub every: Option<u32>,
     /// The rounds of its files, ascending.
     pub rounds: Vec<Round>,
-    /// The way in which the part is damaged that it was asked to read.
+    /// The damage of the part that it was asked to read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
 }
@@ -75,7 +75,7 @@ pub struct HoldReply {
     pub front: Option<Round>,
 }
 
-/// `POST /v1/jobs/{job}/peers/release`: go on after a hold.
+/// `POST /v1/jobs/{job}/peers/release`: continue after a hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleaseRequest {
@@ -97,7 +97,7 @@ pub struct ReleaseRequest {
 }
 
 impl ReleaseRequest {
-    /// Whether the job goes on as before the cut.
+    /// Whether the job continues as before the cut.
     pub fn asks_for_nothing(&self) -> bool {
         !self.snapshot && !self.ends && self.admitted.is_empty()
     }
@@ -110,7 +110,7 @@ impl ReleaseRequest {
 pub struct WrittenRequest {
     /// The job's secret.
     pub secret: String,
-    /// The checkpoint is of the state before this round; 0 stands for the part that is under way now, if there is one.
+    /// The checkpoint is of the state before this round; 0 means the part that is under way now, if there is one.
     pub before: Round,
     /// The rounds that all hubs are known to have.
     pub whole: WholeRounds,
@@ -142,7 +142,7 @@ pub enum PartState {
     Failed(String),
 }
 
-/// The rounds of which all hubs have a part.
+/// The rounds for which all hubs have a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WholeRounds {
     /// The latest of these rounds, ascending; at most two.
@@ -173,7 +173,7 @@ pub struct BeginsRequest {
     pub first_round: Round,
 }
 
-/// `POST /v1/jobs/{job}/peers/lost`: a hub has lost a worker, and the job goes on without it.
+/// `POST /v1/jobs/{job}/peers/lost`: a hub has lost a worker, and the job continues without it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LostRequest {
@@ -198,8 +198,8 @@ pub struct CheckpointRequest {
     pub ends: bool,
 }
 
-/// `POST /v1/jobs/{job}/peers/failed`: the job has failed at a hub, so that it fails at this one, too. To hub 0 from any other
-/// hub, and to the others from hub 0.
+/// `POST /v1/jobs/{job}/peers/failed`: the job has failed at a hub, so that it fails at this one, too. Any other hub sends it
+/// to hub 0, and hub 0 sends it to the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailedRequest {

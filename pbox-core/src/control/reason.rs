@@ -22,7 +22,7 @@ pub fn reason(words: &str) -> String {
     }
 }
 
-/// Whether a character is printed where it stands.
+/// Whether a character is printed unchanged.
 fn is_printed(c: char) -> bool {
     let moves_others = matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'

@@ -1,7 +1,7 @@
 //! Refusals: the body of each reply that reports an error, and the codes by which programs tell refusals apart.
 //!
-//! A text is for people, and may change with each version. A program decides by the code alone. The table
-//! of the codes is in `docs/protocol/control-port.md`. Must not know HTTP beyond the number of a status.
+//! A text is for people, and may change with each version. A program decides only by the code. The table of
+//! the codes is in `docs/protocol/control-port.md`. Must not know HTTP beyond the number of a status.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// The body of every reply that reports an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
-    /// The code, by which programs decide. Hubs from before codes send none.
+    /// The code, by which programs decide what to do. Hubs from before codes send none.
     #[serde(default, skip_serializing_if = "RefusalCode::is_other")]
     pub code: RefusalCode,
     /// The text: the fault, the expected value, and the next step.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::job::MAX_WORKERS;
 use crate::layout::Round;
 
-/// The most machines, one within the other, and the worker there, of which a [`Latest`] speaks.
+/// The longest path of a [`Latest`]: machines, one within the other, and the worker there.
 pub const MAX_PATH: usize = 16;
 
 /// The last rounds of a job, as this hub saw them.
@@ -25,8 +25,8 @@ pub struct RoundsReply {
     pub waited_us: u64,
     /// One entry for each rank.
     pub ranks: Vec<RankReply>,
-    /// The time for which each rank was waited for, in microseconds, by round, the oldest first. Only in
-    /// `GET /v1/events`, and only of rounds in which somebody was waited for.
+    /// The time for which the hub waited for each rank, in microseconds, by round, the oldest first. It is
+    /// only in `GET /v1/events`, and has only rounds in which the hub waited for a rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent: Vec<(Round, Vec<u32>)>,
 }
@@ -67,7 +67,7 @@ pub struct GradientNorm {
 pub struct RankReply {
     /// The rank.
     pub rank: u32,
-    /// Rounds of the window in which it was waited for longest.
+    /// Rounds of the window in which the hub waited longest for it.
     pub last: u32,
     /// The median of its lateness in these, in microseconds.
     pub late_us: u64,
@@ -108,7 +108,7 @@ pub struct Latest {
     pub path: Vec<u32>,
     /// The number of last rounds that the report is about.
     pub window: u32,
-    /// The number of rounds, of these, in which the rank was waited for longest.
+    /// The number of these rounds in which the hub waited longest for the rank.
     pub last: u32,
     /// The median of its lateness in these, in microseconds.
     pub late_us: u64,

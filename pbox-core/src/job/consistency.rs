@@ -21,7 +21,7 @@ pub enum Consistency {
     /// rounds ahead of the slowest. The weights that a worker gets before its round `c` contain all workers' pushes of
     /// all rounds before `c - staleness`.
     ///
-    /// BSP makes one step a round. SSP makes one step for each worker, with that worker's gradient alone: the
+    /// BSP makes one step a round. SSP makes one step for each worker, with only that worker's gradient: the
     /// learning rate is that of a batch of one worker.
     Ssp {
         /// Rounds. With 0, workers wait for each other as in BSP.

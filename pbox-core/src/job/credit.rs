@@ -13,7 +13,7 @@ use super::schedule::Schedule;
 pub enum Credit {
     /// The credit has no limit.
     None,
-    /// This many; at least 1. A chunk that is larger goes alone.
+    /// This many; at least 1. A larger chunk is sent by itself.
     Bytes(usize),
     /// Each worker searches for the best credit in its first rounds. The hub's answers have
     /// [`Credit::AT_FIRST`].
@@ -36,7 +36,7 @@ impl Credit {
     pub const LEAST: usize = 64 << 10;
 
     /// Returns the default of a schedule, of all links to a peer together. Without credit [`Schedule::P3`] is a FIFO
-    /// wherever a transport holds bytes; the others gain nothing from it.
+    /// wherever a transport holds bytes; the other schedules gain nothing from it.
     pub fn default_of(schedule: Schedule) -> Self {
         if schedule == Schedule::P3 { Credit::Bytes(Credit::AT_FIRST) } else { Credit::None }
     }

@@ -11,7 +11,7 @@ pub enum Members {
     Workers,
     /// Hubs below: a push is a sum of gradients, and says how many there are in it.
     Hubs,
-    /// Hubs below, of which each is also a hub of this level and owns a share. Its workers read all chunks in the
+    /// Hubs below, each of which is also a hub of this level and owns a share. Its workers read all chunks in the
     /// window of that share, unless the hub decodes or copies answers for them.
     Mesh,
 }

@@ -31,7 +31,7 @@ pub enum InvalidRate {
     },
 }
 
-/// Numbers that a job cannot go on with.
+/// Numbers that a job cannot continue with.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum InvalidNumbers {

@@ -9,6 +9,6 @@ pub enum OnLoss {
     /// The job fails: all workers or none. Its results are those of the whole job.
     #[default]
     Stop,
-    /// The job goes on with the workers that are left; a lost worker's rank may join again.
+    /// The job continues with the workers that are left; a lost worker's rank may join again.
     Continue,
 }

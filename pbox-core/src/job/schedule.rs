@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::KeyId;
 
-/// The order in which a job's gradients and weights leave. The same at all its workers and at the hub.
+/// The order in which a job's gradients and weights leave. It is the same at all workers and at the hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {

@@ -1,7 +1,7 @@
 //! The terms of a job: everything that its ends must agree on.
 //!
 //! A worker states them in its join, the hub keeps those of the first worker, and each later worker must state the
-//! same. Sessions, shards and simulated clusters hold this struct, so a new term is written here alone. Which terms
+//! same. Sessions, shards and simulated clusters hold this struct, so a new term is written only here. Which terms
 //! exclude each other is said in `refused`.
 
 use serde::{Deserialize, Serialize};
@@ -78,8 +78,8 @@ pub struct JobTerms {
     pub cores: Option<u32>,
     /// Whether the hub may answer [bytes ahead](crate::Content::Ahead): a worker that sends some lets it write the chunk's
     /// weights from then on. Only bare BSP with one level does so, and not by layer; in any other job it changes nothing. The
-    /// first worker's counts: the answer of a join tells the others, who send nothing ahead if they do not want that. Default
-    /// false.
+    /// first worker's choice counts: the answer of a join tells the other workers, which send nothing ahead if they do not
+    /// want that. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
     /// The terms of workers and their hub for the links between them.
@@ -164,7 +164,7 @@ pub enum Difference {
 }
 
 impl JobTerms {
-    /// Creates terms in which everything that has a default has it.
+    /// Creates terms with the default of each term that has one.
     pub fn new(workers: u32, keys: Vec<Key>, optimizer: Optimizer) -> Self {
         JobTerms {
             workers,
@@ -287,7 +287,7 @@ impl JobTerms {
         manifest::first_difference(&theirs.keys, &self.keys).map(Difference::Keys)
     }
 
-    /// Returns every term in which workers agree but the keys, by name, as an error says it.
+    /// Returns all terms that workers agree on, except for the keys: by name, in the words of an error.
     fn spoken(&self) -> Vec<(&'static str, String)> {
         let JobTerms {
             workers,

@@ -16,7 +16,8 @@ pub struct Decay {
 }
 
 impl Decay {
-    /// Creates the numbers of the decay `d`. Its distance from 1 counts, of which f32 has few digits.
+    /// Creates the numbers of the decay `d`. The distance of `d` from 1 counts, and f32 has few digits for
+    /// it.
     pub fn new(decay: f64) -> Self {
         Decay { keep: decay as f32, gain: (1.0 - decay) as f32 }
     }

@@ -13,7 +13,7 @@ use super::rule::{
     Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lamb, Lars, Lion, Momentum, Nesterov, Rule, Sgd,
 };
 
-/// The slots that are summed at a time where there are many: each is a stream of memory.
+/// The slots that are summed at a time if there are many: each is a stream of memory.
 pub(super) const GROUP: usize = 8;
 
 /// The least number of slots that are summed in groups: 128 are three times as fast then, and 12 would be slower

@@ -1,4 +1,4 @@
-//! The squares of which LARS and LAMB need the sums: of weights, and of the gradient or the update.
+//! The squares that LARS and LAMB sum: of weights, and of the gradient or the update.
 //!
 //! A pass over a chunk after its mean was written. Nothing is changed: a chunk that is taken back is measured again. All
 //! instruction sets give the same bits, as those of a [magnitude](super::magnitude).

@@ -149,7 +149,7 @@ pub fn norm(squares: impl Iterator<Item = f64>) -> f32 {
     exact_sum(squares).sqrt() as f32
 }
 
-/// Returns the factor of a round's mean gradients, by which their norm becomes at most `most`: that of
+/// Returns the factor of a round's mean gradients that bounds their norm by `most`: that of
 /// `torch.nn.utils.clip_grad_norm_`. An infinite norm makes it 0, and one that is no number makes it none.
 pub fn clip_scale(norm: f32, most: f32) -> f32 {
     let scale = most / (norm + 1e-6);

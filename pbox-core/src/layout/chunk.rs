@@ -45,7 +45,7 @@ impl Round {
     /// round or two apart. A round of another hub is believed within this bound.
     pub const APART: u32 = 64;
 
-    /// Whether another hub may say that a chunk is in this round, where this hub's highest is `ours`.
+    /// Whether another hub may report that a chunk is in this round, if this hub's highest is `ours`.
     pub fn is_near(self, ours: Round) -> bool {
         self.0 <= ours.0.saturating_add(Self::APART)
     }
@@ -90,8 +90,7 @@ pub enum Content {
     /// No content: the worker has no gradient of the chunk in this round. In an answer: nobody had one, and the weights
     /// stay.
     Nothing = 1,
-    /// New weights; of several pushes those of the lowest rank. New weights; of several pushes those of the
-    /// lowest rank. The broadcast, round 0, consists of such pushes.
+    /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
     Weights = 2,
     /// Bytes of a gradient whose push comes later: no arrival, and may come again. From the hub: the weights that the step would make
     /// of bytes ahead. The answer follows, with other bytes, or with none.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Neighbouring keys that are together no longer than a chunk are a *group*: one post carries all, if they are pushed
-//! together. A group has an id behind those of the chunks.
+//! together. A group has an id after those of the chunks.
 
 mod chunk;
 mod chunk_size;

@@ -2,9 +2,9 @@
 //! torchvision's names.
 //!
 //! The auxiliary classifier (`AuxLogits`) is trained, so its gradients are sent. With it the network has iBatch's 27M
-//! parameters; inference needs 23.8M. It branches off after `Mixed_6e`, and its keys stand there. The second auxiliary
-//! classifier of the paper's figure is missing in torchvision and in the published weights. Must not know how its keys
-//! are used.
+//! parameters; inference needs 23.8M. It branches off after `Mixed_6e`; its keys come at that place. The second
+//! auxiliary classifier of the paper's figure is missing in torchvision and in the published weights. Must not know
+//! how its keys are used.
 
 use super::builder::{Builder, Kernel};
 use crate::layout::Key;

@@ -2,7 +2,7 @@
 //!
 //! The zero-compute probe and the figures use them. Names, shapes and order are those of the published networks, so
 //! that the sizes of the keys are real. Only trainable parameters are keys; running statistics of a batch
-//! normalization are not. The keys stand in the order of the forward pass, which is the order of P3's priorities.
+//! normalization are not. The keys are in the order of the forward pass, which is the order of P3's priorities.
 //!
 //! Plain data. Must not know chunks, rounds or values.
 

@@ -75,7 +75,7 @@ impl Above {
     }
 }
 
-/// The place where the chunks are at a hub below other hubs, and by which link their sums go up.
+/// The places of the chunks at a hub below other hubs, and the links by which their sums go up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Below {
     /// The placement on this hub's cores.

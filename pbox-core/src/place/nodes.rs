@@ -5,9 +5,10 @@
 //!   node         0        1        0        1           0    1    1    0
 //! ```
 //!
-//! The memory of a chunk should lie on the node of its owner, and a huge page lies on one node. So where a hub has cores on
-//! several nodes, its chunks are dealt to nodes by huge pages of the window, in the order of addresses, each to the node that is
-//! behind. The last ones are dealt by runs, so that all cores get as much (`docs/design/memory-and-numa.md`).
+//! The memory of a chunk should lie on the node of its owner, and a huge page lies on one node. If a hub has cores on several
+//! nodes, its chunks are therefore dealt to nodes by huge pages of the window. The pages are dealt in the order of addresses,
+//! each to the node that is behind. The last ones are dealt by runs, so that all cores get as much
+//! (`docs/design/memory-and-numa.md`).
 
 use std::ops::Range;
 
@@ -19,15 +20,16 @@ use crate::layout::{ChunkId, Layout};
 /// A huge page.
 const PAGE_BYTES: u64 = 2 << 20;
 
-/// The least share of which a node gets several huge pages at a time. One call of the kernel collapses neighbours of one node, and
-/// each call interrupts all cpus of the machine.
+/// The least share with which a node gets several huge pages at a time. One call of the kernel collapses neighbours of one node,
+/// and each call interrupts all cpus of the machine.
 const LARGE_BYTES: u64 = 4 << 30;
 const LARGE_BLOCK_BYTES: u64 = 32 << 20;
 
 /// Blocks for each node that are dealt by pages, and pages that are dealt by runs.
 const LAST_BLOCKS: u64 = 2;
 
-/// The least pages for each node: of fewer all is dealt to cores alone, for few huge pages would be gained, and layers less spread.
+/// The least pages for each node. With fewer pages, chunks are dealt only to cores: few huge pages would be gained, and layers
+/// would be less spread.
 const LEAST_PAGES: u64 = 8;
 
 /// The most cores of a hub.

@@ -291,7 +291,7 @@ mod tests {
             for id in chunks.chain(groups) {
                 let chunks = wire.layout().group(id).unwrap_or(id.0..id.0 + 1);
                 let owner = placement.owners[chunks.start as usize];
-                // A group leaves as one where all of it goes to one core.
+                // A group leaves as one if all of it goes to one core.
                 let is_posted = chunks.len() == 1
                     || wire.group(id).is_some()
                         && chunks.clone().all(|chunk| placement.owners[chunk as usize] == owner);

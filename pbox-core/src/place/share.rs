@@ -11,7 +11,7 @@
 //! to as many hubs as it has four chunks for. One of 256 hubs would get a layer of 255 chunks from all machines at
 //! once.
 //!
-//! A share by layer is that of the parameter server that the papers compare with (P3, section 4.1). Tensors of more
+//! The share by layer is that of the parameter server that the papers compare with (P3, section 4.1). Tensors of more
 //! than 10^6 parameters, by default, are split evenly over the servers. Each other tensor goes to one server, here by
 //! LPT and not at random. By slices spreads every layer over all hubs, so that all their NICs carry the layer that is
 //! needed first. Parts are contiguous, so that a hub touches few more pages of a window than it needs.
@@ -324,7 +324,7 @@ mod tests {
             let schedule = Schedule::ALL[schedule];
             let of = |(share, &cores)| Placement::of_share(&layout, schedule, share, cores);
             let parts: Vec<Placement> = shares(cores.len() as u32).zip(&cores).map(of).collect();
-            let all = Placement::over_hubs(&parts); // panics where a chunk has not one owner
+            let all = Placement::over_hubs(&parts); // panics if a chunk does not have exactly one owner
             prop_assert_eq!(all.cores(), cores.iter().sum::<usize>());
             prop_assert_eq!(all.capacities(), parts.iter().flat_map(Placement::capacities).collect::<Vec<_>>());
             for id in (0..layout.chunks().len() as u32).map(ChunkId) {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The cores of a hub share the board. It is not on the path of chunks: each core hands in a part three times per
-//! selection, and rounds go on meanwhile (`docs/design/codecs-and-slim-dp.md#slim-dp`).
+//! selection, and rounds continue meanwhile (`docs/design/codecs-and-slim-dp.md#slim-dp`).
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;

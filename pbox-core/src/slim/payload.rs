@@ -9,9 +9,9 @@
 //!              1 whole          [significant set: u64 x count][values of all]
 //! ```
 //!
-//! The signature is that of a significant set: in a push, of the set that the push was made with; in an answer, of the
-//! set to push with next. An answer brings the significant set if it is new, or if the worker may not have it. With a
-//! seeded explorer, `count` of a push is the number of explored elements, and no places follow.
+//! A push has the signature of the set that it was made with; an answer has the signature of the set to push with
+//! next. An answer brings the significant set if it is new, or if the worker may not have it. With a seeded explorer,
+//! `count` of a push is the number of explored elements, and no places follow.
 
 use zerocopy::IntoBytes;
 

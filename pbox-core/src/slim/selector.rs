@@ -145,7 +145,7 @@ impl Selector {
 
     /// Weighs or counts the next chunk, with the weights that `read` gives, or takes the board's next finding. Returns
     /// whether there was something to do. The last finding ends the selection, and chunks that
-    /// [waited](Self::is_awaited) go on.
+    /// [waited](Self::is_awaited) continue.
     pub fn go_on(&mut self, read: impl FnOnce(usize, &mut Vec<f32>), scratch: &mut Vec<f32>) -> bool {
         match self.stage {
             Stage::Noting(_) => false,

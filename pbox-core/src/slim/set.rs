@@ -82,8 +82,8 @@ pub fn gather<E: Element>(set: &[u64], values: &[E], out: &mut [u8]) -> usize {
     written * size_of::<E>()
 }
 
-/// Calls `with` for each element of the set and its value: the reverse of [`gather`]. It skips elements for which there
-/// are no bytes, and places beyond the end of `to`.
+/// Calls `with` for each element of the set and its value: the reverse of [`gather`]. It skips elements without bytes,
+/// and places beyond the end of `to`.
 pub fn scatter<E: Element, T>(set: &[u64], bytes: &[u8], to: &mut [T], mut with: impl FnMut(&mut T, E)) {
     let (values, _) = <[Unalign<E>]>::ref_from_prefix(bytes).expect("elements without alignment");
     for (place, value) in places(set).zip(values) {

@@ -17,7 +17,7 @@ use crate::layout::{ChunkId, Layout, Round};
 use crate::place::{Piece, Share};
 use crate::whole::ExactSum;
 
-/// One core's part of a snapshot. A print shows sizes alone.
+/// One core's part of a snapshot. A print shows only sizes.
 pub struct SnapshotPart {
     /// The chunks that the core owns.
     pub chunks: Vec<ChunkId>,
@@ -165,8 +165,9 @@ impl Snapshot {
         &self.numbers
     }
 
-    /// Returns the norm of the mean gradients of the round before, in a job whose next steps follow it. If it is not finite it is 0, which
-    /// scales nothing. `None` where a core does not know its part: a job may fail within a round that only some of the chunks have ended.
+    /// Returns the norm of the mean gradients of the round before, in a job whose next steps follow it. If it is not finite it is
+    /// 0, which scales nothing. `None` if a core does not know its part: a job may fail within a round that only some of the
+    /// chunks have ended.
     pub fn last_norm(&self) -> Option<f32> {
         let mut parts = self.parts.iter().filter(|part| !part.chunks.is_empty()).map(|part| part.squares);
         let join = |mut sum: ExactSum, part: Option<ExactSum>| {

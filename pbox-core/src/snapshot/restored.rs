@@ -16,7 +16,7 @@ pub struct Restored {
     keys: Vec<RestoredKey>,
     /// The steps of each key, if the state says so. Empty if it does not.
     steps: Vec<Option<u32>>,
-    /// The norm of the round before, where the state says it; 0 where it does not.
+    /// The norm of the round before, if the state has it; otherwise 0.
     last_norm: f32,
 }
 
@@ -45,7 +45,7 @@ impl Restored {
         Restored { round, numbers, values, keys, steps: Vec::new(), last_norm: 0.0 }
     }
 
-    /// Adds how many steps each key has made, where that is known.
+    /// Adds how many steps each key has made, if known.
     pub fn with_steps(self, steps: Vec<Option<u32>>) -> Self {
         Restored { steps, ..self }
     }
@@ -55,12 +55,12 @@ impl Restored {
         Restored { last_norm, ..self }
     }
 
-    /// Returns the norm of the mean gradients of the round before; 0 where the state does not say it.
+    /// Returns the norm of the mean gradients of the round before; 0 if the state does not have it.
     pub fn last_norm(&self) -> f32 {
         self.last_norm
     }
 
-    /// Returns the round to go on with.
+    /// Returns the round to continue with.
     pub fn round(&self) -> Round {
         self.round
     }

@@ -43,7 +43,7 @@ pub(super) enum Ready {
     ToPull(usize),
     /// The worker has pushed the chunk again before it pulled its part.
     NotPulled,
-    /// This chunk alone must be sent: it is sent already, and was lost.
+    /// The chunk must be sent without the others: it was sent already, and was lost.
     Lost,
 }
 

@@ -27,11 +27,11 @@ pub struct Look {
 /// One worker's part in the waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
-    /// Chunks that others have pushed, and that wait for this worker's push.
+    /// Chunks that other workers have pushed, and that wait for this worker's push.
     pub owes: u32,
     /// The lowest round of these chunks.
     pub round: Option<Round>,
-    /// Whether it waits for others itself.
+    /// Whether it waits for other workers itself.
     pub is_waiting: bool,
 }
 

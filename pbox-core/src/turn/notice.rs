@@ -46,7 +46,7 @@ impl AnswersAbove {
     }
 }
 
-/// Something that the core's owner must hear about.
+/// An event that the core's owner must know about.
 #[derive(Debug)]
 pub enum Notice {
     /// A worker's link ended; it is detached in the next turn.
@@ -83,7 +83,7 @@ pub enum Notice {
         /// The rounds, by number.
         rounds: Range<u32>,
     },
-    /// A job cannot go on.
+    /// A job cannot continue.
     JobFailed {
         /// The job.
         job: JobId,

@@ -131,7 +131,7 @@ impl Replies {
         self.workers..self.links.len() as u32
     }
 
-    /// Returns the parts of layers, where answers to this link wait for them.
+    /// Returns the parts of layers, if answers to this link wait for them.
     #[inline]
     fn parts(&mut self, rank: u32) -> Option<&mut LayerParts> {
         let workers = self.workers;
@@ -218,7 +218,7 @@ impl Replies {
         }
     }
 
-    /// Sends the waiting answers for which there is room now. Returns the number of chunks.
+    /// Sends the waiting answers that have room now. Returns the number of chunks.
     pub fn post_waiting<P: Port, O: Onlooker>(&mut self, mut port: Seen<P, O>) -> usize {
         let mut sent = 0;
         for (queue, link) in self.queues.iter_mut().zip(&self.links) {
@@ -483,7 +483,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Links that lead up are lost, and others are there: the sums that have no answer go up again.
+    /// Sends the sums without an answer up again, after lost links that lead up were replaced.
     #[cold]
     pub fn ask_again(&mut self) {
         self.shard.stages.gather.pass_again();
@@ -515,8 +515,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED }))
     }
 
-    /// Tells all workers a hub's part of a round, if it has become whole: also before the round is found, as they pass it on. Below other
-    /// hubs it goes up to the others. Returns whether there was one.
+    /// Tells all workers a hub's part of a round, if it has become whole: also before the round is found, as they pass it on.
+    /// Below other hubs it goes up to the other hubs. Returns whether there was one.
     #[cold]
     pub fn tell(&mut self) -> bool {
         let line = self.shard.stages.gather.untold();
@@ -566,7 +566,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
 
-    /// Posts an answer, of which the first chunk is at `place`.
+    /// Posts an answer; its first chunk is at `place`.
     #[inline]
     fn post_answer(&mut self, link: LinkId, place: usize, rank: u32, answer: Answer) {
         if self.replies.queues[rank as usize].is_empty() {

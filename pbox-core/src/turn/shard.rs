@@ -52,7 +52,7 @@ pub(crate) struct ShardOf<P, M: Mode> {
     /// The place, if it is here and steps as one, by number of the group.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
-    /// The reason why the job cannot go on, until the core [takes](Self::take_failure) it.
+    /// The reason why the job cannot continue, until the core [takes](Self::take_failure) it.
     failure: Option<String>,
 }
 
@@ -85,7 +85,7 @@ impl Finished {
 /// The result of a push.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Arrived {
-    /// The push waits for others.
+    /// The push waits for other pushes.
     Noted,
     /// The chunk is finished with it.
     Finished(Finished),
@@ -228,7 +228,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.give_back(values);
     }
 
-    /// Whether the job goes on without lost workers.
+    /// Whether the job continues without lost workers.
     pub fn goes_on(&self) -> bool {
         self.terms.on_loss == OnLoss::Continue
     }
@@ -285,7 +285,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
 
-    /// Takes the line that a worker has passed on from another hub, or that a hub above has told.
+    /// Takes the line that a worker has passed on from another hub, or that a hub above has sent.
     ///
     /// # Errors
     /// When none that keeps to the protocol sends it.
@@ -343,8 +343,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Notes that the links of worker `rank` are lost, and that it makes others. Its pushes that are not stepped do not
-    /// count until it makes them again. It still takes part.
+    /// Notes that the links of worker `rank` are lost, and that it makes new ones. Its pushes that are not stepped do
+    /// not count until it makes them again. It still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -354,7 +354,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.unlink(rank, discarded);
     }
 
-    /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front stands still.
+    /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front does not
+    /// move.
     pub fn hold(&mut self) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -389,7 +390,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })
     }
 
-    /// Places of the chunks for which workers that take part from `from` on get an answer at once, of the round before.
+    /// Places of the chunks with an answer of the round before, which workers that take part from `from` on get at
+    /// once.
     pub fn finished_before(&self, from: Round) -> Vec<usize> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
@@ -533,7 +535,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { ranks: 0..0, ..self.finished(place, self.pace.round(place), 0) }
     }
 
-    /// Returns why the job cannot go on, once.
+    /// Returns why the job cannot continue, once.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }

@@ -27,16 +27,16 @@ pub struct ShardSpec {
     /// core writes. With BSP they are in the window that all workers read. Below other hubs they are the values in the
     /// window of sums, and the lines that the core passes on. Otherwise they are in a window that only the hub sees.
     pub weights: Spans,
-    /// The state to go on with; without one, weights and state are zero and round 0 begins.
+    /// The state to continue with; without one, weights and state are zero and round 0 begins.
     pub restored: Option<Arc<Restored>>,
     /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
-    /// The hubs above, which step, when this hub is below others.
+    /// The hubs above, which step, if this hub is below others.
     pub(super) above: Option<AboveSpec>,
     /// The board on which the hub's cores meet to select the significant set, in a job with Slim-DP.
     pub(super) board: Option<Arc<Board>>,
-    /// The scopes in which steps wait for each other, in the order of the chunks: all chunks, or key by key. Empty where steps wait for
-    /// pushes of their chunk alone.
+    /// The scopes in which steps wait for each other, in the order of the chunks: all chunks, or key by key. Empty if steps wait
+    /// only for pushes of their own chunk.
     pub(super) scopes: Vec<Scope>,
 }
 
@@ -46,13 +46,13 @@ pub(super) struct AboveSpec {
     /// The terms of both levels for the links between them.
     pub level: LevelTerms,
     pub form: SumForm,
-    /// The numbers of the links by which the chunks' sums go up, in the same order.
+    /// The numbers of the links that the chunks' sums go up by, in the same order.
     pub links: Vec<u32>,
     /// The number of the core's links that lead up.
     pub ways: u32,
     /// The job's first weights are those of another hub's workers.
     pub keeps_first: bool,
-    /// The way in which lines go down and up.
+    /// The path of lines down and up.
     pub passes: PassSpec,
 }
 
@@ -77,7 +77,7 @@ pub(super) enum SumForm {
 pub struct WindowsBelow {
     /// Sums, for the hubs above.
     pub sums: Arc<SendWindow>,
-    /// Weights, for the workers, if the hubs above do not write them where the workers read.
+    /// Weights, for the workers, if the hubs above do not write them into the workers' windows.
     pub shown: Option<Arc<SendWindow>>,
 }
 
@@ -149,7 +149,7 @@ impl ShardSpec {
         if terms.waits_for_all() || terms.clip_norm_last.is_some() {
             let mut owners: Vec<_> = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).collect();
             let first = owners.iter().position(|spec| wire.hub_of(&spec.chunks).is_some());
-            let hubs = wire.hubs().len().max(1); // nobody is told a norm that no round waits for
+            let hubs = wire.hubs().len().max(1); // members get no norm that no round waits for
             let whole = Arc::new(WholeGradient::new(terms, owners.len(), first.unwrap_or(0), hubs));
             let each = owners.iter_mut().enumerate();
             each.for_each(|(core, spec)| {
@@ -163,7 +163,7 @@ impl ShardSpec {
         specs
     }
 
-    /// Makes the places where the cores meet that have chunks of a key.
+    /// Makes the meeting places of the cores that have chunks of a key.
     fn wait_by_key(specs: &mut [ShardSpec], layout: &Layout) {
         let key = |chunk: &ChunkId| layout.chunk(*chunk).key;
         let mut cores = vec![0; layout.keys().len()];

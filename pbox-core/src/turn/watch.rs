@@ -18,17 +18,17 @@ const ROUNDS: usize = 200;
 const NUMBERS: usize = 1 << 16;
 /// The fewest rounds of a window.
 const FEWEST: usize = 16;
-/// Chunks of which one look sees whether they wait. The next look goes on behind them.
+/// The most chunks that one look checks for a wait. The next look continues after them.
 const CHUNKS: usize = 64;
 
-/// The time for which a core, or several, waited for each worker of a job in its last rounds.
+/// The time for which one or several cores waited for each worker of a job in its last rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
     /// The first round of the window.
     pub first: Round,
     /// The last round, which is in flight.
     pub last: Round,
-    /// Rounds in which somebody was waited for: by rank, microseconds.
+    /// Rounds in which the core waited for a rank: by rank, microseconds.
     pub rows: Vec<(Round, Vec<u32>)>,
     /// The workers that others wait for now.
     pub waits_for: Vec<u32>,
@@ -48,7 +48,7 @@ pub(super) struct Watch {
     still: Vec<u32>,
     /// Everything before is charged, in microseconds.
     since: u64,
-    /// The first round in which somebody was waited for, and the last that was seen.
+    /// The first round in which the core waited for a rank, and the last that was seen.
     seen: Option<(Round, Round)>,
     /// One entry for each round modulo their number.
     rounds: Vec<Option<Round>>,

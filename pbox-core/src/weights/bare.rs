@@ -1,5 +1,5 @@
-//! The stages of bare BSP: the core reads workers' gradients in the windows where the workers wrote them. The step
-//! writes the window that all workers read. Nothing is copied.
+//! The stages of bare BSP: the core reads workers' gradients directly in the windows that the workers wrote. The
+//! step writes the window that all workers read. Nothing is copied.
 //!
 //! On the `unsafe` list: addresses in workers' windows become slices that kernels read.
 
@@ -14,7 +14,7 @@ use super::{Read, Reply, To, Weights};
 use crate::kernels::{Ablate, Element, Kernels, Slots};
 use crate::layout::{Content, Round};
 
-/// The reader of bare slots: the kernel sums them where they are.
+/// The reader of bare slots: the kernel sums them in place.
 #[derive(Debug)]
 pub(crate) struct BareSlots {
     /// Slots that are read: all, or 1 when the job leaves out the sum.

@@ -10,7 +10,7 @@ use crate::layout::{Content, Round};
 use crate::wire::counted;
 use crate::wire::frame::FrameError;
 
-/// The reader of sums: the kernel adds them where they are, in the order of the hubs.
+/// The reader of sums: the kernel adds them in place, in the order of the hubs.
 #[derive(Debug)]
 pub(crate) struct CountedSlots {
     /// Slots that are read: all, or 1 when the job leaves out the sum.

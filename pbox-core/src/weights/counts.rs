@@ -1,7 +1,7 @@
 //! The number of steps each chunk of a shard has made. A count is not the round: a round may leave the weights alone,
 //! or replace them.
 //!
-//! Owned by the core, as a part of its shard. Knows no rounds, except where a state does not say how many steps it has.
+//! Owned by the core, as a part of its shard. Knows no rounds, except if a state does not say how many steps it has.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::snapshot::Restored;
 pub(super) struct StepCounts {
     /// Steps of the chunk at each place.
     steps: Vec<u32>,
-    /// The chunks of each group that steps as one, by the place of the group behind those of the chunks.
+    /// The chunks of each group that steps as one. A group's place is behind those of the chunks.
     groups: Vec<Range<usize>>,
     /// Steps of a round in which every worker pushes.
     of_a_round: u32,
@@ -37,8 +37,8 @@ impl StepCounts {
         self.steps[place]
     }
 
-    /// Counts a step of the chunk at a place, or of each chunk of the group there. Returns the step's number, from 1; of a
-    /// group that of its first chunk.
+    /// Counts a step of the chunk at a place, or of each chunk of the group there. Returns the step's number, from 1; for
+    /// a group, that of its first chunk.
     #[inline]
     pub fn count(&mut self, place: usize) -> Round {
         let chunks = match place.checked_sub(self.steps.len()) {

@@ -44,7 +44,7 @@ pub struct GaugedRound {
 /// The gauge of one shard.
 #[derive(Debug)]
 pub(super) struct Gauge {
-    /// The rounds that are looked at have this remainder; no round has that of a gauge that is off.
+    /// The rounds that are looked at have this remainder; if the gauge is off, no round has it.
     remainder: u32,
     elements: u64,
     not_finite: u64,
@@ -53,8 +53,8 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// Creates a gauge of a shard that steps. It is off where workers step alone, because then no round has the pushes
-    /// of all, and where the job leaves out the sum.
+    /// Creates a gauge of a shard that steps. It is off if workers step alone, because then no round has the pushes of
+    /// all workers. It is also off if the job leaves out the sum.
     pub fn new(terms: &JobTerms, chunks: &[Chunk]) -> Self {
         if terms.level.consistency.steps_alone() || terms.ablate.aggregate {
             return Self::off();

@@ -126,7 +126,7 @@ pub(crate) trait Read {
         }
     }
 
-    /// Returns the number of workers for which a push without a gradient speaks.
+    /// Returns the number of workers that a push without a gradient counts for.
     fn workers_without(&self, _push: Push) -> u32 {
         1
     }
@@ -207,7 +207,8 @@ pub(crate) trait Reply<R, W> {
     /// Prepares the chunk that a hub below others sends up if none of its `workers` has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
-    /// Restores weights that no step made: the job goes on from `first`, and workers get these weights next.
+    /// Restores weights that no step made: the job continues from `first`, and workers get these weights
+    /// next.
     fn restore(&mut self, _chunks: &[Chunk], _weights: &W, _first: Round) {}
 
     /// Prepares the weights of the other workers for workers that have none. The other workers may still read their

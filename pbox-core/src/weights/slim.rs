@@ -49,7 +49,7 @@ pub(crate) struct SlimPushes {
 /// The significant set of a chunk.
 #[derive(Debug)]
 struct Significant {
-    /// The words among those of all chunks.
+    /// The chunk's words among the words of all chunks.
     words: Range<usize>,
     signature: u64,
     is_selected: bool,
@@ -225,7 +225,7 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
         }
     }
 
-    /// Adds a worker. When the job goes on from a checkpoint, the worker first gets these weights.
+    /// Adds a worker. If the job continues from a checkpoint, the worker first gets these weights.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &HubWeights, rank: u32, own: Option<Spans>) {
         let own = self.own.add(chunks, rank, own);
         for (place, chunk) in chunks.iter().enumerate() {

@@ -37,7 +37,7 @@ pub(crate) struct Staged<M: Mode> {
     gradients: Gradients,
     gauge: Gauge,
     steps: Steps,
-    /// Room for former weights, where [weights ahead](Self::show) are shown.
+    /// Room for former weights, if [weights ahead](Self::show) are shown.
     former: Option<Former>,
     read: M::Read,
     pub gather: M::Gather,
@@ -182,8 +182,8 @@ impl<M: Mode> Staged<M> {
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
-    /// Takes a chunk in for `round`, with the mean of the pushes of `ranks`. The arguments are those of the [step](Self::step), which
-    /// uses this mean.
+    /// Takes a chunk in for `round`, with the mean of the pushes of `ranks`. The arguments are those of the [step](Self::step)
+    /// that uses this mean.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -277,7 +277,7 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// Returns the number of workers for which the pushes of `ranks` speak, which are without a gradient.
+    /// Returns the number of workers that the pushes of `ranks`, which are without a gradient, count for.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -325,7 +325,7 @@ impl<M: Mode> Staged<M> {
             let step = |slots: &Slots<E>, workers| {
                 steps.run_trial(kernels, (place, chunk), slots, workers, weights, round, former);
             };
-            // SAFETY: the caller guarantees it. A worker that writes them again meanwhile alters this trial alone.
+            // SAFETY: the caller guarantees it. A worker that writes them again meanwhile alters only this trial.
             let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
             read.sum(kernels, chunk, place, round, pushes, step);
         });
@@ -341,8 +341,8 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// Makes the [step](Self::step) of a chunk of which weights ahead [are shown](Self::show). Returns whether they are those that the
-    /// step has made, bit by bit.
+    /// Makes the [step](Self::step) of a chunk whose weights ahead [are shown](Self::show). Returns whether they are those that
+    /// the step has made, bit by bit.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -436,8 +436,8 @@ impl<M: Mode> Staged<M> {
         workers
     }
 
-    /// Steps a chunk by the norm of the round before, and adds to that of this one. Its mean is in a place that all chunks share, which
-    /// stays in the cache.
+    /// Steps a chunk by the norm of the round before, and adds its squares to those of this round. Its mean is in a place that
+    /// all chunks share, which stays in the cache.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -484,7 +484,8 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every
-    /// span once, also those of the lines that it may pass on. A worker that lost its links has had others.
+    /// span once, also those of the lines that it may pass on. A worker that lost its links had other ones
+    /// before.
     pub fn add_worker(
         &mut self,
         rank: u32,
@@ -547,7 +548,7 @@ impl<M: Mode> Staged<M> {
         self.steps.counts.of(place)
     }
 
-    /// Takes the line that a worker has passed on at this span, or that a hub above has told by the link of this number.
+    /// Takes the line that a worker has passed on at this span, or that a hub above has sent by the link of this number.
     pub fn take_line(&mut self, link: u32, line: Immediate, span: Span) -> Result<(), Refused> {
         // SAFETY: the other end has posted this line. If it writes all the same, the result is read as words, and all words are
         // looked at.
@@ -761,7 +762,7 @@ impl Steps {
         kernels.run(&rule, &step, slots, weights, former.trial(kept));
     }
 
-    /// Returns the rule of a chunk's step of this number, and its numbers. `None` where a step leaves the weights.
+    /// Returns the rule of a chunk's step of this number, and its numbers. `None` if a step leaves the weights.
     #[inline]
     fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
         let numbers = self.numbers.at(round);
@@ -828,7 +829,7 @@ impl Steps {
     /// Writes a chunk's values for a snapshot: its weights (the master weights, if there are any), then its state.
     fn copy_to_snapshot<E: Element>(&self, chunk: &Chunk, weights: &[E], values: &mut [f32]) {
         let kept = chunk.elements * self.tensors.kept_per_element(E::DTYPE);
-        // Kept values are laid out as in a snapshot. Weights without a master stand before them.
+        // Kept values are laid out as in a snapshot. Weights without a master come before them.
         let (rounded, rest) = values.split_at_mut(values.len() - kept);
         rounded.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight.to_f32());
         rest.copy_from_slice(&self.kept.as_slice()[chunk.kept..][..kept]);

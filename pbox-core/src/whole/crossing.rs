@@ -15,12 +15,12 @@ use std::task::Waker;
 
 use crate::layout::Round;
 
-/// The last rounds of which parts have come, of one job at one hub below others.
+/// The last rounds for which parts have come, of one job at one hub below others.
 #[derive(Debug)]
 pub struct Crossing {
     /// The last two rounds of each hub above.
     hubs: Vec<AtomicU64>,
-    /// The cores' wakers; a core that no hub tells has none.
+    /// The cores' wakers; a core that gets lines from no hub has none.
     wakers: Vec<OnceLock<Waker>>,
 }
 

@@ -50,7 +50,7 @@ impl ExactSum {
         self.not_finite += other.not_finite;
     }
 
-    /// Adds words, of which the first has this index.
+    /// Adds words, the first at this index.
     fn add_words(&mut self, index: usize, more: &[u64]) {
         let mut carry = false;
         for (word, more) in self.words[index..].iter_mut().zip(more.iter().chain(std::iter::repeat(&0))) {
@@ -73,7 +73,7 @@ impl ExactSum {
         let (next, rest) = below.split_last().map_or((0, below), |(&next, rest)| (next, rest));
         let empty = self.words[top].leading_zeros();
         let both = (u128::from(self.words[top]) << 64 | u128::from(next)) << empty;
-        // The lowest bit stands for all bits below: f64 has 11 bits less than a word.
+        // The lowest bit means all bits below: f64 has 11 bits less than a word.
         let is_more = both as u64 != 0 || rest.iter().any(|&word| word != 0);
         let rounded = ((both >> 64) as u64 | u64::from(is_more)) as f64;
         rounded * 2f64.powi(64 * top as i32 - empty as i32 + LOWEST)

@@ -6,10 +6,11 @@
 //!                                                        scale <-- finds the round <-- parts of the other hubs <-- workers
 //! ```
 //!
-//! The cores of a hub share it. No lock and no allocation: a core writes its sum, then counts itself in. The last one wakes the core of
-//! the hub's first chunk, which tells the hub's part, [finds](WholeGradient::find) the round when it has the parts of all hubs, and wakes
-//! the others. At the only hub of a job the last core finds the round at once. The sums are [exact](ExactSum), so that the bits do not depend on cores, hubs or arrival. One round is
-//! open at a time: no chunk gets pushes of the next one before it has stepped.
+//! The cores of a hub share it. No lock and no allocation: a core writes its sum, then counts itself in. The last one wakes the
+//! core of the hub's first chunk. This core sends the hub's part, and [finds](WholeGradient::find) the round when it has the
+//! parts of all hubs. Then it wakes the other cores. At the only hub of a job the last core finds the round at once. The sums are
+//! [exact](ExactSum), so that the bits do not depend on cores, hubs or arrival. One round is open at a time: no chunk gets pushes
+//! of the next one before it has stepped.
 
 mod crossing;
 mod exact_sum;
@@ -36,7 +37,7 @@ pub struct WholeGradient {
     of_former: bool,
     /// A place for each core that owns chunks.
     cores: Vec<OfCore>,
-    /// The number of the core that tells the hub's part.
+    /// The number of the core that sends the hub's part.
     first: usize,
     /// Whether this hub's part is the whole gradient.
     is_alone: bool,
@@ -52,7 +53,8 @@ enum Finds {
     /// The scale of all means, by the first sum: `most` is the most that the norm may be. Whether a round with values that are not
     /// finite is skipped.
     Scale { most: Option<f32>, skips: bool },
-    /// The quotient of the norms of a key: of the second sum by that of the first. 0 where one is 0.
+    /// The quotient of the norms of a key: the norm of the second sum by that of the first. It is 0 if one
+    /// norm is 0.
     Quotient,
 }
 
@@ -96,7 +98,7 @@ fn unpack(word: u64) -> (Round, u32) {
 /// One core's part of the values that steps wait for together: of all its chunks, or of those of a key.
 #[derive(Debug)]
 pub struct Scope {
-    /// The place where the cores meet that have chunks of it.
+    /// The meeting place of the cores that have chunks of it.
     pub whole: Arc<WholeGradient>,
     /// The core's number there.
     pub core: usize,
@@ -105,8 +107,8 @@ pub struct Scope {
 }
 
 impl WholeGradient {
-    /// Makes the place where the cores of a job meet that own chunks. The core of the number `first` tells the hub's part. `hubs` is the
-    /// number of hubs that have a part.
+    /// Makes the meeting place of the cores of a job that own chunks. The core of the number `first` sends the hub's part. `hubs`
+    /// is the number of hubs that have a part.
     pub fn new(terms: &JobTerms, cores: usize, first: usize, hubs: usize) -> Self {
         WholeGradient {
             finds: Finds::Scale {
@@ -227,7 +229,7 @@ impl WholeGradient {
         self.cores.iter().filter_map(|core| core.waker.get()).for_each(Waker::wake_by_ref);
     }
 
-    /// Takes one core's sum of a round back. Returns false where the hub's part is whole: it is posted, or will be in a moment.
+    /// Takes one core's sum of a round back. Returns false if the hub's part is whole: it is posted, or will be in a moment.
     pub fn take_back(&self, round: Round) -> bool {
         let cores = self.cores.len() as u32;
         let fewer = |word| match unpack(word) {

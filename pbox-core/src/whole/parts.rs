@@ -13,7 +13,7 @@ pub struct Parts {
     of_hubs: Vec<[Option<Told>; 2]>,
 }
 
-/// The news in a part, for one who knows others.
+/// The news in a part, for an end that may know others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The first of its hub in its round.
@@ -25,7 +25,7 @@ pub enum Part {
 }
 
 impl Parts {
-    /// Parts of this number of hubs, of which none is known.
+    /// Creates the parts of this number of hubs, without any known part.
     pub fn new(hubs: usize) -> Self {
         Parts { of_hubs: vec![[None; 2]; hubs] }
     }

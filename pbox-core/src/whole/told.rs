@@ -1,5 +1,5 @@
-//! The line in which a hub tells its workers its part of the whole gradient, before the round's answers, and by which they pass the part
-//! on to other hubs.
+//! The line by which a hub sends its workers its part of the whole gradient, before the round's answers. They pass the part on to
+//! other hubs by such lines.
 //!
 //! ```text
 //!   [ round ][ skipped ][ the sum of squares, 11 words ][ 3 words without use ]

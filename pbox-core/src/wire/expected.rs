@@ -1,5 +1,5 @@
 //! The bytes that may come over a link: for each chunk the span that its layout gives it, and nothing else. TCP asks before
-//! it writes a byte ([`FrameRule`]). RDMA asks when the NIC has written, and knows the length alone.
+//! it writes a byte ([`FrameRule`]). RDMA asks when the NIC has written, and knows only the length.
 //!
 //! | bytes of | must be |
 //! | --- | --- |
@@ -10,7 +10,7 @@
 //! | a hub's part of the whole gradient | all of that hub's line; only its own part comes from a hub, and to a hub only others' |
 //! | nothing, without a gradient | all; of a hub below, the count of its workers |
 //!
-//! The weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
+//! Weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
 //!
 //! Each link has one value, on the thread of its port. Knows no rounds. Of each chunk it keeps at most one notice, and one round
 //! of bytes ahead.
@@ -34,7 +34,7 @@ pub struct Expected {
     end: End,
     /// Chunks with bytes ahead, without the push or answer yet: the round bits of each.
     ahead: HashMap<ChunkId, u8>,
-    /// The core that the link leads to, in this placement; its chunks alone cross the link.
+    /// The core that the link leads to, in this placement; only its chunks cross the link.
     core: Option<(Arc<Placement>, usize)>,
 }
 
@@ -46,7 +46,7 @@ enum End {
         noticed: HashMap<ChunkId, u8>,
         /// Whether the other end is a hub with first weights that do not count.
         may_keep_first: bool,
-        /// Chunks of which it sent no first weights.
+        /// Chunks for which it sent no first weights.
         kept: HashSet<ChunkId>,
     },
     /// A member of a job, which is sent answers.

@@ -11,8 +11,8 @@
 //! There are two frames because all workers of a machine read the same window. A worker that joins a running job gets
 //! a raw frame while others may still read the coded frame.
 //!
-//! Where steps wait for the whole gradient, [lines](Wire::weights_line) follow the chunks: of each hub that steps [`LINES`], for one round
-//! after the other. Gradient windows have them, too, where members have links to several of these hubs:
+//! Where steps wait for the whole gradient, [lines](Wire::weights_line) follow the chunks: of each hub that steps [`LINES`], for
+//! one round after the other. Gradient windows have them, too, if members have links to several of these hubs:
 //!
 //! ```text
 //!   chunks   hub 0: [line][line][line][line]   hub 1: [line][line][line][line]     a line has 128 bytes
@@ -56,7 +56,7 @@ const FRAME_ALIGN: usize = 64;
 /// part have read it.
 const LINES: usize = 4;
 
-/// The number that stands for the hub when it draws randomness for its answers. No worker has it.
+/// The number that means the hub when it draws randomness for its answers. No worker has it.
 const HUB: u32 = u32::MAX;
 
 /// The place where chunks lie in the windows of a job.
@@ -68,7 +68,8 @@ pub struct Wire {
     has_own_weights: bool,
     has_groups: bool,
     broadcasts: bool,
-    /// The first chunk of each hub that steps and owns chunks; nothing if steps wait for the pushes of their chunk alone.
+    /// The first chunk of each hub that steps and owns chunks; nothing if steps wait only for the pushes of their own
+    /// chunk.
     hubs: Arc<[ChunkId]>,
     /// Whether members pass parts of the whole gradient from hub to hub.
     passes_on: bool,
@@ -82,8 +83,8 @@ pub struct Framing {
     compression: Compression,
     seed: u64,
     keeps_weights: bool,
-    /// The number of different weights the workers have, to which answers are differences; 1 when all workers have the
-    /// same.
+    /// The number of different weights that the workers have, to which answers are differences; 1 if all workers have
+    /// the same.
     shadows: u32,
     codecs: Option<Codecs>,
     frames: Vec<Frames>,
@@ -148,7 +149,7 @@ impl Wire {
         }
     }
 
-    /// Returns the wire for members of a hub below others, which place chunks as `above` says. This hub hands the lines
+    /// Returns the wire for members of a hub below others that place chunks as `above` says. This hub hands the lines
     /// of the hubs at the top down, and passes them on itself.
     ///
     /// # Errors
@@ -204,8 +205,8 @@ impl Wire {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
-    /// Returns the first chunk of each hub that steps and owns chunks, if steps wait for the whole gradient. Its core
-    /// tells the hub's part.
+    /// Returns the first chunk of each hub that steps and owns chunks, if steps wait for the whole gradient. The core
+    /// of that chunk sends the hub's part.
     pub fn hubs(&self) -> &Arc<[ChunkId]> {
         &self.hubs
     }
@@ -215,12 +216,12 @@ impl Wire {
         self.skips
     }
 
-    /// Returns the line in a weights window in which a hub tells its part of the whole gradient in a round.
+    /// Returns the line in a weights window by which a hub sends its part of the whole gradient in a round.
     pub fn weights_line(&self, hub: usize, round: Round) -> Span {
         line(self.chunks_bytes(), hub, round)
     }
 
-    /// Returns the line in a gradient window by which a member passes another hub's part on.
+    /// Returns the line in a gradient window by which a member passes on another hub's part.
     pub fn gradient_line(&self, hub: usize, round: Round) -> Span {
         line(self.gradients_bytes(), hub, round)
     }
@@ -266,8 +267,8 @@ impl Wire {
         self.hubs.iter().enumerate().filter(is_here).map(|(hub, _)| hub)
     }
 
-    /// Returns the spans of a core's chunks in a weights window, and behind them of the [lines](Self::weights_line)
-    /// that it tells.
+    /// Returns the spans of a core's chunks in a weights window, followed by the [lines](Self::weights_line) that
+    /// it sends.
     pub fn weights_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
         let lines = self.hubs_of(chunks).flat_map(|hub| self.weights_lines_of(hub));
         chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(lines).collect()

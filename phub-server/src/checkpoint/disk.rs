@@ -21,7 +21,7 @@ use super::crash::journal::{Change, note};
 pub(super) struct NewFile(File);
 
 impl NewFile {
-    /// Makes a file for this user alone. Fails where there is one.
+    /// Makes a file that only this user can use. Fails if there is one.
     pub fn make(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         #[cfg(test)]
@@ -72,7 +72,7 @@ impl Write for &NewFile {
     }
 }
 
-/// Makes a directory for this user alone.
+/// Makes a directory that only this user can use.
 pub(super) fn make_dir(path: &Path) -> io::Result<()> {
     #[cfg(test)]
     note(Change::MakeDir(path))?;

@@ -34,7 +34,7 @@ pub(super) const START: &str = "{\"__metadata__\":{\"digest\":\"";
 /// The bytes before the header, which are its length.
 pub(super) const PREFIX_BYTES: usize = 8;
 
-/// The place where the digest stands in the file.
+/// The place of the digest in the file.
 pub(super) const DIGEST_AT: usize = PREFIX_BYTES + START.len();
 const _: () = assert!(DIGEST_AT == 35, "docs/formats.md says so");
 
@@ -76,7 +76,7 @@ pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 /// The groups from a round on: the first round, their optimizers, and the number, from 1, of each key's that is in one.
 pub(super) type GroupsFrom = (Round, Vec<Optimizer>, BTreeMap<String, u8>);
 
-/// Returns the numbers of a job, if they are not told by its terms and its learning rates.
+/// Returns the numbers of a job, if its terms and its learning rates do not determine them.
 fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     let (of_terms, keys) = (snapshot.optimizer(), snapshot.layout().keys());
     let is_told = |(_, numbers): &(Round, Numbers)| {
@@ -280,7 +280,7 @@ pub(super) fn entries(
     // The limits are those of the reader, so that every file can be read back.
     let shown: Vec<Key> = entries.iter().map(|entry| entry.shown.clone()).collect();
     match manifest::check(&shown) {
-        // A hub that keeps no weights has a round to go on with, and no tensor.
+        // A hub that keeps no weights has a round to continue with, and no tensor.
         Err(ManifestError::NoKeys) if !tensors.optimizer().keeps_weights() => {}
         checked => checked.map_err(|error| UnusableKeys::Manifest { error })?,
     }

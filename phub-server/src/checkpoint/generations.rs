@@ -8,7 +8,7 @@
 //!   train@not-finite.safetensors    the last state with NaN or infinity, which replaced nothing
 //! ```
 //!
-//! No job's name has an `@`, so that no job goes on from the last two, and none has a file that is called like these.
+//! No job's name has an `@`. So no job continues from the last two, and no job's file is called like these.
 //!
 //! Shared by the threads that save and load. Must not know the values in a file.
 
@@ -62,8 +62,8 @@ fn aside_name(job: &str, why: &str, share: Share) -> String {
     }
 }
 
-/// Returns the job in the name of a checkpoint file, and the round if the name has one. Nothing if it is no checkpoint
-/// that a job goes on from.
+/// Returns the job in the name of a checkpoint file, and the round if the name has one. Returns nothing if it is no
+/// checkpoint that a job continues from.
 pub fn named(file: &str) -> Option<(String, Option<Round>)> {
     if let Some(part) = PartName::parse(file) {
         return Some((part.job, Some(part.round)));
@@ -155,13 +155,13 @@ impl CheckpointStore {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Not every file system has hard links. Without them a kill here leaves the job its older generations alone.
+        // Not every file system has hard links. Without them, a kill here leaves the job only its older generations.
         disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
-    /// Removes the file of a job that is needed least, so that the state before `round` has room. That is one that no
-    /// job goes on from, one of a past that the job went back from, or the oldest generation. The newest that can be
-    /// read stays. Returns whether there was one.
+    /// Removes the file of a job that is needed least, so that the state before `round` has room. The file is one that
+    /// no job continues from, one of a past that the job went back from, or the oldest generation. The newest that can
+    /// be read stays. Returns whether there was one.
     pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
         let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
         if share.is_whole() {

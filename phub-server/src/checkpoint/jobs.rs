@@ -1,5 +1,5 @@
-//! The jobs that have checkpoints, and which of them are the oldest. Each run without a name of its own choice is a job of its own,
-//! and nobody goes on from most of them.
+//! The jobs that have checkpoints, and which of them are the oldest. Each run without a chosen name is a job of its own, and most
+//! of these jobs are never continued.
 //!
 //! Shared by the threads that save and load. Must not know which jobs are here.
 
@@ -48,8 +48,8 @@ impl CheckpointStore {
         Ok((jobs.into_iter().map(|(_, job)| job).collect(), too_many))
     }
 
-    /// Removes all files of a job that is not here. The newest goes last, when the others are gone on the disk, too: after a crash
-    /// in between no older state is the newest.
+    /// Removes all files of a job that is not here. The newest file is removed last, when the removal of the others is on
+    /// the disk. After a crash in between, no older state is the newest.
     ///
     /// # Errors
     /// When a file cannot be removed.

@@ -5,7 +5,7 @@
 //!   .phub-lock             flock on this file, too: a network file system shows it to hubs of other machines
 //! ```
 //!
-//! The file is the hub's user's alone, and never read or written: there is nothing in it. A symbolic link in its place is an
+//! Only the hub's user can use the file, and it is never read or written: it is empty. A symbolic link in its place is an
 //! error. The kernel says who has a lock, because a name in a file outlives its process.
 //!
 //! Owned by the thread that opens the directory, and of those that save. Must not know checkpoints.
@@ -33,7 +33,7 @@ pub(super) struct Lock {
 /// A directory is not this hub's.
 #[derive(Debug)]
 pub(super) enum NotLocked {
-    /// Another process has the lock; the number is its process, if the kernel tells it.
+    /// Another process has the lock; the number is its process, if the kernel reports it.
     InUse(Option<u32>),
     /// An error, with the attempt before it.
     Failed(&'static str, io::Error),
@@ -108,8 +108,8 @@ fn own_file(dir: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns the process that has a file locked. Nothing where it is of another machine, or of a container that is not
-/// seen here.
+/// Returns the process that has a file locked. Returns nothing if it is of another machine, or of a container that
+/// is not seen here.
 fn holder(file: &File) -> Option<u32> {
     let about = file.metadata().ok()?;
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "4711\n");
         drop(lock);
-        // The kernel names the process that has the file alone; the text of an older hub does not count.
+        // The kernel names the process that has the file for itself; the text of an older hub does not count.
         let other = File::open(&file).unwrap();
         flock(&other, FlockOperation::LockExclusive).unwrap();
         assert_eq!(words(Lock::take(dir.path())), format!("InUse(Some({}))", std::process::id()));

@@ -23,7 +23,7 @@ impl PartName {
         PartName { job: job.to_owned(), round, hub: share.hub, hubs: share.hubs }
     }
 
-    /// Reads a file's name; nothing where it is not a part's.
+    /// Reads a file's name; returns nothing if it is not a part's.
     pub fn parse(file: &str) -> Option<Self> {
         let (job, rest) = file.strip_suffix(".safetensors")?.split_once('@')?;
         let (round, hub) = rest.split_once(".hub")?;

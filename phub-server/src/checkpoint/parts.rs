@@ -1,7 +1,7 @@
 //! Checkpoints of a job over several hubs: a hub's part of it, one file for each round.
 //!
-//! A round is *whole* when every hub of the job has a part of it, which no hub alone can know. So a hub keeps a part
-//! until a notice that the part is not needed any more.
+//! A round is *whole* when every hub of the job has a part of it, which no single hub can know. So a hub keeps a
+//! part until a notice that the part is not needed any more.
 //!
 //! Shared by the threads that save and load. Must not know other hubs.
 
@@ -85,8 +85,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Gives the damaged parts of rounds after `round` another name: the job goes on from `round`, and will write the later
-    /// ones again.
+    /// Renames the damaged parts of rounds after `round`: the job continues from `round`, and will write the later ones
+    /// again.
     pub fn put_parts_aside(&self, job: &str, share: Share, round: Round) -> Result<(), CheckpointError> {
         for later in self.rounds(job, share)?.into_iter().filter(|&later| later > round) {
             if let Some(why) = self.damage(job, share, later)? {

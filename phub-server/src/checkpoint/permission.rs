@@ -1,4 +1,4 @@
-//! Permission to read checkpoints: the hub's user has it alone, unless a setting opens them.
+//! Permission to read checkpoints: only the hub's user has it, unless a setting opens them.
 //!
 //! Plain values; any thread.
 
@@ -15,15 +15,15 @@ use super::disk::{self, NewFile};
 pub struct FileMode(u32);
 
 impl Default for FileMode {
-    /// Returns the mode in which the hub's user alone reads and writes files.
+    /// Returns the mode with which only the hub's user reads and writes files.
     fn default() -> Self {
         FileMode(0o600)
     }
 }
 
 impl FileMode {
-    /// Makes a file that is not there yet, for writing. A mode that lets others in was asked for, and the process's umask does
-    /// not count.
+    /// Makes a file that is not there yet, for writing. A mode that lets other users in was asked for, and the process's umask
+    /// does not count.
     pub(super) fn make_file(self, path: &Path) -> io::Result<NewFile> {
         let file = NewFile::make(path)?;
         if self != FileMode::default() {

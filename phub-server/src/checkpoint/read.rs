@@ -57,7 +57,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         metadata => metadata?,
     };
     let tensors = match from_safetensors(&header, file_bytes) {
-        // The file may be of a job with a hub that keeps no weights. The digest tells whether there is
+        // The file may be of a job with a hub that keeps no weights. The digest shows whether there is
         // nothing else in the file.
         Err(ManifestError::NoKeys) => Vec::new(),
         tensors => tensors?,
@@ -137,7 +137,7 @@ fn compare_rest(
     compare(written, &hash)
 }
 
-/// Begins the digest of a file: that of its bytes with [`NO_DIGEST`] in the digest's own place.
+/// Begins the digest of a file: of its bytes, with [`NO_DIGEST`] in the digest's own place.
 fn begin_digest(header: &mut [u8]) -> Xxh3 {
     let mut hash = Xxh3::new();
     header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(&NO_DIGEST);
@@ -291,7 +291,7 @@ fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError>
     Ok(rates)
 }
 
-/// Returns the numbers by round. A file of an older program has learning rates alone, and so has a job in which nothing
+/// Returns the numbers by round. A file of an older program has only learning rates, and so has a job in which nothing
 /// else was set.
 fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>, DecodeError> {
     let rates = learning_rates(metadata)?;

@@ -7,11 +7,11 @@
 //!   .phub-lock                        held, as the directory itself is, while a hub uses it (`lock`)
 //! ```
 //!
-//! A job's name cannot lead out of the directory: it has no slash, and never stands alone. The jobs `.` and `..` are
-//! the files `..safetensors` and `...safetensors`.
+//! A job's name cannot lead out of the directory: it has no slash, and always has an ending. The jobs `.` and `..`
+//! are the files `..safetensors` and `...safetensors`.
 //!
-//! Shared by the threads that save and load. After two saves of one job the file is that of the later save. Must not know
-//! the contents of a file.
+//! Shared by the threads that save and load. After two saves of one job, the file has the later state. Must not know the
+//! contents of a file.
 
 use std::fs::File;
 use std::io;
@@ -50,14 +50,14 @@ pub struct CheckpointStore {
     /// The files of how many jobs are kept; of all, if nothing is said.
     pub(super) jobs: Option<NonZeroU32>,
     mode: FileMode,
-    /// Taken anew where the directory was replaced.
+    /// Taken anew if the directory was replaced.
     lock: Mutex<Lock>,
     /// Removals of old files for want of room, for the log.
     pub(super) made_room: Seldom,
 }
 
 impl CheckpointStore {
-    /// Opens a directory for the hub's user alone; see [`open_for`](Self::open_for).
+    /// Opens a directory that only the hub's user can use; see [`open_for`](Self::open_for).
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         Self::open_for(dir, FileMode::default())
     }
@@ -123,7 +123,7 @@ impl CheckpointStore {
         CheckpointError::Directory { dir: self.dir.clone(), doing, error }
     }
 
-    /// Returns where a job's checkpoint is, or will be.
+    /// Returns the path of a job's checkpoint, which may not exist yet.
     pub fn path(&self, job: &str) -> Result<PathBuf, CheckpointError> {
         check_job_name(job)?;
         Ok(self.dir.join(format!("{job}.safetensors")))
@@ -245,7 +245,8 @@ impl CheckpointStore {
         )))
     }
 
-    /// Says which checkpoints other users can read: those of hubs that let them, in a directory that lets them.
+    /// Names the checkpoints that other users can read: those of hubs that let them, in a directory that lets
+    /// them.
     fn warn_of_readers(&self) -> io::Result<()> {
         if self.dir.metadata()?.mode() & 0o011 == 0 {
             return Ok(());
@@ -280,8 +281,8 @@ fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
     })
 }
 
-/// Brings the directory and its own name to the disk. A hub that was killed may have changed both without a sync, and jobs go on
-/// from the files that are seen here.
+/// Brings the directory and its own name to the disk. A hub that was killed may have changed both without a sync, and jobs
+/// continue from the files that are seen here.
 fn bring_to_disk(dir: &Path) -> io::Result<()> {
     disk::sync_dir(dir)?;
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());

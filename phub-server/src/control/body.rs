@@ -54,7 +54,8 @@ pub(super) async fn read(
             None => held = Some(permit),
             Some(held) => held.merge(permit),
         }
-        // Part by part: a whole join takes a second, in which nobody else would get an answer.
+        // The body is compared part by part: a whole join takes a second, in which nobody else would get an
+        // answer.
         if proof.is_some() {
             digest.update(&part);
         }
@@ -114,7 +115,7 @@ impl<'a> Parts<'a> {
             }
             self.seen += part.len();
             if self.seen / TURN_BYTES > seen / TURN_BYTES {
-                // Sockets are looked at before this goes on.
+                // Sockets are looked at before this continues.
                 yield_now().await;
             }
             return Ok(Some(part));

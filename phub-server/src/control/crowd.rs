@@ -121,7 +121,8 @@ impl Crowd {
 }
 
 impl Open {
-    /// Returns the oldest stranger of the address that has the most; of several addresses, that of the oldest.
+    /// Returns the oldest stranger of the address that has the most; if there are several such addresses, the
+    /// oldest of them all.
     fn oldest_of_the_most(&self) -> Option<u64> {
         let of_address = |numbers: &BTreeSet<u64>| Some((numbers.len(), Reverse(*numbers.first()?)));
         self.strangers_of.values().filter_map(of_address).max().map(|(_, Reverse(number))| number)
@@ -226,7 +227,7 @@ mod tests {
         // 10.0.0.1 has its three now, and the oldest of its strangers makes room.
         let mut worker = known(&crowd, "10.0.0.1:4", &limits).unwrap();
         assert!(gone(&mut second) && !gone(&mut third) && !gone(&mut worker));
-        drop((first, second)); // places that others have already
+        drop((first, second)); // places that other clients have already
         let other = known(&crowd, "10.0.0.3:1", &limits).unwrap();
         assert!(!gone(&mut third), "there are four places");
         let last = known(&crowd, "10.0.0.3:2", &limits).unwrap();

@@ -62,7 +62,8 @@ impl ControlLimits {
             // The client was cut off, or it does not read.
             unread: Duration::from_secs(30),
             connections,
-            // All workers of the largest job may be on one machine, or behind one gateway. The other half is for others.
+            // All workers of the largest job may be on one machine, or behind one gateway. The other half is for other
+            // addresses.
             of_an_address: connections / 2,
             // A worker shows its token with its first request. Its bytes may arrive a while after the connection: with 2000 new
             // connections a second, each has a second for them.

@@ -31,7 +31,8 @@ use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry, random_name};
 
 const PAGE: &str = include_str!("page.html");
-/// Stands in the page where its scripts and styles have the word that the policy names.
+/// The text in the page that is replaced by the random word that the policy names, for its scripts and
+/// styles.
 const NONCE: &str = "NONCE";
 
 /// The number of listeners at the same time. Each costs a description of the hub every second.

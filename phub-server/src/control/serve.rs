@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that a stop waits for open requests.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
-/// Returns the answer to a connection for which there is no place.
+/// Returns the answer to a connection without a place.
 fn turned_away(why: &str) -> String {
     let (code, error) = (RefusalCode::NoConnection, format!("{why}; try again"));
     let body = serde_json::to_string(&ErrorReply { code, error }).expect("replies are plain data") + "\n";

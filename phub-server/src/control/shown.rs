@@ -1,4 +1,4 @@
-//! The header by which a request says who asks, and the look whether a member asks.
+//! The header by which a request names its sender, and the check whether a member sends it.
 
 use authority::{Proof, Secrets, Token};
 use axum::extract::Request;
@@ -39,7 +39,7 @@ impl Shown {
     }
 }
 
-/// Returns the token by which a member asks; empty where the request shows none.
+/// Returns the token of a member's request; empty if the request shows none.
 pub(super) fn member_of(request: &Request) -> String {
     match request.extensions().get() {
         Some(Shown::Member(token)) => token.clone(),

@@ -29,7 +29,7 @@ pub(crate) enum Command {
     AddShard { job: JobId, shard: Box<MadeShard> },
     /// Begin a job with a state, before anybody takes part in it.
     Restore { job: JobId, layout: Carried<Arc<Layout>>, state: Carried<Arc<Restored>> },
-    /// Take a worker's link. `weights` is the core's part of the worker's own weights window, where the worker has one.
+    /// Take a worker's link. `weights` is the core's part of the worker's own weights window, if the worker has one.
     AddWorker {
         job: JobId,
         rank: u32,
@@ -49,7 +49,7 @@ pub(crate) enum Command {
     BeginBelow { job: JobId, first: Round, reply: Reply<()> },
     /// Finish no round, and say which are in flight.
     Hold { job: JobId, reply: Reply<Option<Front>> },
-    /// Say to which round each worker of a held job has come.
+    /// Say which round each worker of a held job has reached.
     Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
     /// Let no chunk of a held job go further than a round, or than these lines.
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
@@ -113,7 +113,7 @@ impl<T> fmt::Debug for Reply<T> {
     }
 }
 
-/// A value without a number, such as a window. It may be as long as a model, so that a print shows the type alone.
+/// A value without a number, such as a window. It may be as long as a model, so a print shows only the type.
 pub(crate) struct Carried<T>(pub T);
 
 impl<T> fmt::Debug for Carried<T> {

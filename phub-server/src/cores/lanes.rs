@@ -64,7 +64,7 @@ pub fn wants_rdma(settings: &HubSettings) -> bool {
     settings.transports.is_some() || settings.nics.is_some()
 }
 
-/// Reads the values of NCCL's variables, where ours are not set.
+/// Reads the values of NCCL's variables, if ours are not set.
 pub fn nccl(settings: &HubSettings) -> Nccl {
     Nccl::of_environment(&settings.paths.0, settings.nics.is_some())
 }

@@ -1,5 +1,5 @@
 //! Work for a core that its own thread should not do, because rounds wait meanwhile: memory is touched and freed by other
-//! threads. They run on the core's NUMA node: a page has the memory of the node where it is touched first. They give way to
+//! threads. They run on the core's NUMA node, because a page lies on the node where it is touched first. They give way to
 //! the core.
 
 use fabric::{Ranges, Span};
@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// worker would wait for its window until it is taken for dead.
 const NICE: i32 = 5;
 
-/// Lets the calling thread give way to others, for good.
+/// Lets the calling thread give way to other threads, from now on.
 pub(crate) fn give_way() {
     // A thread may always become nicer.
     let _ = setpriority_process(None, NICE);
@@ -18,7 +18,7 @@ pub(crate) fn give_way() {
 
 /// A thread that touches memory for cores, one after another.
 pub(crate) struct Near {
-    /// The place where it may run.
+    /// The cpus that it may run on.
     allowed: Option<CpuSet>,
 }
 
@@ -29,7 +29,7 @@ impl Near {
         Near { allowed: sched_getaffinity(None).ok() }
     }
 
-    /// Moves to the node of a core's cpu. Where the kernel says too little, the thread stays where it may run.
+    /// Moves to the node of a core's cpu. If the kernel tells too little, the thread stays on its cpus.
     pub fn go_to(&self, cpu: u32) {
         let Some(allowed) = &self.allowed else { return };
         let mut set = CpuSet::new();

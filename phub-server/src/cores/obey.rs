@@ -121,7 +121,7 @@ impl CoreThread {
         self.report(Report::UnlinkedAbove { job, answers });
     }
 
-    /// Has memory freed, while rounds of other jobs go on.
+    /// Lets memory be freed, while rounds of other jobs continue.
     fn free(&self, memory: Discarded) {
         if !memory.is_empty() {
             let _ = self.discard.send(memory);

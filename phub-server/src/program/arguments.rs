@@ -36,7 +36,7 @@ impl Unusable {
     }
 }
 
-/// Parses the arguments of a program, of which the first is its name.
+/// Parses the arguments of a program; the first is its name.
 ///
 /// # Errors
 /// When they, the environment or the configuration file make no sense. So end `--help` and `--version`, too.
@@ -66,7 +66,7 @@ pub fn variables_in(text: &str, command: &Command, arguments: &[OsString]) -> Ve
     let of_environment = of_environment(command, arguments).into_iter().map(|(flag, variable, value)| {
         (format!("{flag} comes from the environment: {variable} is {value:?}"), flag)
     });
-    // A file that cannot be read has been told.
+    // An unreadable file has been reported.
     let file = config::read(command, arguments).ok().flatten();
     let of_file = file.into_iter().flat_map(|Config { path, flags }| {
         let from = move |(flag, _)| (format!("{flag} comes from {}", path.display()), flag);
@@ -111,7 +111,7 @@ fn names(text: &str, flag: &str) -> bool {
     })
 }
 
-/// Returns the command, for which variables that are empty are not set.
+/// Returns the command, with empty variables treated as not set.
 fn without_empty(command: Command) -> Command {
     let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
     let command = command.mut_args(|arg| match arg.get_env().is_some_and(is_empty) {

@@ -9,7 +9,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Writes this process's log to stderr from now on, unless it has a log already. The levels are those of
-/// `RUST_LOG`, else `levels`. The form is `format`, else that of `PHUB_LOG_FORMAT`.
+/// `RUST_LOG`, or of `levels`. The form is `format`, or that of `PHUB_LOG_FORMAT`.
 ///
 /// # Errors
 /// When `RUST_LOG` names no levels, or `PHUB_LOG_FORMAT` no format. Nothing is then logged.

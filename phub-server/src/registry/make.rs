@@ -70,7 +70,7 @@ pub(super) struct Made {
     weights: Arc<SendWindow>,
     peers: Arc<Peers>,
     joined: Option<Arc<JoinedAbove>>,
-    /// The reason why the job does not go on from its newest checkpoint.
+    /// The reason why the job does not continue from its newest checkpoint.
     warning: Option<String>,
     shards: Vec<MadeShard>,
     /// The links that lead up, by core, if there are hubs above.
@@ -209,7 +209,7 @@ impl Registry {
         cores.iter().map(|&core| self.cores[core].lane.node).collect::<Vec<_>>().into()
     }
 
-    /// Has huge pages in the window that these cores step into, where ranges of it are of one node.
+    /// Makes huge pages in the window that these cores step into, in ranges of one node.
     fn huge_pages(&self, cores: &[usize], specs: &[ShardSpec]) {
         // Where workers have frames of their own, nothing touches this window.
         let is_used = |spec: &&ShardSpec| spec.wire.framing().is_none() || !spec.wire.has_own_weights();

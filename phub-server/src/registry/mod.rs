@@ -118,12 +118,12 @@ pub(crate) struct Registry {
     me: Weak<Registry>,
     /// Names this start of the hub.
     id: String,
-    /// The way in which this hub reaches other hubs.
+    /// The means by which this hub reaches other hubs.
     up: Up,
     /// The hubs of meshes that learn each other's addresses here.
     meetings: Meetings,
     inner: Mutex<Inner>,
-    /// A worker, or the hubs above, have been told.
+    /// A worker, or the hubs above, have been notified.
     told: Condvar,
     /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made. All who wait
     /// are woken, so a future that is made before the look misses nothing, even if nobody has polled it.
@@ -150,7 +150,7 @@ pub(crate) struct Registry {
     pub late: LateLimits,
     /// The timeline, if the hub notes the work of its cores.
     timeline: Option<Timeline>,
-    /// Used by the control thread alone.
+    /// The runtime, which only the control thread uses.
     pub(crate) runtime: Handle,
     /// Tells the hub, when the registry is dropped, that nobody uses its directory of checkpoints any more. The last field is
     /// dropped last.

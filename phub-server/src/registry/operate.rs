@@ -32,7 +32,8 @@ impl Registry {
         Ok(StopReply { checkpoint, checkpoint_error })
     }
 
-    /// Takes no more jobs, because of somebody or something. Running jobs go on, and their workers may return.
+    /// Takes no more jobs, because of somebody or something. Running jobs continue, and their workers may
+    /// return.
     pub fn drain(&self, by: &str) -> DrainReply {
         let jobs = self.lock().ask(Drain);
         if !self.draining.send_replace(true) {

@@ -1,4 +1,4 @@
-//! The memory of this process, of which the coordinator promises some to jobs and joins.
+//! The memory of this process. The coordinator promises some of it to jobs and joins.
 
 use coordinator::Memory;
 use coordinator::input::{EndJoin, PromiseJoin};

@@ -4,8 +4,8 @@
 //!   under the registry's lock: line --> a queue with a bound --> thread: file
 //! ```
 //!
-//! A slow disk does not hold the lock up. When the queue is full, or the file has all the bytes that it may have, the
-//! record ends, and the hub goes on.
+//! A slow disk does not hold the lock up. When the queue is full, or the file has reached its limit, the record ends,
+//! and the hub continues.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -22,7 +22,7 @@ use coordinator::{Input, Settings, record};
 
 use crate::alarm::guarded;
 
-/// The most bytes that wait for the disk. A line that is longer alone may wait alone.
+/// The most bytes that wait for the disk. A longer line may wait only by itself.
 const WAITING_BYTES: usize = 64 << 20;
 /// The time that the end of the hub waits for the disk.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -49,8 +49,8 @@ struct Waiting {
 }
 
 impl Recorder {
-    /// Begins the record of a hub with these settings in a new file that its owner alone may read. The file has at most this number of
-    /// `bytes`, and a last line. A file of the same name gets the name with `.before` behind it.
+    /// Begins the record of a hub with these settings in a new file that only its owner may read. The file has at most this
+    /// number of `bytes`, and a last line. A file of the same name gets the name with `.before` behind it.
     ///
     /// # Errors
     /// When there is no file, or no thread.

@@ -6,7 +6,7 @@ use pbox_core::control::{ParseError, RefusalCode};
 /// The reason why a request is refused.
 #[derive(Debug)]
 pub(crate) struct Refusal {
-    /// The code, by which programs decide.
+    /// The code, by which programs decide what to do.
     pub code: RefusalCode,
     /// The text for the person who made the request.
     pub why: String,
@@ -72,7 +72,7 @@ mod tests {
         for wrong in
             ["", "0", &"0".repeat(32), &token[1..], &format!("0{token}"), &token.to_uppercase(), &signed]
         {
-            // A token of digits alone has no capital letters.
+            // A token with only digits has no capital letters.
             let refused = registry.heartbeat("job", wrong, None).map(drop);
             let is_same = wrong == token;
             assert_eq!(registry.has_member(wrong), is_same, "{wrong}");

@@ -36,7 +36,7 @@ fn set_by_others(name: &str) -> Option<String> {
 }
 
 /// Returns the address that another program's variable leads to. The variable has beginnings of names, with commas
-/// between them; exact names after `=`, all others after `^`. Ports count for nothing.
+/// between them; exact names after `=`, all other interfaces after `^`. Ports count for nothing.
 fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAddr> {
     let names: Vec<&str> = text.split(',').map(|one| one.split(':').next().unwrap_or_default()).collect();
     let (list, _) = NicList::of_nccl(&names.join(","));

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The port of a hub's control port that is not told another.
+/// The port of a hub's control port without a setting.
 pub(super) const CONTROL_PORT: u16 = 7077;
 /// The port of the data path over TCP, next to the control port. The next one is for RDMA's handshake.
 pub(super) const DATA_PORT: u16 = 7078;

@@ -194,8 +194,8 @@ pub struct HubSettings {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs_limit: u32,
 
-    /// The most jobs of one address: that of the worker that made the job. Behind a gateway or a proxy all workers have one.
-    /// Default: no limit but --jobs-limit.
+    /// The most jobs of one address: the address of the worker that made the job. Behind a gateway or a proxy all workers
+    /// have one. Default: no limit but --jobs-limit.
     #[arg(long, env = "PHUB_JOBS_PER_ADDRESS", value_name = "JOBS",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs_per_address: Option<u32>,
@@ -338,7 +338,7 @@ impl HubSettings {
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }
 
-    /// Returns where RDMA's handshake comes: the port after that of TCP.
+    /// Returns the address of RDMA's handshake: the port after that of TCP.
     pub fn handshake(&self, control: IpAddr) -> SocketAddr {
         let mut address = self.data_path(control);
         if address.port() > 0 {

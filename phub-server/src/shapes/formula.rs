@@ -68,7 +68,7 @@ impl Shape {
         Shape { kind: Kind::Mesh, loads: loads.into_iter().chain([uplink]).collect() }
     }
 
-    /// Returns the links of each worker, and of a hub to which `workers` workers push.
+    /// Returns the links of each worker, and of a hub that `workers` workers push to.
     fn in_a_rack(workers: u64, model: Volume, speeds: RackSpeeds) -> [Load; 2] {
         let (sends, receives) = (model.gradient, model.weights);
         let worker = Load { link: Link::Worker, sends, receives, gbps: Some(speeds.worker) };

@@ -24,10 +24,10 @@ use topology::{Nic, SpeedSource};
 pub use formula::RackSpeeds;
 pub use level::{Level, Shapes, Volume};
 
-/// The share of a link that is left for frames by Ethernet, IP and TCP with time stamps, where packets are jumbo: 9000 bytes.
+/// The share of a link that is left for frames by Ethernet, IP and TCP with time stamps, if packets are jumbo: 9000 bytes.
 const GOODPUT: f64 = (9000.0 - 52.0) / (9000.0 + 14.0);
 
-/// Two shapes of which one is faster by less than this are as fast as each other.
+/// Two shapes are equally fast if one is faster by less than this.
 const ALIKE: f64 = 1.02;
 
 /// A link that a round crosses.
@@ -81,7 +81,7 @@ impl Load {
         self.gbps.map(|gbps| self.bytes() as f64 * 8.0 / (gbps * 1e9 * GOODPUT))
     }
 
-    /// Returns the value by which links are compared: time, or bytes where no speed is known.
+    /// Returns the value by which links are compared: time, or bytes if no speed is known.
     fn cost(&self) -> f64 {
         self.round_s().unwrap_or(self.bytes() as f64)
     }
@@ -134,7 +134,7 @@ impl Shape {
     }
 }
 
-/// Returns the speed of the fastest of these NICs in Gb/s, and its name; `None` if none tells its speed. A NIC with
+/// Returns the speed of the fastest of these NICs in Gb/s, and its name; `None` if no speed is known. A NIC with
 /// only its PCI link known tells no speed.
 pub fn fastest<'a>(nics: impl Iterator<Item = &'a Nic>) -> Option<(f64, &'a str)> {
     let speed = |nic: &'a Nic| nic.speed.filter(|speed| speed.source != SpeedSource::PciLink);
@@ -153,8 +153,8 @@ pub struct Choice<'a> {
     pub why: String,
 }
 
-/// Chooses among these shapes, of which there is at least one: the fastest, or the first that is slower by less than 2%. The
-/// simplest shape is therefore first. Where speeds are not known, all links have the same.
+/// Chooses among these shapes, at least one: the fastest, or the first that is slower by less than 2%. The simplest shape is
+/// therefore first. Where speeds are not known, all links have the same.
 pub fn choose(shapes: &[Shape]) -> Choice<'_> {
     let by_cost = |a: &&Shape, b: &&Shape| a.cost().total_cmp(&b.cost());
     let least = shapes.iter().min_by(by_cost).expect("a shape to choose").cost();

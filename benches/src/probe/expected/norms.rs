@@ -1,7 +1,7 @@
 //! The norms of keys whose elements repeat with a small period.
 //!
-//! A lane of a block has every 32nd element, so its squares depend on the phase of its first element alone: 61 lanes are all there are.
-//! Each is summed once, as the oracle sums it, and a block adds the lanes that it has.
+//! A lane of a block has every 32nd element, so its squares depend only on the phase of its first element. There are 61 lanes
+//! in all. Each is summed once, as the oracle sums it, and a block adds the lanes that it has.
 
 use pbox_core::oracle::{self, LANES};
 use pbox_core::{Chunk, ChunkId, Element, KeyId, Layout};

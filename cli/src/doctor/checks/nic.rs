@@ -117,7 +117,7 @@ pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
     Some(Check::warn(NAME, seen, fix.join("\n")))
 }
 
-/// Returns whether a NIC's traffic has flow control, where the driver shows it.
+/// Returns whether a NIC's traffic has flow control, if the driver shows it.
 pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     let name = format!("flow control {}", nic.name);
     let (pfc, trust) = (nic.pfc.as_deref()?, nic.trust.as_deref().unwrap_or("pcp"));

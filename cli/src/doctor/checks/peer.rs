@@ -67,7 +67,7 @@ fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
             TransportAddress::Tcp { addresses } => all.extend(addresses),
         }
     }
-    // An address of zeros stands for the address of the control port.
+    // An address of zeros means the address of the control port.
     let of_control = control.to_socket_addrs().ok().and_then(|mut found| found.next());
     for address in all.iter_mut().filter(|address| address.ip().is_unspecified()) {
         of_control.iter().for_each(|control| address.set_ip(control.ip()));
@@ -205,7 +205,7 @@ struct Rate {
     /// The bytes in each direction.
     bytes: usize,
     time: Duration,
-    /// The line rate of the slower NIC, each way, where both ends know theirs.
+    /// The line rate of the slower NIC, each way, if both ends know theirs.
     line_mbps: Option<u32>,
 }
 
@@ -317,7 +317,7 @@ fn pairs(
         let words = &way.words;
         let time =
             cross(&mut port, link, &wire, &chunks, round).map_err(|error| format!("{words}: {error}"))?;
-        // The words name the port of the hub first, of which a NIC may have several.
+        // The words name the port of the hub first; a NIC may have several ports.
         let pair = words.split_once(", ").map_or(words.as_str(), |(_, pair)| pair);
         let rate = rates.entry(pair.to_owned()).or_default();
         rate.links += 1;

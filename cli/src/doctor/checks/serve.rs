@@ -20,7 +20,7 @@ pub(crate) fn needs<'a>(settings: &'a HubSettings, control: &'a Seen) -> impl It
     })
 }
 
-/// Returns the repair of a need, where its error does not say all.
+/// Returns the repair of a need, if its error does not say everything.
 fn fix(name: &str) -> &'static str {
     match name {
         "secret" => {

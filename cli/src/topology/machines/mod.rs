@@ -107,7 +107,7 @@ impl MachinesArgs {
         Ok(MachinesJob { name, host, link, machines, cores, terms, wire, mesh, above, shapes: all })
     }
 
-    /// Returns the speed of a machine's link, and where it is known from.
+    /// Returns the speed of a machine's link, and the source of that figure.
     fn speed(&self, host: &Host, plan: &Plan) -> (Option<f64>, String) {
         if let Some(gbps) = self.link_gbps {
             return (Some(gbps), format!("{gbps} Gb/s each way, by --link-gbps"));

@@ -109,7 +109,7 @@ pub(super) struct Moved<'job> {
 }
 
 impl Moved<'_> {
-    /// Gives the cut back unchanged: it goes on waiting.
+    /// Gives the cut back unchanged: it waits further.
     pub fn stays(self) -> Vec<Effect> {
         self.goes_on_with(Vec::new())
     }
@@ -139,7 +139,7 @@ impl Moved<'_> {
                         let held = vec![Effect::CutHeld(cut.id, front)];
                         self.goes_on_with(held)
                     }
-                    // Hub 0 waits for the end alone.
+                    // Only hub 0 waits for the end.
                     Some(_) => {
                         cut.before = front.unwrap_or_default();
                         self.release()
@@ -186,7 +186,7 @@ impl Moved<'_> {
             }
         }
         match cut.snapshot() {
-            // A worker that has pushed the next round makes this push again when the job goes on.
+            // A worker that has pushed the next round makes this push again when the job continues.
             (_, true) => {
                 let step = Step::EndBefore(cut.before, lines);
                 self.waits(WaitsFor::End, step)

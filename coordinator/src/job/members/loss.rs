@@ -1,4 +1,4 @@
-//! Members that are lost: their job fails, or goes on without them.
+//! Members that are lost: their job fails, or continues without them.
 //!
 //! | the job | what follows |
 //! | --- | --- |

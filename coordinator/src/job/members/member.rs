@@ -90,7 +90,7 @@ pub enum Standing {
 /// The lost links of a member that takes part.
 #[derive(Debug)]
 pub struct Unlinked {
-    /// The reason why the member is lost if it makes no others.
+    /// The reason why the member is lost if it makes no new links.
     pub why: String,
     since: Instant,
     /// Since when there are news of it.
@@ -108,7 +108,7 @@ enum Relink {
 }
 
 impl Member {
-    /// Says where the member joined from, for the log.
+    /// Returns the place from which the member joined, for the log.
     pub fn place(&self) -> Option<String> {
         self.from.as_ref().map(Asker::to_string)
     }
@@ -272,7 +272,7 @@ impl Standing {
         matches!(self, Standing::Unlinked(_) | Standing::TakesPart { relinked_by: Some(_) })
     }
 
-    /// Whether the cores drop lost links, and the member has no token for others.
+    /// Whether the cores drop lost links, and the member has no token for new ones.
     pub fn is_dropping(&self) -> bool {
         matches!(self, Standing::Unlinked(Unlinked { relink: Relink::Dropping { .. }, .. }))
     }
@@ -314,7 +314,7 @@ impl Unlinked {
         is_time
     }
 
-    /// Whether a member that was last heard of then does not live.
+    /// Whether a member with its last message at that time does not live.
     pub fn is_dead(&self, heard: Instant, now: Instant) -> bool {
         self.told.is_some_and(|told| heard < told && now - told > LIVES_WITHIN)
     }

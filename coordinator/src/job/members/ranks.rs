@@ -109,7 +109,7 @@ impl Ranks {
         self.standing(rank).is_some_and(|standing| standing.attach(cores))
     }
 
-    /// Notes that a worker has lost its links, and that its job waits until it makes others.
+    /// Notes that a worker has lost its links, and that its job waits until it makes new ones.
     pub(crate) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
         let cores = self.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
@@ -121,7 +121,7 @@ impl Ranks {
         self.standing(rank)?.unlinked()
     }
 
-    /// Notes that a worker is no member any more, and that the job goes on.
+    /// Notes that a worker is no member any more, and that the job continues.
     pub(crate) fn lose(&mut self, rank: u32) {
         let cores = self.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));

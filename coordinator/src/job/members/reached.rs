@@ -1,4 +1,5 @@
-//! The rounds that members had reached when they lost their hub: a job that begins again goes on from there.
+//! The rounds that members had reached when they lost their hub: a job that begins again continues from
+//! there.
 
 use pbox_core::control::RefusalCode;
 use pbox_core::{Consistency, Round};
@@ -53,8 +54,9 @@ impl Life {
         }
     }
 
-    /// Returns how far each worker begins ahead of the slowest, by rank, in a job that begins again and steps alone.
-    /// It is as far ahead as it was, so that all have made equally many steps at the end. Else nothing.
+    /// Returns how far each worker begins ahead of the slowest, by rank, in a job that begins again and whose
+    /// workers step alone. It is as far ahead as it was, so that all have made equally many steps at the end. Else
+    /// nothing.
     pub(crate) fn ahead(&self, spec: &JobSpec, first_round: Round) -> Vec<u32> {
         let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
         let slowest = reached.iter().flatten().min();

@@ -9,8 +9,8 @@ use crate::job::{Effect, Job, JobSpec, Life, News};
 use crate::refused::Refused;
 use crate::tokens::Token;
 
-/// The interval at which a hub tells those above it which of its workers is late, and how long they hold its
-/// heartbeats.
+/// The interval at which a hub reports to the hubs above which of its workers is late. They hold its
+/// heartbeats for as long.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The answer to a worker that has asked for other links.
@@ -76,7 +76,7 @@ impl Job {
             );
             return Err(Refused::new(RefusalCode::NoRelink, why));
         }
-        // The cores may be about to drop them, and the worker was not told yet that they have.
+        // The cores may be about to drop the links, and the worker does not know yet that they have.
         let is_dropping = self.members.get(rank).is_some_and(|member| member.standing.is_dropping());
         let why = format!("{who} is gone: {why}");
         Ok((!is_dropping).then(|| self.members.unlink(rank, &why, now)))

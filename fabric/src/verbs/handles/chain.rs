@@ -96,7 +96,7 @@ impl SendChain {
         let Some(last) = self.held.checked_sub(1) else { return Ok(()) };
         let next = std::mem::replace(&mut self.sends[last].request.next, std::ptr::null_mut());
         self.held = 0;
-        // The first field of the first element: the chain goes on through pointers into the whole box.
+        // The first field of the first element: the chain continues through pointers into the whole box.
         let first = self.sends.as_mut_ptr().cast::<ibv_send_wr>();
         // SAFETY: a chain of requests that `push` filled in, cut after the last of them.
         let posted = unsafe { qp.post_sends(first) };
@@ -149,7 +149,8 @@ impl ReceiveChain {
             return Ok(());
         };
         let first = self.receives.as_mut_ptr().wrapping_add(first as usize);
-        // SAFETY: the last `count` requests of the box, the last of which has a null `next`; no buffers.
+        // SAFETY: these are the last `count` requests of the box, the last one with a null `next`; no
+        // buffers.
         unsafe { qp.post_receives(first) }
     }
 }

@@ -19,7 +19,7 @@ use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
 const FIRST_ENTRIES: u32 = 1024;
 /// The number of entries of a queue that its device cannot resize, if the device can make that many. Libraries before
 /// rdma-core 46 cannot on bnxt_re, and iWARP drivers cannot either. It is room for 64 links of 4000 completions, and 8
-/// MiB where an entry has 32 bytes.
+/// MiB if an entry has 32 bytes.
 const FIXED_ENTRIES: u32 = 1 << 18;
 /// Events are acknowledged this many at once: each time takes a lock.
 const ACKNOWLEDGE: u32 = 64;
@@ -45,7 +45,7 @@ struct Room {
     reserved: u32,
 }
 
-// SAFETY: an ibv_cq and its channel may be used from every thread (libibverbs locks), and this value alone
+// SAFETY: an ibv_cq and its channel may be used from every thread (libibverbs locks), and only this value
 // destroys them.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.

@@ -1,6 +1,6 @@
 //! An opened device: what all other handles come from.
 //!
-//! On the `unsafe` list. Any thread: libibverbs locks where it must. Knows nothing of links.
+//! On the `unsafe` list. Any thread may use it: libibverbs locks where it must. Knows nothing of links.
 
 use std::ffi::CStr;
 use std::io;
@@ -54,7 +54,7 @@ pub(in crate::verbs) enum About {
 }
 
 // SAFETY: an ibv_context may be used from every thread (ibv_open_device(3): libibverbs is thread-safe), and
-// this value alone closes it.
+// only this value closes it.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -122,7 +122,7 @@ impl Context {
         Ok(attr)
     }
 
-    /// Returns an entry of a port's table of partition keys, 0 if it is empty. `None` where the driver does not show
+    /// Returns an entry of a port's table of partition keys, 0 if it is empty. `None` if the driver does not show
     /// it.
     pub fn partition_key(&self, port: u8, index: u16) -> Option<u16> {
         let mut key = 0;
@@ -151,7 +151,7 @@ impl Context {
         unsafe { &self.raw.as_ref().ops }
     }
 
-    /// Returns how many interrupts of the device may tell of completions; at least 1.
+    /// Returns how many interrupts of the device may signal completions; at least 1.
     pub fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open as long as `self`; the field is set once, by ibv_open_device.
         u32::try_from(unsafe { self.raw.as_ref().num_comp_vectors }).unwrap_or(0).max(1)

@@ -16,7 +16,7 @@ pub(in crate::verbs) struct Domain {
     pub context: Arc<Context>,
 }
 
-// SAFETY: an ibv_pd may be used from every thread, and this value alone frees it.
+// SAFETY: an ibv_pd may be used from every thread, and only this value frees it.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}

@@ -9,7 +9,7 @@ use super::words;
 pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router forwards and which may belong to another wire: \
      give its network interface an IP address";
 
-/// The reason why a NIC is used for want of a better one alone.
+/// The reason why a NIC is used only because there is no better one.
 pub(in crate::verbs) const ELSEWHERE: &str = "the network interface of its address is in another network namespace, from where a \
      connection may lead nowhere: move it here (ip link set INTERFACE netns PID), or run in the host's network";
 

@@ -301,7 +301,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// A send request, of which the header's unions are those of RDMA writes.
+/// A send request; the unions of its header are those of RDMA writes.
 #[repr(C)]
 pub struct ibv_send_wr {
     pub wr_id: u64,

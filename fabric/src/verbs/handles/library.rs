@@ -1,4 +1,4 @@
-//! libibverbs, loaded once and when it is first asked for: the same program runs where there is none.
+//! libibverbs, loaded once and when it is first asked for: the same program runs on machines without it.
 //!
 //! On the `unsafe` list. Any thread. Knows no device.
 
@@ -39,11 +39,11 @@ macro_rules! functions {
         /// The functions of a library, which stays loaded.
         pub(in crate::verbs) struct Ibverbs {
             $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
-            /// `None` where the library is older than rdma-core 28.
+            /// `None` if the library is older than rdma-core 28.
             pub ibv_reg_mr_iova2: Option<RegMrIova2>,
-            /// `None` where the library is older than rdma-core 34.
+            /// `None` if the library is older than rdma-core 34.
             pub ibv_reg_dmabuf_mr: Option<RegDmaBuf>,
-            /// `None` where the library is older than rdma-core 35.
+            /// `None` if the library is older than rdma-core 35.
             ibv_is_fork_initialized: Option<unsafe extern "C" fn() -> c_int>,
             _library: libloading::Library,
         }

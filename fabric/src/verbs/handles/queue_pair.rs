@@ -1,6 +1,6 @@
 //! A reliable-connected queue pair, and its way from RESET to RTS.
 //!
-//! On the `unsafe` list. Made and connected by a handshake's thread, then used by the port's alone.
+//! On the `unsafe` list. Made and connected by a handshake's thread, then used only by the port's thread.
 
 use std::io;
 use std::ptr::NonNull;
@@ -37,7 +37,7 @@ pub(in crate::verbs) struct QueuePair {
     _queue: Arc<CompletionQueue>,
 }
 
-// SAFETY: an ibv_qp may be used from every thread, and this value alone destroys it.
+// SAFETY: an ibv_qp may be used from every thread, and only this value destroys it.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
@@ -133,7 +133,7 @@ impl QueuePair {
         self.modify(&mut attr, mask, IBV_QPS_RTR, nic, Some(&peer.address))
     }
 
-    /// Moves back to RESET, in which a NIC answers no packet: as if this machine had vanished.
+    /// Moves back to RESET: in this state a NIC answers no packet, as if this machine had vanished.
     #[cfg(test)]
     pub fn vanish(&self, nic: &Nic) {
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..Default::default() };
@@ -166,7 +166,7 @@ impl QueuePair {
         })
     }
 
-    /// Hands a chain of sends to the NIC; the errno where it does not take them all.
+    /// Hands a chain of sends to the NIC; returns the errno if it does not take them all.
     ///
     /// # Safety
     /// `first` begins a chain of valid requests, ended by a null `next`.
@@ -204,7 +204,7 @@ fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
         ..Default::default()
     };
     let subnet = |address: &Address| address.gid.0[..8].to_vec();
-    // RoCE has no other address than the GID; InfiniBand needs it beyond the subnet, and where a port says so.
+    // RoCE has no other address than the GID; InfiniBand needs it beyond the subnet, and if a port says so.
     if nic.address.link_layer == LinkLayer::Ethernet
         || nic.needs_global_route
         || subnet(&nic.address) != subnet(peer)

@@ -83,7 +83,7 @@ pub(in crate::verbs) struct Region {
     _memory: Memory,
 }
 
-// SAFETY: an ibv_mr may be used from every thread, and this value alone deregisters it.
+// SAFETY: an ibv_mr may be used from every thread, and only this value deregisters it.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

@@ -79,7 +79,7 @@ pub(super) fn agree<'a>(
     Err(ConnectError::Nonsense(format!("the worker has tried NICs {MAX_TURNS} times")))
 }
 
-/// Says on which NICs the hub's ends of the links are to be. None of `passed`, which has ports with NICs.
+/// Returns the NICs for the hub's ends of the links. None of `passed`, which has ports with NICs.
 fn offer<'a>(
     stream: &mut MessageStream,
     group: &'a Group,
@@ -116,7 +116,7 @@ pub(super) struct Chosen {
     pub dead: Vec<DeadPair>,
 }
 
-/// Chooses pairs of NICs that lead to the hub's, which may offer others than it did at first.
+/// Chooses pairs of NICs that lead to the hub's NICs, which may differ from its first offer.
 pub(super) fn choose(
     stream: &mut MessageStream,
     group: &Group,

@@ -87,7 +87,7 @@ impl Listener {
         Ok(Listener { socket, address })
     }
 
-    /// Returns the address that it listens at. A hub that bound to all addresses tells workers another address.
+    /// Returns the address that it listens at. A hub that bound to all addresses gives workers another address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -168,7 +168,7 @@ impl Hello {
         }
     }
 
-    /// Returns where it connected from.
+    /// Returns the address that it connected from.
     pub fn peer(&self) -> String {
         self.stream.peer()
     }
@@ -178,10 +178,10 @@ impl Hello {
         let _ = self.stream.send(&Message::Refused(why.to_owned()));
     }
 
-    /// Lets the peer in. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts.
-    /// The links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and
-    /// not yet registered. Registration allocates its pages: a core that touches a page before has it on its node. `no_path` is
-    /// called before the peer hears that no NIC of it leads to one of this end.
+    /// Lets the peer in. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts. The
+    /// links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and not yet
+    /// registered. Registration allocates its pages: a core that touches a page before has it on its node. `no_path` is called
+    /// before the peer is notified that none of its NICs leads to one of this end.
     pub fn welcome(
         self,
         group: &Arc<Group>,

@@ -36,13 +36,14 @@ const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 pub(in crate::verbs) enum Message {
     /// Worker: its request, and the proof that it has the token.
     Hello { hello: Hello, proof: [u8; PROOF] },
-    /// Hub: where its ports are reached, and the size of the window that it writes.
+    /// Hub: the addresses of its ports, and the size of the window that it writes.
     Ports { send_bytes: u64, ports: Vec<Address> },
     /// Worker: its ends of pairs of NICs that are to be tried before links are on them, each with the port of the hub.
     Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
     /// Hub: its ends of these pairs, or why it has none.
     Tried(Vec<Result<LinkEnd, String>>),
-    /// Worker: none of its NICs leads to those of these ports. The hub says its ports anew. Empty: links are made.
+    /// Worker: none of its NICs leads to the NICs of these ports. The hub says its ports anew. Empty: links are
+    /// made.
     Unreached(Vec<u16>),
     /// Either: its ends of the links.
     Links(Links),
@@ -72,7 +73,7 @@ pub(in crate::verbs) struct Links {
     pub address: u64,
     /// The size.
     pub bytes: u64,
-    /// The NICs that the ends are on. Empty from a hub: its NICs are those of its ports, which the worker knows.
+    /// The NICs that the ends are on. Empty from a hub: the worker knows the NICs of its ports.
     pub nics: Vec<Address>,
     /// The immediates of this side's posts are writes of their own.
     pub apart: bool,
@@ -320,7 +321,7 @@ fn encode_addresses(bytes: &mut Vec<u8>, addresses: &[Address]) {
 
 fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<Vec<Address>, String> {
     let count = count(body, "addresses", allowed)?;
-    // Grown as the bytes come: a count alone gets no memory.
+    // Grown as the bytes arrive: a count gets no memory by itself.
     let mut addresses = Vec::new();
     for _ in 0..count {
         let link_layer = match take(body)? {

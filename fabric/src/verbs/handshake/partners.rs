@@ -22,7 +22,7 @@ pub(super) struct Partners {
     pub nics: Vec<usize>,
     /// The reason why these, in words.
     pub reason: String,
-    /// The user's map says so: no others will do.
+    /// The user's map demands these: no other NICs may be used.
     pub mapped: bool,
 }
 
@@ -72,7 +72,8 @@ fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     }
 }
 
-/// Pairs of these NICs of the hub and these of the joiner, so that none is left over: those of one name, then by place.
+/// Pairs these NICs of the hub and these of the joiner, so that none is left over: first NICs of one name, then by
+/// place.
 fn deal(
     hub: &[&Address],
     of_hub: &[usize],

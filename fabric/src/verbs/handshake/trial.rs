@@ -1,6 +1,6 @@
 //! The trial of a pair of NICs before links are on it: whether it leads from one end to the other. It is a write of
-//! nothing, which the other NIC acknowledges. Addresses alone do not say; all InfiniBand has fe80::/64, and addresses
-//! of /32 share nothing.
+//! nothing, which the other NIC acknowledges. Addresses do not decide this; all InfiniBand has fe80::/64, and
+//! addresses of /32 share nothing.
 //!
 //! Runs on the handshake's threads, on queue pairs of its own that end with the trial: the completions of links are the port's.
 

@@ -208,7 +208,7 @@ impl Port {
         self.fail_with(id, call, &std::io::Error::from_raw_os_error(errno).to_string());
     }
 
-    /// Fails a rail because a call failed on which all its links depend.
+    /// Fails a rail because a call failed that all its links need.
     #[cold]
     pub(in crate::verbs) fn fail_rail(&mut self, rail: usize, call: &str, error: &str) {
         let rail = Arc::clone(&self.rails[rail]);

@@ -72,7 +72,7 @@ impl Port {
         self.clear(&abandoned);
     }
 
-    /// Polls the rails of the NICs that are open now. The links of others have ended or will.
+    /// Polls the rails of the NICs that are open now. The links of other NICs have ended or will end.
     fn take_up_rails(&mut self) {
         let open = self.state.own.open();
         let is_same = |(ours, open): (&Arc<Rail>, &Arc<Rail>)| Arc::ptr_eq(ours, open);

@@ -202,7 +202,7 @@ pub(in crate::verbs) struct Link {
     in_flight: u32,
     /// The last of them that are not signalled.
     unsignalled: u32,
-    /// Sends that the next completions stand for, and their bytes of the link's credit.
+    /// Sends that the next completions cover, and their bytes of the link's credit.
     signalled: VecDeque<(u32, usize)>,
     /// Posts that wait for room in the send queue, in their order, with their keys and their bytes of the link's credit.
     waiting: VecDeque<(Span, Keys, Imm, usize)>,
@@ -230,7 +230,8 @@ impl Link {
     /// Holds a send back, or answers that there is no room. The error is the errno of a full chain that was refused.
     ///
     /// # Panics
-    /// When the link does not carry the span: the caller's layout is another than that of the plan.
+    /// Returns an error if the link does not carry the span: the caller's layout differs from that of the
+    /// plan.
     pub fn post(&mut self, span: Span, imm: Imm, tally: &mut Tally) -> Result<Posted, i32> {
         let keys = self.keys_of(span);
         let has_room = self.in_flight < self.depths.sends;

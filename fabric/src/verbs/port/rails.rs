@@ -115,7 +115,7 @@ impl Rails {
         (std::mem::take(&mut shared.events), std::mem::take(&mut shared.abandoned))
     }
 
-    /// Clears a route of which nothing is in the completion queue any more: another link may have it.
+    /// Clears a route that has nothing in the completion queue any more: another link may have it.
     pub fn clear(&self, route: Abandoned) {
         route.rail.queue.release(route.completions);
         self.lock().free.push(route.route);

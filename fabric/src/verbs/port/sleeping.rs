@@ -61,8 +61,8 @@ impl Port {
         }
     }
 
-    /// Returns the descriptor that a sleeper has to poll. It stands for the bell and the channel of each NIC, also
-    /// of one that is opened later.
+    /// Returns the descriptor that a sleeper has to poll. It covers the bell and the channel of each NIC, also of
+    /// one that is opened later.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.state.own.sleeper()
     }

@@ -48,7 +48,7 @@ impl Dgc {
     }
 
     /// Returns the share that is sent in a round. It is computed by square roots, because their bits are the same on
-    /// every machine; those of powers are not.
+    /// every machine; the bits of powers are not.
     fn ratio_in(self, round: Round) -> f32 {
         let done = round.0.saturating_sub(1);
         if done >= self.warmup_rounds || self.ratio >= FIRST_RATIO {
@@ -127,8 +127,8 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Returns the factor that brings the norm down to its bound; 1 if it is not above. In f64, where no square of an f32
-/// is infinite.
+/// Returns the factor that brings the norm down to its bound; 1 if it is not above. The computation is in f64, in
+/// which no square of an f32 is infinite.
 #[inline(always)]
 fn clip_factor(clip: f32, values: &[f32]) -> f32 {
     let mut sums = [0.0; SUMS];

@@ -1,4 +1,4 @@
-//! The codecs that send some values as they are, and keep the others for later.
+//! The codecs that send some values unchanged, and keep the others for later.
 //!
 //! `topk` and `dgc` choose the values of the largest magnitude (`select`) and share a payload (`payload`); `randomk`
 //! chooses values at random.

@@ -75,8 +75,8 @@ pub enum Optimizer {
         /// L2 penalty.
         #[serde(default)]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. In f64, because the step uses `1 - b1`, for which f32 has too few
-        /// digits.
+        /// `b1`, the decay of the mean of gradients. It is in f64, because the step uses `1 - b1`, for which f32 has
+        /// too few digits.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -96,7 +96,8 @@ pub enum Optimizer {
         /// Decay of the weights, in units of the step size.
         #[serde(default = "decoupled_weight_decay")]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, and f32 has few digits for
+        /// it.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -117,7 +118,8 @@ pub enum Optimizer {
         /// L2 penalty.
         #[serde(default)]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, and f32 has few digits for
+        /// it.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -137,7 +139,8 @@ pub enum Optimizer {
         /// Decay of the weights, in units of the step size.
         #[serde(default = "decoupled_weight_decay")]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, and f32 has few digits for
+        /// it.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -148,7 +151,7 @@ pub enum Optimizer {
         epsilon: f32,
     },
     /// Lion (Chen et al. 2023): `u = b1 * m + (1 - b1) * g; w = w * (1 - lr * wd) - lr * sign(u); m = b2 * m + (1 - b2) * g`.
-    /// The sign of zero is zero, and that of a NaN a NaN.
+    /// The sign of zero is zero, and the sign of a NaN is a NaN.
     Lion {
         /// Step size: all weights move by it, so it is three to ten times smaller than AdamW's.
         learning_rate: f32,
@@ -163,7 +166,7 @@ pub enum Optimizer {
         beta2: f64,
     },
     /// LARS (You et al. 2017): `t = eta * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m`. The norms are of a
-    /// key. `t` is 1 where a norm is 0, and for keys with a multiplier of 0 for the weight decay.
+    /// key. `t` is 1 if a norm is 0, and for keys with a multiplier of 0 for the weight decay.
     Lars {
         /// Step size.
         learning_rate: f32,
@@ -177,15 +180,16 @@ pub enum Optimizer {
         trust: f32,
     },
     /// LAMB (You et al. 2020), with Adam's moments `m` and `v` in a chunk's step `t`, which starts at 1: `u = m / (1 - b1^t) /
-    /// (sqrt(v) / sqrt(1 - b2^t) + eps) + wd * w; w -= lr * |w| / |u| * u`. The norms are of a key. Their quotient is 1 where
-    /// one is 0, and for keys with a multiplier of 0 for the weight decay.
+    /// (sqrt(v) / sqrt(1 - b2^t) + eps) + wd * w; w -= lr * |w| / |u| * u`. The norms are of a key. Their quotient is 1 if one
+    /// is 0, and for keys with a multiplier of 0 for the weight decay.
     Lamb {
         /// Step size.
         learning_rate: f32,
         /// Decay of the weights, as a part of the update.
         #[serde(default = "decoupled_weight_decay")]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, and f32 has few digits for
+        /// it.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -449,7 +453,7 @@ pub struct AdamStep {
 
 impl Step {
     /// Creates a chunk's step of this `number`, from 1 on, at `learning_rate`, for a key with these multipliers. Only
-    /// optimizers that [use steps](Optimizer::uses_steps) use the number: that of the chunk's round, if each round but
+    /// optimizers that [use steps](Optimizer::uses_steps) use the number. It is the chunk's round, if each round but
     /// the broadcast was a step.
     ///
     /// # Panics
@@ -543,7 +547,7 @@ fn power(mut base: f64, mut exponent: u32) -> f64 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ablate {
-    /// Use rank 0's gradient alone instead of the sum.
+    /// Use only rank 0's gradient instead of the sum.
     #[serde(default)]
     pub aggregate: bool,
     /// Send the mean gradient back instead of stepping.

@@ -28,7 +28,7 @@ pub struct Groups {
 pub struct Numbers {
     /// The job's optimizer, with the numbers of now.
     pub optimizer: Optimizer,
-    /// The multipliers of each key. `None`: those of the job's terms.
+    /// The multipliers of each key. If `None`, they are those of the job's terms.
     pub multipliers: Option<Arc<[Multipliers]>>,
     /// Keys that have other numbers. `None`: no key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,7 +114,7 @@ impl NumbersByRound {
         &self.changes[self.current(round)].1
     }
 
-    /// Returns the size of the list, for a bound: that of all its numbers.
+    /// Returns the size of the list, for a bound: the number of all its values.
     pub fn size(&self) -> usize {
         self.changes.iter().map(|(_, numbers)| numbers.size()).sum()
     }

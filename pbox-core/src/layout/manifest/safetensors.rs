@@ -130,7 +130,7 @@ fn next_step(dtype: FileDtype) -> &'static str {
     }
 }
 
-/// The tensors of a header, in its order. A repeated name stands here twice.
+/// The tensors of a header, in its order. A repeated name is in it twice.
 struct Header(Vec<(String, Tensor)>);
 
 #[derive(Deserialize)]

@@ -46,8 +46,8 @@ impl<P: Port> Core<P> {
         self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
     }
 
-    /// Has a job below other hubs, in which nobody takes part yet, begin with the round from which this hub takes part
-    /// there.
+    /// Makes a job below other hubs, in which nobody takes part yet, begin with the round from which this hub takes
+    /// part there.
     pub fn begin_below(&mut self, id: JobId, first: Round) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.begin_at(first));
@@ -65,8 +65,8 @@ impl<P: Port> Core<P> {
         fronts.reduce(|a, b| Front { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) })
     }
 
-    /// Lets a job's rounds go on. The workers in `admitted` take part from round `from` on, which no chunk may be past.
-    /// They are sent the weights of the round before, now or when they are there.
+    /// Lets a job's rounds continue. The workers in `admitted` take part from round `from` on, which no chunk may be
+    /// past. They are sent the weights of the round before, now or when they are there.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         for place in 0..self.shards.len() {
             let Core { shards, port, kernels, .. } = self;
@@ -94,7 +94,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Returns each worker's line, by rank, in a [held](Self::hold) job that steps alone. A line is the first round
-    /// of which no push of the worker is stepped, for any chunk here. Empty if workers step together.
+    /// without a stepped push of the worker, for any chunk here. Empty if workers step together.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
         lines.reduce(further).unwrap_or_default()
@@ -116,7 +116,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Has a job, in which nobody takes part yet, begin with a state.
+    /// Makes a job, in which nobody takes part yet, begin with a state.
     pub fn restore(&mut self, id: JobId, layout: &Layout, restored: &Restored) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.restore(layout, restored));
@@ -217,13 +217,13 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Finishes all chunks of a shard that can go on without an arrival.
+    /// Finishes all chunks of a shard that can continue without an arrival.
     pub(super) fn settle(&mut self, place: usize, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) {
         self.settle_at(place, 0..usize::MAX, notices, onlooker);
         self.settled(place, notices);
     }
 
-    /// Finishes the chunks alone after their steps waited for other cores, and may be made now.
+    /// Finishes only the chunks with steps that waited for other cores, and may be made now.
     pub(super) fn settle_heard(
         &mut self,
         place: usize,
@@ -289,7 +289,7 @@ pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round
 }
 
 impl JobShard {
-    /// Reports the results of snapshots, and why the job cannot go on. Seldom, not once a chunk.
+    /// Reports the results of snapshots, and why the job cannot continue. Seldom, not once a chunk.
     #[cold]
     pub(super) fn report_events(&mut self, notices: &mut Vec<Notice>) {
         let job = self.id;

@@ -107,8 +107,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it. Returns the worker's
-    /// windows.
+    /// Detaches a worker that left or was lost. Its job's rounds wait for it, or continue without it. Returns the
+    /// worker's windows.
     pub fn remove_worker(&mut self, id: JobId, rank: u32, notices: &mut Vec<Notice>) -> Discarded {
         let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {
@@ -148,9 +148,9 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Drops a job's links that lead up, which are lost: the job gets [others](Self::add_above). Its rounds wait for
-    /// them. Returns the windows that the hubs above wrote, unless workers read them, and the answers that had
-    /// arrived by the links.
+    /// Drops a job's lost links that lead up: the job gets [new ones](Self::add_above). Its rounds wait for them.
+    /// Returns the windows that the hubs above wrote, unless workers read them, and the answers that had arrived by
+    /// the links.
     pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
         let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
         let first = self.shards_of(id).next();

@@ -205,7 +205,7 @@ impl<P: Port> Core<P> {
         self.unflushed = 0;
     }
 
-    /// Sends answers that wait and have room now, and goes on with the shards' tasks by a chunk each. Whether there was
+    /// Sends answers that wait and have room now, and continues the shards' tasks by a chunk each. Whether there was
     /// something to do.
     #[cold]
     #[inline(never)]

@@ -45,8 +45,8 @@ pub(crate) enum Repeated {
 
 /// The pushes of all workers that are in. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above follow. Where a
-/// method takes a rank, only the pace of a hub below others is given other numbers.
+/// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above follow. If a
+/// method takes a rank, only the pace of a hub below others gets other numbers.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks with round `first`, without workers.
     fn begin_at(&mut self, first: Round);
@@ -62,8 +62,8 @@ pub(crate) trait Pace: Sized {
     /// [again](Self::repeated).
     fn forget(&mut self, rank: u32);
 
-    /// Keeps pushes of worker `rank`, which has lost its links: those of chunks that
-    /// [are taken in](crate::weights::Gather::has) for a round. They are decided, and are answered when they come
+    /// Keeps pushes of worker `rank`, which has lost its links, for chunks that [are taken
+    /// in](crate::weights::Gather::has) for a round. They are decided, and are answered when they come
     /// [again](Self::repeated). Call [`forget`](Self::forget) afterwards.
     fn keep_taken(&mut self, _rank: u32, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
@@ -82,7 +82,7 @@ pub(crate) trait Pace: Sized {
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
     }
 
-    /// Returns a round in flight that nobody is left to push, if the job cannot go on without it.
+    /// Returns a round in flight that nobody is left to push, if the job cannot continue without it.
     fn abandoned(&self) -> Option<Round> {
         None
     }
@@ -95,14 +95,14 @@ pub(crate) trait Pace: Sized {
         self.round(place) == round
     }
 
-    /// Returns each worker's line, by rank, if workers step alone: the first round of which no push of the worker is
-    /// stepped, for any chunk. Else nothing.
+    /// Returns each worker's line, by rank, if workers step alone: the first round without a stepped push of the
+    /// worker, for any chunk. Else nothing.
     fn lines(&self) -> Vec<Option<Round>> {
         Vec::new()
     }
 
     /// Sets by how many rounds each worker begins after the round of its next [admission](Self::admit), by rank, if
-    /// workers step alone. It is as far ahead of the others as it was before the job began again.
+    /// workers step alone. It is as far ahead of the other workers as it was before the job began again.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
     /// Ends a job that steps alone: each worker's chunks reach its [line](Self::lines), and go no further. Settle
@@ -131,7 +131,7 @@ pub(crate) trait Pace: Sized {
         (content, content != Content::Nothing || !self.is_push(rank))
     }
 
-    /// Returns whether it is worker `rank`'s turn to push a chunk, and for which round.
+    /// Returns whether it is worker `rank`'s turn to push a chunk, and in which round.
     fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
 
     /// Returns whether worker `rank` may be answered after a round of a chunk has finished; the round that the answer
@@ -157,7 +157,7 @@ pub(crate) trait Pace: Sized {
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
     /// Whether a chunk has finished the round before `from` for all, so that newcomers who take part from then on are answered at
-    /// once. Newcomers who step alone are answered when the chunk settles.
+    /// once. Newcomers that step alone are answered when the chunk settles.
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
     }
@@ -192,8 +192,8 @@ pub(crate) trait Pace: Sized {
         of: (Round, Content),
     ) -> Option<Finished>;
 
-    /// Takes bytes that a worker has sent ahead, when it is its [turn](Self::check). Returns true where the window has the
-    /// weights now that the step would make: they are to be answered ahead.
+    /// Takes bytes that a worker has sent ahead, when it is its [turn](Self::check). Returns true if the window now has
+    /// the weights that the step would make: they are to be answered ahead.
     fn take_ahead<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,
@@ -224,7 +224,7 @@ pub(crate) trait Pace: Sized {
     }
 
     /// Steps a group as one, at the place `joined` of its own, when the chunks at its `places` have all their pushes. `None`
-    /// where they are to be [settled](Self::settle) one by one.
+    /// if they are to be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,

@@ -42,7 +42,7 @@ pub(crate) trait Gather {
         true
     }
 
-    /// Keeps the mean of a chunk's pushes, which are those of `workers` workers. [Count](Self::count_in) it in afterwards.
+    /// Keeps the mean of a chunk's pushes by `workers` workers. [Count](Self::count_in) it in afterwards.
     fn take_in<E: Element>(
         &mut self,
         _kernels: &Kernels,
@@ -60,7 +60,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Whether steps wait for the norm of the round before alone: they are made with the last push, and no mean is kept.
+    /// Whether steps wait only for the norm of the round before: they are made with the last push, and no mean is kept.
     #[inline]
     fn steps_at_once(&self) -> bool {
         false
@@ -71,12 +71,12 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Returns the squares of the core's chunks in the round before this one, where steps wait for the norm of that.
+    /// Returns the squares of the core's chunks in the round before this one, if steps wait for their norm.
     fn squares_before(&self, _round: Round) -> Option<ExactSum> {
         None
     }
 
-    /// Adds the squares of a chunk to those of its key.
+    /// Adds the squares of a chunk to the squares of its key.
     fn add(&mut self, _place: usize, _squares: &Sums) {}
 
     /// Counts in a chunk when its mean is kept.
@@ -91,11 +91,11 @@ pub(crate) trait Gather {
     /// Takes a chunk in that has no gradient in its round.
     fn take_nothing(&mut self, _place: usize, _round: Round) {}
 
-    /// Takes in none of the chunks of a round of which the hub's part is not whole: their pushes may change.
+    /// Takes in no chunks of a round while the hub's part is not whole: their pushes may change.
     #[inline]
     fn take_back(&mut self) {}
 
-    /// Returns the first round of which the hub's part is not whole.
+    /// Returns the first round in which the hub's part is not whole.
     #[inline]
     fn open(&self) -> Round {
         Round(0)
@@ -106,13 +106,13 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Whether this core tells the parts of a hub to members, and takes lines.
+    /// Whether this core sends the parts of a hub to members, and takes lines.
     #[inline]
     fn tells(&self) -> bool {
         false
     }
 
-    /// Takes the line that all workers are to be told now, if there is one.
+    /// Takes the line that all workers must get now, if there is one.
     fn untold(&mut self) -> Option<(Immediate, Span)> {
         None
     }
@@ -132,7 +132,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Takes a line that a worker has passed on, or that a hub above has told.
+    /// Takes a line that a worker has passed on, or that a hub above has sent.
     fn take_line(&mut self, _line: Immediate, _words: &[u64]) -> Result<(), Refused> {
         Err(Refused::NotOfHub)
     }
@@ -145,7 +145,7 @@ pub(crate) trait Gather {
     /// Sends the lines that hubs may still need up again, because the links that lead up are new.
     fn pass_again(&mut self) {}
 
-    /// Returns the last round that is found, at the core that tells.
+    /// Returns the last round that is found, at the core that sends the parts.
     fn last_found(&self) -> Option<Told> {
         None
     }
@@ -158,7 +158,7 @@ pub(crate) trait Gather {
     /// Begins the chunks with this round. The round before it had gradients of this norm, or none.
     fn begin_at(&mut self, _first: Round, _norm: f32) {}
 
-    /// Whether the core waits for the others.
+    /// Whether the core waits for other cores.
     #[inline]
     fn awaits_others(&self) -> bool {
         false
@@ -169,7 +169,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the places of chunks that may step since the core has [heard](Self::hear) of it.
+    /// Takes the places of chunks that may step since the core has [got the finding](Self::hear).
     fn take_heard(&mut self) -> Option<Range<usize>> {
         None
     }
@@ -190,7 +190,7 @@ pub(crate) struct GatherNorm {
     gathered: Vec<Gathered>,
     /// Whether there is one for each key.
     by_key: bool,
-    /// Whether steps wait for the norm of the round before alone.
+    /// Whether steps wait only for the norm of the round before.
     by_former: bool,
     /// The numbers of those that [wait](Gathered::awaits).
     waiting: Vec<u32>,
@@ -198,7 +198,7 @@ pub(crate) struct GatherNorm {
     heard: Vec<u32>,
     /// One entry for each place.
     kept: Vec<Kept>,
-    /// Means of all chunks, while they wait; or that of the chunk that steps, if none waits.
+    /// Means of all chunks, while they wait; or the mean of the chunk that steps, if none waits.
     means: Slab,
     /// Whether the answer is a sum and not a mean.
     of_sum: bool,
@@ -230,7 +230,7 @@ impl Gathered {
         }
     }
 
-    /// Takes in none of its chunks any more, unless the hub's part is whole. Returns the round in which they were.
+    /// Takes in none of its chunks any more, unless the hub's part is whole. Returns the round of the chunks.
     fn take_back(&mut self) -> Option<Round> {
         let has_given = self.taken == self.scope.chunks;
         let is_back = self.taken > 0 && (!has_given || self.scope.whole.take_back(self.round));
@@ -241,7 +241,7 @@ impl Gathered {
         })
     }
 
-    /// Returns the first round of which the hub's part is not whole.
+    /// Returns the first round in which the hub's part is not whole.
     fn open(&self) -> Round {
         if self.scope.whole.is_whole(self.round) { self.round.next() } else { self.round }
     }
@@ -412,7 +412,7 @@ impl Gather for GatherNorm {
 
     #[inline]
     fn found(&self, place: usize, round: Round) -> Option<Found> {
-        // The core that tells answers nothing before.
+        // The core that sends the parts answers nothing before that.
         let is_told = self.teller.as_ref().is_none_or(|teller| teller.has_found(round));
         self.gathered[self.kept[place].of as usize].scope.whole.found(round).filter(|_| is_told)
     }

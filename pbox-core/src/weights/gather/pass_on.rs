@@ -6,9 +6,9 @@
 //!                                  a core here --> hub 1 at the top
 //! ```
 //!
-//! The core that owns the first chunk of a hub at the top has the link to the core that tells that hub's parts. So a line goes down
-//! before the answers of its round, by the link of these answers. Where the hub above writes the window that members read, the line is
-//! there already. Below one hub nothing goes up: that hub passes parts on itself, or has all.
+//! The core that owns the first chunk of a hub at the top has the link to the core that sends that hub's parts. So a line goes
+//! down before the answers of its round, by the link of these answers. Where the hub above writes the window that members read,
+//! the line is there already. Below one hub nothing goes up: that hub passes parts on itself, or has all.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -20,12 +20,12 @@ use crate::layout::{ChunkId, Immediate, Round};
 use crate::whole::{Crossing, LastTwo, Told};
 use crate::wire::Wire;
 
-/// The places and the wire by which a core of a hub below others hands lines down, and passes them on.
+/// The places and the wire by which a core of a hub below others sends lines down, and passes them on.
 #[derive(Debug)]
 pub(crate) struct PassSpec {
     /// The wire of the links that lead up.
     pub above: Wire,
-    /// The place where the hub's cores meet, and the number of this core.
+    /// The meeting place of the hub's cores, and the number of this core.
     pub crossing: (Arc<Crossing>, usize),
     /// The lines of this core's hubs in the window that members read, hub by hub, if the hubs above write another.
     pub shown: Option<Spans>,
@@ -41,9 +41,9 @@ pub(crate) struct PassOn {
     ways: Vec<Way>,
     /// The lines of these hubs in the window of sums, hub by hub, if they are passed on.
     sums: Spans,
-    /// The place in `ways` and the round of a line that members are not told yet.
+    /// The place in `ways` and the round of a line that members do not have yet.
     untold: Option<(usize, Round)>,
-    /// Parts of other hubs are still to come, in a round of which a hub here has told its part.
+    /// Parts of other hubs are still to come, in a round for which a hub here has sent its part.
     awaits: bool,
 }
 
@@ -53,7 +53,7 @@ struct Way {
     hub: usize,
     /// The number of the link that leads there.
     link: u32,
-    /// The last rounds of which it has told its part.
+    /// The last rounds for which it has sent its part.
     told: LastTwo,
     /// The last round of each hub for which this one was given the part.
     passed: Vec<Option<Round>>,
@@ -87,7 +87,7 @@ impl PassOn {
         (Immediate::line(hub, round), self.wire.weights_line(hub, round))
     }
 
-    /// Whether a hub here has told its part of a round, and another's is still to be passed on to it.
+    /// Whether a hub here has sent its part of a round, and another's part is still to be passed on to it.
     fn awaits_parts(&self) -> bool {
         let awaits = |way: &Way| {
             let mut others = way.passed.iter().enumerate().filter(|(hub, _)| *hub != way.hub);
@@ -97,7 +97,7 @@ impl PassOn {
     }
 }
 
-/// Returns the place of a round's line among those of a hub.
+/// Returns the place of a round's line among the lines of a hub.
 fn place(lines: &Spans, ways: usize, way: usize, round: Round) -> usize {
     let of_hub = lines.len() / ways;
     way * of_hub + round.0 as usize % of_hub
@@ -137,7 +137,7 @@ impl Gather for PassOn {
         let part = part.ok_or(Refused::NoPart)?;
         let (round, count) = (part.round, self.ways.len());
         if self.ways[way].told[1] >= Some(round) {
-            return Ok(()); // told again, over other links
+            return Ok(()); // sent again, over other links
         }
         self.ways[way].told = [self.ways[way].told[1], Some(round)];
         self.untold = Some((way, round));

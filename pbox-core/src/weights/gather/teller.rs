@@ -71,7 +71,7 @@ impl Teller {
         }
     }
 
-    /// Takes the part of another hub, from its line. `open` is the last round of which this core has gathered anything.
+    /// Takes the part of another hub, from its line. `open` is the last round in which this core has gathered anything.
     pub fn take(&mut self, line: Immediate, words: &[u64], open: Round) -> Result<(), Refused> {
         let hub = line.hub().filter(|&hub| hub != self.hub && hub < self.parts.hubs());
         let hub = hub.ok_or(Refused::NotOfHub)?;
@@ -87,12 +87,12 @@ impl Teller {
         }
     }
 
-    /// Takes the line that all workers are to be told now, if there is one.
+    /// Takes the line that all workers must get now, if there is one.
     pub fn untold(&mut self) -> Option<(Immediate, Span)> {
         self.untold.take().map(|round| self.line(round))
     }
 
-    /// Returns the lines that others may still need, the older first.
+    /// Returns the lines that workers may still need, the older first.
     pub fn lines(&self) -> impl Iterator<Item = (Immediate, Span)> {
         self.parts.of_hub(self.hub).map(|part| self.line(part.round))
     }

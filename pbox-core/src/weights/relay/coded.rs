@@ -171,7 +171,7 @@ impl<R> Reply<R, OneSum> for CodedRelay {
             Kind::Raw => {
                 let first = frames.begin_raw(self.frames.elements_mut(place));
                 if self.keeps_first && round == Round(0) {
-                    // The hub above reads the header alone.
+                    // The hub above reads only the header.
                     frames.frame(Kind::Raw, 0)
                 } else {
                     typed!(chunk.dtype, E => first.copy_from_slice(weights.elements::<E>(place).as_bytes()));

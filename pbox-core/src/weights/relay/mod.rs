@@ -1,6 +1,6 @@
-//! The reply of a hub below other hubs. It posts two things: a sum to the hub above, from the window that the step
-//! writes, and the answer to the workers, from the window that the hub above writes. Nothing is copied, unless
-//! machines that step alone are a mesh: then each has its own answers.
+//! The reply of a hub below other hubs. It posts a sum to the hub above, from the window that the step writes. It
+//! posts the answer to the workers, from the window that the hub above writes. Nothing is copied, unless
+//! machines that step alone are a mesh: then each machine has its own answers.
 
 mod coded;
 

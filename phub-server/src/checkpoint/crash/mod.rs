@@ -1,11 +1,11 @@
 //! Crashes of hubs by seed. Hubs write checkpoints on disks that fill up and fail. They die at any change of a file,
-//! alone or together. They start again on the files that a loss of power has left ([`journal`]).
+//! one or several at once. They start again on the files that a loss of power has left ([`journal`]).
 //!
-//! 1. A job goes on from one state that was written like this, and is whole at all of its hubs. It never goes on from
-//!    parts of several states, from torn contents, or from a state whose writing failed.
+//! 1. A job continues from one state that was written in this way, and is whole at all of its hubs. It never goes on
+//!    from parts of several states, from torn contents, or from a state whose writing failed.
 //! 2. The state is never older than the last one that was said to be written, or that the job has gone on from.
 //! 3. So there is always one. A job begins anew only if no state of it was reported as written, or its files were
-//!    removed. While they are removed it never goes on from an older state than its newest.
+//!    removed. While they are removed, it never continues from an older state than its newest.
 //! 4. Where a disk damages a file that was written, the state may be older; 1 holds, and nothing begins anew in silence.
 //! 5. After any of this the next checkpoint is written.
 //!
@@ -91,7 +91,7 @@ impl Job {
         self.files = files;
     }
 
-    /// Checks the state that the job goes on from.
+    /// Checks the state that the job continues from.
     fn goes_on(&mut self, state: Option<(Round, Vec<f32>)>) {
         tell(format!(
             "job {} goes on from {:?}",
@@ -121,7 +121,7 @@ struct Story {
     home: tempfile::TempDir,
     keep: NonZeroU32,
     layout: Arc<Layout>,
-    /// `None` where the hub is dead.
+    /// `None` if the hub is dead.
     hubs: Vec<Option<CheckpointStore>>,
     jobs: Vec<Job>,
 }
@@ -241,7 +241,7 @@ impl Story {
             job.may_be_gone = false;
             tell(format!("job {name}: written"));
         }
-        // Hub 0 hears of some, and some hear of it.
+        // Some notices reach hub 0, and some answers reach the others.
         for hub in 0..hubs as usize {
             if self.hubs[0].is_some() && self.hubs[hub].is_some() && (is_calm || !self.dice.one_in(4)) {
                 job.files.report(hub as u32, job.rounds[hub].clone());
@@ -397,7 +397,7 @@ impl Story {
         }
         self.starts();
         for job in 0..self.jobs.len() {
-            // The first one may find a hub that has not heard of the others.
+            // The first one may find a hub that lacks the notices of the others.
             assert!(self.saves(job, true) || self.saves(job, true), "job {job} is written");
         }
     }

@@ -37,7 +37,7 @@ impl JoinedAbove {
         self.hubs.iter().map(|hub| hub.address().to_owned()).collect()
     }
 
-    /// Returns the round from which this hub takes part at the hubs above, or who is missing there.
+    /// Returns the round from which this hub takes part at the hubs above, or the missing members there.
     pub fn takes_part(&self) -> Result<Round, Missing> {
         membership::takes_part(&self.hubs, self.machine.number)
     }
@@ -78,7 +78,7 @@ impl JoinedAbove {
         })
     }
 
-    /// Returns why the job cannot go on, if news from above say so.
+    /// Returns why the job cannot continue, if news from above say so.
     pub fn end(&self) -> Option<(String, Blame)> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
     }
@@ -88,8 +88,8 @@ impl JoinedAbove {
         self.may_break && membership::wait_for_links(&self.hubs)
     }
 
-    /// Returns why a link that leads up ended, of which this hub saw only `symptom`. A hub above that lives says it
-    /// soon. May wait for the hubs.
+    /// Returns why a link that leads up ended, if this hub saw only `symptom`. A hub above that lives says it soon.
+    /// May wait for the hubs.
     pub fn explain(&self, symptom: &str) -> (String, Blame) {
         let deadline = Instant::now() + FAREWELL_LIMIT;
         let told = || self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline));
@@ -103,7 +103,8 @@ impl JoinedAbove {
         }
     }
 
-    /// Whether a hub above does not know of an end. One may have ended the job while the others see only closed links.
+    /// Whether a hub above does not know of an end. One hub may have ended the job while the others see only closed
+    /// links.
     pub fn lives_at_some(&self) -> bool {
         self.hubs.iter().any(|hub| hub.end().is_none())
     }

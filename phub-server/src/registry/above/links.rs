@@ -1,4 +1,4 @@
-//! The links by which a job's sums go up: made when this hub joins above, and again when they are lost.
+//! The links that a job's sums go up by: made when this hub joins above, and again when they are lost.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::registry::refusal::{Because, Refusal};
 
-/// The longest that a hub waits for others.
+/// The longest that a hub waits for other hubs.
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Meetings at once.
 const MOST: usize = 1024;
@@ -30,7 +30,7 @@ type Seats = Vec<Option<String>>;
 #[derive(Debug, Default)]
 pub(crate) struct Meetings(Mutex<HashMap<String, watch::Sender<Seats>>>);
 
-/// A hub that waits. When this is dropped and others are missing, its seat is free again.
+/// A hub that waits. When this is dropped while hubs are missing, its seat is free again.
 struct Seated<'a> {
     meetings: &'a Meetings,
     job: &'a str,

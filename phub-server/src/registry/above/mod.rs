@@ -48,7 +48,7 @@ pub(super) fn name_above(name: &str) -> String {
     format!("{name}{SUMS}")
 }
 
-/// The way in which this hub reaches other hubs.
+/// The means by which this hub reaches other hubs.
 #[derive(Debug)]
 pub(crate) struct Up {
     /// The hubs above each job here, if the settings name some.
@@ -286,7 +286,7 @@ impl LetInAbove {
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))
     }
 
-    /// Returns where the chunks are on `cores` cores of this hub.
+    /// Returns the places of the chunks on `cores` cores of this hub.
     pub fn place(&self, cores: usize) -> Result<Below, Refusal> {
         let (schedule, layout) = (self.terms.level.schedule, self.wire.layout());
         let above = membership::placements(&self.hubs, schedule, layout).map_err(not_joined)?;

@@ -1,4 +1,4 @@
-//! Links to the hubs above that are lost while these live, as with a NIC: this hub makes others, as a worker does.
+//! Lost links to hubs above that live, as after the failure of a NIC: this hub makes new links, as a worker does.
 //!
 //! ```text
 //!   a link that leads up ended
@@ -56,7 +56,7 @@ impl Registry {
         });
     }
 
-    /// Carries the steps out by which a job's links to the hubs above are made again. An error says why they are not, or nothing if
+    /// Carries out the steps that make a job's links to the hubs above again. An error says why they are not, or nothing if
     /// nobody tried.
     async fn mend_links_above(
         &self,

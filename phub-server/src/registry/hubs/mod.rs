@@ -91,7 +91,7 @@ impl Peers {
         answer.map_err(|error| self.unanswered(hub, "say which checkpoints it has", &error))
     }
 
-    /// Asks all others at the same time; the answers are in the order of the hubs.
+    /// Asks all other hubs at the same time; the answers are in the order of the hubs.
     pub async fn ask_all<R: Answer + Send + 'static>(
         self: &Arc<Self>,
         verb: &'static str,

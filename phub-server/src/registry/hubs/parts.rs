@@ -1,5 +1,5 @@
-//! Checkpoints of a job over several hubs: hub 0 asks the others for their parts. The [coordinator](coordinator::Effect::FollowPart)
-//! decides how often.
+//! Checkpoints of a job over several hubs: hub 0 asks the other hubs for their parts. The
+//! [coordinator](coordinator::Effect::FollowPart) decides how often.
 //!
 //! A checkpoint that is due needs no word from hub to hub before it is written: all cores know the round. One that is
 //! asked for is taken at a cut of all hubs.

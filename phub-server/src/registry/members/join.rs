@@ -38,8 +38,8 @@ pub(crate) struct Admission {
 
 impl Registry {
     /// Lets a worker in, which asks from this address. The first worker of a name makes the job. A worker that
-    /// returns may be here before the hub has noticed the loss of its former process. If the job goes on without
-    /// lost workers, the join waits for that.
+    /// returns may be here before the hub has noticed the loss of its former process. If the job continues
+    /// without lost workers, the join waits for that.
     pub async fn join_from(
         self: &Arc<Self>,
         name: String,
@@ -162,7 +162,7 @@ impl Registry {
         Ok(JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) })
     }
 
-    /// Returns where a worker with this token finds the job's data path.
+    /// Returns the address of the job's data path for a worker with this token.
     pub(in crate::registry) fn answer_of_join(
         &self,
         state: &coordinator::Job,

@@ -60,7 +60,7 @@ impl Registry {
             checkpoint_error = Some(why).filter(|why| *why != NoState::NoWeights).map(|why| why.to_string());
         }
         if let Some((id, above)) = self.leave_now(job, &token, at.clone())? {
-            // Before the links close: a closed link alone is a loss.
+            // It is sent before the links close: a closed link without it is a loss.
             let left = on_thread("phub-above", move || above.leave(&at)).await;
             match left.map_err(|why| std::io::Error::other(why).into()).flatten() {
                 Ok(()) => {}

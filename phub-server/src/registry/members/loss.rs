@@ -14,7 +14,8 @@ use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Registry};
 
 impl Registry {
-    /// Loses a worker: its job fails, or goes on without it, if the job's terms say so and another worker is left.
+    /// Loses a worker: its job fails. It continues without the worker, if the job's terms say so and another
+    /// worker is left.
     pub(in crate::registry) fn lose(
         self: &Arc<Self>,
         inner: &mut Inner,
@@ -32,8 +33,8 @@ impl Registry {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
-    /// Works like [`fail`](Self::fail), and tells the workers who caused the end. While this hub stops, every end is
-    /// caused by its stop.
+    /// Works like [`fail`](Self::fail), and tells the workers which party caused the end. While this hub stops,
+    /// every end is caused by its stop.
     pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let saves = inner.job(id).and_then(|(state, job)| self.saves_last(state, job));
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
@@ -50,7 +51,7 @@ impl Registry {
         self.freed.notify_waiters();
     }
 
-    /// Tells the hubs above why a job failed here, and then closes its links: a closed link alone does not say why.
+    /// Tells the hubs above why a job failed here, and then closes its links: a closed link does not say why.
     fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str, blame: Blame) {
         inner.ask(TellAbove { job: id });
         let (registry, reason) = (self.me.clone(), reason.to_owned());
@@ -119,8 +120,8 @@ impl Registry {
         self.lock().ask(StoodStill);
     }
 
-    /// Ends every job in order: admits nobody, writes the checkpoints that can be written, and tells all workers why. Not on the
-    /// control thread.
+    /// Ends every job in order: admits nobody, writes the checkpoints that can be written, and notifies all workers of the
+    /// reason. Not on the control thread.
     pub fn end_all(self: &Arc<Self>, reason: &str) {
         // A worker that came now would begin with a state that is no longer the hub's last.
         self.close();
@@ -148,7 +149,7 @@ impl Registry {
         }
     }
 
-    /// Waits until every worker, and the hubs above, have been told that the hub stops; those that are dead never ask.
+    /// Waits until every worker, and the hubs above, know that the hub stops; dead ones never ask.
     pub fn wait_until_all_told(&self, limit: Duration) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().end().has_untold()));

@@ -1,5 +1,5 @@
-//! Reconnects of workers that lose their links and live: they make new links, and the job goes on. Under the registry's
-//! lock, except for the wait for the cores.
+//! Reconnects of workers that lose their links and live: they make new links, and the job continues. Under the
+//! registry's lock, except for the wait for the cores.
 //!
 //! ```text
 //!   a link ended by itself, or its worker says so

@@ -1,5 +1,5 @@
-//! Comparisons of the members' weights, which [`coordinator`] makes: a job fails if its members differ. A hub below others sends
-//! the digest of its workers on.
+//! Comparisons of the members' weights, which [`coordinator`] makes: a job fails if its members differ. A hub below others
+//! passes on the digest of its workers.
 
 use coordinator::Compared;
 use coordinator::input::Compare;

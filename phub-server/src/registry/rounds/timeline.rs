@@ -1,6 +1,7 @@
 //! The hub's timeline: the last events of all cores, with the names of jobs and keys.
 //!
-//! Cores are asked between two turns. On a thread that may wait for them: that of a request, or of a stop.
+//! Cores are asked between two turns. This runs on a thread that may wait for them: that of a request, or of
+//! a stop.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::channel;

@@ -8,7 +8,8 @@ use pbox_core::Round;
 use pbox_core::control::{FailedReply, LastReply};
 use tokio::sync::oneshot;
 
-/// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
+/// The round before which a cut is, or the round that a held job's chunks have reached; or why there is no
+/// cut.
 pub(crate) type Came = Result<Option<Round>, NotCut>;
 
 /// The requests that wait for a cut to end, or to hold the job for hub 0.

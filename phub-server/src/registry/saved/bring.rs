@@ -40,7 +40,7 @@ pub(crate) struct Coming {
     goes: Goes,
 }
 
-/// The place where the values go.
+/// The target of the values.
 #[derive(Debug)]
 enum Goes {
     /// The values go to this hub's cores, when they are complete.

@@ -75,7 +75,7 @@ impl Registry {
         saves.join_all().await;
     }
 
-    /// Ends a job between two rounds, before it fails because a hub stops. The hubs above save it, where there are some.
+    /// Ends a job between two rounds, before it fails because a hub stops. The hubs above save it, if there are any.
     pub(crate) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
         let Some(above) = self.of_job(id, |_, job| job.above.clone())? else {
             return if self.of_job(id, |state, _| self.saves(state))? {

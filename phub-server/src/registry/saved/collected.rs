@@ -35,7 +35,7 @@ pub(crate) struct Checkpoints {
     pub(super) writing: Arc<Mutex<()>>,
     /// The count of failures for the log, which mentions one now and then.
     pub(super) failures: Seldom,
-    /// The reason why the job did not go on from its newest checkpoint.
+    /// The reason why the job did not continue from its newest checkpoint.
     pub warning: Option<String>,
 }
 

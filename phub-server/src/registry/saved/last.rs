@@ -72,7 +72,7 @@ impl Registry {
         });
     }
 
-    /// Writes this hub's part, or the whole, where there is one.
+    /// Writes this hub's part, or the whole file, if there is one.
     fn write_last(
         self: Arc<Self>,
         state: &coordinator::Job,
@@ -111,7 +111,7 @@ impl Registry {
         let (id, name, cores) = (job.id, job.name.clone(), Arc::clone(&job.cores));
         let writing = Arc::clone(&job.checkpoints.writing);
         self.runtime.spawn(async move {
-            // After this, no file of this job can appear next to those of a job that goes on from here.
+            // After this, no file of this job can appear next to those of a job that continues from here.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for &core in &cores.numbers {
                 registry.cores[core].tell(Command::RemoveJob { job: id });

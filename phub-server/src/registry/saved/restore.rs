@@ -1,5 +1,5 @@
-//! The state that a new job goes on from: its checkpoint, if the hub has one. Of a job over several hubs, the latest
-//! round that all hubs have a part of.
+//! The state that a new job continues from: its checkpoint, if the hub has one. Of a job over several hubs, the
+//! latest round that all hubs have a part of.
 //!
 //! ```text
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
@@ -35,7 +35,7 @@ struct Beginning {
 }
 
 impl Registry {
-    /// Returns the state that a new job goes on with, if it has a checkpoint; its hubs; and how to ask the others.
+    /// Returns the state that a new job continues with, if it has a checkpoint; its hubs; and how to ask them.
     pub(crate) fn restore(
         &self,
         name: &str,
@@ -46,7 +46,7 @@ impl Registry {
         let (terms, schedule) = (&request.terms, request.terms.level.schedule);
         let share = Share::of_hub(terms, request.hub);
         let pieces = share.pieces(layout, schedule);
-        // A trial has no checkpoints, and goes on from none.
+        // A trial has no checkpoints, and continues from none.
         let store = self.store.as_ref().filter(|_| !request.trial);
         let owns = |hub| store.is_none() || !Share { hub, ..share }.pieces(layout, schedule).is_empty();
         let pass = request.peers.as_ref().and_then(|peers| peers.pass.as_ref());
@@ -246,7 +246,7 @@ fn load(
     terms: &JobTerms,
 ) -> Result<Restored, CheckpointError> {
     let restored = if part.pieces.is_empty() {
-        // A hub without chunks has no file, and begins with the others all the same.
+        // A hub without chunks has no file, and begins with the other hubs all the same.
         let nothing = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; terms.keys.len()];
         let numbers = vec![(Round(0), Numbers::new(terms.optimizer))];
         let values = Slab::zeroed("a checkpoint", 0).map_err(|error| {

@@ -1,7 +1,7 @@
 //! Snapshots: the cores' parts of a job's state, which arrive one by one and are put together.
 //!
-//! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be told of the
-//! end of every snapshot, however it ends. A [`Collected`] that is dropped tells them.
+//! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be notified of
+//! the end of every snapshot, however it ends. A [`Collected`] that is dropped notifies them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Registry {
         Collected { cores_of_hub, job, occasion, before, cores: Vec::new(), parts: Vec::new() }
     }
 
-    /// Ends a snapshot for which all cores have answered. Its parts are used as the coordinator says.
+    /// Ends a snapshot with answers from all cores. Its parts are used as the coordinator says.
     pub(in crate::registry) fn snapshot_over(
         &self,
         job: &mut Job,
@@ -49,7 +49,7 @@ impl Registry {
         match (parts, collected) {
             (Parts::Write, Some(collected)) => {
                 let Some(registry) = self.me.upgrade() else { return };
-                // The one who wants it hears of errors; and they are kept, and in the log.
+                // The client that wants the file gets the errors. They are also kept, and logged.
                 self.runtime.spawn(async move { registry.save(collected).await });
             }
             (Parts::Give(want), Some(collected)) => {
@@ -98,7 +98,7 @@ pub(super) async fn met(wanted: Wanted) -> Result<Met, NoState> {
     wanted.await.unwrap_or_else(|_| Err(ended(JobEnded)))
 }
 
-/// The cores are told of the end of every snapshot, so that they can take the next one.
+/// The cores are notified of the end of every snapshot, so that they can take the next one.
 #[cfg(test)]
 mod tests {
     use pbox_core::control::CheckpointReply;

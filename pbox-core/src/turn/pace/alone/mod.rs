@@ -38,7 +38,7 @@ pub(crate) struct Clocks {
     /// The number of rounds by which each worker is ahead of the slowest, by rank, in a job that begins again. Else
     /// empty.
     ahead: Vec<u32>,
-    /// The round of each worker of which no push is stepped any more, by rank, in a job that ends. Empty before.
+    /// The first round of each worker without a stepped push, by rank, in a job that ends. Empty before.
     ends: Vec<Round>,
 }
 
@@ -192,7 +192,7 @@ impl Pace for Clocks {
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
 
-    /// Removes a worker. The chunks' rounds stand still until every chunk is settled.
+    /// Removes a worker. The chunks' rounds do not move until every chunk is settled.
     fn remove(&mut self, rank: u32) {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 
-/// The chunks, by place, of which ranks lack the first weights.
+/// The chunks, by place, whose first weights some ranks lack.
 #[derive(Debug, Default)]
 pub(super) struct Ungreeted {
     /// The rank has not pushed the chunk again.
@@ -34,7 +34,7 @@ impl Ungreeted {
         self.lost.contains(&(place, rank))
     }
 
-    /// Notes that a rank asks for the first weights of a chunk, of which it lost the answer. Returns false if it did not.
+    /// Notes that a rank asks for the first weights of a chunk, because it lost the answer. Returns false if it did not.
     #[cold]
     #[inline(never)] // it may allocate, which the path of a chunk does not
     pub fn ask(&mut self, place: usize, rank: u32, are_there: bool) -> bool {
