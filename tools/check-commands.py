@@ -117,7 +117,8 @@ def wrong(command, programs):
 
 
 def commands_of(text):
-    """Lines of shell of a page, each with the fault that it may have: a marked block other programs, a sentence a flag alone."""
+    """Yields the lines of shell of a page, each with its kind of fault. A marked block is checked for other programs, a
+        sentence for a single flag."""
     for mark, block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             if line.strip() and not line.startswith("#"):

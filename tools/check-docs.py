@@ -35,7 +35,7 @@ STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
 PAPER = re.compile(r"^\| ([A-Z]\d+) \|(.*)\|$", re.M)
 STATES = ("done", "otherwise", "missing")
 TEST = re.compile(r"#\[(?:tokio::)?test\b.*\](?:\s*(?:#\[.*\]|//.*))*\s*(?:async )?fn (\w+)|^ *def (test_\w+)", re.M)
-# A section as docs/papers.md has it, in which the count, the number, the state, the file and the test are wrong.
+# A section in the form of docs/papers.md, with a wrong count, number, state, file and test.
 WRONG_PAPER = "\n## A\n**0 done, 0 otherwise, 0 missing.**\n| A2 | 1 | x | perhaps | `no/file.rs` | `no_test`, `no/file.svg` |"
 
 

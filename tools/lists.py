@@ -28,7 +28,7 @@ def is_in(file, entries):
 
 
 def found(pattern, files):
-    """Returns the files in which the pattern is, by their names."""
+    """Returns the names of the files that match the pattern."""
     pattern = re.compile(pattern)
     return [name for name, text in files.items() if name != PAGE and pattern.search(text)]
 

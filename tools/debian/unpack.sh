@@ -1,6 +1,6 @@
 #!/bin/sh
 # Unpacks packages of Debian unstable in a folder: `tools/debian/unpack.sh FOLDER ARCHITECTURE [PACKAGE...] [-- PACKAGE...]`.
-# Packages before the two hyphens bring all that they depend on; those after them come alone.
+# Packages before the two hyphens bring all that they depend on; those after them come without dependencies.
 #
 # It installs nothing, and needs Debian's apt, but no root. If it cannot get the packages, it says so and exits with status 3.
 set -eu

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the wheel of `tools/dist/wheel.sh` as a user without Rust does, in a new virtual environment of each Python from 3.9 on
-# that this machine has (PHUB_PYTHONS names others), and uses it: the commands, a session of two workers, and its probe. A wheel
-# for another machine (TARGET) is used in an emulator by tools/dist/check-emulated.sh.
+# Installs the wheel of `tools/dist/wheel.sh` as a user without Rust does, in a new virtual environment of each Python from
+# 3.9 on that this machine has (PHUB_PYTHONS names others). It then uses the wheel: the commands, a session of two workers,
+# and its probe. A wheel for another machine (TARGET) is used in an emulator by tools/dist/check-emulated.sh.
 set -eu
 cd "$(dirname "$0")/../.."
 dir=$PWD/target/dist

@@ -1,9 +1,9 @@
 #!/bin/bash
 # Compares the probe over RDMA with perftest, on one device's loop-back in one boot: `tools/rxe/speed.sh [REPETITIONS]` (3).
-# It counts both directions. Each repetition runs `ib_write_bw -b` with a chunk's size, the whole probe, and the probe with
-# a hub that neither sums nor steps. It prints the median, lowest and highest of the ratios within a repetition. The whole is
-# also compared with perftest's bytes and then the same kernels over private memory, which the probe measures as its limit: the
-# guest's processors have to do both. They are emulated, and others may share them: only ratios count.
+# It counts both directions. Each repetition runs `ib_write_bw -b` with a chunk's size, the whole probe, and the probe with a
+# hub that neither sums nor steps. It prints the median, lowest and highest of the ratios within a repetition. The whole is
+# also compared with perftest's bytes and then the same kernels over private memory, which the probe measures as its limit:
+# the guest's processors have to do both. They are emulated, and other work may share them: only ratios count.
 set -eu -o pipefail
 if [ -z "${PHUB_RXE_SIDE:-}" ]; then
     here=$(cd "$(dirname "$0")" && pwd)
@@ -12,8 +12,9 @@ if [ -z "${PHUB_RXE_SIDE:-}" ]; then
     exec env "PATH=$(dirname "$probe"):$PATH" bash "$here/bed/guest.sh" --timeout 600 -- bash "$here/speed.sh" "$@"
 fi
 . tools/rxe/steps.sh
-# perftest has a processor for each end, and so has the probe: its hub has one core. The core busy-polls where it only moves
-# bytes, as perftest does. Where it also sums and steps it sleeps, which leaves the worker more of the guest's two processors.
+# perftest has a processor for each end, and so has the probe: its hub has one core. The core busy-polls if it only moves
+# bytes, as perftest does. Where it also sums and steps it sleeps, which leaves the worker more of the guest's two
+# processors.
 probe=(phub-probe --transport verbs --workers 1 --cores 1 --rounds 20 --manifest /tmp/model --json)
 
 # Gigabytes a second, both ways together.

@@ -101,7 +101,7 @@ impl Index {
     /// Reads the index of the version in `dir`, which has the number `id`.
     ///
     /// # Errors
-    /// When it cannot be read, is of another version, or its fields are not those of a publisher.
+    /// Returns an error if it cannot be read, is of another version, or has fields that no publisher writes.
     pub fn read(dir: &Path, id: VersionId) -> Result<(Self, About), VersionError> {
         let path = dir.join(INDEX);
         let file = File::open(&path).map_err(VersionError::disk(&path, "opening the index of a version"))?;
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Reads an index of version 7 in which `from` is replaced.
+    /// Reads an index of version 7, after `from` is replaced.
     fn read(from: &str, to: &str) -> Result<About, VersionError> {
         let map = BTreeMap::from([("w".to_owned(), "model-00001-of-00001.safetensors".to_owned())]);
         let text = String::from_utf8(Index::new(&about(Some(6)), map).to_json()).unwrap();

@@ -146,7 +146,7 @@ impl Publisher {
             self.last.as_ref().filter(is_base).filter(|_| self.deltas + 1 < self.rules.whole_each.get());
         let changes = base.map(|last| Changes::between(&last.weights, &weights)).transpose();
         let changes = changes.map_err(VersionError::disk(&self.dir, "compressing a delta"))?;
-        // Weights of which all bits changed may be shorter as they are.
+        // If all bits changed, weights may be shorter when they are written whole.
         let changes = changes.filter(|changes| changes.bytes() < weights.bytes().max(1));
         let about = About { id, base: changes.as_ref().and(base).map(|last| last.id), origin };
         let (tensors, bytes) = match &changes {

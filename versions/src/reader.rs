@@ -1,4 +1,4 @@
-//! Readers of a directory: each has the weights of one version, and goes on from delta to delta.
+//! Readers of a directory: each has the weights of one version, and proceeds from delta to delta.
 //!
 //! ```text
 //!   version 8, a delta --> its base 7, a delta --> its base 6: whole, or what the reader has

@@ -56,7 +56,8 @@ pub(crate) fn write(mut to: impl Write, is_whole: bool, tensors: &[Stored<'_>]) 
 /// Reads a file of a version with these `names` in its index, and gives each tensor to `take`.
 ///
 /// # Errors
-/// When the file cannot be read, is no safetensors file, or has other tensors; and those of `take`.
+/// Returns an error if the file cannot be read, is no safetensors file, or has other tensors. Returns the
+/// errors of `take`, too.
 pub(crate) fn read(
     path: &Path,
     is_whole: bool,

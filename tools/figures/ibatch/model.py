@@ -40,7 +40,7 @@ def speedup(answer, batching):
 
 
 def solve(low, high, rises_at):
-    """Returns where a condition begins to hold."""
+    """Returns the value at which a condition begins to hold."""
     for _ in range(24):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if rises_at(middle) else (middle, high)

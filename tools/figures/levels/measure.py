@@ -53,8 +53,8 @@ def bound_s(model_bytes, machines, mbit, mtu=MTU):
 
 
 def volume(model_bytes, machines):
-    """Returns bytes that a machine must send in a round, and receive: each for the others' shares, and its own share
-    to the others."""
+    """Returns bytes that a machine must send in a round, and receive: for the shares of the others, and for its own
+    share."""
     return 2 * (machines - 1) / machines * model_bytes
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures racks whose uplinks are slower than their workers' links together (PHub, figure 5). All workers use one hub, or
 each rack has a hub and the hubs form a mesh. For comparison: the times that the links allow, and the all-reduces of gloo and
-Open MPI over the same ranks. `tools/figures/run.sh racks` starts it. The packages that gloo and Open MPI need are named where they
-are missing."""
+Open MPI over the same ranks. `tools/figures/run.sh racks` starts it. The packages that gloo and Open MPI need are named if
+they are missing."""
 
 import os
 import statistics
@@ -25,8 +25,8 @@ NAMES = {"flat": "one hub", "mesh": "a hub in each rack", "gloo": "gloo", "openm
 
 
 class Racks:
-    """Racks of workers, each with a hub, and their links in Mb/s. A rack's hub has a link as fast as those of its workers
-    together, and its uplink more, as a hub with NICs for its rack and for the others."""
+    """Racks of workers, each with a hub, and their links in Mb/s. A rack's hub has NICs for its rack and for the other
+    racks: its link is as fast as those of its workers together, plus its uplink."""
 
     def __init__(self, racks, workers, mbit, oversubscribed):
         self.racks, self.workers, self.mbit, self.oversubscribed = racks, workers, mbit, oversubscribed

@@ -19,8 +19,8 @@ LAGS = [0, 16, 64, 256, 512, 1024, 2048, 4096]
 SEEDS = 2
 
 Machine = collections.namedtuple("Machine", "name nics wire_gb_s memory_gb_s cache_mb cache_ways io_ways")
-# The numbers are those of both sockets. The wire is the rate of the NICs each way, less headers and coding. The memory is
-# 0.8 of the rated speed of its channels. `io_ways` is the part of the cache into which NICs deliver.
+# The numbers are for both sockets together. The wire is the rate of the NICs each way, less headers and coding. The
+# memory is 0.8 of the rated speed of its channels. `io_ways` is the part of the cache into which NICs deliver.
 MACHINES = [
     Machine("10 x 56 Gb/s", 10, 68, 125, 70, 20, 2),  # PBox: 2 x E5-2690 v4, 8 x DDR4-2400
     Machine("8 x 100 Gb/s", 8, 98, 330, 108, 12, 2),  # 2 x Ice Lake SP, 16 x DDR4-3200

@@ -1,5 +1,5 @@
-//! A libibverbs that stands before the real one and behaves like hardware that soft-RoCE is not. It has limits, it
-//! fails, it takes its time, and it logs what queue pairs are asked for. All else goes to the real one.
+//! A libibverbs in front of the real one. It behaves like hardware that soft-RoCE is not. It has limits, it fails,
+//! it takes its time, and it logs what queue pairs are asked for. All else goes to the real one.
 //!
 //! On the `unsafe` list. `binary.sh` builds it as `libibverbs.so.1`; a check puts its folder into LD_LIBRARY_PATH. Any thread.
 //!

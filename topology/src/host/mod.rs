@@ -116,7 +116,7 @@ pub enum CacheKind {
 pub enum Source {
     /// This machine, by hwloc, with NICs by sysfs.
     LiveHwloc,
-    /// This machine, by sysfs alone, under this root (normally `/sys`).
+    /// This machine, only by sysfs, under this root (normally `/sys`).
     LiveSysfs(PathBuf),
     /// An XML file that `lstopo --of xml` wrote.
     Xml(PathBuf),
@@ -151,7 +151,7 @@ impl Host {
         self.nics.get(id.index())
     }
 
-    /// Returns the NIC with this name, which may be that of its RDMA device or of a net device.
+    /// Returns the NIC with this name, which may be the name of its RDMA device or of a net device.
     pub fn nic_named(&self, name: &str) -> Option<NicId> {
         self.nics.iter().position(|nic| nic.has_name(name)).map(|at| NicId(at as u32))
     }

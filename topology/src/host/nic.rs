@@ -19,7 +19,7 @@ pub struct Nic {
     pub node: Option<NodeId>,
     /// The socket it is attached to; `None` if unknown.
     pub socket: Option<SocketId>,
-    /// The PCI function; for soft-RoCE, that of the net device below it.
+    /// The PCI function; for soft-RoCE, the function of the net device below it.
     pub pci: Option<PciAddress>,
     /// The speed, if known.
     pub speed: Option<Speed>,
@@ -95,12 +95,12 @@ impl fmt::Display for NicKind {
     }
 }
 
-/// A speed, and where it was read.
+/// A speed, and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
     /// Bits per second, one direction; never 0.
     pub bits_per_s: u64,
-    /// The place where it was read.
+    /// The source of the speed.
     pub source: SpeedSource,
 }
 
@@ -111,7 +111,7 @@ impl Speed {
     }
 }
 
-/// The place where a [`Speed`] was read.
+/// The source of a [`Speed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpeedSource {
     /// The port's negotiated rate.

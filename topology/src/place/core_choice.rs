@@ -107,8 +107,8 @@ fn every_core(allowed: &[&Cpu]) -> Vec<Cpu> {
     allowed.iter().filter(|cpu| seen.insert(cpu.core)).map(|&cpu| cpu.clone()).collect()
 }
 
-/// Chooses as many of these cpus as keep NICs with RDMA even. All cores have equal bytes, so a NIC's share is that of
-/// its cores.
+/// Chooses as many of these cpus as keep NICs with RDMA even. All cores have equal bytes, so a NIC's share is the
+/// share of its cores.
 fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Cpu> {
     if !nics.iter().any(|nic| nic.has_rdma) {
         return cpus;

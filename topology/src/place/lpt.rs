@@ -180,8 +180,8 @@ mod tests {
             prop_assert!(bin_of.iter().all(|&bin| (bin as usize) < bins));
             let max = *loads(&weights, &bin_of, bins).iter().max().unwrap();
             let total: u64 = weights.iter().sum();
-            // When the fullest bin got its last item, of weight w, it held no more than the mean of the others.
-            // So max <= total / m + w * (1 - 1/m), which can be checked without knowing the optimum.
+            // When the fullest bin got its last item, of weight w, it held no more than the mean of the other
+            // bins. So max <= total / m + w * (1 - 1/m), which can be checked without knowing the optimum.
             let fullest = loads(&weights, &bin_of, bins).iter().position(|&load| load == max).unwrap();
             let lightest = weights.iter().zip(&bin_of).filter(|&(_, &bin)| bin as usize == fullest)
                 .map(|(&weight, _)| weight).min().unwrap();

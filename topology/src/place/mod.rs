@@ -26,7 +26,7 @@ use crate::host::{CpuId, Host};
 pub struct Request<'a> {
     /// Each item's weight in bytes.
     pub weights: &'a [u64],
-    /// The owner of each item, if others have decided that: a core by its number in [`Plan::cores`].
+    /// The owner of each item, if it is decided already: a core by its number in [`Plan::cores`].
     pub owners: Option<&'a [u32]>,
     /// The cores that may own items.
     pub cores: CoreChoice,
@@ -67,7 +67,7 @@ pub enum CoreChoice {
 pub struct NicChoice {
     /// The names of the only NICs to use, in any state. Without it: every NIC that has a link, has RDMA if another NIC
     /// has it, and has an eighth of the fastest speed. A slower one, such as a management port next to ports of 100
-    /// Gb/s, would slow all others down.
+    /// Gb/s, would slow down all other NICs.
     pub only: Option<Vec<String>>,
     /// NICs that must not be used.
     pub except: Vec<String>,
@@ -147,7 +147,7 @@ pub enum PlaceError {
 /// - if a node has more NICs than cores, a core has several NICs, and its items are spread over them in
 ///   proportion to their speeds.
 ///
-/// [`Plan::reasons`] says where the plan departs from the ideal, and why.
+/// [`Plan::reasons`] says how the plan departs from the ideal, and why.
 ///
 /// # Panics
 ///

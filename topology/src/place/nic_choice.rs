@@ -15,7 +15,7 @@ pub struct UsedNic {
     pub name: String,
     pub node: Option<NodeId>,
     pub socket: Option<SocketId>,
-    /// The speed in bits per second, or a stand-in if that is unknown; never 0.
+    /// The speed in bits per second, or a substitute if the speed is unknown; never 0.
     pub weight: u64,
     pub has_rdma: bool,
 }

@@ -65,7 +65,7 @@ pub struct PlacedNic {
     pub items: usize,
     /// The number of bytes that pass through it.
     pub load_bytes: u64,
-    /// The speed in bits per second, or a stand-in if that is unknown.
+    /// The speed in bits per second, or a substitute if the speed is unknown.
     pub weight: u64,
 }
 
@@ -129,7 +129,7 @@ impl Plan {
         (!self.nics.is_empty()).then(|| balance(self.nics.iter().map(|nic| (nic.load_bytes, nic.weight))))
     }
 
-    /// Returns where the plan departs from the ideal, and why, in sentences.
+    /// Returns how the plan departs from the ideal, and why, in sentences.
     pub fn reasons(&self) -> &[String] {
         &self.reasons
     }
@@ -245,7 +245,7 @@ impl PlanParts<'_> {
 fn remarks(host: &Host, plan: &Plan) -> Vec<String> {
     let mut remarks = Vec::new();
     let idle = plan.cores.iter().filter(|core| core.items == 0).count();
-    // Without items, the request was for cores and NICs alone.
+    // Without items, the request was only for cores and NICs.
     if idle > 0 && !plan.owners.is_empty() {
         remarks.push(format!("{idle} of {} cores own nothing: there are too few items.", plan.cores.len()));
     } else if plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT) {

@@ -1,4 +1,4 @@
-//! The way in which a [`Host`] is read: from this machine, from a file, or from a description.
+//! The ways to read a [`Host`]: from this machine, from a file, or from a description.
 //!
 //! ```text
 //!   live ──> hwloc, sysfs, affinity ─┐
@@ -42,14 +42,15 @@ impl Host {
     /// Returns the machine this process runs on.
     ///
     /// With the `hwloc` feature, the tree comes from hwloc and the NICs from sysfs, because hwloc cannot place
-    /// soft-RoCE; each fills the gaps of the other. If hwloc fails, sysfs alone is read, with a note. Without
-    /// the feature, sysfs alone is read. Cpus outside the process's cpuset or affinity mask are listed with
+    /// soft-RoCE. Each fills the gaps of the other. If hwloc fails, only sysfs is read, with a note. Without
+    /// the feature, only sysfs is read. Cpus outside the process's cpuset or affinity mask are listed with
     /// `allowed` false.
     pub fn live() -> Result<Self, HostError> {
         crate::read::live::read()
     }
 
-    /// Returns a machine from sysfs alone, under `root` (normally `/sys`). All its online cpus count as allowed.
+    /// Returns a machine, read only from sysfs, under `root` (normally `/sys`). All its online cpus count as
+    /// allowed.
     pub fn from_sysfs(root: impl AsRef<Path>) -> Result<Self, HostError> {
         Ok(crate::read::sysfs::read(root.as_ref(), None)?.into_host())
     }

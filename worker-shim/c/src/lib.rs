@@ -1,6 +1,6 @@
 //! libphub: a worker's session for C. The header is `worker-shim/include/phub.h`, generated from here.
 //!
-//! Arguments from C are checked for null and UTF-8 where they enter. A panic ends as [`PhubStatus::Internal`], never in
+//! Arguments from C are checked for null and UTF-8 at their entry. A panic ends as [`PhubStatus::Internal`], never in
 //! the caller's frames. Must not know more of sessions than [`worker_shim::Background`] shows.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md

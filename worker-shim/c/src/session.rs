@@ -258,7 +258,7 @@ pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubSta
     unsafe { enter_session(session, call) }
 }
 
-/// Writes the first round of which no key has its answer. Round 0 is the broadcast, if there is one.
+/// Writes the first round in which no key has its answer. Round 0 is the broadcast, if there is one.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `round` points to room for a result.

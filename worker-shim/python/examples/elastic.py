@@ -1,6 +1,6 @@
 """A training that survives a lost worker: `torchrun --nproc_per_node 2 --max_restarts 3 elastic.py CHECKPOINT`.
 
-torchrun starts all workers again, and they go on from the last checkpoint.
+torchrun starts all workers again, and they continue from the last checkpoint.
 """
 
 import os
@@ -25,7 +25,7 @@ if os.path.exists(checkpoint):
     optimizer.load_state_dict(state["optimizer"])
     first = state["step"]
     print(f"rank {dist.get_rank()}: goes on at step {first}\n", end="", flush=True)
-dist.barrier()  # nobody writes a checkpoint while others read it
+dist.barrier()  # nobody writes a checkpoint while other ranks read it
 mine = slice(dist.get_rank(), None, dist.get_world_size())
 for step in range(first, 40):
     optimizer.zero_grad()

@@ -36,8 +36,8 @@ pub fn is_done(py: Python<'_>, address: &str, token: Option<&str>) -> PyResult<b
     Ok(jobs.iter().all(|job| matches!(job.state, JobState::Failed { .. })))
 }
 
-/// Returns the addresses of the hubs above the hub at this address, where a job's sums go; none if it has no hubs above
-/// it.
+/// Returns the addresses of the hubs above the hub at this address, which get a job's sums; none if it has no hubs
+/// above it.
 #[pyfunction]
 pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> PyResult<Vec<String>> {
     let credential = credential_of(token)?;
@@ -46,7 +46,7 @@ pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> P
     Ok(jobs.into_iter().find(|each| each.name == job).map_or(Vec::new(), |each| each.above))
 }
 
-/// Returns the part of a job's state that the hub at this address has; none where it has no part. `bytes` is about its
+/// Returns the part of a job's state that the hub at this address has; none if it has no part. `bytes` is about its
 /// length.
 #[pyfunction]
 pub fn fetch_state(

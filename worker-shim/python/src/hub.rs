@@ -42,7 +42,7 @@ impl Hub {
         self.address.to_string()
     }
 
-    /// Writes checkpoints, tells the workers, and ends all threads.
+    /// Writes checkpoints, notifies the workers, and ends all threads.
     fn stop(&self, py: Python<'_>, reason: &str) {
         if std::process::id() != self.owner {
             return;

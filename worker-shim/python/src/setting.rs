@@ -18,7 +18,7 @@ pub fn credential(text: &str) -> PyResult<Credential> {
     Credential::parse(text, "token").map_err(|error| SettingsError::new_err(error.to_string()))
 }
 
-/// Returns the given credential, or that of the environment or of this user's file.
+/// Returns the given credential, or the one of the environment or of this user's file.
 pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     match given {
         Some(text) => Ok(Some(credential(text)?)),

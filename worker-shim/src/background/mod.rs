@@ -1,4 +1,4 @@
-//! A session on a thread of its own: the exchange goes on while its callers compute.
+//! A session on a thread of its own: the exchange continues while its callers compute.
 //!
 //! The background session is for callers that cannot drive a session themselves, such as Python and C. One thread owns
 //! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to that thread and a
@@ -44,7 +44,7 @@ pub enum BackgroundError {
     /// The caller was interrupted while it waited.
     #[error("interrupted while waiting for {what}")]
     Interrupted {
-        /// The action for which memory or a thread was missing.
+        /// The action that lacked memory or a thread.
         what: String,
     },
     /// The session has left its job.
@@ -93,7 +93,7 @@ pub struct Memory {
 }
 
 /// A session on a thread of its own. A drop ends the thread and leaves the job. If keys are still under way after a
-/// second, the worker ends without leaving, and is lost to the others.
+/// second, the worker ends without leaving, and is lost for the other workers.
 #[derive(Debug)]
 pub struct Background {
     shared: Arc<Shared>,
@@ -262,7 +262,7 @@ impl Background {
         self.close_by(Ending::Drop);
     }
 
-    /// Ends the session because its caller fails, as [`Session::fail`], and waits for its thread. In a child of `fork`, and where
+    /// Ends the session because its caller fails, as [`Session::fail`], and waits for its thread. In a child of `fork`, and if
     /// the session is over, it does nothing.
     pub fn close_because(&self, why: &str) {
         self.close_by(Ending::Fail(why.into()));
@@ -280,14 +280,14 @@ impl Background {
         }
     }
 
-    /// Returns the first round of which no key has its answer, as [`Session::next_round`].
+    /// Returns the first round in which no key has its answer, as [`Session::next_round`].
     pub fn next_round(&self) -> Round {
         self.shared.next_round()
     }
 
-    /// Returns where the callers' time went, like [`Session::times`], also when the session is over. A caller that
-    /// waits sleeps. While several threads wait, the time counts once. A push is a note to the session's thread; its
-    /// work beside the callers is in none of the times.
+    /// Returns the callers' times, like [`Session::times`], also when the session is over. A caller that waits
+    /// sleeps. While several threads wait, the time counts once. A push is a note to the session's thread; its work
+    /// beside the callers is in none of the times.
     pub fn times(&self) -> Times {
         self.shared.times()
     }

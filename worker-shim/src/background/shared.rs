@@ -18,8 +18,8 @@ use crate::session::{
     Pushed, Session, SessionConfig, SessionError, Stopwatch, Timeline, Times, Who, gradients_only,
 };
 
-/// A call for the session's thread to make. It returns a function that tells the caller, to be called when the new
-/// states of the keys are published.
+/// A call for the session's thread to make. It returns a function that notifies the caller, to be called when the
+/// new states of the keys are published.
 pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>;
 
 /// The two ways in which a session ends.
@@ -154,7 +154,7 @@ impl Shared {
         self.lock().ending.is_some()
     }
 
-    /// Publishes the states of all keys, where anything may have changed.
+    /// Publishes the states of all keys, if anything may have changed.
     pub fn publish_all(&self, session: &Session) {
         self.lock().next_round = session.next_round();
         self.publish(session, &Vec::from_iter(session.keys()));
@@ -192,10 +192,10 @@ impl Shared {
     /// Notes that the session is over, and wakes all callers.
     pub fn tell_ended(&self, error: Option<SessionError>) {
         let timeline = self.lock().stopwatch.hide();
-        drop(timeline); // its file is there when callers hear of the end
+        drop(timeline); // its file is there when callers learn of the end
         let mut state = self.lock();
         state.over = Some(error.map(Arc::new));
-        // The drop of a call tells its caller that the session is over.
+        // The drop of a call notifies its caller that the session is over.
         state.calls.clear();
         drop(state);
         self.changed.notify_all();
@@ -342,7 +342,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns where the callers' time went since the last [`restart`](Self::restart). They sleep while they wait.
+    /// Returns the callers' times since the last [`restart`](Self::restart). They sleep while they wait.
     pub fn times(&self) -> Times {
         let state = self.lock();
         let times = state.stopwatch.times(state.next_round, state.traffic);
@@ -365,7 +365,7 @@ impl Shared {
         let mut state = self.lock();
         if !matches!(state.ending, Some(Ending::Fail(_))) {
             state.ending = state.ending.take().max(Some(ending));
-            state.is_woken = false; // a thread that reconnects may have heard the last wake-up, and takes no orders
+            state.is_woken = false; // a thread that reconnects may have taken the last wake-up, and takes no orders
         }
         self.wake(state);
     }

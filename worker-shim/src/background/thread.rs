@@ -102,7 +102,7 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
         }
         let times = session.returns().times + session.relinks();
         if returns != times {
-            (returns, _) = (times, shared.set_waker(session.waker())); // its links are others
+            (returns, _) = (times, shared.set_waker(session.waker())); // its links are new ones
             shared.publish_all(session);
         }
         match orders.ending {

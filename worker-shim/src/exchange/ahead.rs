@@ -113,8 +113,9 @@ impl<P: Port> Exchange<P> {
         self.keys.get(key.index()).is_some_and(|state| state.ahead)
     }
 
-    /// Sends the bytes of a key's gradient before its push, where that gains something; may be called again. The push is then
-    /// without bytes, if they have left by then and are not [rewritten](Self::rewritten). The [`flush`](Self::flush) must follow soon.
+    /// Sends the bytes of a key's gradient before its push, if that gains something; may be called again. The push is then
+    /// without bytes, if they have left by then and are not [rewritten](Self::rewritten). The [`flush`](Self::flush) must follow
+    /// soon.
     ///
     /// # Errors
     /// While the key is under way.

@@ -41,7 +41,7 @@ pub(crate) struct Coder {
     not_finite: u64,
 }
 
-/// The method by which a chunk's values become a payload, and a payload becomes values.
+/// The method by which a chunk's values become a payload, and back.
 #[derive(Debug)]
 enum Method {
     Codec {

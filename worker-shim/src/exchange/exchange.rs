@@ -6,9 +6,9 @@
 //!           [urgent: pulls, chunks that are repeated] -+
 //! ```
 //!
-//! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in flight per chunk. A
-//! key is pushed again only after all its answers came. `keys` lends gradients and weights to the caller, and `notices`
-//! has the arrivals that are no plain answer. On the `unsafe` list: taking in arrivals.
+//! Owned by the worker's thread. It keeps the rule that the whole design needs: one round in flight per chunk. A key is
+//! pushed again only after all its answers came. `keys` lends gradients and weights to the caller, and `notices` has
+//! the arrivals that are no plain answer. On the `unsafe` list: taking in arrivals.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -115,11 +115,11 @@ pub struct Exchange<P: Port> {
     /// Bytes that went over links that are no more.
     pub(super) sent_before: u64,
     pub(super) received: u64,
-    /// The parts of the whole gradient that hubs have told.
+    /// The parts of the whole gradient that hubs have sent.
     parts: Parts,
-    /// The last round of which all parts are there.
+    /// The last round with all parts.
     found: Option<Told>,
-    /// The place of each key in the order in which keys are needed, if that is another than the layout's.
+    /// The place of each key in the order in which keys are needed, if it differs from the layout's order.
     pub(super) needed: Vec<u32>,
     /// Keys that have got their last answer since somebody took them; `None` if nobody does.
     pub(super) answered: Option<Vec<KeyId>>,
@@ -129,8 +129,8 @@ pub struct Exchange<P: Port> {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Attaches one endpoint for each of the hub's cores, to which the slices go. [`begin`](Self::begin) before the
-    /// first push.
+    /// Attaches one endpoint for each of the hub's cores, for the slices. [`begin`](Self::begin) before the first
+    /// push.
     pub fn new(
         mut port: P,
         endpoints: Vec<P::Endpoint>,
@@ -185,8 +185,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Drops the links, which are lost, for others at `port` that [come](Self::relink) later. Pushes under way stay under
-    /// way.
+    /// Drops the lost links; [new ones](Self::relink) at `port` come later. Pushes under way stay under way.
     pub fn cut(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -226,8 +225,7 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// Drops the links, which are lost, and waits for others at `port`. No answer to the pushes under way comes any
-    /// more.
+    /// Drops the lost links, and waits for new ones at `port`. No answer to the pushes under way comes any more.
     pub(crate) fn disconnect(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -362,8 +360,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Posts as much as the links take now. A full link does not stop the others. Returns whether any took
-    /// something.
+    /// Posts as much as the links take now. A full link does not stop the other links. Returns whether any
+    /// took something.
     fn post(&mut self) -> Result<bool, ExchangeError> {
         let Exchange { port, outboxes, windows, slices, keys, ahead, .. } = self;
         let mut posts = Posts { windows, keys, ahead };
@@ -419,8 +417,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the end of a link, if there is one. The failure of one link ends the others: its reason says more than
-    /// theirs.
+    /// Returns the end of a link, if there is one. The failure of one link ends the other links: its reason says more
+    /// than theirs.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
         while let Some(other) = self.port.closed() {
@@ -499,7 +497,7 @@ impl<P: Port> Exchange<P> {
         if link != self.outboxes[core].link || arrival.content != Content::Gradient {
             return false;
         }
-        // SAFETY: the hub tells it before it answers a chunk of the round, and this worker has pushed no chunk again before that.
+        // SAFETY: the hub sends it before it answers a chunk of the round, and this worker has pushed no chunk again before that.
         let Some(part) = (unsafe { self.windows.told(hub, arrival.round_bits, core) }) else { return false };
         if self.parts.take(hub, part) == Part::New {
             self.pass_on(hub, &part);
@@ -522,8 +520,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the sum of squares of the whole gradient, in the last round of which all hubs have sent their parts. The
-    /// job's steps must wait for this sum. When all answers of a round are there, so is its sum.
+    /// Returns the sum of squares of the whole gradient, in the last round with parts of all hubs. The job's steps must
+    /// wait for this sum. When all answers of a round are there, so is its sum.
     pub fn found(&self) -> Option<Told> {
         self.found
     }
@@ -599,7 +597,7 @@ impl<P: Port> Exchange<P> {
     }
 }
 
-/// Attaches an endpoint for each core, to which the core's slices go.
+/// Attaches an endpoint for each core, for the core's slices.
 fn outboxes<P: Port>(port: &mut P, endpoints: Vec<P::Endpoint>, slices: &Slices) -> Vec<Outbox> {
     let slices_of = slices.by_core(endpoints.len());
     let outbox = |(core, (endpoint, slices))| Outbox::new(core, port.attach(endpoint), slices);

@@ -15,7 +15,7 @@ use super::exchange::{Awaited, Exchange, KeyState};
 pub(super) struct Groups {
     /// The groups, by number. With many small keys the tables by key do not fit into a cache; this table does.
     of: Vec<Group>,
-    /// The group of which some keys are put.
+    /// The group that is put in part.
     begun: Begun,
     /// The keys that are put and wait for the rest of the group. Empty if there is no such group.
     members: Vec<KeyId>,

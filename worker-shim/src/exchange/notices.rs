@@ -10,7 +10,7 @@ use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange};
 use super::outbox::{NO_BYTES, Urgent};
 
-/// The party that pulls the weights of which the hub has given notice.
+/// The party that pulls weights after the hub's notice.
 #[derive(Debug)]
 pub(super) enum Pulls {
     /// The exchange, at once.
@@ -45,7 +45,7 @@ impl<P: Port> Exchange<P> {
         self.hand_outs == 1 && self.keys[key.index()].outstanding == 1
     }
 
-    /// Asks the hub for the weights of keys, all slices of which it has given notice of.
+    /// Asks the hub for the weights of keys after it has given notice of all their slices.
     ///
     /// # Errors
     /// When a link is closed.

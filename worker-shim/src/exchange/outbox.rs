@@ -20,7 +20,7 @@ pub(super) struct Outbox {
     pub urgent: VecDeque<Urgent>,
     /// Numbers of slices.
     queue: SendQueue<u32>,
-    /// The slice that is begun, and those of its chunks that are not posted.
+    /// The slice that is begun, and its chunks that are not posted.
     begun: Option<(u32, Range<usize>)>,
     /// Bytes that the link took so far.
     pub posted_bytes: u64,

@@ -25,7 +25,7 @@ pub struct Windows {
     wire: Wire,
 }
 
-/// The memory from which a worker reads its weights.
+/// The memory that a worker reads its weights from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightsMode {
     /// The weights window itself. The weights change when the next round's answers come.
@@ -165,7 +165,7 @@ impl Windows {
         Told::read(words).filter(|told| told.round.low_bits() == round_bits)
     }
 
-    /// Writes the part of a hub for the others. Returns the span to post to each.
+    /// Writes the part of a hub for the other hubs. Returns the span to post to each.
     pub(crate) fn pass_on(&mut self, hub: usize, part: &Told) -> Span {
         let of_a_hub = self.lines.len() / self.wire.hubs().len();
         let place = hub * of_a_hub + part.round.0 as usize % of_a_hub;

@@ -83,7 +83,7 @@ impl FromStr for Batching {
     }
 }
 
-/// The time in which computing stands still, and the first layer of the last batch.
+/// The time in which computing waits, and the first layer of the last batch.
 type Idle = (f64, usize);
 
 /// Returns the batches of the shortest makespan; if several are equal, the fewest batches.
@@ -94,8 +94,8 @@ type Idle = (f64, usize);
 ///   idle(k, l) = min over j of max(idle(k - 1, j), k * start_up + transfer(0..l) - forward(0..j))
 /// ```
 ///
-/// and the makespan is that and the whole of forward. The second term falls as `j` grows, so that `j` goes down from
-/// `l - 1` until that term alone is too long.
+/// and the makespan is that and the whole of forward. The second term falls as `j` grows, so `j` goes down from `l -
+/// 1` until only that term is too long.
 fn optimum(profile: &Profile) -> Vec<Range<usize>> {
     let layers = profile.layers.len();
     let sums = Sums::new(profile);

@@ -25,7 +25,7 @@ pub struct Batches {
     batches: Vec<Batch>,
     /// The batch of each key, by key.
     batch_of: Vec<usize>,
-    /// The number of slices of which the hub gives notice, by key.
+    /// The number of slices that the hub gives notice of, by key.
     slices: Vec<usize>,
     /// The batch that is pulled next, or is on its way.
     at: usize,

@@ -1,7 +1,7 @@
 //! The paper's two greedy algorithms as printed, and the choices that the paper leaves open.
 //!
 //! Both look for batches whose pulls are longer than the computing that hides them (constraint 5 of the paper). Batch
-//! `k + 1` is pulled while batch `k` is computed. `a..b` are layers from 0 here, where the paper counts from 1.
+//! `k + 1` is pulled while batch `k` is computed. `a..b` are layers from 0 here; the paper counts from 1.
 //!
 //! The paper leaves open:
 //! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of all pairs that are left we take the smallest `l2`.

@@ -1,4 +1,4 @@
-//! A session's pulls in batches: drives the batches, and tells the planner when things happen.
+//! A session's pulls in batches: drives the batches, and reports events to the planner.
 //!
 //! Owned by the session. It reads the clock; the exchange, the batches and the planner do not.
 
@@ -140,7 +140,7 @@ impl Pulling {
         if !self.planner.is_round_over() {
             return self.planner.forget_what_was_used();
         }
-        // If the caller pushes while others of its keys are under way, rounds cannot be told apart.
+        // If the caller pushes while other keys of it are under way, rounds cannot be told apart.
         let is_quiet = exchange.first_under_way().is_none();
         if let Some(batches) = self.planner.end_of_round(is_quiet) {
             self.batches.set(batches);

@@ -1,5 +1,5 @@
-//! Digests of a worker's weights, by which the hub sees whether all workers have the same. A session sends one of its weights every
-//! `compare_every` rounds, and one of the weights that it writes itself, in each round with any.
+//! Digests of a worker's weights: the hub compares them to see whether all workers have the same weights. A session sends one of
+//! its weights every `compare_every` rounds, and one of the weights that it writes itself, in each round with any.
 //!
 //! Runs on the caller's thread, before a push, or before bytes leave ahead. Until then the key's weights stay as they
 //! are.
@@ -120,7 +120,7 @@ impl Session {
         self.skips.get(key.index()).is_some_and(|&skips| skips > 0)
     }
 
-    /// Returns the digest of a key's weights, or of those that the caller has written where its gradient is.
+    /// Returns the digest of a key's weights, or of those that the caller has written into its gradient.
     fn digest(&mut self, key: KeyId, written: bool) -> Result<u64, SessionError> {
         let dtype = self.exchange.layout().keys()[key.index()].dtype;
         let exchange = &mut self.exchange;

@@ -55,11 +55,11 @@ pub struct SessionConfig {
     /// Whether the job is a trial, as a probe's: the hub neither reads nor writes checkpoints of it. All workers of a job ask for
     /// it, or none. Default: false.
     pub trial: bool,
-    /// The memory from which weights are read. Default: shared.
+    /// The memory that weights are read from. Default: shared.
     pub weights: WeightsMode,
     /// The dma-buf of the gradients, if something else than this process writes them, such as a GPU. NICs read the
     /// dma-buf. Each key is at its span of the [layout](pbox_core::Layout), and must not change from its push to its
-    /// wait. By RDMA alone, and not with compression. Default: in memory that the session makes.
+    /// wait. It needs RDMA, and excludes compression. Default: in memory that the session makes.
     pub dma_buf: Option<DmaBuf>,
     /// The interval in rounds at which the hub compares a digest of all workers' weights. The job ends if they differ:
     /// memory, a network or a program has altered some. The digest costs a reading of the weights and a request to the
@@ -69,7 +69,7 @@ pub struct SessionConfig {
     /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
     pub join_limit: Duration,
     /// The time that a join waits for a hub that is not there, and that a session waits for a hub that it lost. The
-    /// session then goes on from the hub's checkpoint, in the same memory;
+    /// session then continues from the hub's checkpoint, in the same memory;
     /// [`Session::returns`](crate::Session::returns) lists the lost rounds. 0: a lost hub ends the session. Default 60
     /// s.
     pub hub_wait: Duration,
@@ -117,7 +117,7 @@ impl SessionConfig {
         congestion_of_environment().map_or_else(|why| refused(TCP_CONGESTION, why.to_string()), |_| Ok(()))
     }
 
-    /// Changes a setting that has a default, for callers in other languages: by its name, with a text as it stands on a
+    /// Changes a setting that has a default, for callers in other languages: by its name, with a text in the form of a
     /// command line. Time limits are in seconds.
     ///
     /// # Errors

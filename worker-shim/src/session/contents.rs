@@ -19,8 +19,8 @@ pub enum Pushed {
     Rewritten,
     /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state stay as they are.
     Nothing,
-    /// New weights, which the worker has written where its gradient is. Every worker pushes weights of the key in the same round,
-    /// and those of the lowest rank count. The optimizer's state stays.
+    /// New weights, which the worker has written into its gradient. Every worker pushes weights of the key in the same round, and
+    /// the weights of the lowest rank count. The optimizer's state stays.
     Weights,
 }
 
@@ -41,9 +41,9 @@ impl Pushed {
 }
 
 impl Session {
-    /// Sends the bytes of these keys' gradients now, where that gains something, and counts nothing yet. The next
-    /// [push](Self::push) of a key then costs no bytes, if the gradient is still the same. It may be called again. A no-op on shared
-    /// memory, with a codec, with checksums, with `kvstore`, and for small keys that leave with their neighbours.
+    /// Sends the bytes of these keys' gradients now, if that gains something, and counts nothing yet. The next [push](Self::push)
+    /// of a key then costs no bytes, if the gradient is still the same. It may be called again. A no-op on shared memory, with a
+    /// codec, with checksums, with `kvstore`, and for small keys that leave with their neighbours.
     ///
     /// # Errors
     /// While a key is under way.

@@ -31,7 +31,7 @@ pub enum SessionError {
     /// The settings of pulls in batches are wrong.
     #[error("this worker's settings: {0}")]
     Pull(#[from] PullError),
-    /// A setting does not fit the others.
+    /// A setting does not fit the other settings.
     #[error("this worker's {0}")]
     Setting(#[from] InvalidSetting),
     /// The file of the timeline cannot be written.
@@ -40,7 +40,7 @@ pub enum SessionError {
     /// No step can have this learning rate.
     #[error(transparent)]
     LearningRate(#[from] InvalidRate),
-    /// The job cannot go on with these numbers of its optimizer.
+    /// The job cannot continue with these numbers of its optimizer.
     #[error("the optimizer's numbers: {0}")]
     Numbers(#[from] InvalidNumbers),
     /// There was no memory for a window.

@@ -1,6 +1,7 @@
-//! Recovery after the loss of a hub: the session waits until the hub is back, and goes on from the hub's state.
+//! Recovery after the loss of a hub: the session waits until the hub is back, and continues from the hub's
+//! state.
 //!
-//! Runs on the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member)
+//! Runs on the caller's thread, inside a push or a wait, which then continues. [`Member`](membership::Member)
 //! decides the next step.
 //!
 //! ```text
@@ -8,7 +9,7 @@
 //!        --> weights of the checkpoint's round --> what other workers got of a round, this worker does not push again
 //! ```
 //!
-//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer,
+//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round in which no worker has an answer,
 //! counted with the rounds that were lost before. Round `reached` becomes the checkpoint's round. A push of it that is
 //! in flight is made again. Pushes of earlier rounds are not made again, because some worker has gone on from there. So
 //! all workers have pushed each key equally often at the end. Workers that step alone have no common round. Each has a
@@ -39,7 +40,7 @@ pub struct Returns {
     /// The number of times.
     pub times: u32,
     /// The number of rounds that were lost in all. A loss counts from the checkpoint of a hub that came back to the
-    /// first round of which no worker had an answer. Where workers step alone, it is that of the slowest worker.
+    /// first round of which no worker had an answer. If workers step alone, it counts for the slowest worker.
     pub lost_rounds: u64,
 }
 
@@ -86,7 +87,7 @@ impl Session {
         left.map(|left| *left -= 1).is_some()
     }
 
-    /// Waits for the hub, and goes on, if this error is its loss.
+    /// Waits for the hub, and continues, if this error is its loss.
     ///
     /// # Errors
     /// The same error if it is another, and if the hub does not come back.
@@ -203,7 +204,7 @@ impl Session {
         Ok(self.begin(deadline)?)
     }
 
-    /// Takes in the weights, and goes on with the rounds that are not in them. `own` is this worker's
+    /// Takes in the weights, and continues with the rounds that are not in them. `own` is this worker's
     /// furthest round.
     fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
         self.wait_all()?;
@@ -258,7 +259,7 @@ impl Session {
         Ok(self.exchange.flush()?)
     }
 
-    /// Checks that the hub's state and this worker's state are enough to go on.
+    /// Checks that the hub's state and this worker's state are enough to continue.
     fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
         let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()));
         let keeps_weights = self.config.terms.optimizer.keeps_weights();
@@ -278,7 +279,7 @@ impl Session {
     }
 }
 
-/// Returns the event to which a step's result comes, and keeps why it failed.
+/// Returns the event that a step's result means, and keeps why it failed.
 fn ended(result: Result<(), Again<SessionError>>, event: Event, why: &mut Option<SessionError>) -> Event {
     let (failure, error) = match result {
         Ok(()) => return event,

@@ -42,14 +42,14 @@ impl Session {
         }
     }
 
-    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job goes on without some. With
-    /// several hubs, a rank that takes part at any of them.
+    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues without some.
+    /// With several hubs, a rank that takes part at any of them.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
 
-    /// Returns the workers that the others have waited for too long, by the hubs' replies. They live, and have not
-    /// pushed rounds that others have pushed.
+    /// Returns the workers that other workers have waited for too long, by the hubs' replies. They live, and have
+    /// not pushed rounds that others have pushed.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
@@ -71,18 +71,19 @@ impl Session {
         if let Some(timeline) = self.stopwatch.timeline() {
             timeline.compare(&self.hubs);
         }
-        // Every hub is told, even if one of them fails.
+        // Every hub is notified, even if one of them fails.
         Ok(self.hubs.iter().map(|hub| hub.leave(&at)).fold(Ok(()), Result::and)?)
     }
 
-    /// Ends the session because this worker fails, and tells the others why: "rank 1 failed: KeyError: 'x'". Of `why` they get
-    /// one line of at most [`MAX_REASON_BYTES`](pbox_core::control::MAX_REASON_BYTES). The job ends, or goes on without this
-    /// worker.
+    /// Ends the session because this worker fails, and sends the other workers the reason: "rank 1 failed: KeyError: 'x'". Of
+    /// `why` they get one line of at most [`MAX_REASON_BYTES`](pbox_core::control::MAX_REASON_BYTES). The job ends, or
+    /// continues without this worker.
     pub fn fail(self, why: &str) {
         self.send_failed(why);
     }
 
-    /// Tells the others why this worker fails: before its links end, which alone would say that it died.
+    /// Sends the other workers the reason why this worker fails. This comes before its links end: their end
+    /// would mean that it died.
     pub(crate) fn send_failed(&self, why: &str) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             if let Err(error) = hub.fail(&reason(why), TELL_LIMIT) {

@@ -24,15 +24,15 @@ use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::Pulling;
 
 impl Session {
-    /// Joins a job and waits until all its workers are there. The first worker creates the job; the others must agree on
-    /// everything except their rank.
+    /// Joins a job and waits until all its workers are there. The first worker creates the job; the other workers must
+    /// agree on everything except their rank.
     pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
         Self::join_unless(config, None, Box::new(|| false))
     }
 
     /// Joins like [`join`](Self::join), as rank 0 with a state for all workers. A new job then begins with these
     /// weights and this optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at
-    /// its hub, ignores the state; [`next_round`](Self::next_round) tells.
+    /// its hub, ignores the state; [`next_round`](Self::next_round) shows this.
     pub fn join_with(config: SessionConfig, state: State) -> Result<Self, SessionError> {
         Self::join_unless(config, Some(state), Box::new(|| false))
     }
@@ -137,14 +137,15 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until this worker takes part. Returns its first round. If it never does, the hubs where the job has not failed
-    /// hear that it does not come, before it can join again.
+    /// Waits until this worker takes part. Returns its first round. If it never does, the hubs with a living job are
+    /// notified that it does not join, before it can join again.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let gathered = self.gather_until(deadline);
         if let Err(error) = &gathered {
             for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
                 let _ = match error {
-                    // No leave in good order: where the job has begun, it would wait for others that are as late as this worker.
+                    // No leave in good order: if the job has begun, it would wait for other workers that are as late as this
+                    // one.
                     SessionError::Member(lost) if lost.is_loss_of_hub() => {
                         hub.fail_without_hub(&lost.to_string(), TELL_LIMIT)
                     }
@@ -246,7 +247,7 @@ pub(super) fn attach(
     Ok(Attached { port, endpoints, received, slices, hubs, ways, links })
 }
 
-/// Adds to an error that the settings need RDMA, where the caller has not asked for RDMA by name.
+/// Adds to an error that the settings need RDMA, if the caller has not asked for RDMA by name.
 fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
     if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
         tried.push(format!("gradients in {dma_buf} leave by RDMA alone: without RDMA, leave `dma_buf` out"));

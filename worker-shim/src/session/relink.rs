@@ -1,6 +1,6 @@
 //! Making links again that were lost while the hub lives, as with a NIC: in the same memory, over whatever leads to the hub now.
 //!
-//! Runs on the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) decides the
+//! Runs on the caller's thread, inside a push or a wait, which then continues. [`Member`](membership::Member) decides the
 //! steps. A hub that is lost is another matter (`hold`).
 //!
 //! ```text
@@ -51,7 +51,7 @@ impl Session {
         made
     }
 
-    /// Carries the steps out by which links are made again, or the hub says why it does not wait for them.
+    /// Carries out the steps that make links again, or the hub says why it does not wait for them.
     fn mend_links(&mut self, mut step: Step, mut lost: ExchangeError) -> Result<(), SessionError> {
         let (mut let_in, mut why) = (Vec::new(), None);
         loop {

@@ -70,7 +70,7 @@ pub struct Session {
     pub(super) stopwatch: Stopwatch,
 }
 
-/// A question whether the caller gives up waiting for others.
+/// A question whether the caller gives up waiting.
 pub(crate) type GivenUp = Box<dyn Fn() -> bool + Send>;
 
 impl Session {
@@ -270,7 +270,7 @@ impl Session {
         came
     }
 
-    /// Waits for answers of which one was missing just now.
+    /// Waits for answers after one was missing just now.
     fn wait_for_missing(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
@@ -400,7 +400,7 @@ impl Session {
         self.exchange.not_finite()
     }
 
-    /// Returns the first round of which no key has its answer. Round 0 is the broadcast, if there is one. After the
+    /// Returns the first round in which no key has its answer. Round 0 is the broadcast, if there is one. After the
     /// join it is the first round of this worker: not 0 if the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)

@@ -77,7 +77,7 @@ impl Timeline {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Compares the clock with those of the hubs. The last comparison counts: clocks of two machines drift apart.
+    /// Compares the clock with the hubs' clocks. The last comparison counts: clocks of two machines drift apart.
     pub fn compare(&self, hubs: &[Hub]) {
         let own = Clock::id();
         for HubClock { reply, at, within } in hubs.iter().filter_map(|hub| hub.clock(CLOCK_LIMIT)) {

@@ -184,7 +184,7 @@ impl Stopwatch {
         self.asleep += time;
     }
 
-    /// Returns the times of a session that has come so far. A wait that goes on counts until now.
+    /// Returns the times of a session that has come so far. A wait that is not over counts until now.
     pub fn times(&self, round: Round, traffic: Traffic) -> Times {
         let goes_on = if self.waits > 0 { self.since.elapsed() } else { Duration::ZERO };
         let all_by_timed = self.pushes as f64 / self.timed.max(1) as f64;

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A NIC goes down in the middle of rounds and stays down: the job fails with the name of a worker; hub or worker names the NIC and the
-# status of a write; the hub lives on; and the next job runs over the other NIC. Hub and workers have
-# the same NIC here: the first process that notices ends the links of the others.
+# A NIC goes down in the middle of rounds and stays down: the job fails with the name of a worker; hub or worker names the
+# NIC and the status of a write; the hub lives on; and the next job runs over the other NIC. Hub and workers have the same
+# NIC here: the first process that notices ends the links of the other processes.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe

@@ -22,7 +22,8 @@ back() { printf '\011' >$LIKE_EVENTS; } # 9, PORT_ACTIVE
 jobs_ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     serve --listen 0.0.0.0:7077 --cores 2 --transports verbs,tcp
-    # carried_by NICS: whether these, and no others, have carried bytes of the worker's links both ways.
+    # carried_by NICS: whether these NICs, and no other NICs, have carried bytes of the worker's links both
+    # ways.
     carried_by() {
         [ "$(ask 127.0.0.1 7077 | jq -c '[.jobs[0].members[0].links[]? | select(.sent_bytes > 0 and .received_bytes > 0).nic]')" = "$1" ]
     }

@@ -36,7 +36,7 @@ finally:
 PYTHON
 python3 /tmp/capture.py >/tmp/captured &
 capture=$!
-trap 'kill $capture 2>/dev/null || true' EXIT # a capture that goes on would hold this check's output open
+trap 'kill $capture 2>/dev/null || true' EXIT # a capture that continues would hold this check's output open
 within 60 grep -q listening /tmp/captured
 serve --listen 0.0.0.0:7077 --nics =rxe0 --transports verbs --rdma-mtu 1024
 within 90 grep -qF "all workers left" /tmp/hub

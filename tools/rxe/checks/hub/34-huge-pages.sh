@@ -25,7 +25,7 @@ on_nodes() {
 }
 stepped() { [ "$(chunks 127.0.0.1 7077)" -gt 0 ]; }
 # look CORES TRANSPORT ROUNDS OPTION...: trains one worker at a hub with these cores, and looks at the hub while the worker
-# stands still.
+# pauses.
 look() {
     local probe worker address huge
     serve --listen 127.0.0.1:7077 --cores "$1"
@@ -36,7 +36,7 @@ look() {
     worker=$(pgrep -P $probe)
     kill -STOP "$worker"
     pages "$hub" | while read -r address huge; do echo "$huge $(on_nodes "$address")"; done >/tmp/windows
-    # Private windows have a policy: the kernel's NUMA balancing leaves them alone.
+    # Private windows have a policy: the kernel's NUMA balancing does not move them.
     if pages "$hub" | cut -d " " -f 1 | grep -F -f - "/proc/$hub/numa_maps" | grep -v file= | grep -v " local "; then exit 1; fi
     own=$(pages "$worker" memfd | cut -d " " -f 2)
     pinned=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$hub/status")

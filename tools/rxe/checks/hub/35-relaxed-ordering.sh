@@ -15,7 +15,7 @@ worker() {
     phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model --workers 1 --rank 0 --rounds 3 --json "$@" \
         >/tmp/report 2>/tmp/worker.0
 }
-# registered ACCESS OPTION...: a hub and a worker with these options train, and ask for these kinds of access alone.
+# registered ACCESS OPTION...: a hub and a worker with these options train, and ask only for these kinds of access.
 registered() {
     : >"$LIKE_LOG"
     serve --transports verbs --listen 127.0.0.1:7077 "${@:2}"

@@ -23,6 +23,6 @@ for pid in "${pids[@]}"; do wait "$pid"; done
 most=$(awk '/access=0$/ { most = ++n > most ? n : most } /access=1048579$/ { n-- } END { print most }' /tmp/verbs.hub)
 echo "$most handshakes at once"
 [ "$most" -gt 32 ]
-# A queue of completions grows in handshakes alone, by doubling.
+# A queue of completions grows only in handshakes, by doubling.
 echo "the hub resized its queue $(grep -c "^resize" /tmp/verbs.hub) times for $(grep -c "^make" /tmp/verbs.hub) queue pairs"
 end_hub

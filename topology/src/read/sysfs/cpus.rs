@@ -56,7 +56,7 @@ fn socket(path: &Path) -> Result<SocketId, SysfsError> {
     }
 }
 
-/// Returns the core's number, which is that of its first thread, because `core_id` may repeat between dies.
+/// Returns the core's number: the number of its first thread, because `core_id` may repeat between dies.
 fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     for name in ["core_cpus_list", "thread_siblings_list"] {
         let path = topology.join(name);
@@ -67,8 +67,8 @@ fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     Ok(u64::from(cpu))
 }
 
-/// Cpus with less than 0.7 of the capacity of the fastest, ascending. The kernel tells capacities on Arm; on x86 it lists the
-/// efficiency cores. Cpus that cannot be read belong to no list.
+/// Cpus with less than 0.7 of the capacity of the fastest, ascending. The kernel reports capacities on Arm; on x86 it lists
+/// the efficiency cores. Cpus that cannot be read belong to no list.
 pub(crate) fn slow_cpus(root: &Path) -> Vec<u32> {
     let atoms = root.join("devices/cpu_atom/cpus");
     if root.join("devices/cpu_core/cpus").exists() {

@@ -90,8 +90,8 @@ fn kind(home: &Path, ports: &[PathBuf], in_hardware: bool) -> NicKind {
     }
 }
 
-/// Returns the rates of the active ports together, as all of them carry data; if none is active, that of the fastest.
-/// The slot of a card may be slower.
+/// Returns the sum of the rates of the active ports, because all of them carry data; if none is active, the rate of
+/// the fastest. The slot of a card may be slower.
 fn port_speed(name: &str, ports: &[PathBuf], notes: &mut Vec<String>) -> Option<Speed> {
     let (mut together, mut fastest) = (0u64, 0);
     for port in ports {

@@ -68,7 +68,7 @@ impl CoreGroup {
     }
 
     fn nics_in_row(&self) -> usize {
-        // Ten NICs stand in rows of five and five.
+        // Ten NICs are drawn in rows of five and five.
         let rows = self.nics.len().div_ceil(NICS_IN_ROW_LIMIT).max(1);
         self.nics.len().div_ceil(rows).max(1)
     }

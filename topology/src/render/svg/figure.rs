@@ -1,4 +1,4 @@
-//! Figures that know their size, and figures that arrange others.
+//! Figures that know their size, and figures that arrange other figures.
 //!
 //! Must not know machines.
 

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Every figure knows its size before it is drawn, so figures cannot overlap. The document uses attributes and no
-//! style sheet, so that several pictures can stand in one HTML page. Must not know how plans are made.
+//! style sheet, so that one HTML page can have several pictures. Must not know how plans are made.
 
 mod canvas;
 mod core_group;
@@ -51,8 +51,8 @@ pub fn svg(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     canvas.finish(width + 2.0 * MARGIN, size.height + 2.0 * MARGIN, &host.summary())
 }
 
-/// Returns the machine alone, with the cores and NICs of a plan that may have no items yet: for a page that shows the
-/// cores' work. A core's tile is the first rectangle of the group with the core's number in `data-cpu`.
+/// Returns only the machine, with the cores and NICs of a plan that may have no items yet. It is for a page that shows
+/// the cores' work. A core's tile is the first rectangle of the group with the core's number in `data-cpu`.
 pub fn machine_svg(host: &Host, plan: &Plan) -> String {
     let machine = machine::figure(host, Some(plan), "item", PAGE_WIDTH - 2.0 * MARGIN);
     let size = machine.size();

@@ -31,7 +31,7 @@ pub const NEUTRAL: Tint = tint("#eceff3", "#c3ccd6", "#616e7c");
 /// The tint of cores that may not be used.
 pub const BARRED: Tint = tint(PAGE, PAGE, BARRED_EDGE);
 
-/// Ten, because a PBox has ten NICs. Neighbours differ much in hue, and no two differ in hue alone.
+/// Ten, because a PBox has ten NICs. Neighbours differ much in hue, and no two differ only in hue.
 const TINTS: [Tint; 10] = [
     tint("#e6effb", "#a9c8f2", "#2563b0"),
     tint("#fdeedd", "#f8c78e", "#b96a10"),

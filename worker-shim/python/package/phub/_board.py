@@ -104,7 +104,7 @@ class StoreBoard(Board):
 
 
 class FileBoard(Board):
-    """Files of a directory that belongs to this user alone."""
+    """Files of a directory that belongs only to this user."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -152,7 +152,7 @@ def of_group(rank: int, size: int) -> Optional[StoreBoard]:
 
 def of_user(variable: str, rank: int) -> Optional[FileBoard]:
     """Files for the workers that one process on this machine has started: the first process above this one without their
-    launcher's variable in its environment. None if that cannot be told."""
+    launcher's variable in its environment. Returns None if the process cannot be found."""
     starter = _starter(variable)
     if starter is None:
         return None

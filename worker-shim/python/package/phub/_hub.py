@@ -37,8 +37,8 @@ class Hub:
         return self._owner == os.getpid()
 
     def stop(self, reason: str = "its script stopped it") -> None:
-        """Writes checkpoints, tells all workers that the hub stops and why, and ends its threads. A second call does
-        nothing."""
+        """Writes checkpoints, notifies all workers that the hub stops and why, and ends its threads. A second call
+        does nothing."""
         self._native.stop(reason)
 
     def __enter__(self) -> Hub:
@@ -89,8 +89,8 @@ def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True
     """Starts a hub for the workers that find it at this address, if this process has not. Returns the address with its port.
 
     Args:
-        is_here: whether all workers are on this machine. Otherwise it listens on all addresses: the one by which workers know
-            this machine, such as MASTER_ADDR, may be a name, and on this machine itself it may be "localhost".
+        is_here: whether all workers are on this machine. Otherwise it listens on all addresses. The address by which workers
+            know this machine, such as MASTER_ADDR, may be a name, and on this machine itself it may be "localhost".
     """
     host, _, port = address.rpartition(":")
     if address not in _HUBS:
@@ -102,12 +102,12 @@ def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True
 
 
 def _everywhere() -> str:
-    """Returns the address of all interfaces, by IPv6 and IPv4 where there are both."""
+    """Returns the address of all interfaces, by IPv6 and IPv4 if there are both."""
     return "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 def _with_advice(why: str) -> str:
-    """Why a hub did not start, and the variable that helps where it is the port."""
+    """Returns why a hub did not start, and the variable that helps if the port is the reason."""
     return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 

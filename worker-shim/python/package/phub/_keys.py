@@ -61,6 +61,6 @@ class Places:
 
 
 def places(keys: Mapping[str, Union[Key, Sequence[int], Array]]) -> Places:
-    """Returns where a session with these keys reads gradients in its `dma_buf`."""
+    """Returns the places where a session with these keys reads gradients in its `dma_buf`."""
     of_bytes, spans = _phub.places(described({name: key_of(name, given) for name, given in keys.items()}))
     return Places(of_bytes, dict(zip(keys, spans)))

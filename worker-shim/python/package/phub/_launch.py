@@ -43,7 +43,8 @@ _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RAN
 _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
 # Slurm numbers the steps of srun from 0; a batch script, an interactive shell and the like have numbers from here on.
 _SLURM_STEPS = 0xFFFF_FF00
-# The longest name of a job is 64, of which levels above and helpers of phub.torch add to it, and a word to a launcher's.
+# The longest name of a job is 64. Levels above and helpers of phub.torch add to it, and a word is added to a launcher's
+# name.
 _LONGEST_JOB, _LONGEST_RUN = 48, 32
 # Where a hub is that somebody started on each machine, if the environment names none.
 _BESIDE = "127.0.0.1:7077"
@@ -51,7 +52,7 @@ _BESIDE = "127.0.0.1:7077"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A worker's place on its machine, where each machine has a hub for its own workers."""
+    """A worker's place on its machine, if each machine has a hub for its own workers."""
 
     number: int
     """The machine's, from 0."""
@@ -108,9 +109,9 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     Slurm, or the process group of `torch.distributed`. Without a launcher it is the only worker.
 
     The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. If neither is set, the launcher's environment says
-    where the first machine is, or `MASTER_ADDR` does. On one machine, rank 0 then starts a hub, on `PHUB_PORT` or a port
-    that it tells the others. On several, the first worker of each machine starts a hub, and the hubs are a mesh. A
-    process without a launcher starts a hub for itself.
+    where the first machine is, or `MASTER_ADDR` does. On one machine, rank 0 then starts a hub, on `PHUB_PORT` or on a
+    port that it sends to the other ranks. On several, the first worker of each machine starts a hub, and the hubs are a
+    mesh. A process without a launcher starts a hub for itself.
 
     `PHUB_LEVELS=flat` means a hub at rank 0 also on several machines. `PHUB_LEVELS=machine` means that a hub runs on each
     machine already, at `PHUB_HUB` or 127.0.0.1:7077: below other hubs, or in the mesh `PHUB_MESH`.
@@ -212,7 +213,7 @@ def _dmlc(env: Mapping[str, str]) -> Tuple[int, int]:
 
 
 def _slurm_task(env: Mapping[str, str]) -> Optional[Tuple[int, int]]:
-    """Rank and number of tasks, where this is a task of srun; not in a batch script or a shell."""
+    """Returns rank and number of tasks, if this is a task of srun; None in a batch script or a shell."""
     tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS")
     if "SLURM_PROCID" not in env or tasks is None:
         return None
@@ -225,7 +226,8 @@ def _slurm_task(env: Mapping[str, str]) -> Optional[Tuple[int, int]]:
 
 
 def _refuse_outside_of_step(env: Mapping[str, str]) -> None:
-    """Refuses a batch script or a shell of a Slurm job that has several tasks: nobody starts the others."""
+    """Refuses a batch script or a shell of a Slurm job that has several tasks: the other tasks would not be
+        started."""
     tasks = env.get("SLURM_NTASKS") or env.get("SLURM_NPROCS") or env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or "1"
     if "SLURM_JOB_ID" in env and tasks != "1":
         raise SettingsError(
@@ -264,7 +266,7 @@ def wait_for_hub() -> float:
 
 
 def _store(env: Mapping[str, str]) -> Optional[Tuple[str, int]]:
-    """Torchrun's store, where its agent has one."""
+    """Returns the address of torchrun's store, if its agent has one."""
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return env["MASTER_ADDR"], _number(env, "MASTER_PORT")
@@ -317,8 +319,8 @@ def _address(host: str, port: int) -> str:
 def _machine(
     env: Mapping[str, str], launcher: str, rank: int, world_size: int, hub: Optional[str], starts: bool = False
 ) -> Optional[Machine]:
-    """Returns the place on this machine. With `starts`, `hub` is that of the first machine; None if there is one
-    machine only, or the launcher does not tell machines apart."""
+    """Returns the place on this machine. With `starts`, `hub` is the hub of the first machine. Returns None if
+    there is one machine only, or if the launcher does not distinguish machines."""
     names = names_of(launcher)
     local_names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES") if launcher == "Slurm" else names and names[3:]
     if starts and not (local_names and all(name in env for name in local_names)):
@@ -380,8 +382,8 @@ def _first_of(nodes: str) -> str:
 
 
 def _port_of(master: int) -> int:
-    """Returns a port of 16384 to 28671, for workers that have no store: Linux gives no connection one of these, and
-    neighbouring ports of torch's have others that are 16 apart."""
+    """Returns a port of 16384 to 28671, for workers that have no store. Linux gives no connection one of these
+    ports. Jobs of torch with neighbouring ports get ports that are 16 apart."""
     return 16384 + 16 * (master % 768)
 
 
@@ -398,7 +400,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name as that of a job."""
+    """Returns a launcher's name in a form that a job can have."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
 
 

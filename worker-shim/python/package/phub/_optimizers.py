@@ -91,8 +91,9 @@ class Lion:
 
 @dataclasses.dataclass(frozen=True)
 class Lars:
-    """`t = trust * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m` (You et al. 2017). The norms are those of a key.
-    `t` is 1 where a norm is 0, and for keys with `wd_mult` 0: biases and scales, in the usual recipe."""
+    """`t = trust * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m` (You et al. 2017). The norms are
+    computed for each key.
+    `t` is 1 if a norm is 0, and for keys with `wd_mult` 0: biases and scales, in the usual recipe."""
 
     learning_rate: float
     momentum: float
@@ -103,7 +104,8 @@ class Lars:
 @dataclasses.dataclass(frozen=True)
 class Lamb:
     """`u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + wd * w; w -= lr * |w| / |u| * u`, with Adam's moments
-    (You et al. 2020). The norms are those of a key. Their quotient is 1 where one is 0, and for keys with `wd_mult` 0."""
+    (You et al. 2020). The norms are computed for each key. Their quotient is 1 if one is 0, and for keys with `wd_mult`
+    0."""
 
     learning_rate: float
     weight_decay: float = 0.01
@@ -130,7 +132,7 @@ def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
 
 
 def keeps_weights(optimizer: Optimizer) -> bool:
-    """Whether the hub has weights, so that a job can go on with them."""
+    """Whether the hub has weights, so that a job can continue with them."""
     return not isinstance(optimizer, (Average, Sum))
 
 

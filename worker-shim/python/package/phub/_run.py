@@ -1,4 +1,4 @@
-"""The agreement of the workers of a run: a word that no other run has, and where the hub is that they start.
+"""The agreement of the workers of a run: a random word, and the address of the hub that they start.
 
 ```
    workers                           agree by

@@ -32,5 +32,5 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
 
 @functools.lru_cache(maxsize=None)
 def of_lone_process() -> Optional[str]:
-    """Returns a secret for a process and the hub in it, where this user can keep none: nobody else needs it."""
+    """Returns a secret for a process and the hub in it, if this user cannot store one: nobody else needs it."""
     return None if _phub.token("read", "*", None) is not None else secrets.token_hex(32)

@@ -84,8 +84,8 @@ class Norm(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """The way by which a session reaches a hub: the transport, why this transport, and which NICs if there is a
-    choice."""
+    """The path by which a session reaches a hub: the transport, why this transport, and which NICs if there is
+    a choice."""
 
     transport: str
     reason: str
@@ -144,8 +144,8 @@ class Session:
         wait_limit: float = 1800.0,
         state: Optional[_state.State] = None,
     ) -> None:
-        """Joins a job and waits until all its workers are there. The first worker creates the job; the others must
-        give the same settings, except their rank.
+        """Joins a job and waits until all its workers are there. The first worker creates the job; the other
+        workers must give the same settings, except their rank.
 
         Args:
             hub: `host:port` of its control port, or a `phub.serve()`. For a job that is spread over hubs, several
@@ -177,18 +177,19 @@ class Session:
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": the fate of the job when a worker is lost.
             schedule: "kvstore", "layerwise", "sliced" or "p3": the order in which gradients and weights leave. With "p3" the
-                first keys overtake the others.
+                first keys overtake the later ones.
             slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
-            answers_ahead: whether the hub may answer `send_ahead` before the `push`, where it can. `weights(key)` may then change from
-                `send_ahead` on, and hold when the `push` is answered. It costs the hub a copy of the model.
+            answers_ahead: whether the hub may answer `send_ahead` before the `push`, if it can. `weights(key)` may then
+                change from `send_ahead` on, and hold when the `push` is answered. It costs the hub a copy of the model.
             credit: bytes that may be under way on each link, "auto" or "none". Default: depends on the schedule.
             pull: with "kvstore", the batches of layers in which weights are pulled: "ibatch" (they overlap the forward
                 pass best), "greedy", "layer" or "all". The session measures layers from the calls of `wait`; push all
                 keys of a round before the first wait. Default: each key is pulled as soon as it can be.
             pull_layers: keys that are needed together, in the order of the forward pass. Default: each key by itself.
             weights: "shared": read in place, and read-only; "private": a copy that belongs to this worker.
-            dma_buf: where gradients lie, if a device such as a GPU writes them: the descriptor of a dma-buf, or descriptor and
-                offset. `places` says where each key lies from there. NICs read it, so it is for RDMA alone, and not with
+            dma_buf: where gradients lie, if a device such as a GPU writes them: the descriptor of a dma-buf, or descriptor
+                and offset. `places` says where each key lies from there. NICs read it, so it needs RDMA, and cannot be used
+                with
                 compression. The session has a copy of the descriptor. Default: in memory of the session.
             transport: "shm", "verbs" or "tcp". Default: the best transport that leads to the hub.
             cores: how many of the hub's cores the job gets. Default: all.
@@ -211,13 +212,13 @@ class Session:
                 compared in each round that has some. For "bsp" without `SlimDP`. 0: never.
             join_limit: seconds to wait for the other workers at the start.
             hub_wait: seconds to wait for a hub that is not there at the start, and for a lost hub to return. The session
-                then goes on from the hub's checkpoint with the same arrays; `returns` lists the lost rounds. For "bsp"
+                then continues from the hub's checkpoint with the same arrays; `returns` lists the lost rounds. For "bsp"
                 without `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends the session. Default:
                 `PHUB_HUB_WAIT`, or 60.
             wait_limit: seconds to wait for a key while all workers live.
             state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
                 `state()`. Only rank 0's counts. A job that has weights already, or a checkpoint at its hub, ignores it:
-                `next_round` tells.
+                `next_round` shows this.
 
         Raises:
             SettingsError, UnreachableError, RefusedError, ConnectError, MissingWorkersError, ...: see each.
@@ -409,7 +410,7 @@ class Session:
         the window itself. It still holds the last values; with `SlimDP` the values that were sent are zero.
 
         Raises:
-            OrderError: with `dma_buf`, where this process has no address of it.
+            OrderError: with `dma_buf`, because this process has no address of it.
         """
         return self._array(key, "gradient")
 
@@ -464,8 +465,9 @@ class Session:
         self._native.push_weights(self._numbered(keys))
 
     def send_ahead(self, *keys: str) -> None:
-        """Sends the bytes of these gradients now, where that gains something, and counts nothing; without names, none. A `push`
-        then costs no bytes. The gradients may be written again meanwhile, if the `push` says `rewritten`; it may be called again.
+        """Sends the bytes of these gradients now, if that gains something, and counts nothing; without names, of all
+        gradients. A `push` then costs no bytes. The gradients may be written again meanwhile, if the `push` says
+        `rewritten`; it may be called again.
 
         No bytes leave on shared memory, with a codec, checksums, SSP, ASP or the schedule `kvstore`. Bytes of small
         keys do not leave either.
@@ -476,7 +478,7 @@ class Session:
         self._native.send_ahead(self._numbered(keys))
 
     def leaves_ahead(self) -> List[str]:
-        """Returns the keys of which `send_ahead` gains something, over the links that there are now."""
+        """Returns the keys for which `send_ahead` gains something, over the links that there are now."""
         leave = self._native.leave_ahead(list(self._numbers.values()))
         return [key for key, leaves in zip(self._keys, leave) if leaves]
 
@@ -491,7 +493,7 @@ class Session:
         forward pass from waits with names.
 
         Raises:
-            OrderError: with `pull`, a key that cannot come before others are pushed.
+            OrderError: with `pull`, a key that cannot come before other keys are pushed.
             PeerLeftError, StalledError: the answer cannot come.
             JobFailedError, HubLostError, ...: the session is over.
         """
@@ -511,7 +513,7 @@ class Session:
         return self._native.is_ready(self._number(key))
 
     def ready(self, *keys: str) -> List[str]:
-        """Returns those of the keys that have their answers. Does not wait, and with `pull` the planner ignores it."""
+        """Returns the keys that have their answers. Does not wait, and with `pull` the planner ignores it."""
         are_ready = self._native.are_ready(self._numbered(keys))
         return [key for key, is_ready in zip(keys, are_ready) if is_ready]
 
@@ -533,7 +535,7 @@ class Session:
 
     @property
     def next_round(self) -> int:
-        """The first round of which no key has its answer; round 0 is the broadcast."""
+        """The first round in which no key has its answer; round 0 is the broadcast."""
         return self._native.next_round
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -597,8 +599,8 @@ class Session:
         self._layers = [list(layer) for layer in layers]
 
     def need(self, *keys: str) -> None:
-        """Sends keys in this order from now on, where the schedule is "p3", for a caller that learns only as it computes which key it
-        needs first. Workers need not agree. Keys that are not named come last."""
+        """Sends keys in this order from now on, if the schedule is "p3". A caller uses it that learns only as it
+        computes which key it needs first. Workers need not agree. Keys that are not named come last."""
         self._native.need(self._numbered(keys))
 
     @property
@@ -618,12 +620,12 @@ class Session:
 
     def state(self) -> _state.State:
         """Returns the job's weights and optimizer state from its hubs, or from those at the top, as they are before
-        `next_round`. Call it when no key of this worker is under way; the other workers may go on meanwhile. All values
-        are f32, so it may be as long as three models.
+        `next_round`. Call it when no key of this worker is under way; the other workers may continue meanwhile. All
+        values are f32, so it may be as long as three models.
 
         Raises:
-            RefusedError: there are no weights yet, or the optimizer is `Average`; or the job is on several hubs, which
-                stand before different rounds, as they may unless `consistency` is "bsp".
+            RefusedError: there are no weights yet, or the optimizer is `Average`. Or the job is on several hubs that
+                are before different rounds, as they may be unless `consistency` is "bsp".
             HubLostError: a hub is gone.
         """
         if self._owner != os.getpid():
@@ -654,8 +656,8 @@ class Session:
 
     @property
     def relinks(self) -> int:
-        """The number of times that the session has lost its links while its hub lived, and made others, such as over
-        another NIC."""
+        """The number of times that the session has lost its links while its hub lived, and made new ones, such as
+        over another NIC."""
         return self._native.relinks()
 
     @property
@@ -688,7 +690,7 @@ class Session:
 
     @property
     def ways(self) -> List[Way]:
-        """The way by which this session reaches each of its hubs."""
+        """The path by which this session reaches each of its hubs."""
         return [Way(*way) for way in self._native.ways]
 
     # ---- the end
@@ -700,12 +702,12 @@ class Session:
         self.close()
 
     def close(self, reason: Optional[str] = None) -> None:
-        """Ends the session now. It leaves if no key is under way; otherwise the others are notified that this
-        worker is lost. A second call does nothing.
+        """Ends the session now. It leaves if no key is under way; otherwise the other workers are notified
+        that this worker is lost. A second call does nothing.
 
         Args:
-            reason: this worker fails, and why: the others' next calls raise an error such as "rank 1 failed: KeyError:
-                'x'". Default: it does not fail.
+            reason: this worker fails, and why. The other workers' next calls raise an error such as "rank 1 failed:
+                KeyError: 'x'". Default: it does not fail.
         """
         if self._owner == os.getpid():
             self._log_times()
@@ -732,8 +734,8 @@ def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:
     return [(setting, str(value)) for setting, value in settings.items() if value is not None]
 
 
-# A script that ends without calling `leave` leaves here, if it can. Otherwise the others would be told that it died. One that
-# an exception has ended says so.
+# A script that ends without calling `leave` leaves here, if it can. Otherwise the other workers would get the news that it
+# died. One that an exception has ended says so.
 _SESSIONS: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 

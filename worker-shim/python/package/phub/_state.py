@@ -34,8 +34,8 @@ class State:
         tensors: f32 arrays of the keys' shapes, by name: each key's weights under the key's name, and optimizer state
             under "optimizer/momentum_buffer/KEY", or "optimizer/exp_avg/KEY" and "optimizer/exp_avg_sq/KEY"; averages of weights
             under "optimizer/ema/KEY".
-        steps: how many steps a key has made, from which Adam goes on counting, by the key's name: of keys that have not made
-            one in each round after the broadcast.
+        steps: how many steps a key has made, by the key's name; Adam counts on from there. It has only keys that have not
+            made one step in each round after the broadcast.
     """
 
     round: int
@@ -86,8 +86,9 @@ def read(stream: io.BufferedIOBase, source: str) -> State:
 def _read_into(
     tensors: Dict[str, Array], shapes: Mapping[str, Tuple[int, ...]], stream: io.BufferedIOBase, source: str
 ) -> Tuple[int, int, Dict[str, int]]:
-    """Reads a checkpoint, or a hub's part of one, into `tensors`. `shapes` are those of keys that lie at several hubs.
-    Returns the round that it is before, how many bytes of values it has, and how many steps its keys have made."""
+    """Reads a checkpoint, or a hub's part of one, into `tensors`. `shapes` are the shapes of keys that are spread over
+    several hubs. Returns the round that it is before, how many bytes of values it has, and how many steps its keys
+    have made."""
     try:
         bytes_ = 0
         length = int.from_bytes(_exactly(stream, 8), "little")
@@ -143,7 +144,7 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
     """Returns the state of a job that runs at these hubs, or at the hubs above them.
 
     Raises:
-        RefusedError, HubLostError: a hub refused, or the hubs stand before different rounds; a hub is gone.
+        RefusedError, HubLostError: a hub refused, or the hubs are before different rounds; a hub is gone.
     """
     hubs, job = _top(hubs, job, token)
     tensors: Dict[str, Array] = {}

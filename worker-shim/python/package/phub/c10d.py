@@ -1,7 +1,7 @@
 """A backend of torch.distributed: `import phub.c10d`, then `torch.distributed.init_process_group("phub")`.
 
 The hub takes all-reduce of f32, f16 and bf16 in host memory, as a sum or a mean. Gloo takes everything else, and all
-of a subgroup. `counts` tells how often each of them was called. Needs torch 2.4.
+of a subgroup. `counts` returns how often each of them was called. Needs torch 2.4.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def counts() -> Dict[str, Dict[str, int]]:
 
 
 def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method, which `torch.compile` leaves alone: it cannot look into a group."""
+    """Returns the method, which `torch.compile` must not compile: it cannot look into a group."""
     disabled: Optional[Callable[..., Any]] = None
 
     @functools.wraps(method)
@@ -209,11 +209,11 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
-    """Returns where the hub is, or None if the launcher's environment says it; and the name of the group's jobs,
+    """Returns the hub's address, or None if the launcher's environment has it; and the name of the group's jobs,
     without their types of numbers."""
     if rank == 0:
         me = worker()
-        # The store is how others know a port that is picked.
+        # Other workers learn a picked port by the store.
         alone = me.hub is None and me.machine is None and me.serve_at is not None and me.serve_at.endswith(":0")
         hub = serve_for(str(me.serve_at), is_here=me.is_on_one_machine) if alone else None
         store.set("phub", json.dumps([hub, f"{me.job[:32]}-c10d-{name}"]))

@@ -96,7 +96,7 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
 
 @dataclasses.dataclass
 class _Placed:
-    """A hub, and where it is."""
+    """A hub, and its address."""
 
     actor: Any
     number: int
@@ -143,7 +143,7 @@ def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: Hu
         env.update(PHUB_RANK=str(rank), PHUB_WORLD_SIZE=str(len(places)))
         env.update(PHUB_LOCAL_RANK=str(seen[node]), PHUB_LOCAL_WORLD_SIZE=str(sizes[node]))
         env["PHUB_HUB"] = ",".join(hub.address for hub in hubs)
-        # A hub that is lost ends the attempt, and the next one has others.
+        # A lost hub ends the attempt, and the next attempt has new hubs.
         env["PHUB_HUB_WAIT"] = "0"
         if config.resource is None and len(hubs) > 1:
             [mine] = [hub for hub in hubs if hub.node == node]

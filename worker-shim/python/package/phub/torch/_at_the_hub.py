@@ -103,8 +103,9 @@ class AtTheHub(Joined):
         return None if norm is None else norm.value
 
     def averaged(self) -> ContextManager[None]:
-        """Returns a context in which the parameters have the averages that the hub keeps with `ema=`, for an evaluation. Behind it they
-        have their own values again, bit for bit. Buffers, such as those of BatchNorm, stay. The averages are fetched, and those of 16-bit
+        """Returns a context in which the parameters have the averages that the hub keeps with `ema=`, for an evaluation.
+        Behind it they have their own values again, bit for bit. Buffers, such as those of BatchNorm, stay. The averages are
+        fetched, and the averages of 16-bit
         parameters rounded. Not every worker need enter it: other workers wait for this one at their next step.
 
         Raises:
@@ -158,11 +159,11 @@ class AtTheHub(Joined):
             self.reset_state(*gone)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Returns the groups, and the optimizer state, which is fetched from the hub. It is the state between this worker's last
-        step and its next one; other workers may go on meanwhile. Not every worker need call it.
+        """Returns the groups, and the optimizer state, which is fetched from the hub. It is the state between this worker's
+        last step and its next one; other workers may continue meanwhile. Not every worker need call it.
 
         Raises:
-            RefusedError: the hubs of a job stand before different rounds, as they may unless it is "bsp".
+            RefusedError: the hubs of a job are before different rounds, as they may be unless it is "bsp".
         """
         _ = self.state  # fetches it
         return super().state_dict()

@@ -1,7 +1,7 @@
 """Calls under way: a future for each, whose callbacks may make calls themselves.
 
-Workers must make their calls in one order. Callbacks have a thread of their own, which calls them in the order in which they
-were added, when their futures are done. A pass that a callback calls goes to means, and callbacks, of the next depth:
+Workers must make their calls in one order. Callbacks have a thread of their own, which calls them in the order of their
+addition, when their futures are done. A pass that a callback calls goes to means, and callbacks, of the next depth:
 
     script             calls at depth 0, in the order of the script
       callback         calls at depth 1, in the order of the callbacks
@@ -109,7 +109,7 @@ class Answer(torch.futures.Future):  # type: ignore[type-arg]
 
 
 class CallError(RuntimeError):
-    """The error of a call. In C++, such as DDP's reducer, it is a value, in which torch looks for tensors: by its text, or by
+    """The error of a call. In C++, such as DDP's reducer, it is a value. Torch looks for tensors in it by its text, or by
     pickling it. In both cases the error that torch then raises has these words."""
 
     def __init__(self, error: BaseException) -> None:

@@ -1,5 +1,5 @@
-"""A hub's checkpoint, as a model's parameters and a torch optimizer's state: to go on without a hub, to look, to give
-away."""
+"""A hub's checkpoint, as a model's parameters and a torch optimizer's state. It serves to continue without a hub, to look,
+or to give it away."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ._joined import leave_dropped
 from ._settings import DTYPES
 from ._windows import tensor as window
 
-# The most shapes of parameters that stand in an error.
+# The most shapes of parameters that are named in an error.
 _SHAPES = 4
 
 # The elements of each bucket of a pass, and their type, in the order of the calls.
@@ -63,9 +63,9 @@ class _Jobs:
 class HubState:
     """The state of `ddp_hook`: `model.register_comm_hook(phub.torch.HubState(), phub.torch.ddp_hook)`.
 
-    DDP does not say which buckets it will have, and builds others after its first pass. So in the first passes each bucket has a
-    job of its own, and the pass waits for it. After two passes with the same buckets these have one job. From then on nothing
-    waits, and a compression is used.
+    DDP does not say which buckets it will have, and builds new ones after its first pass. So in the first passes each bucket
+    has a job of its own, and the pass waits for it. After two passes with the same buckets these have one job. From then on
+    nothing waits, and a compression is used.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ def _drop(jobs: _Jobs, answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
 
 
 def _spoken(bucket: Any) -> str:
-    """Returns a bucket, in words. Torch does not tell the names of its parameters."""
+    """Returns a bucket, in words. Torch does not give the names of its parameters."""
     buffer = bucket.buffer()
     shapes = [str(tuple(each.shape)) for each in bucket.parameters()]
     rest = f" and {len(shapes) - _SHAPES} more" if len(shapes) > _SHAPES else ""

@@ -153,7 +153,8 @@ class Exchange:
             )
 
     def _search_of_this_round(self) -> Callable[[], bool]:
-        """Returns a function that waits for as few weights as tell the norm of the round, and returns whether it was skipped."""
+        """Returns a function that waits for the fewest weights that show the norm of the round, and returns whether it was
+        skipped."""
         number, skipped = self.session.next_round, self.session.skipped
 
         def search() -> bool:
@@ -226,7 +227,7 @@ class Exchange:
                 self._check_rest(module)
 
     def _check_rest(self, module: torch.nn.Module) -> None:
-        """Checks that all of a module is rank 0's, where the model is not known."""
+        """Checks that all of a module is rank 0's, if the model is not known."""
         rest = self._model.rest_of(module)
         if rest and len(rest) < len(list(module.named_parameters())) + len(list(module.named_buffers())):
             raise WrapError(

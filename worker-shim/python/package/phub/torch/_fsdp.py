@@ -27,7 +27,7 @@ from ._windows import copy, tensor
 
 
 class Replicas:
-    """The mean of gradients over the replicas of a model to which `fully_shard` was applied, of all its parts and of the whole."""
+    """The mean of gradients over the replicas of a model after `fully_shard`: of all its parts and of the whole."""
 
     def __init__(
         self, model: torch.nn.Module, mesh: Any, *, hub: Union[str, Hub, None] = None, job: str = "fsdp", **session: Any

@@ -65,7 +65,7 @@ class Gradients:
         mean: Optional["Mean"],
     ) -> None:
         """Args:
-            overlap: whether bytes leave in the backward pass, of the keys of which that gains something.
+            overlap: whether bytes leave in the backward pass, for the keys for which that gains something.
             passes: the backward passes of the first step; the later ones have as many as the one before.
             begin: is called before bytes leave, once a round.
             lend: lets the hub write the windows of keys.
@@ -80,7 +80,8 @@ class Gradients:
         self._sent: Dict[str, _Sent] = {}
         self._left: Set[str] = set()
         """Keys with bytes that have left in this round, of any gradient."""
-        # Backward passes that have added to a gradient since the last step; and before the last step, which tells the last one.
+        # Backward passes that have added to a gradient since the last step; and before the last step, which show the last
+        # one.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
@@ -122,7 +123,8 @@ class Gradients:
         self._follow(self._keys[id(parameter)])
 
     def arrange(self, keys: Iterable[str]) -> None:
-        """Pushes in this order, which is that of the forward pass: idle links take the first key that comes."""
+        """Pushes in this order, which is the order of the forward pass: idle links take the first key that
+            comes."""
         self._parameters = {key: self._parameters[key] for key in keys}
 
     # ---- the backward pass

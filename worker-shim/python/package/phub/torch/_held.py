@@ -78,7 +78,7 @@ class Holder(NamedTuple):
 # The key is `id(parameter)`. A parameter's own attributes would be copied and pickled along with it.
 _HOLDERS: Dict[int, Holder] = {}
 
-_DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, which a class has for its instances alone
+_DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, which only instances of a class have
 _GRAD: Any = getattr(torch.Tensor, "grad")  # noqa: B009
 
 gradient_of: Callable[[Any], Optional[torch.Tensor]] = _GRAD.__get__

@@ -92,7 +92,7 @@ class Join:
                 )
             buffers = self._buffers(joined)
             others = settings.others(optimizer.param_groups, parameters)
-            # The hub's numbers may be those of a checkpoint, and are one optimizer's at the join.
+            # The hub's numbers may come from a checkpoint, and are one optimizer's at the join.
             if joined.rank == 0 and (joined.next_round > 0 or others):
                 multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)

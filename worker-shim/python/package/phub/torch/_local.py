@@ -17,7 +17,8 @@ from ._windows import tensor
 
 
 class LocalExchange:
-    """Parameters by key. Values that are sent become the hub's; the others stay as the worker's own steps make them."""
+    """Parameters by key. Values that are sent become the hub's; the other values stay as the worker's own steps make
+    them."""
 
     def __init__(self, parameters: Dict[str, torch.nn.Parameter], settings: Dict[str, Any]) -> None:
         self.parameters = parameters

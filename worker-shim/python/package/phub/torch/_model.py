@@ -13,7 +13,7 @@ Named = Union[torch.nn.Module, Iterable[Tuple[str, torch.nn.Parameter]], None]
 
 
 class Model:
-    """A model's parameters by name, those of its optimizer first of all."""
+    """A model's parameters by name, beginning with those of its optimizer."""
 
     trained: Dict[str, torch.nn.Parameter]
     """The parameters that the optimizer has and that are not frozen, in the order of the model. A shared one is there once."""
@@ -45,7 +45,7 @@ class Model:
                 raise SettingsError(f"named_parameters: two parameters are called {name!r}")
             if id(parameter) in mine:
                 found.setdefault(id(parameter), name)
-        for name, parameter in self.trained.items():  # the model may have others in their place
+        for name, parameter in self.trained.items():  # the model may have new ones in their place
             if id(parameter) in mine and id(parameter) not in found:
                 while name in names:
                     name += ".former"

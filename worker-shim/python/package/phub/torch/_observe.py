@@ -357,12 +357,12 @@ def observe(
         ...
         print(observer)    # rank 2 is late: last in 48 of 50 steps, by 41.2 ms, most of it before its forward pass (...)
 
-    Every rank calls it once, before training. Each step sends a few bytes to the hub; no step waits for them. Rank 0 logs a warning of
-    the logger "phub" when a rank becomes late, and the hub's page shows the job. If the hub is lost, observing ends, and training
-    goes on. Passes in DDP's `no_sync()` count to the step behind them.
+    Every rank calls it once, before training. Each step sends a few bytes to the hub; no step waits for them. Rank 0 logs a
+    warning of the logger "phub" when a rank becomes late, and the hub's page shows the job. If the hub is lost, observing
+    ends, and training continues. Passes in DDP's `no_sync()` count to the step behind them.
 
-    With FSDP every layer waits for all ranks, so that a rank that is slow in its passes makes the passes of all as long: a rank
-    that is late before its forward pass is named, and the hub's page shows who comes last. FSDP was not tried.
+    With FSDP every layer waits for all ranks, so a rank that is slow in its passes makes the passes of all ranks as long. A rank
+    that is late before its forward pass is named, and the hub's page shows the last rank. FSDP was not tried.
 
     Args:
         model: the module that the script calls, such as the `DistributedDataParallel`.
@@ -384,7 +384,7 @@ def observe(
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a module's outputs: also those of a dataclass, such as many models of language return."""
+    """Yields the tensors of a module's outputs: also of a dataclass, which many language models return."""
     if isinstance(outputs, torch.Tensor):
         yield outputs
     elif isinstance(outputs, dict):

@@ -68,8 +68,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         broadcast_buffers: whether all workers get rank 0's buffers after each step, such as the means of a BatchNorm.
         schedule: as for `phub.Session`. "p3" lets the first layers' parameters, which are needed first, overtake.
         pull: as for `phub.Session`, with schedule="kvstore": parameters are pulled in batches of modules. Parameters of
-            one module, by their names, are a layer. Layers are in the order of `named_parameters`, and from the second
-            step on in the order in which the first training pass has called the modules.
+            one module, by their names, are a layer. Layers are in the order of `named_parameters`. From the second step
+            on they are in the order in which the first training pass has called the modules.
         session: more settings of `phub.Session`, such as `job`, `transport`, `compression`. With `ema=0.999` the hub keeps an average
             of the parameters, and `with optimizer.averaged():` evaluates the model with it. With
             `clip_norm_last=1.0` a step is scaled by the norm of the step before: it is not torch's clipping, and no parameter waits for

@@ -29,7 +29,7 @@ class Found:
 
     def __init__(self, tensors: List[torch.Tensor], wait: Callable[[], bool]) -> None:
         """Args:
-        tensors: where the scaler reads the answer. They hold 0 until then.
+        tensors: the scaler reads the answer in them. They hold 0 until then.
         wait: waits until the hub knows whether all is finite, and returns whether something is not.
         """
         self._tensors, self._wait = tensors, wait
@@ -37,7 +37,7 @@ class Found:
             watch(tensor, self)
 
     def answer(self) -> None:
-        """Waits for the hub's answer, and writes it where the scaler reads it."""
+        """Waits for the hub's answer, and writes it into the tensors that the scaler reads."""
         tensors, self._tensors = self._tensors, []
         if tensors:
             found = self._wait()
@@ -59,8 +59,8 @@ class Found:
 
 
 def unscaling(optimizer: torch.optim.Optimizer) -> float:
-    """Returns by how much the scaler that is in its step wants gradients multiplied: 1 without a scaler, or where it has unscaled
-    them already. Rounded as torch rounds it."""
+    """Returns the factor that the scaler wants for gradients in its step: 1 without a scaler, or if it has unscaled them
+    already. Rounded as torch rounds it."""
     scale: Optional[torch.Tensor] = vars(optimizer).get("grad_scale")
     return 1.0 if scale is None else scale.double().reciprocal().float().item()
 

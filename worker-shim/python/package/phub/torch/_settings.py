@@ -162,8 +162,8 @@ def _kind_of(name: str, group: Dict[str, Any]) -> bool:
 def _numbers(
     kind: type, groups: Tuple[Dict[str, Any], ...], former: Tuple[Multipliers, ...]
 ) -> Tuple[Tuple[_optimizers.Optimizer, ...], Tuple[Multipliers, ...]]:
-    """Returns the hub's optimizer for each group, and the multipliers of each group; the former ones where they are
-    the same, or could be any.
+    """Returns the hub's optimizer for each group, and the multipliers of each group. Returns the former ones if
+    they are the same, or could be any.
 
     Raises:
         UnsupportedOptimizerError: the hub has no such numbers.

@@ -59,7 +59,8 @@ class Broadcast:
 
         Args:
             settings: of the session.
-            optimizer: `Sum()` for tensors that are given once, `Sgd(0.0)` for those that a hub keeps for a job that goes on.
+            optimizer: `Sum()` for tensors that are given once, `Sgd(0.0)` for tensors that a hub keeps for a job that
+                continues.
         """
         self._tensors = {name: each for name, each in tensors.items() if each.numel() > 0}
         self._session: Optional[Session] = None

@@ -1,8 +1,8 @@
 """Gradients that are watched: torch asks their class before each function, and the class calls the gradient's watcher first.
 
-A read changes nothing with one worker. With several, `p.grad` is this worker's own gradient, and a script expects the mean of
-all workers, as DDP has it: the watcher puts the mean there before the function runs. After a function the gradient is an
-ordinary tensor again, of which anything may be in other hands. It does not know sessions.
+A read changes nothing with one worker. With several workers, `p.grad` is this worker's own gradient, and a script expects the
+mean of all workers, as with DDP. The watcher puts the mean there before the function runs. After a function the gradient is an
+ordinary tensor again, and any part of it may be in other hands. It does not know sessions.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def unwatch(gradient: Any) -> None:
 
 
 def release(gradient: Any) -> None:
-    """Ends the watch of a gradient of which nobody has a view, and that may be read as it is."""
+    """Ends the watch of a gradient without views, which may be read unchanged."""
     own = getattr(type(gradient), "_phub_own", None)
     if own is not None:
         gradient.__class__ = own

@@ -8,8 +8,8 @@ are found at the next `step()`.
    bytes sent ahead    the window is the hub's, which may answer them there before `step()`
 ```
 
-A parameter's memory stays where it was, so views that a script has taken stay right: where there are some, `step()` waits.
-Owned by the thread of the script.
+A parameter keeps its memory, so views that a script has taken stay right: if there are any, `step()` waits. Owned by the
+thread of the script.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Weight:
         self.look_again()
 
     def look_again(self) -> None:
-        """Takes the memory where the parameter is now."""
+        """Takes the current memory of the parameter."""
         with unasked(), torch.no_grad():
             self.values = torch.Tensor.detach(self.parameter)
             self.place = _place(self.values)
@@ -72,7 +72,7 @@ class Weights:
         self._note_places()
 
     def arrange(self, keys: List[str]) -> None:
-        """Takes neighbours in this order, which is that of the forward pass, together where their values are there."""
+        """Takes neighbours in this order, the order of the forward pass, together if their values are there."""
         room = 0
         for key in keys:
             weight = self._weights[key]
@@ -89,7 +89,7 @@ class Weights:
     # ---- reads
 
     def stepped(self) -> None:
-        """New values are on their way to all parameters. Those of which a script may have views get them now."""
+        """Notes that new values are on their way to all parameters. Parameters that may have views in a script get them now."""
         with unasked(), torch.no_grad():
             _count_write(self._places)  # a backward pass over old values is torch's error
         mark_pending(self.parameters.values())

@@ -43,8 +43,8 @@ def pinnable(session: Session, key: str) -> List[torch.Tensor]:
 
 
 def pin(windows: List[torch.Tensor], device: torch.device) -> List[int]:
-    """Pins windows, and returns the addresses of those that are. The others (a limit on locked memory) are copied more
-    slowly."""
+    """Pins windows, and returns the addresses of those that are. The other windows (a limit on locked memory) are
+    copied more slowly."""
     runtime = torch.cuda.cudart()
     pinned = []
     for window in windows:
@@ -114,7 +114,7 @@ class HostWindows:
         self._session.settle(key)
 
     def ready(self, keys: Sequence[str]) -> List[str]:
-        """Returns those of the keys that have the hub's answer, for a caller that takes more than it has waited for."""
+        """Returns the keys that have the hub's answer, for a caller that takes more than it has waited for."""
         return [] if self._session.pull is not None else self._session.ready(*keys)
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
@@ -196,7 +196,8 @@ class CudaWindows(HostWindows):
             self._made[key].wait()
             self._made[key] = made
         if keys:
-            # The keys of a bucket have one event; those of a step that were written at other times have theirs.
+            # The keys of a bucket have one event; keys of a step that were written at other times have their
+            # own.
             copied = {id(event): event for event in (self._copied.pop(key, None) for key in keys) if event is not None}
             self._calls.put((list(copied.values()), keys, call, made))
 
