@@ -5,7 +5,7 @@ use crate::support::{failure, phub_server, says};
 /// PHub's box: ten NICs of 56 Gb/s.
 const PBOX: &str = "sockets:2 cores:14 nics:5 nic_gbps:56";
 
-/// Returns what is said of ResNet-50 at 190 samples a second.
+/// Returns the answer for ResNet-50 at 190 samples a second.
 fn said(machine: &str, more: &[&str]) -> String {
     let asked = ["topology", "--synthetic", machine, "--workers-for", "resnet50", "--samples-per-s", "190"];
     let output = phub_server(&[&asked[..], more].concat()).output().unwrap();

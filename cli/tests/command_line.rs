@@ -1,5 +1,5 @@
-//! The program's command line: what it says to settings that make no sense and to files that are
-//! none. Each error names the setting or the object, what was seen, and what to do.
+//! The program's command line: its errors for settings that make no sense and for files that are none. Each
+//! error names the setting or the object, the value that was seen, and the next step.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -107,7 +107,8 @@ fn nics_that_are_not_there_are_refused() {
     assert!(["no_such_nic7", "libibverbs", "RDMA"].iter().any(|word| error.contains(word)), "{error}");
 }
 
-/// One rule for all variables: empty is unset, on and off have the same words, and a name that is none is told.
+/// One rule for all variables: empty is unset, on and off have the same words, and a name that is none is
+/// reported.
 #[test]
 fn the_environment_has_one_rule() {
     let _watchdog = Watchdog::start();
@@ -164,7 +165,7 @@ fn a_log_for_programs_has_an_object_a_line() {
     let _watchdog = Watchdog::start();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    // It logs its cores, and then it cannot listen.
+    // The hub logs its cores, and then it cannot listen.
     let output =
         phub_server(&["serve", "--listen", &address, "--cores", "1", "--log-format", "json"]).output();
     let lines = String::from_utf8(output.unwrap().stderr).unwrap();
@@ -252,7 +253,7 @@ fn topology_of_what_cannot_be_placed() {
     says(failure(&[&host[..], &["--model", "vgg-18"]].concat()), &["\"vgg-18\"", "did you mean vgg1"]);
 }
 
-/// Returns what `topology` says of a job on machines with this description.
+/// Returns the output of `topology` for a job on machines with this description.
 #[track_caller]
 fn of_machines(host: &str, more: &[&str]) -> String {
     let arguments = [&["topology", "--synthetic", host, "--model", "resnet50"], more].concat();

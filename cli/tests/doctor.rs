@@ -1,5 +1,5 @@
-//! `phub-server doctor` as a process, on whatever machine this is: its verdicts, its exit status, and that scripts
-//! can read it. What it says of RDMA that is there is checked in guests (`tools/rxe/checks/hub/10-doctor.sh`).
+//! `phub-server doctor` as a process, on any machine: its verdicts, its exit status, and that scripts can read it.
+//! Guests check its output about RDMA devices (`tools/rxe/checks/hub/10-doctor.sh`).
 
 use std::net::TcpListener;
 use std::path::Path;

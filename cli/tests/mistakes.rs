@@ -14,7 +14,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Returns what `serve` says before it ends.
+/// Returns the output of `serve` before it ends.
 fn serve(arguments: &[&str]) -> String {
     failure(&[&["serve", "--listen", NOT_HERE], arguments].concat())
 }
@@ -61,7 +61,7 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     let dir = tempfile::tempdir().unwrap();
     let (checkpoints, secret) = (dir.path().join("checkpoints"), dir.path().join("secret"));
     std::fs::create_dir(&checkpoints).unwrap();
-    // As editors of other systems write it.
+    // Editors of other systems write it in this way.
     std::fs::write(&secret, "\u{feff}0123456789abcdef\r\n").unwrap();
     let open = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     open(&checkpoints, 0o755);

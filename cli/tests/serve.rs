@@ -220,7 +220,7 @@ fn a_second_hub_takes_another_port() {
     drop(sessions);
 }
 
-/// A drained hub ends with a status by which its unit does not start it again.
+/// A drained hub ends with a status that tells its unit not to start it again.
 #[test]
 fn a_drained_hub_ends_with_its_last_job() {
     let _watchdog = Watchdog::start();

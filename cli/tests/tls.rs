@@ -177,7 +177,7 @@ fn a_certificate_changes_while_a_job_runs() {
     Worker::joined(&hub.address, &[("PHUB_TLS_FINGERPRINT", &new.fingerprint)]).leave();
 }
 
-/// Passes connections on to `address`, and keeps what crosses. Returns its own address.
+/// Passes connections on to `address`, and keeps the bytes. Returns its own address.
 fn tap(address: String) -> (String, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (own, seen) = (listener.local_addr().unwrap().to_string(), Arc::new(Mutex::new(Vec::new())));

@@ -13,14 +13,14 @@ use crate::support::{Serve, phub_server, says};
 
 const SERVE: [&str; 5] = ["serve", "--listen", "127.0.0.1:0", "--cores", "1"];
 
-/// Returns what `phub-server token` prints with these arguments.
+/// Returns the output of `phub-server token` with these arguments.
 fn token(home: &Path, arguments: &[&str]) -> String {
     let output = phub_server(&[&["token"], arguments].concat()).env("HOME", home).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
 }
 
-/// Returns what the program says when it must fail.
+/// Returns the program's output when it must fail.
 fn failure(command: &mut std::process::Command) -> String {
     let output = command.output().unwrap();
     assert!(!output.status.success());

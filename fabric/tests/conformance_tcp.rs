@@ -1,5 +1,5 @@
-//! The conformance suite over TCP on loopback: either end under test, its peers in this process and in others,
-//! where to die means `kill -9`.
+//! The conformance suite over TCP on loopback: either end under test, with peers in this process and in
+//! others. Death is `kill -9`.
 #![forbid(unsafe_code)]
 
 mod tokens;

@@ -1,5 +1,6 @@
 //! After `kill -9` of either end nothing is left, here or in the system: no process, no thread, no
-//! descriptor, no mapping, no file. Alone in its file, because it counts what the process has.
+//! descriptor, no mapping, no file. It is the only test in its file, because it counts the process's
+//! resources.
 #![forbid(unsafe_code)]
 
 mod shm_bed;

@@ -1,6 +1,5 @@
-//! What may come over a TCP connection that no correct peer sends: torn frames, lengths that do not fit, garbage
-//! for a handshake, workers with half of their connections. Each costs its sender the link, and nobody else
-//! anything.
+//! Bytes over a TCP connection that no correct peer sends: torn frames, lengths that do not fit, garbage as a
+//! handshake, half of the connections. Each costs its sender the link, and nobody else anything.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -20,7 +19,7 @@ const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(30);
 const TOKEN: [u8; 16] = [7; 16];
 
-/// A hub with one port, and what it takes to let somebody in.
+/// A hub with one port, and the means to admit a worker.
 struct Hub {
     listener: Listener,
     port: Port,
@@ -50,7 +49,7 @@ impl Hub {
         hello.welcome(Frames::Plain, &self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
     }
 
-    /// Returns a peer that has shaken hands, and from then on sends what it likes.
+    /// Returns a peer that has shaken hands, and may send any bytes from then on.
     fn meets(&mut self) -> TcpStream {
         let mut peer = self.dial();
         peer.write_all(&hello_bytes(0, 1, WINDOW as u64)).unwrap();

@@ -3,7 +3,7 @@
 use phub_server::checkpoint::decode;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The bytes of a checkpoint's digest. They are `0` while it is computed.
+/// The bytes of a checkpoint's digest. They are `0` while the digest is computed.
 const DIGEST: std::ops::Range<usize> = 35..67;
 
 /// Reads the bytes as a file.

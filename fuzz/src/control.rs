@@ -32,7 +32,7 @@ pub fn run(bytes: &[u8]) {
                 assert!(error.to_string().len() < 1000);
             }
         }
-        // What hubs of one job send each other.
+        // Requests between hubs of one job.
         9 => of_hub::<HoldRequest>("hold", body),
         10 => of_hub::<ReleaseRequest>("release", body),
         11 => of_hub::<WrittenRequest>("written", body),
@@ -111,7 +111,7 @@ fn answer<T: Answer + Serialize>(body: &[u8]) {
     }
 }
 
-/// Checks that a joiner makes what the answer says without harm.
+/// Checks that a joiner handles the answer without harm.
 fn let_in(body: &[u8]) {
     answer::<JoinReply>(body);
     let Ok(reply) = serde_json::from_slice::<JoinReply>(body) else { return };

@@ -1,5 +1,5 @@
-//! The rule of frames on a TCP link: which span may come with which immediate. The first byte chooses the job and the end, and
-//! each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
+//! The rule of frames on a TCP link: the spans that each immediate may come with. The first byte chooses the job and the end,
+//! and each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
 //!
 //! Whatever bytes the rule takes lie in the window and belong to a chunk of the job. Without a codec it is the whole chunk at its
 //! place, or nothing. Each notice asks for one pull, each chunk's first weights are left out once, and bytes that came ahead are
@@ -46,7 +46,7 @@ pub fn run(bytes: &[u8]) {
     let (mut notices, mut ahead, mut left_out) = (HashMap::new(), HashMap::new(), HashSet::new());
     for frame in frames.chunks_exact(8) {
         let number = |at: usize| usize::from(u16::from_le_bytes([frame[at], frame[at + 1]]));
-        // A little more than what there is of each.
+        // A little more than the number of each.
         let (chunk, round) = (u32::from(frame[4]) % 8, u32::from(frame[5]));
         let imm = Imm(round << 24 | chunk);
         let Immediate { round_bits, content, .. } = Immediate::decode(imm);
@@ -88,7 +88,7 @@ pub fn run(bytes: &[u8]) {
                 "the right frame is refused"
             );
             if span.bytes == 0 && at_hub && content == Content::Gradient {
-                // The first question takes away what does not answer it.
+                // The first question removes the answers that do not fit it.
                 ahead.remove(&chunk);
                 if notices.get(&chunk) != Some(&round_bits) {
                     notices.remove(&chunk);

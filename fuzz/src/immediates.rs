@@ -1,8 +1,8 @@
 //! The cores of a hub against workers that post anything, compared with a model of the rules. In BSP one round of a
 //! chunk is in flight, and each worker pushes the chunk once, over the link of the core that owns it. In SSP and ASP
 //! each worker has one push in flight, and no worker is too far ahead. A push is a gradient, nothing or weights. The
-//! hub names a violation with its chunk or key. It drops the link that the violation came over, and nothing else,
-//! unless pushes of a chunk do not go together. Then the job is over.
+//! hub names a violation with its chunk or key. It drops only the link of the violation, unless pushes of a chunk do
+//! not go together. Then the job is over.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ enum Step {
         core: u8,
         imm: u32,
     },
-    /// A chunk that exists, in the round that is in flight, or near that round; most often what belongs there.
+    /// A chunk that exists, in the round that is in flight, or near that round; most often with the right
+    /// content.
     Push {
         rank: u8,
         chunk: u8,

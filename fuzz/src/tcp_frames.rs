@@ -48,7 +48,8 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Returns what a port shows of a stream that is sent in pieces, what its window has then, and why the link closes.
+/// Sends a stream to a port in pieces. Returns the immediates that the port shows, the bytes of its window, and why the
+/// link closes.
 fn receive(frames: Frames, stream: &[u8], at_a_time: u8) -> (Vec<Imm>, Vec<u8>, CloseReason) {
     let (peer, ours) = UnixStream::pair().expect("descriptors for a pair");
     ours.set_nonblocking(true).expect("our own socket");
@@ -81,7 +82,7 @@ fn receive(frames: Frames, stream: &[u8], at_a_time: u8) -> (Vec<Imm>, Vec<u8>, 
     (shown, receiver.into_contents(), closed.reason)
 }
 
-/// Returns the stream with its offsets and lengths taken modulo, and what it means.
+/// Returns the stream with its offsets and lengths taken modulo, and its meaning.
 fn parse_stream(stream: &[u8]) -> (Vec<u8>, Reading) {
     let mut sent = Vec::new();
     let mut reading = Reading { shown: Vec::new(), window: vec![0; WINDOW], corrupt: false, whole: true };

@@ -31,7 +31,7 @@ pub fn run(bytes: &[u8]) {
             assert!(!OURS.made(&token));
             if let Ok(secrets) = credential.secrets() {
                 assert!(secrets.made(&token));
-                // The first secret is also in the others' file.
+                // The first secret is also in the file of the others.
                 assert!(text.contains(secrets.first().reveal()));
                 assert!(!format!("{credential:?} {secrets:?}").contains(secrets.first().reveal()));
             }

@@ -1,4 +1,5 @@
-//! Tests that need a program of their own (an allocator that counts, machine code) or data of others, in one.
+//! Tests that need a program of their own (an allocator that counts, machine code) or recorded data, in one
+//! program.
 
 mod machine_code;
 mod messages;

@@ -1,7 +1,8 @@
 //! Messages of the control port as programs of former versions send them: they must be readable for ever.
 //!
-//! `data/protocol-11.json` has them by type, and `data/protocol-12.json` what is new. A message is never changed or taken away; a version that adds a field adds a
-//! message. Only a version that is not spoken any more (`PROTOCOL_LOWEST`) may lose its file.
+//! `data/protocol-11.json` has them by type, and `data/protocol-12.json` has the new ones. A message is never changed or taken
+//! away; a version that adds a field adds a message. Only a version that is not spoken any more (`PROTOCOL_LOWEST`) may lose its
+//! file.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,8 @@ fn reads<T: DeserializeOwned + Serialize>(message: &Value) -> T {
     let read = |message: &Value| -> T {
         serde_json::from_value(message.clone()).unwrap_or_else(|error| panic!("{error}: {message}"))
     };
-    // What this version says of it, it reads in the same way. It says no token, which stands in the header.
+    // This version writes it in a form that it reads in the same way. It has no token, which is in the
+    // header.
     let said = serde_json::to_value(read(message)).unwrap();
     assert_eq!(serde_json::to_value(read(&said)).unwrap(), said);
     read(message)

@@ -257,7 +257,7 @@ fn allocates_nothing(job: Job) {
     });
 }
 
-/// Functions at which the walk stops: what they do happens once a worker, once a round or never, not once a chunk.
+/// Functions at which the walk stops: their work happens once a worker, once a round or never, not once a chunk.
 const COLD: [&str; 19] = [
     // A worker that broke the protocol or hung up, and the words for it.
     "::drop_worker",
@@ -275,7 +275,7 @@ const COLD: [&str; 19] = [
     "::fail",
     // A newcomer that lost its links before it had all weights.
     "ungreeted::Ungreeted::ask",
-    // Where cores meet to select what Slim-DP sends, three times in so many rounds.
+    // The meeting places of cores that select for Slim-DP, three times in a number of rounds.
     "slim::board::Board::",
     // Where cores meet to find the norm of a round, once a round.
     "whole::WholeGradient::give",

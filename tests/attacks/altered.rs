@@ -32,7 +32,7 @@ fn train(way: &str) -> String {
     error.to_string()
 }
 
-/// Returns the errors of both workers, when byte `at` of what crosses for worker 1 in this direction has a wrong bit.
+/// Returns the errors of both workers, when byte `at` of the stream for worker 1 in this direction has a wrong bit.
 /// `asks` is a word for worker 1.
 fn altered(hub: &Behind, asks: &str, direction: Stall, at: u64) -> [String; 2] {
     hub.relay.alter(Way::Data, direction, at);

@@ -119,7 +119,7 @@ fn one_of_two_hubs_is_another_one_behind_the_same_address() {
     });
 }
 
-/// Somebody with every right joins at the first hub, and never comes to the second one.
+/// A client with every right joins at the first hub, and never connects to the second one.
 #[test]
 fn a_worker_that_comes_to_one_of_two_hubs_is_named() {
     let _watchdog = Watchdog::start();

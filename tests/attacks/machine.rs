@@ -14,7 +14,7 @@ use pbox_core::control::{JoinRequest, Mesh};
 use super::{Behind, LIMIT_S, beside};
 use crate::processes::worker::Worker;
 
-/// Returns the library; `None`, with a message, where no C compiler is.
+/// Returns the library; `None`, with a message, if there is no C compiler.
 fn library(dir: &Path) -> Option<PathBuf> {
     let path = dir.join("preload.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/attacks/preload.c");

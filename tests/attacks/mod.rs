@@ -1,5 +1,5 @@
 //! Attacks by networks, machines and operators on a job, with an innocent job beside it at the same hubs. Its bits stay
-//! right all the time. The job under attack goes on with right bits, or ends with an error that names what happened.
+//! right all the time. The job under attack continues with right bits, or ends with an error that names the event.
 
 mod altered;
 mod hubs;

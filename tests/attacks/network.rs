@@ -55,7 +55,7 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
     });
 }
 
-/// Counts down by a round: each subtracts 1 from weights that were 0, whoever takes part.
+/// Counts down by a round: each round subtracts 1 from weights that were 0, for any set of workers.
 fn count(session: &mut Session) -> Result<(), SessionError> {
     for key in session.keys() {
         session.gradient_mut::<f32>(key)?.fill(1.0);

@@ -85,8 +85,8 @@ fn kept(training: &Training, hub: &str) -> [Vec<f32>; 2] {
     [0, 2].map(|which| saved.tensor(&training.keys, which).concat())
 }
 
-/// Compares the averages of a worker's job with the weights of the hub's state, which are finer than what workers see. With BSP
-/// the worker puts other weights in round 2, and then resets the state of a key.
+/// Compares the averages of a worker's job with the weights of the hub's state, which are finer than the workers' weights. With
+/// BSP the worker puts other weights in round 2, and then resets the state of a key.
 fn follow(training: &Training, consistency: Consistency, hub: &str) {
     let mut config = training.config(hub, 0);
     (config.terms.level.consistency, config.compare_every) = (consistency, 0);

@@ -1,5 +1,5 @@
-//! Gradients that are clipped by the norm of all keys together, bit for bit: by every transport and schedule, for any number of
-//! hubs and cores, any type and any size of a chunk; and what does not clip is a plain job.
+//! Gradients that are clipped by the norm of all keys together, bit for bit. The tests use every transport and schedule, several
+//! numbers of hubs and cores, types and sizes of a chunk. A job without clipping is a plain job.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -181,7 +181,7 @@ fn what_has_no_norm_is_refused() {
     says(&error, &["skip_nonfinite with the codec qsgd:8:64", "use f16 or bf16"]);
 }
 
-/// Returns a training in which the norm changes by much from one round to the next, so a scale of another round shows.
+/// Returns a training with a norm that changes much from one round to the next, so a scale of another round shows.
 fn by_former(job: &str, optimizer: Optimizer) -> Training {
     Training { clip_norm: None, clip_norm_last: Some(3.0), rounds: 6, ..clipped(job, optimizer, 1.0) }
 }

@@ -104,8 +104,8 @@ fn a_mean_that_overflows_does_so_for_one_round() {
     }
 }
 
-/// In SSP and ASP each worker is sent what it lacks, by the codec. The rounds of a single worker are those of BSP, to the
-/// bit, and so are the bytes that cross.
+/// In SSP and ASP each worker gets the values that it lacks, by the codec. The rounds of a single worker are those of
+/// BSP, to the bit, and so are the bytes that cross.
 #[test]
 fn a_worker_that_steps_alone_is_sent_what_it_lacks() {
     let _watchdog = Watchdog::start();

@@ -26,7 +26,7 @@ const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_dec
 /// The place where the window begins in the dma-buf: on no page.
 const OFFSET: u64 = 3 * 4096 + 192;
 
-/// A buffer of a video driver: its dma-buf, and a mapping that stands for what a GPU does.
+/// A buffer of a video driver: its dma-buf, and a mapping that imitates a GPU.
 struct Device {
     dma_buf: OwnedFd,
     start: *mut u8,

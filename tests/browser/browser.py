@@ -56,7 +56,7 @@ class Browser:
                 return answer["result"]
 
     def value(self, script):
-        """Returns the value of an expression in the page; of a promise, what it gives."""
+        """Returns the value of an expression in the page; for a promise, its result."""
         result = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
@@ -95,7 +95,7 @@ class Browser:
         return [event["params"]["request"]["url"] for event in sent]
 
     def complaints(self):
-        """Returns what was thrown, and what the browser has logged as an error."""
+        """Returns the thrown errors, and the errors in the browser's log."""
         thrown = [event["params"] for event in self.events if event.get("method") == "Runtime.exceptionThrown"]
         entries = [event["params"]["entry"] for event in self.events if event.get("method") == "Log.entryAdded"]
         return thrown + [entry for entry in entries if entry["level"] == "error"]

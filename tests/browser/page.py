@@ -1,6 +1,6 @@
 """The hub's page in a real browser, with a real hub and real workers: `make page`.
 
-A hub that wants a token, four workers of which one is slow, and a headless Chromium. The page asks for the token, shows who is
+A hub that wants a token, four workers, one of them slow, and a headless Chromium. The page asks for the token, shows who is
 late, a worker that is stopped, one that is killed, and that the hub is gone. With `--pictures DIR` it leaves pictures there.
 """
 
@@ -44,7 +44,7 @@ def pid_of(process):
 
 
 def check(page, address, token, pictures):
-    """Yields whenever something must happen to the cluster: what to whom."""
+    """Yields whenever something must happen to the cluster: the event and its target."""
 
     def picture(name, width=1000, height=820, scheme="light"):
         page.window(width, height, scheme)

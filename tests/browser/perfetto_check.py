@@ -107,7 +107,7 @@ class Processor:
 
 
 def check(browser, path):
-    """Compares what the processor has read with what is in the file. Returns how many events that were."""
+    """Compares the processor's events with those of the file. Returns how many events that were."""
     written = json.loads(path.read_text())
     events = [event for event in written["traceEvents"] if event["ph"] != "M"]
     queries = [

@@ -132,7 +132,7 @@ impl HubProcess {
         self.lives.load(Ordering::Relaxed)
     }
 
-    /// Returns what it and its workers wrote about panics.
+    /// Returns the messages of it and its workers about panics.
     pub fn panics(&self) -> Result<Vec<String>> {
         let mut text = String::new();
         File::open(&self.log)?.read_to_string(&mut text)?;
@@ -185,7 +185,7 @@ impl Cluster {
         if let Some(living) = self.workers().get_mut(&(job, number)) {
             living.killed |= signal == Signal::KILL;
             if let Some(pid) = Pid::from_raw(living.pid as i32) {
-                // It is in the table until somebody has waited for it, and the table is locked.
+                // A process is in the table until its end has been waited for, and the table is locked.
                 let _ = kill_process(pid, signal);
             }
         }

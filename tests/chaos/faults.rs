@@ -1,5 +1,5 @@
-//! The faults: a table, the draw of the next one, and what each does. A fault lasts for a time of its own on a thread of its
-//! own, so that faults overlap.
+//! The faults: a table, the draw of the next one, and the work of each. A fault lasts for a time of its own on a thread of
+//! its own, so that faults overlap.
 
 use std::io::Write;
 use std::time::Duration;
@@ -94,7 +94,7 @@ impl Strike {
             _ => (1000, 3000),
         };
         let lasts = Duration::from_millis(dice.from(first..=last));
-        // One hub lives as long as the run, and shows what stays in it.
+        // One hub lives as long as the run, and shows the resources that stay in it.
         let hub = match FAULTS[fault].2 {
             Act::KillHub(_) | Act::EndHub if any_hub == STEADY => KILLED,
             Act::FullDisk => KILLED,
@@ -103,7 +103,7 @@ impl Strike {
         Strike { fault, hub, job, worker, lasts, seed: dice.below(u64::MAX) }
     }
 
-    /// Makes the fault, and mends what it broke.
+    /// Makes the fault, and repairs the damage.
     pub fn run(&self, cluster: &Cluster, tally: &Tally) {
         let Strike { fault, hub: number, job, worker, lasts, seed } = *self;
         let hub = &cluster.hubs[number];
@@ -184,10 +184,10 @@ impl Strike {
     }
 }
 
-/// Restarts a hub: another process comes back on the same ports.
+/// Restarts a hub: another process starts on the same ports.
 fn restart(hub: &HubProcess, signal: Signal, after: Duration, tally: &Tally) {
     let _alone = hub.restarts();
-    // A hub that is stopped now hears no signal but this one.
+    // A hub that is stopped gets no signal now but this one.
     hub.signal(Signal::CONT);
     if let Err(error) = hub.end(signal) {
         tally.wrong(error);

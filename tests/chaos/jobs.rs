@@ -1,5 +1,5 @@
-//! The jobs of the run. Each has a driver: a thread that starts the job's workers, hears what they say, and starts the job
-//! again, from its checkpoint or as a new one, until the run ends.
+//! The jobs of the run. Each has a driver: a thread that starts the job's workers and reads their messages. It starts
+//! the job again, from its checkpoint or as a new one, until the run ends.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -158,7 +158,7 @@ struct Life {
     wrong: Option<String>,
 }
 
-/// The weights of a job after each round, as digests, where all workers have the same, over all its lives. A state that a
+/// The weights of a job after each round, as digests, if all workers have the same, over all its lives. A state that a
 /// round went into which some worker lacks is never that of a round that some worker has.
 type Past = BTreeMap<u32, String>;
 
@@ -194,8 +194,8 @@ impl Driver<'_> {
         }
     }
 
-    /// What an operator does: where a job failed before its first checkpoint, and only some of its hubs could save their part
-    /// of its last state, it cannot go on, and is not begun anew in silence.
+    /// Does an operator's work. If a job failed before its first checkpoint, some of its hubs may have saved no part of its
+    /// last state. Then it cannot continue, and is not begun anew in silence.
     fn take_away(&self, name: &str, past: &Past) {
         if past.last_key_value().is_some_and(|(&round, _)| round >= EVERY) {
             return;
@@ -272,7 +272,8 @@ impl Driver<'_> {
                             life.wrong.get_or_insert(format!("worker {number} ended with {status}"));
                         }
                         if self.job().kind.returns() && !life.finished.contains_key(&number) {
-                            // As a launcher does: the others would hold out for a worker that does not come again.
+                            // A launcher does the same: the other workers would wait for a worker that does not
+                            // return.
                             let others = (0..workers).filter(|other| !life.finished.contains_key(other));
                             others.for_each(|n| self.cluster.signal_worker(self.number, n, Signal::KILL));
                         }
@@ -338,19 +339,19 @@ impl Driver<'_> {
 
     /// Compares: all workers of a job in BSP have the same weights after a round, in each of its lives.
     fn compare(&self, round: u32, digest: &str, number: u32, life: &mut Life, past: &mut Past) {
-        // Where the hub comes back, a round may be made twice, and the hub compares itself.
+        // If the hub returns, a round may be made twice, and the hub compares itself.
         if self.job().kind == Kind::Ssp || self.job().kind.returns() || round == 0 {
             return;
         }
         let known = past.entry(round).or_insert_with(|| digest.to_owned());
-        // What a codec's workers see after a checkpoint is finer than what they saw before it.
+        // After a checkpoint, workers with a codec see finer weights than before it.
         if known != digest && self.job().kind != Kind::Codec {
             let wrong = format!("round {round}: worker {number} has other weights than a worker before it");
             life.wrong.get_or_insert(wrong);
         }
     }
 
-    /// Starts a worker and passes on what it says, until its end.
+    /// Starts a worker and passes on its messages, until its end.
     fn attend(&self, task: &Task, say: &Sender<Heard>) {
         let log =
             File::options().create(true).append(true).open(self.dir.join(format!("{}.log", self.job().name)));

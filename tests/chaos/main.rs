@@ -40,13 +40,13 @@ const EPOCH: Duration = Duration::from_secs(90);
 /// Set in the process that makes the run.
 const INNER: &str = "PHUB_CHAOS_INNER";
 
-/// Breaks hubs, workers, connections and disks at random, and checks what jobs compute.
+/// Breaks hubs, workers, connections and disks at random, and checks the results of jobs.
 #[derive(Parser)]
 struct Args {
     /// How long faults are made. The last jobs then finish, which takes up to some minutes more.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
-    /// What and when the faults are. Default: by the clock.
+    /// The faults and their times. Default: by the clock.
     #[arg(long)]
     seed: Option<u64>,
     /// Rounds of each job.
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs this program again with a secret of its own and, where the machine permits it, with mounts that nobody else sees.
+/// Runs this program again with a secret of its own and, if the machine permits it, with mounts that nobody else sees.
 fn again() -> Result<()> {
     let secret = authority::Secret::random()?.reveal().to_owned();
     let prefixes: [&[&str]; 3] =

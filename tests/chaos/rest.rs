@@ -1,4 +1,4 @@
-//! The check of hubs when all jobs are finished: they hold only what they held at their start, and checkpoints.
+//! The check of hubs when all jobs are finished: they hold only the resources of their start, and checkpoints.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -70,7 +70,7 @@ impl Rest {
             return tally.wrong(format!("{} still has jobs: {jobs:?}", hub.name));
         }
         let Some((at_first, resident)) = self.first.get(&pid).copied() else {
-            // It is quiet when it holds the same for a while.
+            // A hub is quiet when it holds the same for a while.
             let mut last = holds(pid);
             quiet(|| {
                 std::thread::sleep(Duration::from_secs(1));
@@ -95,7 +95,7 @@ impl Rest {
                 holds(pid)
             ));
         }
-        // A thread that gives way to all others frees it.
+        // A thread that gives way to all other threads frees it.
         let mut now = memory(pid);
         quiet(|| {
             now = memory(pid);
@@ -113,7 +113,8 @@ impl Rest {
     }
 }
 
-/// Returns what a process has allocated. The pages of its program come when they are needed, and are not counted.
+/// Returns the bytes that a process has allocated. The pages of its program come when they are needed, and are
+/// not counted.
 fn memory(pid: u32) -> u64 {
     status_bytes(pid, "RssAnon:") + status_bytes(pid, "RssShmem:")
 }

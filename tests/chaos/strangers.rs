@@ -91,7 +91,7 @@ pub fn scrape(hub: &HubProcess, lasts: Duration) {
                 while begun.elapsed() < lasts {
                     let Some(mut stream) = connect(hub.address) else { return };
                     for path in ["/v1/hub", "/v1/health", "/v1/jobs/nobody/state"] {
-                        // Every other client reads nothing of what it asked for.
+                        // Every other client reads no part of the answer.
                         if get(&mut stream, path).is_err()
                             || (client % 2 == 0 && stream.read(&mut [0; 4096]).is_err())
                         {

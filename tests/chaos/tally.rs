@@ -119,7 +119,7 @@ impl Tally {
         self.lock().rows.iter().map(|(_, row)| row.finished).sum()
     }
 
-    /// Returns what must not be, so far.
+    /// Returns the faults found so far.
     pub fn wrongs(&self) -> Vec<String> {
         self.lock().wrongs.clone()
     }

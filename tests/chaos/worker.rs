@@ -1,5 +1,5 @@
-//! A worker of the run, in a process of its own. After every round it compares its weights with what they must be, and says on
-//! standard output what it has:
+//! A worker of the run, in a process of its own. After every round it compares its weights with the expected ones, and writes
+//! them to standard output:
 //!
 //! ```text
 //!   began ROUND DIGEST     it has its first weights
@@ -26,7 +26,8 @@ use super::expect::{Expect, Model, Pushes, Rounds, Subsets};
 pub enum Kind {
     /// BSP without losses: the oracle's bits.
     Exact,
-    /// BSP that goes on without lost workers: each step is the mean of workers of which this one is one.
+    /// BSP that continues without lost workers: each step is the mean of the workers that are left, this one
+    /// included.
     Survivors,
     /// A codec: the bits of the plain model, which begins anew where the job did.
     Codec,
@@ -105,7 +106,7 @@ impl Task {
         config
     }
 
-    /// Returns what is expected of a job from now on. `went_on_with` is the state of one that went on.
+    /// Returns the expectation of a job from now on. `went_on_with` is the state of one that went on.
     fn expect(
         &self,
         training: &Training,
@@ -132,7 +133,8 @@ impl Task {
     }
 
     /// Returns the state with which a job goes on. If its last life failed in the middle of a round, nobody can compute
-    /// it: it has steps with the gradients of some workers. What was before is known: the driver compares digests.
+    /// it: it has steps with the gradients of some workers. The state before that is known: the driver compares
+    /// digests.
     fn state(&self, training: &Training, next: u32) -> Result<Saved, Ended> {
         // The hubs at the top have it.
         let (hubs, job) = match self.above.is_empty() {
@@ -160,7 +162,7 @@ impl Task {
         }
     }
 
-    /// Writes the gradient of this worker in a round, of which the first is 0.
+    /// Writes the gradient of this worker in a round; the first round is 0.
     fn gradient(&self, round: u32, key: KeyId, into: &mut [f32]) {
         match self.kind {
             Kind::Ssp => Pushes::gradient(self.number, self.shape.iter().sum(), into),
@@ -240,8 +242,8 @@ fn train(task: &Task) -> Result<(), Ended> {
             expect.after_return(round, &weights)
         };
         if let Err(wrong) = seen {
-            // A worker that was lost while it was stopped has its answers, but shares the window in which the others go on. It
-            // hears of its loss with its next round.
+            // A worker that was lost while it was stopped has its answers, but shares the window with the workers that
+            // continue. It learns of its loss with its next round.
             if task.kind == Kind::Survivors {
                 session.keys().try_for_each(|key| session.push(key))?;
                 session.wait_all()?;

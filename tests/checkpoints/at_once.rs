@@ -19,7 +19,7 @@ fn a_snapshot_that_is_refused_leaves_the_one_under_way_as_it_is() {
         job.workers[0].gradient_mut::<f32>(key).unwrap().fill(value);
         job.workers[0].push(key).unwrap();
         job.settle(100).unwrap();
-        job.step().unwrap(); // the core says what came of snapshots in its next turn
+        job.step().unwrap(); // the core reports the results of snapshots in its next turn
     };
     // In round 0 the worker pushes the first weights.
     push(&mut job, FIRST, 5.0);

@@ -20,7 +20,7 @@ fn impatient(dir: &Path) -> Hub {
 }
 
 /// Loses worker 1. Two workers end three rounds and the first key of the fourth, with gradients of one. Worker 0 pushes
-/// threes of the other keys, and when they have come to these hubs, worker 1 is lost.
+/// threes of the other keys. When they have arrived at these hubs, worker 1 is lost.
 fn lose_one(hubs: &[Hub], mut sessions: Vec<Session>) {
     std::thread::scope(|scope| {
         sessions.iter_mut().for_each(|session| drop(scope.spawn(|| rounds(session, 3).unwrap())));
@@ -118,7 +118,7 @@ fn a_job_whose_workers_step_alone_is_saved_with_all_pushes_that_had_come() {
                     session.wait(key).unwrap();
                 }
             }
-            // The first key has all pushes of round 4, and of the others that of worker 0 alone is in.
+            // The first key has all pushes of round 4; for the other keys, only the push of worker 0 is in.
             let left = sessions.remove(0);
             drop(sessions);
             until("the failed job is saved", || file_of(dir.path(), "job.safetensors").is_some());
@@ -193,7 +193,7 @@ fn the_hubs_above_save_what_machines_have_trained() {
             until("the hubs above save the failed job", || file_of(dir.path(), ".safetensors").is_some());
         }
         let sessions = ready_all(2, config);
-        // Whether the sum of machine 0 had come up is open.
+        // It is not known whether the sum of machine 0 had come up.
         assert!([Round(4), Round(5)].contains(&sessions[0].next_round()));
         let weight = sessions[0].weights::<f32>(pbox_core::KeyId(1)).unwrap()[0];
         assert_eq!(weight, 1.0 - (sessions[0].next_round().0 - 1) as f32 * 0.5);

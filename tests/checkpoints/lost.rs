@@ -63,7 +63,7 @@ fn weights_that_are_nan_replace_no_checkpoint_and_the_last_worker_hears_of_it() 
     says(session.checkpoint().unwrap_err(), &["before round 3", "NaN", "job@not-finite.safetensors"]);
     let told = session.leave().unwrap_err();
     says(told, &["has left", "the last checkpoint", "NaN", "job@not-finite.safetensors"]);
-    // It goes on from the good one.
+    // The job continues from the good one.
     let session = Session::join(config(&hub, "job", 0, 1)).unwrap();
     assert_eq!(session.next_round(), Round(2));
 }
@@ -109,7 +109,7 @@ fn a_damaged_checkpoint_is_told_where_the_hub_describes_the_job() {
     says(warning, &["job@2.safetensors", "job@damaged.safetensors", "digest"]);
 }
 
-/// Returns what a file says about the end of its job.
+/// Returns the text of a file about the end of its job.
 fn header(file: &Path) -> String {
     let bytes = std::fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -126,7 +126,7 @@ fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
     std::thread::scope(|scope| {
         sessions.iter_mut().for_each(|session| drop(scope.spawn(|| rounds(session, 3).unwrap())));
     });
-    // Both finish the first key of round 4, and one pushes the others.
+    // Both workers finish the first key of round 4, and one pushes the other keys.
     let keys: Vec<_> = sessions[0].keys().collect();
     for session in &mut sessions {
         for &key in &keys {
@@ -150,7 +150,7 @@ fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
     says(header(&file), &["\"ended\":\"failed: worker 1", "round 4 was ended with the gradients"]);
     let job = describe(&hub.address().to_string()).jobs.remove(0);
     assert!(matches!(job.state, JobState::Failed { .. }));
-    // A new job goes on from it, with all that was trained: means of ones, and what one worker had pushed.
+    // A new job continues from it, with the whole training: means of ones, and the pushes of one worker.
     let sessions = ready_all(2, two);
     assert_eq!(sessions[0].next_round(), Round(5));
     assert_eq!(sessions[0].weights::<f32>(keys[0]).unwrap()[0], 1.0 - 4.0 * 0.5);

@@ -1,4 +1,4 @@
-//! A job goes on from what was saved: a checkpoint file, or a state that a client fetched.
+//! A job continues from a saved state: a checkpoint file, or a state that a client fetched.
 
 mod at_once;
 pub(crate) mod checkpoint;

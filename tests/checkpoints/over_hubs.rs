@@ -170,7 +170,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop_of_any_hub(
     all_push_rounds(&mut sessions, 1, Round(2), 0.5);
     assert_eq!(sessions[1].checkpoint().unwrap().round, Round(3));
     all_push_rounds(&mut sessions, 1, Round(3), 0.0);
-    // A stop of one hub has the others write, too.
+    // A stop of one hub makes the other hubs write, too.
     let mut first = first;
     first.remove(1).stop("it is Friday");
     assert_eq!(whole(&dirs).last(), Some(&4));
@@ -351,7 +351,7 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
     other.0.stop();
     let why = ask(&lead.1).unwrap_err();
     says(why, &["hub 1 of the job, at", &other.1, "hold the job's rounds", "no answer came within 2.0 s"]);
-    // The worker hears no more of that hub either.
+    // The worker gets no more news from that hub either.
     let error = loop {
         if let Err(error) = push_all(&mut sessions[0]).and_then(|()| sessions[0].wait_all()) {
             break error;
@@ -410,7 +410,7 @@ fn a_job_whose_hub_keeps_no_weights_goes_on_with_the_round() {
     }
 }
 
-/// Rounds in which rank `r` pushes `r`, and all get the mean.
+/// Makes rounds in which rank `r` pushes `r`, and all get the mean.
 fn average_rounds(sessions: &mut [Session], count: u32) {
     let mean = (sessions.len() - 1) as f32 / 2.0;
     for _ in 0..count {

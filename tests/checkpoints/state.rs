@@ -1,5 +1,5 @@
-//! A job's state by the control port: fetched from some hubs and brought to others, the job goes on with the bits of a job
-//! that was never interrupted. What is not the job's state is refused.
+//! A job's state by the control port: fetched from some hubs and brought to others. The job continues with the bits of a
+//! job that was never interrupted. A state that is not the job's is refused.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ const ADAM: Optimizer =
 
 const PATIENT: Duration = Duration::from_secs(PATIENT_S);
 
-/// Returns what each of these hubs has of a job's state, put together.
+/// Returns the parts of a job's state at these hubs, put together.
 pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Saved {
     fetch_all(hubs, job, keys, &(*optimizer).into(), PATIENT).unwrap()
 }
@@ -63,7 +63,7 @@ fn goes_on_elsewhere(optimizer: Optimizer, from: usize, to: usize) {
         let mut session = Session::join(training.config(&address, rank)).unwrap();
         training.broadcast(&mut session, rank).unwrap();
         train_to(&training, &mut session, rank, 4);
-        // Meanwhile the others begin the next round, which does not end without this worker.
+        // Meanwhile the other workers begin the next round, which does not end without this worker.
         let hubs: Vec<&str> = address.split(',').collect();
         let fetched = || fetch_all(&hubs, "job", &training.keys, &training.tensors(), PATIENT).unwrap();
         let state = (rank == 0).then(fetched);
@@ -112,7 +112,7 @@ fn a_state_is_dealt_to_several_hubs_and_comes_from_several() {
     goes_on_elsewhere(NESTEROV, 1, 2);
     goes_on_elsewhere(ADAM, 2, 3);
     goes_on_elsewhere(NESTEROV, 3, 1);
-    // A hub that owns no chunk begins with the others.
+    // A hub that owns no chunk begins with the other hubs.
     let hubs = [hub(1), hub(1)];
     let keys = vec![Key::f32("only", [4])];
     let mut config = config_at(&addresses(&hubs), "job", 0, 1);
@@ -152,7 +152,7 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
         }
         for _ in 0..30 {
             rounds(&mut session, 1).unwrap();
-            // A hub that misses more rounds than the others keep for it stays behind.
+            // A hub that misses more rounds than the other hubs keep for it stays behind.
             if refused.len() < 3 {
                 refused.extend(session.checkpoint().err().map(|error| error.to_string()));
             }
@@ -283,7 +283,7 @@ fn a_bad_state_is_refused() {
         &["400: a state for average, which keeps none"],
     );
 
-    // Who brings it is in the header, and never in the address.
+    // The header names the sender, and the address never does.
     let in_address = format!("/v1/jobs/job/state?token={}", first.token);
     for path in ["/v1/jobs/job/state", &in_address] {
         assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 401);

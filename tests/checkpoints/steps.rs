@@ -29,7 +29,7 @@ fn trained(job: &str) -> Training {
     training
 }
 
-/// Returns a state in which something is not zero.
+/// Returns a state with a value that is not zero.
 fn state() -> Saved {
     let training = trained("before");
     let hub = hub(1);
@@ -94,7 +94,7 @@ fn go_on_from_file(hubs: usize) {
     (0..2).for_each(|_| reference.advance_by(&changed));
     first.into_iter().for_each(|hub| hub.stop("its checkpoint is written"));
 
-    // It goes on with the numbers that it had, and a rate changes nothing else.
+    // The job continues with the numbers that it had, and a rate changes nothing else.
     let second = start();
     let mut other = training.clone();
     other.chunk_bytes = if hubs == 1 { 256 } else { 1024 };
@@ -123,7 +123,7 @@ fn keys_with_different_steps_go_on_from_the_parts_of_several_hubs() {
     go_on_from_file(2);
 }
 
-/// A key begins anew between two rounds, and the others do not.
+/// A key begins anew between two rounds, and the other keys do not.
 #[test]
 fn the_state_of_a_key_is_set_to_zero_between_rounds() {
     let _watchdog = Watchdog::start();

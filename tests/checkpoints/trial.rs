@@ -12,7 +12,7 @@ use worker_shim::Session;
 
 use crate::hostile::by_hand::{ByHand, JOB};
 
-/// Returns what the hub's directory has after a job of one round whose worker leaves so.
+/// Returns the files of the hub's directory after a job of one round whose worker leaves in this way.
 fn kept_after(was_trial: bool) -> Vec<OsString> {
     let dir = tempfile::tempdir().unwrap();
     let mut settings = settings(1, PATIENT_S);

@@ -1,5 +1,5 @@
-//! Weights that are compared between workers (`compare_every`): a single bit that differs ends the job, with the ranks. That
-//! equal weights pass, all of `Training` shows.
+//! Weights that are compared between workers (`compare_every`): a single bit that differs ends the job, with the ranks. All
+//! tests with `Training` show that equal weights pass.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -108,7 +108,7 @@ fn weights_that_workers_write_are_compared_in_every_round() {
     let hub = hub(1);
     let mut sessions = ready_all(WORKERS, |rank| comparing(&hub, rank));
     rounds(&mut sessions, 1);
-    // 2 is compared for what was written alone, and 3 also for what was there before.
+    // Round 2 compares only the written weights, and round 3 also the former ones.
     for round in [2, 3] {
         assert!(write(&mut sessions, |_| round as f32).iter().all(Result::is_ok));
         assert!(sessions.iter().all(|session| session.weights::<f32>(SECOND).unwrap()[0] == round as f32));

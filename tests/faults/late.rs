@@ -1,4 +1,5 @@
-//! A worker that lives and does not push: the others learn who it is, in time, and nobody else is blamed.
+//! A worker that lives and does not push: the other workers learn its rank, in time, and no other worker is
+//! blamed.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ fn workers(hub: &Hub, count: u32, change: impl Fn(&mut SessionConfig) + Sync) ->
     })
 }
 
-/// Returns whom the hub names, once it names somebody.
+/// Returns the ranks that the hub names, once it names any.
 fn named(hub: &Hub) -> Vec<u32> {
     let mut named = Vec::new();
     until("somebody is named", || {
@@ -57,7 +58,7 @@ fn the_one_that_does_not_push_is_named() {
             "chunk(s) have waited for its push for",
         ],
     );
-    // It comes back to life, and nobody is named any more.
+    // The worker comes back to life, and no worker is named any more.
     push_all(&mut sessions[1]).unwrap();
     sessions[1].wait(FIRST).unwrap();
     // Worker 2 has its answer for the first key now, and does not push the next.

@@ -14,7 +14,7 @@ use pbox_core::control::RefusalCode;
 use pbox_core::{KeyId, Optimizer};
 use worker_shim::{Returns, Session, SessionConfig};
 
-/// Steps before the one in which the hub stops, and after it.
+/// Steps before the step in which the hub stops, and after it.
 const BEFORE: u32 = 3;
 const AFTER: u32 = 2;
 
@@ -26,7 +26,7 @@ fn push(session: &mut Session, rank: u32, keys: &[KeyId]) {
     }
 }
 
-/// Returns how much the steps of a training have changed each key's weights, in which hub `stopped` of `count` stops.
+/// Returns how much the steps of a training have changed each key's weights, if hub `stopped` of `count` stops.
 fn taken(count: usize, stopped: usize) -> Vec<f32> {
     let _watchdog = Watchdog::start();
     let addresses: Vec<SocketAddr> = (0..count).map(|_| free_address()).collect();
@@ -77,7 +77,7 @@ fn taken(count: usize, stopped: usize) -> Vec<f32> {
 }
 
 /// Checks that only late pushes are lost. Worker 1 has pushed the first key, which steps with both. The remaining keys
-/// step with worker 0 alone. Worker 1's push of them comes later and does not count.
+/// step with worker 0 alone. Worker 1 pushes them later, and this does not count.
 fn lost_is_what_had_not_come(taken: &[f32]) {
     let all = 1.5 * (BEFORE + 1 + AFTER) as f32;
     assert_eq!(taken, [all, all - 0.5, all - 0.5]);

@@ -189,8 +189,8 @@ fn a_session_on_its_own_thread_makes_links_too() {
     on_threads(WORKERS, leave).into_iter().for_each(Result::unwrap);
 }
 
-/// A session that has pushed nothing ends when its links cannot be made again. It waits for no answer, and the hub
-/// lives.
+/// A session that has pushed nothing ends when its links cannot be made again. The session waits for no answer,
+/// and the hub lives.
 #[test]
 fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
     let _watchdog = Watchdog::start();
@@ -283,7 +283,7 @@ fn who_may_make_links_again_is_said_in_the_join_and_others_are_refused() {
         let reply = join_by_hand(&hub, job, &request);
         assert_eq!(reply.relinks, relinks, "{job}");
         let ask = |token: &str| refusal_of_member(&hub, job, "relink", token, r#"{"why": "a test"}"#);
-        // It takes no part yet.
+        // The worker takes no part yet.
         let (status, why) = ask(&reply.token);
         assert_eq!(status, 409);
         says(why, &["worker 0", job, "cannot reconnect"]);

@@ -1,5 +1,5 @@
-//! Hubs that lose their links to the hub above while it lives make others, as workers do. Every weight has the bits of
-//! a run that lost nothing. Seeds show the same of codecs, schedules and machines that step alone:
+//! Hubs that lose their links to a living hub above make new ones, as workers do. Every weight has the bits of a run
+//! that lost nothing. Seeds show the same of codecs, schedules and machines that step alone:
 //! `tests/sim/{bits,staleness}/levels.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

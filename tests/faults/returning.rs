@@ -1,4 +1,4 @@
-//! The shared parts of tests of hubs that come back: hubs that can be killed and started again, and workers that wait
+//! The shared parts of tests of hubs that return: hubs that can be killed and started again, and workers that wait
 //! for them. Also the schedule of stops.
 
 use std::net::SocketAddr;
@@ -57,7 +57,8 @@ pub(super) fn begun(config: SessionConfig) -> Session {
     session
 }
 
-/// Waits for the last answers of all workers: who ends before, or is not there when a hub comes back, ends the others.
+/// Waits for the last answers of all workers. A worker that ends before, or is missing when a hub returns, ends the
+/// others.
 pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u32) {
     session.wait_all().unwrap();
     ended.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A hub that ends and comes back: its sessions wait for it, and go on in the same memory.
+//! A hub that ends and returns: its sessions wait for it, and continue in the same memory.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -78,7 +78,7 @@ fn a_hub_that_is_started_again_costs_nothing() {
                     step(&mut session, rank, number).unwrap();
                 }
                 assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
-                // It may see both ends of the hub as one.
+                // The worker may see both ends of the hub as one.
                 assert!(matches!(session.returns(), Returns { times: 1.., lost_rounds: 0 }), "{transport}");
                 assert_eq!(session.next_round(), Round(7));
                 let last = session.keys().map(|key| session.weights::<f32>(key).unwrap().to_vec());

@@ -1,5 +1,5 @@
-//! A hub that comes back ends again before all its workers are back. Workers that know of its return and workers that
-//! do not go on from the same step.
+//! A hub that has returned ends again before all its workers are back. Workers that know of its return and workers
+//! that do not go on from the same step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,5 +1,5 @@
-//! A hub of workers that step alone, or with Slim-DP, ends and comes back. No push is lost that is not told, and none
-//! counts twice but one that was under way when the hub was killed.
+//! A hub of workers that step alone, or with Slim-DP, ends and returns. Every lost push is reported. No push counts
+//! twice, except one that was under way when the hub was killed.
 //!
 //! Weights count pushes: each worker adds a digit of its own to all of them.
 
@@ -167,7 +167,7 @@ fn killed(consistency: Consistency, count: usize) {
 /// Asserts that after kills the pushes of each rank are those that were made, less those reported as lost.
 pub(super) fn assert_counts_add_up(seen: &[Ended], consistency: Consistency, steps: u32) {
     assert!(seen.iter().all(|ended| ended.returns.times > 2), "{consistency}");
-    // A worker that was ahead loses what it was ahead, too: with ASP as much as it was. One push may have been in the checkpoint,
+    // A worker that was ahead loses its extra rounds, too: with ASP any number of them. One push may have been in the checkpoint,
     // and unanswered.
     let ahead = match consistency {
         Consistency::Ssp { staleness } => u64::from(staleness + 1),

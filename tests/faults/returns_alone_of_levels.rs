@@ -1,4 +1,4 @@
-//! Machines that step alone: a hub of one of them is killed and comes back, and hubs stop. Workers of a machine step
+//! Machines that step alone: a hub of one of them is killed and returns, and hubs stop. Workers of a machine step
 //! together, and each machine has its own rounds. Lives of trees (`tests/sim/lives`) have hubs above that are lost.
 //!
 //! Weights count pushes, as in [`returns_alone`](super::returns_alone): each machine adds a digit of its own.

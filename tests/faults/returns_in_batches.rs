@@ -1,4 +1,4 @@
-//! A hub ends and comes back while its weights are pulled in batches of layers. The plan begins anew, and no batch
+//! A hub ends and returns while its weights are pulled in batches of layers. The plan begins anew, and no batch
 //! waits for a key that is not pushed again.
 
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! A hub of a job on several machines ends and comes back: one above the others, one below, and one of a mesh. The job ends at all
+//! A hub of a job on several machines ends and returns: one above the others, one below, and one of a mesh. The job ends at all
 //! of them, and the sessions of all machines hold out.
 
 use std::net::SocketAddr;
@@ -93,7 +93,7 @@ fn begin(variables: &[(&str, String)]) -> Program {
     program
 }
 
-/// Returns what each worker of all machines does, by its number among all.
+/// Returns each worker's result, by its number among the workers of all machines.
 pub(super) fn on_machines<T: Send>(worker: impl Fn(u32) -> T + Sync) -> Vec<T> {
     on_threads(MACHINES * WORKERS, worker)
 }

@@ -1,4 +1,4 @@
-//! One hub of several ends and comes back: the other hubs end their part of the job, and the sessions wait for all of
+//! One hub of several ends and returns: the other hubs end their part of the job, and the sessions wait for all of
 //! them.
 
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ fn one_hub_of_several_may_be_killed_at_any_moment() {
     });
 }
 
-/// Workers that come back take part again, and have no weights yet, or just have them, when they lose another hub.
+/// Workers that return take part again, and have no weights yet, or just have them, when they lose another hub.
 #[test]
 fn another_hub_may_be_killed_as_a_job_begins_again() {
     let _watchdog = Watchdog::start();
@@ -127,7 +127,7 @@ fn a_hub_of_several_that_stops_in_the_middle_of_a_round_loses_nothing() {
     assert!(seen[0] == after(STEPS) && seen[1] == after(STEPS), "a step with the gradients of some workers");
 }
 
-/// Both stop at once, as when a whole cluster is restarted.
+/// Both hubs stop at once, as when a whole cluster is restarted.
 #[test]
 fn all_hubs_of_a_job_may_stop_at_once() {
     let _watchdog = Watchdog::start();

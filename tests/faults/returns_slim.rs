@@ -1,4 +1,5 @@
-//! A hub of a job with Slim-DP ends and comes back: what a worker has not sent stays in its gradients, and goes with later pushes.
+//! A hub of a job with Slim-DP ends and returns. The values that a worker has not sent stay in its gradients, and go with
+//! later pushes.
 
 use std::sync::atomic::AtomicU32;
 
@@ -81,7 +82,7 @@ fn a_hub_that_stops_loses_nothing_of_slim_dp() {
     }
 }
 
-/// A push of a lost round had what was left out of the rounds since the last whole push: at most five.
+/// A push of a lost round had the values left out of the rounds since the last whole push: at most five.
 #[test]
 fn a_hub_of_slim_dp_that_is_killed_loses_the_rounds_since_its_checkpoint() {
     let _watchdog = Watchdog::start();

@@ -8,7 +8,7 @@ use fabric::conformance::Watchdog;
 use hub_tests::{config_at, hub, join_by_hand, join_request, refused, says};
 use pbox_core::control::TransportAddress;
 
-/// Listens, and answers each connection so, after `ok` to whoever asks for health.
+/// Listens, and answers each connection in this way, after `ok` to clients that ask for health.
 fn at(answer: impl Fn(&mut TcpStream) -> std::io::Result<()> + Send + Copy + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -1,5 +1,5 @@
-//! A stranger who reaches the control port, and a user with another secret. They learn nothing of a job, change
-//! nothing, and the job's bits stay right.
+//! A stranger who reaches the control port, and a user with another secret. Neither learns anything of a job or
+//! changes anything, and the job's bits stay right.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -59,7 +59,7 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
                 assert!(!error.contains(secret), "{method} {path} tells {secret:?}: {error}");
             }
         }
-        // These show what a join gave; nobody has that without one.
+        // These requests show the token of a join; nobody has it without a join.
         for verb in [
             "heartbeat",
             "relink",

@@ -1,5 +1,5 @@
-//! A worker by hand: a member of a job with its own token, which posts what no session posts. [`attack`] returns the error of
-//! the other worker.
+//! A worker by hand: a member of a job with its own token, which posts messages that no session posts. [`attack`] returns the
+//! error of the other worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,7 +160,7 @@ pub fn attack(
         violate(&mut attacker);
         attacker.until_cut_off();
         let error = victim.join().expect("the victim gets an error");
-        // Whoever still shakes hands hears it from the data path, in other words.
+        // A worker that still shakes hands gets it from the data path, in other words.
         says(&error, &[&format!("{JOB:?}"), " failed", "worker 0 is gone"]);
         error
     })

@@ -1,5 +1,5 @@
-//! Workers of a compressed job whose frames lie: each loses its link, and the job's error says what was wrong with the frame.
-//! By RDMA too if `PHUB_TEST_DEVICE` names devices.
+//! Workers of a compressed job whose frames lie: each loses its link, and the job's error names the fault of the frame. By
+//! RDMA too if `PHUB_TEST_DEVICE` names devices.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -15,7 +15,7 @@ fn compression() -> Option<Compression> {
     Some("topk:0.25".parse().unwrap())
 }
 
-/// Posts a frame of this kind, of what `write` makes of a chunk's frames.
+/// Posts a frame of this kind, which `write` makes from a chunk's frames.
 fn post(liar: &mut ByHand, kind: Kind, chunk: u32, round: u32, write: impl FnOnce(&Frames, &mut [u8])) {
     let id = ChunkId(chunk);
     let frames = *liar.wire.framing().expect("the job is compressed").frames(id);

@@ -1,6 +1,7 @@
 //! Addresses that a join names: the hub shows no token there, and asks only peers that its operator allows.
 //!
-//! A hub shows such an address a proof of the request itself, asks only what a hub is asked, repeats nothing of what answers, believes no number that it cannot bear, and holds nobody else up.
+//! A hub shows such an address a proof of the request itself, and makes only a hub's requests. It repeats no text of the answer,
+//! believes no number that it cannot bear, and holds up nobody else.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -38,7 +39,7 @@ fn let_in(ports: u32, cores: &[u32]) -> Value {
 
 /// Plays the first hub of a mesh, whose second hub is at `other`.
 fn first_of_mesh(other: String, join: impl Fn(&Seen) -> Value + Send + Sync + 'static) -> Recorder {
-    // It must know its own address.
+    // The server must know its own address.
     let (tell, own) = mpsc::sync_channel::<String>(1);
     let own = std::sync::Mutex::new((own, None::<String>));
     let recorder = Recorder::start(move |seen: &Seen| {
@@ -81,7 +82,7 @@ fn a_hub_shows_no_token_to_an_address_of_a_join_and_survives_what_it_says() {
                 assert!(!text.contains(token.rsplit('.').next().unwrap()), "{path} shows {token}");
             }
         }
-        // What it was shown opens nothing else.
+        // The proof that the server got opens nothing else.
         let Some(shown) = shown else { continue };
         let status = |path: &str, body: &[u8]| post_as(&hub, path, shown, body).0;
         assert_eq!(status(JOIN, b"{}"), 401, "{path}");
@@ -275,7 +276,7 @@ fn a_member_is_no_hub_of_its_job() {
     let peers = Some(Peers { hubs: names, pass: None });
     let joined =
         hub_tests::join_by_hand(&hubs[0], "job", &JoinRequest { peers, terms, ..join_request(0, 1) });
-    // It has the job's secret, and may not use it.
+    // The worker has the job's secret, and may not use it.
     let secret = joined.pass.unwrap().secret;
     let all = Credential::find().unwrap();
     for right in [Right::Join, Right::Operate] {

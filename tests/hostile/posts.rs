@@ -1,5 +1,5 @@
-//! Members of a job that post what no session posts. Each loses its link, the job's error says which rank did what, and
-//! a job beside it goes on with the right bits.
+//! Members of a job that post messages that no session posts. Each loses its link, the job's error names the rank and
+//! its deed, and another job continues with the right bits.
 
 use fabric::Port as _;
 use fabric::any::{ConnectError, Transport};

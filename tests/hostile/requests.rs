@@ -13,7 +13,8 @@ use pbox_core::control::ErrorReply;
 use phub_server::{Hub, HubSettings};
 use worker_shim::Session;
 
-/// Sends these bytes, and returns all that comes back until the hub closes: empty where it closes before all of it was sent.
+/// Sends these bytes, and returns all bytes of the answer until the hub closes: empty if it closes before all of it was
+/// sent.
 fn told(hub: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
     let mut client = TcpStream::connect(hub).unwrap();
     // The hub may close before all is sent.

@@ -1,5 +1,5 @@
-//! Other users of the machine: they know the names of abstract sockets, and send descriptors. They get no token, keep no hub
-//! from starting and no worker from joining.
+//! Other users of the machine: they know the names of abstract sockets, and send descriptors. They get no token, and they do
+//! not keep a hub from starting or a worker from joining.
 
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -90,7 +90,7 @@ fn an_impostor_at_a_hubs_name_sees_no_token_and_the_worker_comes_by_another_tran
             let (bytes, _) = net::recv(&accepted, &mut hello, net::RecvFlags::empty()).unwrap();
             let tokens = TOKENS.lock().unwrap();
             let shown = |token: &[u8; 16]| hello[..bytes].windows(16).any(|part| part == token);
-            // Whoever is shown a token says so, and the worker does not come.
+            // A server that is shown a token says so, and the worker does not join.
             let answer =
                 if tokens.iter().any(shown) { Some(b"phubshm4\x01a token!".as_slice()) } else { *answer };
             assert!(!tokens.is_empty() && !tokens.iter().any(shown), "a token is shown");
@@ -106,7 +106,7 @@ fn an_impostor_at_a_hubs_name_sees_no_token_and_the_worker_comes_by_another_tran
         assert_eq!(seen.members[0].transport.as_deref(), Some("tcp"), "{job}");
         sessions.remove(0).leave().unwrap();
     }
-    // Who wants shared memory and nothing else hears why.
+    // A client that wants only shared memory gets the reason.
     let config =
         SessionConfig { transport: Some(Transport::Shm), ..config_at(&proxy.address(), "shm", 0, 1) };
     let error = Session::join(config).map(drop).unwrap_err();

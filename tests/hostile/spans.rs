@@ -1,5 +1,5 @@
 //! Frames over TCP that do not say the span of their chunk: short, empty, too long, of another chunk's place. None counts as
-//! a push: each costs its sender the link, and the error says what was expected. Workers look at the hub's frames in the
+//! a push: each costs its sender the link, and the error names the expected bytes. Workers look at the hub's frames in the
 //! same way: between them and a real hub there is somebody who changes a frame.
 
 use std::io::{Read, Write};
@@ -71,7 +71,7 @@ fn an_empty_push_is_no_pull() {
     says(error, &["worker 0 is gone", "a frame of weights of 0 bytes for offset 0 with chunk 3"]);
 }
 
-/// Sends on what comes, until the end.
+/// Passes bytes on, until the end.
 fn relay(mut from: TcpStream, mut to: TcpStream) {
     let _ = std::io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);

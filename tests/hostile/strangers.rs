@@ -1,5 +1,5 @@
-//! Strangers on the data path's TCP port: connections that say nothing, hellos with tokens that nobody has, and workers of
-//! which some connections never come. They cost nobody else a place, and each ends in bounded time.
+//! Strangers on the data path's TCP port: silent connections, hellos with tokens that nobody has, and workers with
+//! connections that never arrive. They cost no other client a place, and each ends in bounded time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -41,7 +41,7 @@ fn hello_bytes(token: [u8; 16], link: u32, links: u32) -> Vec<u8> {
     fabric::tcp::fuzzing::hello(token, &bytes)
 }
 
-/// Returns what the hub says before it closes the connection.
+/// Returns the hub's message before it closes the connection.
 fn told(mut stream: TcpStream) -> String {
     stream.set_read_timeout(Some(Duration::from_secs(25))).unwrap();
     let mut told = Vec::new();
@@ -135,7 +135,7 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     Training::small("after").run(&hub.address().to_string());
 }
 
-/// A reader of the wire knows the name of a token and whole hellos. Neither lets in.
+/// A reader of the wire knows the name of a token and whole hellos. Neither the name nor a hello admits it.
 #[test]
 fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let _watchdog = Watchdog::start();
@@ -153,7 +153,7 @@ fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let mut of_link_1 = seen.clone();
     of_link_1[24] = 1;
     says(told(say(&of_link_1)), &["not one of this hub's"]);
-    // Of two that say the same, the hub keeps the one that it hears first, which waits for its other link.
+    // Of two equal connections, the hub keeps the first, which waits for its other link.
     let (tell, hear) = std::sync::mpsc::channel();
     let both = [say(&seen), say(&seen)];
     for stream in &both {

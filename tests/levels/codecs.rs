@@ -47,8 +47,8 @@ fn train<E: Element>(
     seen
 }
 
-/// Compares two jobs: the mean of two machines with two workers each is half of the mean of two workers that push what
-/// these machines sum. All else is the same, bit by bit: frames, draws, what is left out, and the answers.
+/// Compares two jobs. The mean of two machines with two workers each is half of the mean of two workers that push these
+/// machines' sums. Everything else is the same, bit by bit: frames, draws, the values left out, and the answers.
 fn compare<E: Element>(machines: &Machines, keys: &[Key], optimizer: Optimizer, codec: &str) {
     let with = |mut config: SessionConfig, optimizer: Optimizer| {
         config.terms.keys = keys.to_vec();
@@ -95,7 +95,7 @@ fn sums_of_machines_are_coded_as_gradients_of_workers() {
     }
 }
 
-/// The frames count gradients, and a machine that comes back gets the weights as they are.
+/// The frames count gradients, and a machine that returns gets the weights unchanged.
 #[test]
 fn a_coded_mean_is_over_those_who_take_part() {
     let _watchdog = Watchdog::start();
@@ -132,7 +132,7 @@ fn a_coded_mean_is_over_those_who_take_part() {
     };
     drop(sessions[1].remove(1));
     assert_eq!(round(sessions.iter_mut().flatten().collect()), [0.5; 3]);
-    // The whole second machine goes, and comes back.
+    // The whole second machine leaves, and returns.
     sessions.truncate(1);
     assert_eq!(round(sessions.iter_mut().flatten().collect()), [0.0; 2]);
     let mut back = on_threads(2, |rank| Session::join(config(1, rank)).unwrap());

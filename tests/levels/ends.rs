@@ -1,5 +1,5 @@
-//! What ends a job on several machines is named to the workers of all of them, with its machine; and wrong settings of hubs
-//! are refused by name, in bounded time.
+//! The workers of all machines of a job learn the reason of its end, with the machine. Wrong settings of hubs are refused
+//! by name, in bounded time.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use worker_shim::{Session, SessionConfig, SessionError};
 use super::{Machines, on_machines};
 use crate::processes::hub::start_hub;
 
-/// The time that a worker waits for others that never come: long enough for its own join on a busy machine.
+/// The time that a worker waits for workers that never join: long enough for its own join on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sessions of all workers after the broadcast, by machine and rank.
@@ -32,7 +32,7 @@ fn ready(machines: &Machines, workers: u32, on_loss: OnLoss) -> Vec<Vec<Session>
     })
 }
 
-/// Makes a round of these sessions, each on its own thread, in which every gradient is `gradient`.
+/// Makes a round of these sessions, each on its own thread, with `gradient` as every gradient.
 fn round<'a>(
     sessions: impl IntoIterator<Item = &'a mut Session>,
     gradient: f32,
@@ -142,7 +142,7 @@ fn a_job_goes_on_without_a_lost_worker_and_its_mean_is_of_those_left() {
     for weight in round(sessions.iter_mut().flatten(), 1.0) {
         assert_eq!(weight.unwrap(), 0.0);
     }
-    // A worker comes back to the other machine's hub, which joins the running job anew.
+    // A worker returns to the other machine's hub, which joins the running job anew.
     let job = describe(&machines.address(0)).jobs.remove(0);
     assert_eq!(job.above, vec![machines.top[0].address().to_string()]);
     let hub = machines.address(1);
@@ -350,7 +350,7 @@ fn machines_that_do_not_meet_are_named() {
         config
     };
     says(refused(of("1/2", NOWHERE)), &["cannot reach", NOWHERE]);
-    // Both machines say that they are the first.
+    // Both machines claim to be the first.
     let meet = machines.address(0);
     std::thread::scope(|scope| {
         let twins = machines.below.iter().map(|hub| {
@@ -378,14 +378,14 @@ fn machines_that_do_not_meet_are_named() {
         says(alone(1, "0/2"), &["has the mesh 0/1", "asks for the mesh", &other]);
         first.join().unwrap();
     });
-    // A hub that is below others already.
+    // This hub is below other hubs already.
     let below = hub_below(&meet, 0, 1);
     let mut config = of("0/1", &meet);
     config.hub = below.address().to_string();
     says(refused(config), &["asks for a mesh", "is below the hubs at", "--above"]);
 }
 
-/// The level that is not there costs nothing: a job at the top may have workers of its own while others come from below.
+/// A missing level costs nothing: a job at the top may have workers of its own while hubs below push, too.
 #[test]
 fn the_top_serves_flat_jobs_beside() {
     let _watchdog = Watchdog::start();

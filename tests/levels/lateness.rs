@@ -53,7 +53,7 @@ fn train(machines: &Machines) {
         });
         until("the job is at the top", || !describe(&top[0].address().to_string()).jobs.is_empty());
         until("the job runs", || top.iter().all(|hub| job_above(hub).round.0 > 0));
-        // Both hubs of a mesh hear it.
+        // Both hubs of a mesh learn it.
         until("the hubs at the top name the worker", || top.iter().all(named));
         is_over.store(true, Relaxed);
     });

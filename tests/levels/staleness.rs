@@ -1,5 +1,5 @@
-//! SSP and ASP between machines: a machine pushes the mean of its workers, who step together, and does not wait for the
-//! others' machines.
+//! SSP and ASP between machines: a machine pushes the mean of its workers, which step together, and does not wait for
+//! the other machines.
 
 use fabric::conformance::Watchdog;
 use hub_tests::values::{self, same_bits};

@@ -1,4 +1,4 @@
-//! A state that rank 0 brings to its machine's hub goes to the hubs at the top, and comes from there.
+//! A state that rank 0 brings to its machine's hub goes to the hubs at the top, and is fetched from there.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn state() -> State {
     State { before: BEFORE, steps: None, values: Box::new(std::io::Cursor::new(values())) }
 }
 
-/// Returns what these hubs have of the job's state.
+/// Returns the parts of the job's state at these hubs.
 fn state_at(hubs: &[String], job: &str) -> Saved {
     let tensors = Tensors::from(ADAM).with_ema(Some(0.9));
     fetch_all(hubs, job, &small_model(), &tensors, Duration::from_secs(PATIENT_S)).unwrap()
@@ -55,7 +55,7 @@ fn train(
         config.terms.ema = Some(0.9);
         let mut session = match worker {
             0 => Session::join_with(config, state()).unwrap(),
-            // Where it is alone on its machine, what it brings is of no consequence.
+            // If the worker is alone on its machine, its state has no effect.
             1 if !is_flat => Session::join_with(config, ones(9, 5)).unwrap(),
             _ => Session::join(config).unwrap(),
         };

@@ -34,7 +34,7 @@ fn train(mut session: Session, keys: &[Key], optimizer: Optimizer, worker: u32, 
     let mut oracle = Oracle::new(keys, optimizer, shape);
     for round in 0..ROUNDS {
         if round == 3 && optimizer.keeps_weights() {
-            // Both forms come to the same, and go up through the hubs between.
+            // Both forms have the same result, and go up through the hubs between.
             match worker % 2 {
                 0 => session.set_learning_rate(0.02).unwrap(),
                 _ => session.set_optimizer(optimizer.with_learning_rate(0.02), None).unwrap(),

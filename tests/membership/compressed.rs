@@ -61,7 +61,8 @@ fn workers_come_and_go_and_all_have_the_same_weights() {
             sessions.push((1, back));
             all_have_the_same(&sessions);
             round(&mut sessions);
-            // In a round: the hub sends each chunk to the newcomer when it sends it to the others.
+            // The join is in the middle of a round: the hub sends each chunk to the newcomer when it sends it
+            // to the other workers.
             for (_, session) in &mut sessions[..2] {
                 push_all(session).unwrap();
             }

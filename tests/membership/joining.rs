@@ -1,5 +1,5 @@
 //! Joins of workers, and the errors of refused ones, by a session and by plain HTTP. Each refusal names the object,
-//! what was expected, and what to do next.
+//! the expected value, and the next step.
 
 use std::time::Duration;
 
@@ -284,7 +284,7 @@ fn requests_need_the_token_of_a_member() {
             says(error, &words);
         }
     }
-    // In the header: what a body says is not looked at.
+    // The token is in the header: a token in the body is ignored.
     let body = json!({"token": reply.token, "seen": 0}).to_string();
     let (status, error) = refusal(&hub, "/v1/jobs/job/heartbeat", body);
     assert_eq!(status, 401);
@@ -313,7 +313,7 @@ fn workers_that_do_not_come_are_named() {
     Session::join(config(&hub, "job", 0, 1)).unwrap().leave().unwrap();
 }
 
-/// Rank 0 waited for a minute, and was not told that rank 1 had come with another model.
+/// Rank 0 waited for a minute, and did not learn that rank 1 had come with another model.
 #[test]
 fn who_waits_is_told_who_was_refused() {
     let _watchdog = Watchdog::start();
@@ -363,7 +363,8 @@ fn a_server_that_is_no_hub_is_named() {
     for answer in ["200 OK\r\ncontent-length: 2\r\n\r\nhi", "500 Oops\r\ncontent-length: 6\r\n\r\n<html>"] {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap().to_string();
-        // It answers the first tries, and no more: the limit cuts the last one short, and the error is that of an answer.
+        // The server answers the first tries, and no more: the limit cuts the last one short, and the error is that of an
+        // answer.
         std::thread::spawn(move || {
             let mut silent = Vec::new();
             for (number, client) in server.incoming().enumerate() {

@@ -30,7 +30,7 @@ fn a_worker_that_leaves_early_is_named_to_the_others() {
             config
         });
         sessions.remove(1).leave().unwrap();
-        // A dropped session ends the job for the others, so all sessions are kept until the end.
+        // A dropped session ends the job for the other workers, so all sessions are kept until the end.
         for session in &mut sessions {
             push_all(session).unwrap();
             let error = session.wait(FIRST).unwrap_err();

@@ -1,4 +1,4 @@
-//! Workers that join, leave and come back, and the notices to the remaining workers.
+//! Workers that join, leave and return, and the notices to the remaining workers.
 
 mod compressed;
 mod joining;

@@ -1,4 +1,4 @@
-//! Jobs that go on without lost workers, and workers that come back.
+//! Jobs that continue without lost workers, and workers that return.
 //!
 //! If every gradient is 1, the weights after round `r` are `1 - r / 2`, whichever workers take part: each test counts rounds
 //! by them. A job over several hubs goes on in the same way.
@@ -99,7 +99,7 @@ fn one_comes_back(hubs: &[Hub]) {
     drop(sessions.pop());
     until_members(&sessions[0], &[0, 1]);
     round(&mut sessions);
-    // It joins between two rounds and waits for nobody.
+    // The worker joins between two rounds and waits for nobody.
     let mut back = Session::join(config(hubs, 2, 3)).unwrap();
     assert_eq!((back.next_round(), back.members()), (Round(3), vec![0, 1, 2]));
     weights_are(&back, 0.0);
@@ -110,7 +110,7 @@ fn one_comes_back(hubs: &[Hub]) {
     drop(sessions.pop());
     until_members(&sessions[0], &[0, 1]);
 
-    // It joins in a round: some keys have finished the round, others wait for the other worker.
+    // The worker joins in a round: some keys have finished the round, others wait for the other worker.
     for session in &mut sessions {
         gradients(session, 1.0);
         session.push(FIRST).unwrap();
@@ -134,7 +134,7 @@ fn one_comes_back(hubs: &[Hub]) {
     sessions.iter().for_each(|session| weights_are(session, -1.5));
 }
 
-/// Two workers train without a pause; others come and go.
+/// Two workers train without a pause; other workers join and leave.
 #[test]
 fn coming_and_going_under_load_changes_no_bit() {
     let _watchdog = Watchdog::start();
@@ -153,7 +153,8 @@ fn come_and_go(hubs: &[Hub]) {
         let mut session = begin.lock().unwrap()[rank as usize].take().unwrap();
         session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
         if rank < 2 {
-            // Until the others are gone: a worker that joins after the end of the job would wait in a new job.
+            // This lasts until the other workers are gone: a worker that joins after the end of the job would
+            // wait in a new job.
             let mut rounds = 0;
             while rounds < 600 || out.load(Ordering::Relaxed) < 2 {
                 round(std::slice::from_mut(&mut session));

@@ -1,5 +1,5 @@
 //! Two adjacent versions of the protocol speak with each other. The other version is this program behind a proxy, which adds
-//! to its messages what a newer one might say.
+//! fields of a newer version to its messages.
 
 use fabric::conformance::Watchdog;
 use hub_tests::proxy::Proxy;

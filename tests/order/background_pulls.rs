@@ -1,4 +1,4 @@
-//! Sessions on their own threads pull in batches that are planned by what their callers do.
+//! Sessions on their own threads pull in batches, planned by the times of their callers.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -40,7 +40,7 @@ enum How {
     Backwards,
 }
 
-/// Makes a round, in which worker r pushes r + `round`, and checks the means. Returns the posts to the hub and to the workers.
+/// Makes a round in which worker r pushes r + `round`, and checks the means. Returns the posts to the hub and to the workers.
 fn round(job: &mut Simulated, round: u32, how: [How; WORKERS as usize]) -> (u64, u64) {
     let counts = |job: &Simulated| {
         let to_hub = job.cores.iter().map(|core| core.tally().arrivals).sum::<u64>();

@@ -21,7 +21,7 @@ const CREDIT: usize = 4 * CHUNK;
 const FIRST: KeyId = KeyId(0);
 const LAST: KeyId = KeyId(1);
 
-/// Works like [`late_bytes_of`], of layers that are registered in the order in which they are needed.
+/// Works like [`late_bytes_of`], for layers that are registered in the order in which they are needed.
 fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> usize {
     late_bytes_of([FIRST, LAST], schedule, slice_bytes, credit, 1)
 }

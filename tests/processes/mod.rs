@@ -1,4 +1,4 @@
-//! Hubs and workers in their own processes: what such a process does, and the test's handle of it.
+//! Hubs and workers in their own processes: the program of such a process, and the test's handle of it.
 
 pub mod hub;
 pub mod worker;

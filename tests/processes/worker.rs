@@ -28,8 +28,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Joins and gets its weights. `what` is `hub job rank workers`, with a transport if the worker must take it,
-    /// `checksum`, and `waits` if it waits for a lost hub.
+    /// Joins and gets its weights. The words of `what` are `hub job rank workers`, with a transport if the worker
+    /// must take it, `checksum`, and `waits` if it waits for a lost hub.
     pub fn join(what: &str) -> Result<Self, SessionError> {
         let words: Vec<&str> = what.split(' ').collect();
         let [hub, job, rank, workers, settings @ ..] = &words[..] else { panic!("{what:?}") };

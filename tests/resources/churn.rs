@@ -1,4 +1,4 @@
-//! A thousand joins and leaves: afterwards the hub's process holds what it held before.
+//! A thousand joins and leaves: afterwards the hub's process holds the same resources as before.
 
 use crate::processes::hub::start_hub;
 use fabric::conformance::Watchdog;

@@ -1,5 +1,5 @@
-//! A hub in a control group with a limit on its memory refuses what does not fit, and lives on. The test makes a group below
-//! its own. Where it may not, it is skipped, with a message: the reader of the limits has tests on trees of files.
+//! A hub in a control group with a limit on its memory refuses jobs that do not fit, and lives on. The test makes a group
+//! below its own. Where it may not, it is skipped, with a message: the reader of the limits has tests on trees of files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // It is empty: the hub, which was made after it, has ended.
+        // The group is empty: the hub, which was made after it, has ended.
         let _ = fs::remove_dir(&self.0);
     }
 }

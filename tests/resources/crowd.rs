@@ -34,7 +34,7 @@ fn processes_that_wait_use_no_processor_time() {
     let mut remote = [0, 1].map(|rank| Remote::start(&format!("{address} job {rank} 3")));
     let mut late = Worker::join(&format!("{address} job 2 3")).unwrap();
     remote.iter_mut().for_each(|worker| worker.says("joined"));
-    // Both wait for the third one's push.
+    // Both workers wait for the third one's push.
     remote.iter_mut().for_each(|worker| worker.send("round"));
 
     let pids = [hub.pid(), remote[0].process().pid(), remote[1].process().pid()];
@@ -54,7 +54,7 @@ fn processes_that_wait_use_no_processor_time() {
     let beat = || {
         assert_eq!(post("heartbeat", &shown, serde_json::json!({"seen": 1}))["version"], 1);
     };
-    beat(); // the processes finish what they have to do
+    beat(); // the processes finish their work
     let before = pids.map(ticks);
     beat();
     beat();

@@ -59,7 +59,7 @@ fn in_the_container() {
         assert!(job.members.iter().all(|member| member.transport.as_deref() == Some("tcp")), "{job:?}");
         sessions.into_iter().for_each(|session| session.leave().unwrap());
     }
-    // The error is of this end, and says what to do.
+    // The error is about this end, and has the advice.
     let error = with(Some(vec![Transport::Shm])).map(drop).unwrap_err();
     says(error, &["this process may not make memory that it shares (memfd_create: ", "seccomp", "TCP alone"]);
 }

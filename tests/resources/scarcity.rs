@@ -1,5 +1,5 @@
-//! A hub without enough memory, descriptors, locked memory or huge pages refuses with an error that says what to raise, and
-//! lives on. The tests limit the running hub's process by prlimit(2).
+//! A hub without enough memory, descriptors, locked memory or huge pages refuses with an error that names the limit to
+//! raise, and lives on. The tests limit the running hub's process by prlimit(2).
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

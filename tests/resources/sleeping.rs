@@ -7,7 +7,7 @@ use hub_tests::{config_at, push_all, ready_all};
 use worker_shim::Session;
 
 const ROUNDS: u32 = 200;
-/// Sleeps of the core, of which none may wake another thread.
+/// The number of sleeps of the core that may wake no other thread.
 const ENOUGH: u64 = 20;
 
 /// Returns how often the threads of a process whose names begin like this have gone to sleep.

@@ -1,4 +1,4 @@
-//! The hub counts what has happened to its members and jobs, and what crossed their links.
+//! The hub counts the events of its members and jobs, and the bytes of their links.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -25,7 +25,8 @@ fn joins_refusals_losses_and_failures_are_counted() {
     assert_eq!(counts(), CountsReply { refused_joins: 1, lost, failed_jobs: 1, ..joined });
 }
 
-/// In rounds of bare gradients the hub counts on its links what the workers count, and the headers of frames.
+/// In rounds of bare gradients, the hub counts the same bytes on its links as the workers, and the headers of
+/// frames.
 #[test]
 fn bytes_of_links_are_those_of_the_workers() {
     let _watchdog = Watchdog::start();

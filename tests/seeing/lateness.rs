@@ -1,4 +1,4 @@
-//! The hub says in one line how a job goes, and for whom it waits.
+//! The hub describes the pace of a job in one line, and the rank that it waits for.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What people see of a hub: who holds it up, the page, its events; and of a session: where its time
-//! went; and what both did when; how large gradients are; what a hub decided.
+//! The views of a hub: the ranks that hold it up, the page, its events, how large gradients are, its
+//! decisions. The views of a session: its times. The timeline of both.
 
 mod counts;
 mod gradients;

@@ -98,7 +98,7 @@ fn events_need_a_token_and_show_the_jobs_that_it_covers() {
     assert_eq!(names(Events::of(&hub, &bearer(Right::Read, "*")).hub()), ["other", "seen"]);
     let mut events = Events::of(&hub, &bearer(Right::Read, "seen"));
     assert_eq!(names(events.hub()), ["seen"]);
-    // What happens is in a later event.
+    // The events of a round are in a later event.
     push_all(&mut sessions[1]).unwrap();
     until("the event says for whom the round waits", || {
         let job = events.hub().jobs.remove(0);

@@ -29,7 +29,7 @@ fn round(sessions: &mut [Session]) {
     sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
 }
 
-/// Runs a hub: a worker is lost and comes back, a checkpoint is written, all leave; a worker joins by hand, and its job
+/// Runs a hub: a worker is lost and returns, a checkpoint is written, all leave; a worker joins by hand, and its job
 /// fails. Returns the token of the last one.
 fn run(settings: &HubSettings) -> String {
     let hub = Hub::start(settings).unwrap();

@@ -1,4 +1,4 @@
-//! The timeline of a run: what hub and workers did when, in the order in which it happened, on one clock.
+//! The timeline of a run: the work of hub and workers with its times, in order, on one clock.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn read(path: &Path) -> Vec<Event> {
     events(&std::fs::read_to_string(path).unwrap())
 }
 
-/// Returns all that is `what` of a key's round, and of `rank` if it is given.
+/// Returns all events with the name `what` of a key's round, and of `rank` if it is given.
 fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>) -> Vec<&'a Event> {
     let is_it = |event: &&Event| {
         event.what == what

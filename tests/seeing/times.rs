@@ -18,7 +18,7 @@ fn waited_for_worker_1(hub: &Hub) -> u64 {
     rounds.filter(|rounds| rounds.waits_for == [1]).map_or(0, |rounds| rounds.waited_us)
 }
 
-/// Checks what is true of all times.
+/// Checks the invariants of times.
 fn check(times: &Times, rounds: u32) {
     let bytes = u64::from(rounds) * MODEL;
     assert_eq!((times.rounds, times.traffic), (rounds, Traffic { sent: bytes, received: bytes }), "{times}");

@@ -181,7 +181,7 @@ fn learning_rates_are_finite_and_not_negative() {
         assert_eq!(status, 400, "{rate}: {error}");
         says(error, &["learning"]);
     }
-    // Zero is a rate. What overflows with a key's multiplier is none.
+    // Zero is a rate. A rate that overflows with a key's multiplier is none.
     session.set_learning_rate(0.0).unwrap();
     session.set_learning_rate(0.5).unwrap();
     request.terms.keys[1].lr_mult = 10.0;

@@ -1,4 +1,4 @@
-//! Steps that wait for the norm of the whole gradient: what the seeds of clusters do not show by themselves.
+//! Steps that wait for the norm of the whole gradient: cases that the seeds of clusters do not reach.
 
 use std::sync::Arc;
 
@@ -11,8 +11,7 @@ use pbox_core::{
 };
 use sim_tests::simulated::{JOB, Simulated, Terms};
 
-/// Returns a worker that has pushed its gradients of round 0 to two cores, of which core 0 has taken its part in, and
-/// nothing else.
+/// Returns a worker that has pushed its gradients of round 0 to two cores; only core 0 has taken in its part.
 fn pushed() -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms = Terms::new(1, 2, Optimizer::Average).with(|job| {
@@ -56,8 +55,8 @@ fn a_hold_takes_back_what_is_not_whole_and_no_more() {
     assert_eq!((front.lowest, front.highest), (Round(0), Round(1)), "the round is as good as over");
 }
 
-/// Returns a worker that has pushed all its gradients of round 0 to two hubs of a core each, which have told their
-/// parts.
+/// Returns a worker that has pushed all its gradients of round 0 to two hubs of a core each. The hubs have sent
+/// their parts.
 fn told_by_two_hubs() -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms = Terms::new(1, 1, Optimizer::Average).with(|job| (job.clip_norm, job.hubs) = (Some(1.0), 2));

@@ -1,5 +1,5 @@
-//! A whole job over the simulated network: results do not depend on anything that the contract of a port allows, and what
-//! breaks the contract is noticed. A failure prints its seed.
+//! A whole job over the simulated network. Results do not depend on anything that the contract of a port allows, and
+//! breaches of the contract are noticed. A failure prints its seed.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ fn keys(layout: &Layout) -> Vec<KeyId> {
     (0..layout.keys().len() as u32).map(KeyId).collect()
 }
 
-/// Returns what a worker pushes: another number for every round, element and worker. Round 0 is the broadcast.
+/// Returns the value that a worker pushes: another number for every round, element and worker. Round 0 is the
+/// broadcast.
 fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     let mix = rank * 7919 + round * 104_729 + key.0 * 1299 + element as u32 * 31;
     (mix % 1009) as f32 / 37.0 - 13.0
@@ -132,7 +133,7 @@ fn a_worker_that_dies_in_a_round_is_named_and_the_others_results_stand() {
         }
         let is_one = |notice: &Notice| matches!(notice, Notice::WorkerGone { rank: 1, .. });
         assert!(!job.notices.is_empty() && job.notices.iter().all(is_one), "{:?}", job.notices);
-        // What was completed is right.
+        // The completed part is right.
         let after_one = expected(&layout(), 1);
         for (key, expected) in keys(&layout()).into_iter().zip(&after_one) {
             if job.workers[0].is_ready(key) {

@@ -1,6 +1,6 @@
-//! Workers lose their links at any moment of a round, and make others in the same memory, while the network delays and reorders.
-//! Whatever the terms, all rounds are made, and every weight has the bits of a run without losses. For workers that step alone see
-//! `lives`. A failure prints its seed.
+//! Workers lose their links at any moment of a round, and make new ones in the same memory, while the network delays and
+//! reorders. Whatever the terms, all rounds are made, and every weight has the bits of a run without losses. For workers that
+//! step alone see `lives`. A failure prints its seed.
 
 use std::sync::Arc;
 
@@ -34,7 +34,8 @@ fn keys(layout: &Layout) -> impl Iterator<Item = KeyId> + use<> {
     (0..layout.keys().len() as u32).map(KeyId)
 }
 
-/// Returns what a worker pushes: another number for every round, element and worker. Round 0 is the broadcast.
+/// Returns the value that a worker pushes: another number for every round, element and worker. Round 0 is the
+/// broadcast.
 fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     let mix = rank * 7919 + round * 104_729 + key.0 * 1299 + element as u32 * 31;
     (mix % 1009) as f32 / 37.0 - 13.0
@@ -229,7 +230,7 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         }
         terms.is_orderly = dice.below(2) == 0;
         terms.job.answers_ahead = dice.below(2) == 0;
-        // A bound that no norm comes to: what the hubs tell may be lost with the links, and the bits are those of a plain job.
+        // A bound that no norm reaches: the hubs' parts may be lost with the links, and the bits are those of a plain job.
         let clips = terms.is_orderly && terms.job.level.compression.is_none() && dice.below(2) == 0;
         terms.job.clip_norm = clips.then_some(1e30);
         let is_slim = matches!(terms.job.level.compression, Some(Compression::Slim(_)));

@@ -1,5 +1,5 @@
-//! SSP and ASP with sessions over shared memory: threads at their own speeds, workers that stand still, leave, die and come
-//! back, and checkpoints.
+//! SSP and ASP with sessions over shared memory: threads at their own speeds, workers that pause, leave, die and return,
+//! and checkpoints.
 //!
 //! Element `e` belongs to rank `e mod W`, which pushes 1 there and 0 elsewhere. The weight is 1 less half of that rank's
 //! rounds that it contains.
@@ -33,7 +33,7 @@ fn config(hub: &Hub, rank: u32, workers: u32, consistency: Consistency) -> Sessi
     config
 }
 
-/// Writes worker `rank`'s gradient: `value` for its own elements, 0 for the others.
+/// Writes worker `rank`'s gradient: `value` for its own elements, 0 for the other elements.
 fn gradients(session: &mut Session, rank: u32, workers: u32, value: f32) {
     for key in session.keys() {
         for (e, gradient) in (0u32..).zip(session.gradient_mut::<f32>(key).unwrap()) {
@@ -68,7 +68,7 @@ fn go(session: &mut Session, count: u32) -> Result<(), SessionError> {
 #[test]
 fn a_fast_worker_is_held_exactly_at_the_staleness() {
     let _watchdog = Watchdog::start();
-    // One core, so that answers come in the order of the hub's decisions.
+    // The hub has one core, so that answers come in the order of its decisions.
     let hub = hub(1);
     let mut sessions = ready_all(2, |rank| config(&hub, rank, 2, ssp(2)));
     let [fast, slow] = &mut sessions[..] else { unreachable!() };
@@ -181,8 +181,8 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     }
     let [zero, one] = &mut sessions[..] else { unreachable!() };
     go(zero, 1).unwrap();
-    // It comes back at the slowest worker's round, round 3. It holds the first worker again, which is one round ahead and
-    // would be two.
+    // The worker returns at the slowest worker's round, round 3. It holds the first worker again, which is one round
+    // ahead and would be two.
     let mut two = Session::join(config(2)).unwrap();
     assert_eq!(two.next_round(), Round(3));
     assert_eq!([0, 1, 2].map(|rank| contained(&two, FIRST, rank, 3)), [Some(3), Some(2), Some(0)]);
@@ -203,7 +203,7 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     go(&mut sessions[0], 5).unwrap();
 }
 
-/// Two workers train without a pause; two others come and go.
+/// Two workers train without a pause; two others join and leave.
 #[test]
 fn coming_and_going_under_load_loses_no_push() {
     let _watchdog = Watchdog::start();

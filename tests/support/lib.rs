@@ -1,5 +1,5 @@
-//! What tests of hubs and workers share: a hub in this process, sessions on threads of their own, raw
-//! requests to the control port, values whose result is known, and programs as child processes.
+//! The shared parts of tests of hubs and workers: a hub in this process, and sessions on threads of their own.
+//! Also raw requests to the control port, values with known results, and programs as child processes.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs)] // no user reads this crate
@@ -57,8 +57,9 @@ pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
     Hub::start(&settings).expect("a hub starts on a free port")
 }
 
-/// Returns an address for a hub whose peers are told it before it listens. Nobody else gets its port: the kernel gives
-/// only higher ones to sockets that ask for any, and a port has a name that one process of tests holds until it ends.
+/// Returns an address for a hub. Its peers get the address before it listens. Nobody else gets its port: the kernel
+/// gives only higher ones to sockets that ask for any, and a port has a name that one process of tests holds until it
+/// ends.
 pub fn free_address() -> SocketAddr {
     static HELD: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
     let hold = |port: u16| {
@@ -121,7 +122,7 @@ pub fn config_at(hub: &str, job: &str, rank: u32, workers: u32) -> SessionConfig
     let mut config = SessionConfig::new(hub, job, rank, workers, small_model(), SGD);
     config.terms.chunk_bytes = 64;
     config.idle = IdlePolicy::SHARED;
-    config.hub_wait = Duration::ZERO; // what is lost is an error at once; `faults::returns` waits
+    config.hub_wait = Duration::ZERO; // a loss is an error at once; `faults::returns` waits
     config
 }
 
@@ -167,7 +168,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     JoinRequest::new(rank, terms)
 }
 
-/// Returns the header by which a request of this user may do everything.
+/// Returns the header that allows everything to a request of this user.
 pub fn authorization() -> String {
     format!("Bearer {}", Credential::find().unwrap().token(Right::Operate, ALL_JOBS))
 }
@@ -177,7 +178,7 @@ pub fn post(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     post_as(hub, path, &authorization(), body)
 }
 
-/// Returns the header by which a request of another hub of the job is proved.
+/// Returns the header that proves a request of another hub of the job.
 pub fn as_hub(job: &str) -> String {
     format!("Bearer {}", Credential::find().unwrap().token(Right::Peer, job))
 }
@@ -230,8 +231,8 @@ pub fn post_json(hub: &Hub, path: &str, body: &impl Serialize) -> (u16, String) 
     post(hub, path, serde_json::to_vec(body).unwrap())
 }
 
-/// Posts a request that the hub must refuse. Returns status and error: every refusal is JSON with a
-/// code, from which the status follows, and an `error`.
+/// Posts a request that the hub must refuse. Returns status and error: every refusal is JSON with a code,
+/// which determines the status, and an `error`.
 pub fn refusal(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let (status, body) = post(hub, path, body);
     assert!(status >= 400, "{path} was granted: {body}");
@@ -256,7 +257,7 @@ pub fn shm_address(reply: &JoinReply) -> &str {
     }
 }
 
-/// Returns what the hub says about itself on its control port.
+/// Returns the hub's description of itself on its control port.
 pub fn describe(hub: &str) -> HubReply {
     let get = ureq::get(format!("http://{hub}/v1/hub")).header("authorization", authorization());
     get.call().unwrap().body_mut().read_json().unwrap()

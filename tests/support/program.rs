@@ -1,4 +1,4 @@
-//! Programs as child processes: what they print, how they end and what they leave behind.
+//! Programs as child processes: their output, their ends and their traces.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};

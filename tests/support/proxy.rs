@@ -23,9 +23,9 @@ pub type Rewrite = fn(&str, &mut Value);
 #[derive(Debug)]
 struct Plan {
     hub: SocketAddr,
-    /// The way in which requests and answers are changed.
+    /// The change of requests and answers.
     rewrites: OnceLock<(Rewrite, Rewrite)>,
-    /// The verb, what becomes of its next requests, and of how many.
+    /// The verb, the fate of its next requests, and their number.
     breaks: Mutex<(String, Break, u32)>,
 }
 

@@ -51,7 +51,7 @@ impl Recorder {
         self.address.to_string()
     }
 
-    /// Returns what came until now.
+    /// Returns the arrivals until now.
     pub fn seen(&self) -> Vec<Seen> {
         self.seen.0.lock().unwrap().clone()
     }

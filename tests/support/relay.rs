@@ -56,7 +56,7 @@ struct Line {
 #[derive(Debug, Default)]
 struct State {
     stall: Stall,
-    /// The byte of a connection of which one bit is altered, in these directions.
+    /// The byte of a connection that has one bit altered, in these directions.
     altered: Option<(Stall, u64)>,
     made: u64,
     open: HashMap<u64, [TcpStream; 2]>,

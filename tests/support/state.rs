@@ -1,4 +1,4 @@
-//! A job's state, as hubs give it to whoever may read it.
+//! A job's state, as hubs give it to every client that may read it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
@@ -18,7 +18,7 @@ pub fn fetch(hub: &str, job: &str, limit: Duration) -> Result<Vec<u8>, ureq::Err
     Ok(file)
 }
 
-/// Returns what each of these hubs has, put together. `limit` is for each of them.
+/// Returns the parts of these hubs, put together. `limit` is for each of them.
 pub fn fetch_all<S: AsRef<str>>(
     hubs: &[S],
     job: &str,

@@ -25,14 +25,14 @@ pub struct Training {
     pub optimizer: Optimizer,
     pub clip_norm: Option<f32>,
     pub clip_norm_last: Option<f32>,
-    /// Rounds in which rank 1 pushes a value that is not finite, and which are skipped.
+    /// Rounds in which rank 1 pushes a value that is not finite. They are skipped.
     pub skipped: Vec<u32>,
     pub maximize: bool,
     /// The decay of averages, which rank 0 compares after the last round.
     pub ema: Option<f64>,
     pub compression: Option<Compression>,
     pub workers: u32,
-    /// Workers by machine, where each machine sums first; nothing in a flat job.
+    /// Workers by machine, if each machine sums first; nothing in a flat job.
     pub machines: Vec<u32>,
     pub chunk_bytes: usize,
     pub rounds: u32,
@@ -50,7 +50,7 @@ pub struct Training {
     pub rates: Vec<(u32, f32)>,
     /// The optimizer's numbers from a round on, and each key's multipliers if they change.
     pub numbers: Vec<(u32, Optimizer, Option<Vec<Multipliers>>)>,
-    /// Keys that have other numbers, where `numbers` change.
+    /// Keys that have other numbers, if `numbers` change.
     pub groups: Option<Arc<Groups>>,
 }
 
@@ -229,7 +229,7 @@ impl Training {
         (0..self.rounds).map(norm).collect()
     }
 
-    /// Returns what the hub keeps of each key.
+    /// Returns the tensors that the hub keeps of each key.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }

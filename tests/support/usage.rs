@@ -18,7 +18,7 @@ pub struct Holds {
     pub shared_mappings: usize,
 }
 
-/// Returns what process `pid` holds now.
+/// Returns the resources that process `pid` holds now.
 pub fn holds(pid: u32) -> Holds {
     let path = |what: &str| format!("/proc/{pid}/{what}");
     let threads = fs::read_dir(path("task")).unwrap().flatten();
@@ -30,8 +30,8 @@ pub fn holds(pid: u32) -> Holds {
     }
 }
 
-/// Returns what process `pid`, which has the hub at `hub`, holds when the hub has started completely. Without the
-/// connection of this question.
+/// Returns the resources of process `pid`, which has the hub at `hub`, after the hub has started completely.
+/// Without the connection of this question.
 pub fn holds_at_rest(hub: &str, pid: u32) -> Holds {
     let mut client = TcpStream::connect(hub).expect("the hub listens");
     let ours = client.local_addr().expect("it is connected").port();

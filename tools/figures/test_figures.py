@@ -36,7 +36,7 @@ class Scales(unittest.TestCase):
             self.assertRaises(ValueError, Scale, shrink, time)
 
     def test_what_leaves_a_machine(self):
-        # 3 of 4 parts of its gradients, and its own part of the weights to 3 others.
+        # A machine sends 3 of 4 parts of its gradients, and its own part of the weights to 3 machines.
         self.assertEqual(share_of_model(4), 3 / 4 + 3 / 4)
         self.assertEqual(share_of_model(2), 1)
         self.assertEqual(share_of_model(1), 0)

@@ -14,7 +14,7 @@ LIMIT_S = 120
 
 
 def lacks():
-    """Returns what this machine lacks; `None` if it has everything."""
+    """Returns the thing that this machine lacks; `None` if it has everything."""
     said = subprocess.run(["sh", os.path.join(HERE, "..", "rig", "ready.sh")], capture_output=True, text=True, check=False)
     return said.stderr.strip() or None
 

@@ -280,7 +280,8 @@ fn slow_and_linkless_nics_are_left_out_unless_named() {
 
 #[test]
 fn nics_without_rdma_are_left_out_beside_others_that_have_it() {
-    // As hwloc describes a machine with two ports of Ethernet and one of InfiniBand: no speed is known.
+    // hwloc describes a machine in this way, with two ports of Ethernet and one of InfiniBand: no speed is
+    // known.
     let mut host = host("cores:6 nics:3");
     assert_eq!(place(&host, &Request::new(&[1; 6])).unwrap().nics().len(), 3);
     host.nics[1].kind = topology::NicKind::Infiniband;

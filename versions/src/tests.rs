@@ -14,7 +14,7 @@ fn rules(whole_each: u32, keep: u32) -> Rules {
     Rules { whole_each: number(whole_each), keep: number(keep), ..Rules::default() }
 }
 
-/// Returns weights of two tensors, of which `a` changes with each number and `b` with each hundred.
+/// Returns weights of two tensors: `a` changes with each number and `b` with each hundred.
 fn weights(number: u32) -> Weights {
     let mut weights = Weights::default();
     let values: Vec<f32> = (0..3000u16).map(|n| f32::from(n) * 0.5).collect();

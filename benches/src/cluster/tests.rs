@@ -1,4 +1,4 @@
-//! The simulation against results by hand, and against the timelines of which plans are made.
+//! The simulation against results by hand, and against the timelines from which plans are made.
 
 use std::ops::Range;
 

@@ -8,7 +8,8 @@ use fabric::conformance::rerun;
 
 const VARIABLE: &str = "PHUB_CHECKPOINT_CHILD";
 
-/// Returns what `command` is to run: this program as `role`, on a directory. Its arguments are the last ones.
+/// Returns `command` with the arguments that run this program as `role`, on a directory. Its arguments are
+/// the last ones.
 pub fn child(mut command: Command, role: &str, dir: &Path) -> Command {
     let again = rerun(child_process);
     command.arg(again.get_program()).args(again.get_args());
@@ -22,7 +23,7 @@ pub fn prepared(mut command: Command, preparation: &str, dir: &Path) -> Command 
     command
 }
 
-/// Returns a shell whose mounts nobody else sees and that end with it; `None`, with a message, where this
+/// Returns a shell whose mounts nobody else sees and that end with it; `None`, with a message, if this
 /// machine does not permit that.
 pub fn shell_with_mounts() -> Option<Command> {
     for flags in [&["--mount"][..], &["--user", "--map-root-user", "--mount"]] {

@@ -133,7 +133,7 @@ fn one_hub_at_a_time_has_a_directory() {
     let error = CheckpointStore::open(dir.path()).unwrap_err();
     let process = format!("process {} has it locked", std::process::id());
     says(error, &[dir.path().to_str().unwrap(), "in use by another hub", &process, "another directory"]);
-    // It is the directory that is locked.
+    // The directory is locked, not the file.
     std::fs::remove_file(dir.path().join(".phub-lock")).unwrap();
     says(CheckpointStore::open(dir.path()).unwrap_err(), &["in use by another hub", &process]);
     assert!(half_written.exists());

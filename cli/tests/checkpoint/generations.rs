@@ -53,7 +53,7 @@ fn a_damaged_newest_falls_back_and_only_all_damaged_are_refused() {
     job.check(&loaded.restored, Round(10));
     let words = ["goes on from", "job@10.safetensors", "digest", "job@damaged.safetensors"];
     says(loaded.warning.unwrap(), &words);
-    // It goes on as often as it likes, and the damaged file is no generation.
+    // The job continues as often as it likes, and the damaged file is no generation.
     let loaded = job.loaded(&store, "job").unwrap();
     says(loaded.warning.unwrap(), &["there is no", "job.safetensors"]);
     store.save("job", Share::WHOLE, &job.snapshot(Round(12))).unwrap();

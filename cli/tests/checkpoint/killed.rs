@@ -20,7 +20,7 @@ fn job() -> Job {
 /// The number of kills that must leave a file half written. Other kills come between two saves.
 const HALF_WRITTEN: usize = 3;
 
-/// The number of kills, of which at least `HALF_WRITTEN` leave a half-written file.
+/// The number of kills; at least `HALF_WRITTEN` of them leave a half-written file.
 const KILLS: u32 = 60;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is saved comes back bit for bit, and is a safetensors file to anybody else.
+//! A saved state is read back bit for bit, and is a safetensors file for other programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;

@@ -45,7 +45,7 @@ impl Job {
         Job { numbers: rates.into_iter().map(of).collect(), ..self }
     }
 
-    /// Returns what its hub keeps of each key.
+    /// Returns the tensors that its hub keeps of each key.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }
@@ -92,7 +92,7 @@ impl Job {
         SnapshotPart { steps: chunks.iter().map(of).collect(), squares, chunks, values: slab }
     }
 
-    /// Loads the job's checkpoint, and hears whether it is not the newest.
+    /// Loads the job's checkpoint, with the warning if it is not the newest.
     pub fn loaded(&self, store: &CheckpointStore, name: &str) -> Option<Loaded> {
         store.load(name, &self.keys, &self.tensors()).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -152,7 +152,7 @@ pub fn value(round: Round, key: KeyId, tensor: Tensor, element: usize) -> f32 {
     f32::from_bits(bits & !0x0080_0000) // not the exponent of NaN and infinity
 }
 
-/// Returns what is in a directory, except the lock, sorted.
+/// Returns the files of a directory, except the lock, sorted.
 pub fn files(dir: &Path) -> Vec<String> {
     let names =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

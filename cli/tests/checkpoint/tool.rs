@@ -1,4 +1,4 @@
-//! `phub-server checkpoint`: what people see of the files of a hub.
+//! `phub-server checkpoint`: the output about the files of a hub.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use super::snapshots::{ADAM, Job, value};
 use crate::support::{phub_server, says};
 
-/// Returns what it prints, and whether it says that all is well.
+/// Returns its output, and whether it says that all is well.
 fn checkpoint(arguments: &[&str]) -> (bool, String) {
     let output = phub_server(&[&["checkpoint"], arguments].concat()).output().unwrap();
     let said = [output.stdout, output.stderr].concat();
@@ -69,7 +69,7 @@ fn files_are_listed_verified_and_exported() {
     assert_eq!(SafeTensors::deserialize(&bytes).unwrap().len(), 3 * job.keys.len());
 }
 
-/// A FIFO would make whoever opens it wait for ever.
+/// A process that opens a FIFO would wait for ever.
 #[test]
 fn what_is_no_directory_and_what_is_no_file_is_said_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();

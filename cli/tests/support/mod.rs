@@ -18,7 +18,7 @@ pub fn phub_server(arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns what the program says to arguments with which it must fail.
+/// Returns the program's output for arguments with which it must fail.
 #[track_caller]
 pub fn failure(arguments: &[&str]) -> String {
     let output = phub_server(arguments).output().expect("the program starts");
@@ -46,7 +46,7 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Starts it, and hears where it is.
+    /// Starts it, and reads its address.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
@@ -65,7 +65,7 @@ impl Serve {
         self.child.id()
     }
 
-    /// Returns the log, line by line, where stderr is a pipe.
+    /// Returns the log, line by line, if stderr is a pipe.
     pub fn stderr(&mut self) -> Lines<BufReader<ChildStderr>> {
         BufReader::new(self.child.stderr.take().expect("stderr is a pipe")).lines()
     }
@@ -76,7 +76,7 @@ impl Serve {
         kill_process(pid, signal).expect("the process is there");
     }
 
-    /// Waits for its end; how it was, and what else it said.
+    /// Waits for its end. Returns its status, and the rest of its output.
     pub fn end(&mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();

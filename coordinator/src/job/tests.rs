@@ -55,7 +55,7 @@ fn attach(job: &mut Job, rank: u32) -> Arrival {
     job.attached(rank)
 }
 
-/// Returns the code by which a worker that comes to a rank now is refused.
+/// Returns the refusal code of a worker that joins with a rank now.
 fn code_of_a_join(job: &Job, rank: u32) -> Option<RefusalCode> {
     let join = Join::new("job", &JoinRequest::new(rank, (*job.spec.terms).clone()), Token([0; 16]));
     job.may_come(&join).err().map(|refused| refused.code)
@@ -238,7 +238,7 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     assert_eq!(job.news.now().lost, 5, "rounds of the slowest");
     let members: Vec<u32> = job.news.now().members.iter().map(|member| member.from.0).collect();
     assert_eq!(members, [10, 13]);
-    // A newcomer says how far it was, and begins where the others are.
+    // A newcomer says how far it was, and begins with the round of the others.
     job.life.worker_has_reached(1, Round(20), &mut job.news);
     assert!(job.life.ahead(&job.spec, job.first_round).is_empty());
     assert_eq!(job.news.now().reached, Some(Round(20)));
@@ -400,7 +400,7 @@ fn a_late_worker_is_named_once_and_is_lost_after_the_limit() {
     assert_eq!(reason, why);
 }
 
-/// A core's report may come twice, after a member of which no core is left to report.
+/// A core's report may arrive twice, for a member after the last core has reported.
 #[test]
 fn a_report_too_many_of_a_core_counts_nothing() {
     let mut standing = Standing::TakesPart { relinked_by: None };
@@ -497,7 +497,7 @@ fn a_worker_has_other_links_when_all_cores_have_dropped_the_former_ones() {
         job.members.connect(1, Token([1; 16]), "job").is_err()
             && job.members.connect(1, Token([2; 16]), "job").is_ok()
     );
-    // It was let in, and says that these links are lost, too.
+    // The worker was admitted, and says that these links are lost, too.
     assert_eq!(job.ask_for_links(1, "again", now), Ok(Some(Effect::DropLinks(1, Some(Token([2; 16]))))));
     job.lose(1, Cause::Link, "it died");
     assert_eq!(job.members.grant_links(1, Token([3; 16]), "job").unwrap_err().code, RefusalCode::JobFailed);

@@ -1,4 +1,4 @@
-//! Tests of records: what a replay says, and that records of this form can be read for as long as the form has its number.
+//! Tests of records: the result of a replay, and the reading of records of this form as long as the form has its number.
 
 use super::*;
 use crate::hub::Quotas;
@@ -17,7 +17,7 @@ fn recorded() -> Vec<String> {
     let mut lines = vec![head("a test", settings)];
     let mut ask = |input: Input| {
         let answer = input.clone().apply(&mut hub, now);
-        // As if it were no text.
+        // The answer is compared as if it were no text.
         lines.push(step(Duration::from_millis(1500), &input, &format_args!("{answer}")));
     };
     ask(Find { name: "job".into(), owner: None }.into());

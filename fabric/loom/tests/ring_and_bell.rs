@@ -109,8 +109,8 @@ fn a_full_ring_comes_free_again() {
 #[derive(Clone)]
 struct Bell {
     asleep: Arc<AtomicU32>,
-    /// The number of datagrams that its receiver has. The kernel's queue is behind a lock: a taker of a datagram sees
-    /// what its sender did before.
+    /// The number of datagrams that its receiver has. The kernel's queue is behind a lock: the thread that takes a
+    /// datagram sees all that its sender did before.
     datagrams: Arc<AtomicU32>,
 }
 
@@ -134,8 +134,8 @@ impl Bell {
         }
     }
 
-    /// Returns what a port does in `wait`: sleeps until `ready`, or woken. A sleeper whom nobody wakes runs into loom's
-    /// limit of branches, which fails the test.
+    /// Does the same as a port in `wait`: sleeps until `ready`, or until it is woken. A sleeper that nobody wakes
+    /// reaches loom's limit of branches, which fails the test.
     fn wait(&self, place: Place, mut ready: impl FnMut() -> bool) {
         bell::announce(&self.asleep, place);
         if !ready() {
@@ -221,7 +221,7 @@ fn the_mark_of_an_earlier_sleep_does_no_harm() {
         let (mut producer, mut consumer) = ring(2);
         let bell = Bell::new();
         let rung = bell.clone();
-        // It waited for another ring before, and was woken for that.
+        // The port waited for another ring before, and was woken for that.
         consumer.wake_when(1 << 30);
         let writer = thread::spawn(move || {
             push(&mut producer, 7);

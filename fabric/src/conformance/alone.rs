@@ -1,11 +1,12 @@
-//! A test in a process of its own, for one that counts what its process has, or puts limits on it.
+//! A test in a process of its own: it counts the resources of its process, or puts limits on it.
 
 use std::process::Command;
 
 /// Set in the process that runs one test.
 const ALONE: &str = "PHUB_TEST_ALONE";
 
-/// Runs the body of a test in a process of its own: this test program once more, told to run that test and no other.
+/// Runs the body of a test in a process of its own. The process runs this test program, with the name of the test as its
+/// argument.
 ///
 /// Call it from the test itself with a closure: the test's name is read from the closure's type.
 ///

@@ -74,7 +74,7 @@ pub fn each_post_arrives_once<B: Bed>(bed: &B) {
         here.extend(near.collect(left));
         other.join().expect("the peer posts and polls")
     });
-    here.extend((0..200).flat_map(|_| near.poll())); // what would come twice, comes now
+    here.extend((0..200).flat_map(|_| near.poll())); // posts that arrive twice would arrive now
     for seen in [here, there] {
         assert_eq!(values(&seen, 0), (0..shape.chunks).collect::<Vec<_>>(), "{}", bed.name());
     }
@@ -183,7 +183,7 @@ fn values(seen: &[Seen], link: usize) -> Vec<u32> {
 }
 
 /// Checks that a link that holds all that it may answers `Full`, and still takes a post without bytes. It ends a sleep
-/// when it has room again, though nothing arrives. A transport that holds nothing is never full.
+/// when it has room again, even if nothing arrives. A transport that holds nothing is never full.
 pub fn full_ends<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     // More than sockets hold for a peer that does not read.

@@ -8,8 +8,8 @@ use crate::{Arrival, Imm, LinkId, Port, Posted, RecvWindow, Span, Spans};
 
 use super::Shape;
 
-/// An end: what a thread of the layer above would hold. Links are known by their index in the
-/// shape, peer by peer, whatever number the port gives them.
+/// An end: the state of a thread of the layer above. Links are known by their index in the shape, peer by
+/// peer, whatever number the port gives them.
 pub struct End<P: Port> {
     /// The port, to test it directly.
     pub port: P,
@@ -24,7 +24,7 @@ struct Link<P: Port> {
     recv: Arc<RecvWindow>,
 }
 
-/// An arrival, and what was in the window when it was shown.
+/// An arrival, and the bytes of the window when it was shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Index of the link.

@@ -1,5 +1,5 @@
-//! A bed for transports on which workers join a listening hub: either end under test, its peers in this process or
-//! in others.
+//! A bed for transports on which workers join a listening hub: either end under test, with peers in this process
+//! or in others.
 //!
 //! ```text
 //!   near is a hub:     one port <== a connection a link ==  one port     a worker, peer 0
@@ -257,7 +257,7 @@ fn only<L>(mut links: Vec<L>) -> L {
 }
 
 /// Runs the suite over a [`Transport`](crate::conformance::Transport): hub or worker under test, peers here and in
-/// processes. At the root of a test binary, because peer processes are that binary, told to run `peer_process`.
+/// processes. It must be at the root of a test binary, because peer processes run that binary with `peer_process`.
 #[macro_export]
 macro_rules! conformance_of_hub_and_workers {
     ($transport:ty: $each:expr) => {

@@ -15,8 +15,8 @@
 //!                             [    ] ==links==> peer 1     process, which obeys over a pipe
 //! ```
 //!
-//! The near end is under test; the peers do what the test says. No test asserts a time: every test
-//! that could hang has a [`Watchdog`]. The suite knows no transport.
+//! The near end is under test; the test decides about the peers. No test asserts a time: every test that
+//! could hang has a [`Watchdog`]. The suite knows no transport.
 
 mod alone;
 mod arrivals;

@@ -65,8 +65,8 @@ pub struct Local<P: Port> {
 }
 
 impl<P: Port> Local<P> {
-    /// Creates a peer at an end, all of whose links get attached. `death` is what makes the process at this
-    /// end look dead; then the end is dropped.
+    /// Creates a peer at an end, all of whose links get attached. `death` makes the process at this end look
+    /// dead; then the end is dropped.
     pub fn new(mut end: End<P>, death: impl FnOnce() + Send + 'static) -> Self {
         end.attach_all();
         Local { end, death: Box::new(death) }
@@ -142,7 +142,7 @@ impl<P: Port> Peer for Hub<P> {
     }
 
     fn echo(&mut self, count: usize) {
-        // As a hub does it: a thread for each core. The suite deals evenly over the links.
+        // A hub does the same: a thread for each core. The suite deals evenly over the links.
         let share = count / self.cores.len();
         std::thread::scope(|scope| {
             self.cores.iter_mut().for_each(|core| drop(scope.spawn(move || core.echo(share))));

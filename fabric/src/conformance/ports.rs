@@ -77,7 +77,8 @@ fn post_and_see<P: Port>(ports: Vec<P>, endpoints: Vec<P::Endpoint>, at: [PortId
                 port
             }));
         }
-        // All ports live until all have seen what they wait for: the end of one is the end of the connection.
+        // All ports live until all of them have seen their arrivals: the end of one is the end of the
+        // connection.
         let ports: Vec<P> = threads.into_iter().map(|thread| thread.join().expect("it saw all")).collect();
         drop(ports);
     });

@@ -5,7 +5,7 @@
 //!         <-- "@Accepted\n" --
 //! ```
 //!
-//! A reply is what follows an `@`, because a child that is a re-executed test binary also writes the
+//! A reply is the text after an `@`, because a child that is a re-executed test binary also writes the
 //! harness's own lines. Trusts the child: it is the test's own.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,7 +14,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use super::{Peer, Seen};
 use crate::Posted;
 
-/// Says a line to the test, which reads it by [`Remote::told`].
+/// Writes a line for the test, which reads it by [`Remote::told`].
 pub(super) fn say(output: &mut impl Write, text: &str) -> std::io::Result<()> {
     writeln!(output, "@{text}")?;
     output.flush()

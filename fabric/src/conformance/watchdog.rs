@@ -28,7 +28,7 @@ impl Watchdog {
         Self::over(String::new())
     }
 
-    /// Returns the same; also says what the test runs on, such as a bed with its seed.
+    /// Returns the same, and names the object under test, such as a bed with its seed.
     #[track_caller]
     pub fn on(what: impl std::fmt::Display) -> Self {
         Self::over(format!(" on {what}"))

@@ -71,7 +71,7 @@ proptest! {
                     let mut taken = Vec::new();
                     let count = consumer.take(limit, |item| taken.push(item)).unwrap();
                     prop_assert_eq!(count, taken.len());
-                    // It may overlook what came since its last look, but only if it has enough.
+                    // A read may overlook entries since its last look, but only if it has enough.
                     prop_assert_eq!(count, limit.min(model.len()));
                     prop_assert_eq!(taken, model.drain(..count).collect::<Vec<_>>());
                 }
@@ -127,8 +127,8 @@ proptest! {
         }
     }
 
-    /// Both positions and the mark change under the ends at any time. The ends may answer whatever the words say, but
-    /// never panic, and never take more than the ring holds.
+    /// Both positions and the mark change under the ends at any time. The ends may answer anything that the words
+    /// say, but never panic, and never take more than the ring holds.
     #[test]
     fn no_sequence_of_lies_does_more_than_lie(
         start in position(),

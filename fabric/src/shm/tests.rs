@@ -1,4 +1,5 @@
-//! A peer that is hostile, or was killed at the worst moment: what it can do to the words it shares.
+//! A peer that is hostile, or was killed at the worst moment: its possible damage to the words that it
+//! shares.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,7 +66,7 @@ fn death_and_waker_end_a_sleep_whose_bell_word_was_cleared() {
     assert_eq!(hub.poll(&mut [Arrival::default()]), 0); // the first look after attach
     let woken = AtomicBool::new(false);
     let (state, waker) = (Arc::clone(&hub.state), hub.waker());
-    // As a worker does that is killed after it cleared the word and before it woke the sleeper.
+    // A worker does this that is killed after it cleared the word and before it woke the sleeper.
     let clear = || {
         while state.own.asleep().swap(0, Ordering::Relaxed) == 0 {
             std::thread::yield_now();
@@ -111,7 +112,7 @@ fn a_head_that_lies_closes_the_link_for_both() {
     let ((mut hub, mut hubs), (mut worker, mut workers)) = pair("head");
     let link = hub.attach(hubs.endpoints.remove(0));
     let hostile = workers.endpoints.remove(0);
-    hostile.consumer.cells.head().store(100, Ordering::Relaxed); // ahead of what was posted
+    hostile.consumer.cells.head().store(100, Ordering::Relaxed); // ahead of all posts
     worker.attach(hostile);
     while hub.post(link, NOTHING, Imm(0)) == Posted::Accepted {}
     assert_eq!(hub.post(link, NOTHING, Imm(0)), Posted::Closed);

@@ -157,7 +157,7 @@ fn keys_open_nothing_that_is_another_workers() {
 fn a_link_opens_what_it_carries_and_nothing_else() {
     let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
-    // Up every other chunk, down the others: as many ranges as chunks.
+    // Every other chunk goes up, the others down: as many ranges as chunks.
     let every_other = |first: usize| {
         let chunks = (first..CHUNKS).step_by(2);
         chunks.map(|chunk| Span { offset: chunk * CHUNK, bytes: CHUNK }).collect()
@@ -283,7 +283,7 @@ fn a_fork_leaves_transfers_whole() {
     // SAFETY: the child calls nothing but _exit, which a forked child of many threads may.
     let child = unsafe {
         match libc::fork() {
-            // It has the window that is sent (Linux 5.13), with what its parent writes meanwhile.
+            // The child has the sent window (Linux 5.13), with the bytes that its parent writes meanwhile.
             0 => libc::_exit(i32::from(workers[0].spans.elements_mut::<f32>(0)[0] == 0.0)),
             child => child,
         }

@@ -16,7 +16,7 @@ const SHAPE: Shape = Shape { peers: 1, links: 1, capacity: 8, chunks: 64, chunk_
 fn memory_that_may_not_be_locked_is_an_error_with_the_fix() {
     let _watchdog = Watchdog::start();
     let Some(device) = bed::devices().into_iter().next() else { return };
-    // Root may lock what it likes, unless it loses that capability for good.
+    // Root may lock any memory, unless it gives up that capability.
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "prlimit", "--memlock=65536:65536"]);
     command.arg(std::env::current_exe().unwrap());

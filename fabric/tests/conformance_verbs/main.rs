@@ -1,6 +1,6 @@
-//! The conformance suite over verbs: either end under test, its peers in this process and in others, where to
-//! die means `kill -9`. On the devices of `PHUB_TEST_DEVICE`, each alone and all together. And what becomes of
-//! a transport whose machine breaks.
+//! The conformance suite over verbs: either end under test, with peers in this process and in others. Death is
+//! `kill -9`. On the devices of `PHUB_TEST_DEVICE`, each alone and all together. It also tests a transport on
+//! a machine that breaks.
 #![forbid(unsafe_code)]
 
 mod bed;

@@ -77,7 +77,7 @@ fn a_hello_with_the_wrong_number_of_descriptors_is_refused() {
     hub.lives();
 }
 
-/// Closing such a socket waits for an hour, whoever does it. The watchdog is not that patient.
+/// Any thread that closes such a socket waits for an hour. The watchdog is not that patient.
 #[test]
 fn sockets_that_linger_hold_nobody_up() {
     let hub = Hub::new();
@@ -99,7 +99,8 @@ fn sockets_that_linger_hold_nobody_up() {
     drop(socket);
     let error = accepted().hello(LONG).unwrap().gather().unwrap_err().to_string();
     assert!(error.contains("expected two memfds"), "{error}");
-    // Behind a good hello: what came is closed before the worker is let in, and then nothing comes any more.
+    // The descriptors come after a good hello: they are closed before the worker is admitted, and then no
+    // more arrive.
     let (socket, _peer) = lingering();
     let peer = RawPeer::connect(&hub.address());
     let fds = good();

@@ -18,9 +18,9 @@ pub const WINDOW: usize = 4096;
 pub const TOKEN: [u8; 16] = *b"a worker's token";
 /// The name of the socket that wakes the ports of a worker.
 pub const NAME: [u8; 16] = *b"the name of ours";
-/// The timeout of what must not happen; the watchdog is more patient.
+/// The timeout of an event that must not happen; the watchdog is more patient.
 pub const LONG: Duration = Duration::from_secs(30);
-/// The timeout of what must time out.
+/// The timeout of an event that must time out.
 pub const SHORT: Duration = Duration::from_millis(30);
 /// A bell takes two cache lines, a ring three such pairs and its slots.
 pub const BELL_BYTES: u64 = 128;
@@ -117,7 +117,7 @@ impl RawPeer {
         net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// Works like [`send`](Self::send), where the hub may take nothing more.
+    /// Works like [`send`](Self::send), if the hub may take nothing more.
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd]) -> Result<(), rustix::io::Errno> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = net::SendAncillaryBuffer::new(&mut space);

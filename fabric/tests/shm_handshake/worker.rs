@@ -97,7 +97,7 @@ fn descriptors_that_a_hub_must_not_offer_are_refused() {
     }
 }
 
-/// Returns what a worker makes of a hub that answers its hello like this.
+/// Returns a worker's error for a hub that answers its hello in this way.
 fn answered(answer: impl FnOnce(RawPeer)) -> ConnectError {
     let _watchdog = Watchdog::start();
     let address = new_address();

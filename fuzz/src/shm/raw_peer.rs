@@ -33,7 +33,7 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// Returns what wakes a port of a hub.
+/// Returns an eventfd that wakes a port of a hub.
 pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd")
 }

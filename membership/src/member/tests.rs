@@ -1,4 +1,4 @@
-//! The machine of a member: what it does in any order of events, and when it gives up.
+//! The state machine of a member: its steps in any order of events, and the times when it gives up.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -95,7 +95,7 @@ impl Life {
         life
     }
 
-    /// Takes an event in, and checks what must always be true.
+    /// Takes an event in, and checks the invariants.
     fn take(&mut self, event: Event) -> Option<Step> {
         let next = self.member.handle(event, self.now)?;
         assert!(!self.is_over, "{next:?} after the end");
@@ -124,7 +124,7 @@ impl Life {
         Some(next)
     }
 
-    /// Takes events in. Returns what follows from the last one.
+    /// Takes events in. Returns the steps that follow from the last one.
     fn takes(&mut self, events: impl IntoIterator<Item = Event>) -> Option<Step> {
         events.into_iter().map(|event| self.take(event)).last().flatten()
     }
@@ -253,8 +253,8 @@ fn a_caller_that_gives_up_ends_a_pause() {
     assert_eq!(life.take(Event::CallerGaveUp), Some(Step::GiveUp(over)));
 }
 
-/// Loses links, and makes others until the next loss, which brings these numbers of answers at these seconds. Returns what follows
-/// from the last loss.
+/// Loses links, and makes new ones until the next loss. `losses` are the numbers of answers at these seconds. Returns the step
+/// that follows from the last loss.
 fn lose(life: &mut Life, losses: impl IntoIterator<Item = (u64, Event)>) -> Option<Step> {
     let begun = life.now;
     let mut last = None;

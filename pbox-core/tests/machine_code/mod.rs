@@ -1,9 +1,9 @@
-//! The machine code of a program, by objdump: its functions, what each refers to, and the instructions
-//! that a round path must not have. Reads x86-64, AT&T syntax.
+//! The machine code of a program, by objdump: its functions, and the functions that each refers to. Also the
+//! instructions that a round path must not have. Reads x86-64, AT&T syntax.
 //!
-//! What a function refers to is every function whose address one of its instructions names: as the
-//! target of a call or a jump, or through a slot of the global offset table, whether it is called
-//! there or only loaded. Calls through a pointer in memory are not followed.
+//! A function refers to every function whose address one of its instructions names. The address may be the
+//! target of a call or a jump, or in a slot of the global offset table, and may be called or only loaded.
+//! Calls through a pointer in memory are not followed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -81,8 +81,7 @@ impl Program {
             .collect()
     }
 
-    /// Returns everything that can be reached from `roots`, but for what lies behind functions whose name holds one of
-    /// `stops`.
+    /// Returns everything that can be reached from `roots`, except through functions whose name holds one of `stops`.
     pub fn reached_from(&self, roots: &[u64], stops: &[&str]) -> Reached<'_> {
         let mut reached = Reached::default();
         let mut seen = std::collections::HashSet::new();

@@ -17,7 +17,7 @@ use crate::cores::{CoreThread, Lane};
 /// The most jobs of this registry.
 pub const JOBS_LIMIT: usize = 4;
 
-/// Returns the registry, and what its core's thread would own.
+/// Returns the registry, and the state of its core's thread.
 pub fn registry() -> (Arc<Registry>, CoreThread) {
     let (group, mut ports) = any::group(1, None).unwrap();
     let lane = Lane { cpu: 0, node: 0, nic: None };

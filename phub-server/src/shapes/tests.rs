@@ -48,7 +48,7 @@ fn a_machine_of_a_mesh_carries_what_was_counted_whatever_its_workers() {
         let (model, shares) = shares("googlenet", 2, workers);
         for load in Shape::mesh(&shares, None).loads {
             for bytes in [load.sends, load.receives] {
-                // Without the headers of packets, of which an interface counts one for 64 KiB.
+                // The headers of packets are left out; an interface counts one for 64 KiB.
                 let models = bytes as f64 / model as f64;
                 assert!((1.001..1.003).contains(&models), "{workers} workers, {}: {models:.4}", load.link);
             }

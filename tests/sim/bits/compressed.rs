@@ -143,7 +143,7 @@ impl Far {
         Far { worker, hub, link, weights: weights.remove(0), wire }
     }
 
-    /// Pushes the only key and answers with what `write` makes. Returns the worker's result.
+    /// Pushes the only key and answers with the bytes that `write` makes. Returns the worker's result.
     fn answer(&mut self, round: u32, write: impl FnOnce(&mut [u8])) -> Result<(), String> {
         self.worker.push(KeyId(0)).unwrap();
         while self.hub.poll(&mut [Arrival::default()]) == 0 {}

@@ -109,7 +109,7 @@ impl Tree {
         let carries_all = levels[0].compression.is_none_or(carries_all);
         job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32);
         job.skip_nonfinite = carries_all && dice.below(2) == 0;
-        faults.reorder &= !job.waits_for_all(); // what a core tells comes before its answers
+        faults.reorder &= !job.waits_for_all(); // a core's part is sent before its answers
         let (skips, is_orderly) = (job.skip_nonfinite, trouble != Trouble::Posts && !faults.reorder);
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
         let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late, again: None };
@@ -289,8 +289,8 @@ const EXACT: [f32; 5] = [1.0, 2.0, 4.0, 8.0, 9.0];
 /// Codecs that keep every number of [`EXACT`].
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 
-/// Returns what a worker pushes. If workers come and go, all push the same number, whose mean does not depend on who
-/// takes part.
+/// Returns the value that a worker pushes. If workers come and go, all push the same number, whose mean does not
+/// depend on who takes part.
 fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let worker = if trouble.on_loss() == OnLoss::Continue { 0 } else { worker };
     let mixed =
@@ -315,8 +315,8 @@ fn pushed(trouble: Trouble, skips: bool, worker: u32, round: Round, key: KeyId, 
     }
 }
 
-/// Returns the oracle's weights after each round, and the norm of each if steps wait for it. Each hub sums what is
-/// below it, in order, in the type of the key.
+/// Returns the oracle's weights after each round, and the norm of each if steps wait for it. Each hub sums its
+/// workers and the hubs below it, in order, in the type of the key.
 fn expected(
     layout: &Layout,
     terms: &JobTerms,
@@ -381,8 +381,8 @@ fn expected(
     (by_round, norms)
 }
 
-/// Returns what crosses between the hubs. If workers come and go, a codec that leaves nothing out of [`EXACT`] and its
-/// sums: what others leave out depends on who takes part.
+/// Returns the codec between the hubs. If workers come and go, the codec leaves out no part of [`EXACT`] and its sums.
+/// The values that other codecs leave out depend on the workers that take part.
 fn codec(dice: &mut Dice, trouble: Trouble) -> Compression {
     let codecs = if trouble.on_loss() == OnLoss::Continue { &LOSSLESS[..] } else { &CODECS };
     codecs[dice.below(codecs.len() as u64) as usize].parse().unwrap()
@@ -437,7 +437,7 @@ fn expected_coded(
     by_round.unzip()
 }
 
-/// Returns the sum of what is below a hub, if somebody there has a gradient. `next` is the number of its first worker.
+/// Returns the sum below a hub, if some worker there has a gradient. `next` is the number of its first worker.
 fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, gradient: &impl Fn(u32) -> Option<f32>) -> Option<f32> {
     let pushed: Vec<f32> = below
         .iter()

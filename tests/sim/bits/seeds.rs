@@ -89,7 +89,7 @@ impl Cluster {
                 _ => {}
             }
         }
-        faults.reorder &= !terms.job.waits_for_all(); // what a core tells comes before its answers
+        faults.reorder &= !terms.job.waits_for_all(); // a core's part is sent before its answers
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;
         let is_alike = terms.job.on_loss == OnLoss::Continue;
@@ -140,7 +140,7 @@ impl Cluster {
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
 
-    /// Takes in which chunks went on without a round.
+    /// Takes in the chunks that continued without a round.
     fn read_notices(&mut self) {
         let before = self.skipped.len();
         for notice in &self.job.notices {
@@ -309,9 +309,9 @@ fn is_finite(norm: Option<f32>) -> bool {
     norm.is_none_or(f32::is_finite)
 }
 
-/// Returns what a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on
-/// who takes part. Where rounds are skipped, one of four has a value that is infinite. Where keys are adapted, one of
-/// five is zero.
+/// Returns the value that a worker pushes. If workers come and go, all push the same whole number: the mean does not
+/// depend on who takes part. Where rounds are skipped, one of four has a value that is infinite. Where keys are
+/// adapted, one of five is zero.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     if terms.job.skip_nonfinite
         && round > Round(0)
@@ -493,7 +493,7 @@ impl Element {
         match by {
             By::Nothing => {}
             By::Scale(scale) => {
-                sum *= step.rescale; // the mean, which is what is clipped
+                sum *= step.rescale; // the mean is clipped
                 step.rescale = scale;
             }
             By::Quotient(quotient) => {

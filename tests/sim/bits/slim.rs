@@ -152,7 +152,7 @@ impl Model {
     }
 }
 
-/// Returns what a worker pushes. Rank 0 pushes weights in round 0.
+/// Returns the value that a worker pushes. Rank 0 pushes weights in round 0.
 fn value(rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let place = u64::from(rank) << 48 | u64::from(round.0) << 32 | u64::from(key.0) << 16 | element as u64;
     (mix(place) % 4001) as f32 / 1000.0 - 2.0

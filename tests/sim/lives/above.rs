@@ -18,7 +18,8 @@ use super::tree::Tree;
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Kills the hubs above all. `have_begun`: all workers had weights; if not, they have reached what they had before.
+    /// Kills the hubs above all. `have_begun`: all workers had weights; if not, they have reached the same round as
+    /// before.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
             let is_there = |worker: &usize| self.takes_part(*worker) || self.unlinked.contains(worker);
@@ -79,7 +80,7 @@ impl Tree {
         self.unlinked_hubs.clear();
     }
 
-    /// Checks that the members of all hubs hear how many rounds are lost.
+    /// Checks that the members of all hubs learn how many rounds are lost.
     pub fn check_lost(&self) {
         let Some(Again { restored, .. }) = &self.terms.again else { return };
         let of_machine = |rank: usize| {

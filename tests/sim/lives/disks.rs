@@ -1,5 +1,5 @@
-//! The disks of a job's hubs. Each hub writes its part of each snapshot, or cannot, and a job goes on from the last
-//! round of which all parts are there.
+//! The disks of a job's hubs. Each hub writes its part of each snapshot, or cannot. A job continues from the last
+//! round with all parts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -87,8 +87,8 @@ impl Disks {
         rounds.any(|round| *round >= since && self.files.values().all(|files| files.contains_key(round)))
     }
 
-    /// Returns the state that the coordinator goes on from, and the files that are left; and whether a file was damaged. Whatever was
-    /// not written is lost, and so is what came behind.
+    /// Returns the state that the coordinator goes on from, and the files that are left; and whether a file was damaged. Files
+    /// that were not written are lost, and so are all later ones.
     pub fn restore(&mut self, dice: &mut Dice) -> (Option<Restored>, Files, bool) {
         self.collected.clear();
         let rounds = |files: &BTreeMap<Round, Part>| files.keys().copied().collect();

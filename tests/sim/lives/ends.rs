@@ -1,4 +1,4 @@
-//! The end of a job, and a job that comes back; and joins that are refused.
+//! The end of a job, and a job that returns; and joins that are refused.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,8 +29,8 @@ impl Life {
         self.counts.add("jobs failed", 1);
     }
 
-    /// Lets workers that know of a failure at one hub do what their machines say. They give up, or tell the hubs that
-    /// they have lost one, and join again.
+    /// Lets workers that know of a failure at one hub follow their machines. They give up, or tell the hubs that they
+    /// have lost one, and join again.
     fn tell_hubs(&mut self) {
         let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
         let Some((reason, end)) = failed.map(|(reason, end)| (reason.to_owned(), end)) else { return };
@@ -80,8 +80,8 @@ impl Life {
         }
     }
 
-    /// Brings the hubs back from the last round that is on all disks, and the workers that live, with what they have
-    /// reached.
+    /// Brings the hubs back from the last round that is on all disks. Brings back the living workers with the rounds
+    /// that they have reached.
     pub fn come_back(&mut self) {
         self.floor = self.floor.max(self.job.hubs.lead().files.whole);
         let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
@@ -94,7 +94,7 @@ impl Life {
         let reached = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
             match self.stages[rank as usize] {
-                // It has made no step since it came back.
+                // The worker has made no step since it came back.
                 Stage::HubLost if self.came_back.contains(&rank) => self.reached[rank as usize],
                 Stage::HubLost => self.keys().map(|key| worker.round(key)).min(),
                 _ => None,

@@ -1,4 +1,4 @@
-//! A life: what happens to workers and hubs, and what their weights must be meanwhile.
+//! A life: the events of workers and hubs, and the expected weights meanwhile.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::disks::Disks;
 use super::ledger::{Ledger, Together};
 
 pub const WORKERS: u32 = 3;
-/// The number of steps in which something may happen.
+/// The number of steps in which events may happen.
 const STEPS: u32 = 300;
 /// The most rounds that a worker's keys are apart.
 const AHEAD: u32 = 3;
@@ -42,7 +42,7 @@ pub enum Stage {
     Unlinked,
     /// The worker hangs, and sends no heartbeat.
     Hangs,
-    /// The worker has lost a hub, and waits until the hubs come back.
+    /// The worker has lost a hub, and waits until the hubs return.
     HubLost,
 }
 
@@ -55,7 +55,7 @@ pub enum Plot {
     Deaths,
     /// A hub that stops, or dies.
     Stop,
-    /// Hubs that do not hear each other.
+    /// Hubs that do not reach each other.
     Silence,
 }
 
@@ -133,7 +133,7 @@ impl Life {
         }
     }
 
-    /// Runs the job, which may fail and come back, until nothing more happens to it.
+    /// Runs the job, which may fail and return, until nothing more happens to it.
     pub fn live(mut self) -> Counts {
         for plots in [3, 2, 0] {
             self.plot = match self.dice.below(6) {
@@ -241,7 +241,7 @@ impl Life {
         }
     }
 
-    /// Asks for the state: its file, or for a client a copy of what one hub has. Without chunks a hub has none.
+    /// Asks for the state: its file, or for a client a copy of one hub's part. Without chunks a hub has none.
     fn wants(&mut self) {
         let Life { job, dice, .. } = self;
         let (hubs, is_file) = (&mut job.hubs.hubs, dice.below(3) > 0);
@@ -308,7 +308,7 @@ impl Life {
         }
     }
 
-    /// Pushes what workers that take part can push, and lets everybody work once.
+    /// Pushes all keys that workers taking part can push, and lets everybody work once.
     fn step(&mut self, until: u32) {
         for rank in 0..WORKERS {
             self.hear(rank);
@@ -324,7 +324,7 @@ impl Life {
         }
     }
 
-    /// Tells a worker whether it takes part, or is lost: at hubs that do not hear each other, one may have given it up.
+    /// Notifies a worker whether it takes part, or is lost. If hubs do not reach each other, one may have given it up.
     fn hear(&mut self, rank: u32) {
         let stage = &mut self.stages[rank as usize];
         if *stage == Stage::Joined && self.job.takes_part(rank) {
@@ -416,7 +416,7 @@ impl Life {
     fn finish(&mut self) {
         self.job.hubs.post.gives_up_one_in = None;
         let come_back = |life: &mut Life| {
-            // A hub may still wait for one that it does not hear.
+            // A hub may still wait for one that it does not reach.
             match life.dice.below(200) {
                 0 if life.plot == Plot::Silence => life.time_passes(),
                 1..4 if life.stages.contains(&Stage::Hangs) => life.is_silent(),
@@ -433,7 +433,7 @@ impl Life {
             }
             life.stages.iter().all(|&stage| stage == Stage::TakesPart)
         };
-        // A job that does not go on has no place for a worker that comes back.
+        // A job that cannot continue has no place for a worker that returns.
         self.until(come_back, u32::MAX);
         let last = self.rounds().max().unwrap() + 3;
         let is_done = |life: &mut Life| {
@@ -463,7 +463,7 @@ impl Life {
 const BY_KEY: Optimizer =
     Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.0, trust: 1.0 };
 
-/// Draws how rounds and bytes go. All codecs are exact for what is pushed here.
+/// Draws how rounds and bytes go. All codecs are exact for the values that are pushed here.
 fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
     let level = &mut terms.job.level;
     level.schedule = Schedule::ALL[dice.below(4) as usize];

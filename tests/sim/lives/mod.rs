@@ -3,10 +3,10 @@
 //! Also drawn: workers that die again before they take part; snapshots, files and clients; hubs that do not hear each other, stop, and come back from a
 //! checkpoint; control that is late.
 //!
-//! All workers push ones, and the mean of ones is one, whoever takes part. At a learning rate of 1 a weight after round
+//! All workers push ones, and the mean of ones is one, for any set of workers. At a learning rate of 1 a weight after round
 //! `r` is `-r`, less the rounds that all who took part left behind. Where the norm has a bound, rounds have other numbers, and
-//! the oracle says by how much they are scaled. Workers that step alone (SSP, ASP) push ones in
-//! elements of their own, so that a weight says how many pushes of its worker it has.
+//! the oracle says by how much they are scaled. Workers that step alone (SSP, ASP) push ones in elements of their own, so that
+//! a weight says how many pushes of its worker it has.
 //!
 //! | what must be so | who looks |
 //! | --- | --- |

@@ -1,8 +1,8 @@
-//! A life of a tree of hubs, or of a mesh: workers and hubs below that are lost, lose their links and come back, at any moment, also
-//! before they take part again; snapshots of the hubs above all, and their [return](super::above).
+//! A life of a tree of hubs, or of a mesh. Workers and hubs below are lost, lose their links and return, at any moment, also
+//! before they take part again. The hubs above all take snapshots, and [return](super::above), too.
 //!
-//! All push the same number, as in [`Life`](super::life::Life): a machine's sum goes up with its count, so that the mean is that number,
-//! whoever takes part. Machines that step alone push ones in elements of their own.
+//! All push the same number, as in [`Life`](super::life::Life). A machine's sum goes up with its count, so the mean is that
+//! number for any set of workers. Machines that step alone push ones in elements of their own.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::Counts;
 use super::disks::Disks;
 use super::ledger::{Ledger, Together};
 
-/// The number of steps in which something may happen.
+/// The number of steps in which events may happen.
 const STEPS: u32 = 300;
 /// Codecs that keep the numbers that are pushed here, and their sums.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
@@ -30,7 +30,7 @@ const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 /// The most rounds that a worker's keys are apart.
 const AHEAD: u32 = 3;
 
-/// A tree, and what is known of it.
+/// A tree, and the test's knowledge of it.
 pub struct Tree {
     pub dice: Dice,
     pub layout: Arc<Layout>,
@@ -45,7 +45,7 @@ pub struct Tree {
     pub reached: Vec<Option<Round>>,
     /// Whether the hubs above may be lost.
     pub may_fall: bool,
-    /// The workers that have lost their links, and make others.
+    /// The workers that have lost their links, and make new ones.
     pub unlinked: BTreeSet<usize>,
     /// The hubs that have.
     pub unlinked_hubs: BTreeSet<usize>,
@@ -86,7 +86,8 @@ fn above(layout: &Layout, machines: u32, dice: &mut Dice) -> JobTerms {
     }
 }
 
-/// Leaves out terms that the product refuses together, each of which it names. Returns whether there were some.
+/// Leaves out terms that the product refuses together, with an error that names each. Returns whether there
+/// were some.
 fn leave_out_refused(job: &mut JobTerms, is_deep: bool) -> bool {
     let mut are_refused = false;
     loop {
@@ -138,7 +139,7 @@ impl Tree {
         };
         let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        // What a core tells comes before its answers.
+        // A core's part is sent before its answers.
         let reorder = dice.below(2) == 0 && !job.waits_for_all();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);
@@ -173,7 +174,7 @@ impl Tree {
         }
     }
 
-    /// Runs the tree until nothing more happens, and all come back.
+    /// Runs the tree until nothing more happens, and all are back.
     pub fn live(mut self) -> Counts {
         for falls_one_in in [2, 3, 0] {
             self.may_fall = falls_one_in > 0 && self.dice.below(falls_one_in) == 0;
@@ -332,7 +333,7 @@ impl Tree {
         }
     }
 
-    /// Loses the links of all hubs at once: what one of them has passed on helps no other.
+    /// Loses the links of all hubs at once: a part that one of them has passed on helps no other.
     fn loses_network(&mut self) {
         let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
         linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));
@@ -385,7 +386,7 @@ impl Tree {
         }
     }
 
-    /// Pushes what workers that take part can push, and lets everybody work once.
+    /// Pushes all keys that workers taking part can push, and lets everybody work once.
     fn step(&mut self, until: u32) {
         for worker in
             (0..self.job.workers.len()).filter(|&worker| self.takes_part(worker)).collect::<Vec<_>>()

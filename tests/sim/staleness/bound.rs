@@ -1,5 +1,5 @@
-//! SSP and ASP over the simulated network: how far a worker comes alone, and what a push too many costs. Lives of jobs (`lives`) keep
-//! the bound, and have each push once. A failure prints its seed.
+//! SSP and ASP over the simulated network: how far a worker gets alone, and the cost of a push too many. Lives of jobs (`lives`)
+//! keep the bound, and have each push once. A failure prints its seed.
 
 use std::sync::Arc;
 
@@ -62,7 +62,8 @@ fn a_slow_worker_holds_the_others_exactly_at_the_staleness() {
 fn a_push_before_the_answer_costs_the_link() {
     for consistency in [ssp(0), Consistency::Asp] {
         let mut race = race(1, consistency);
-        // The others have not pushed round 0, so the hub does not answer this. The network delivers it twice.
+        // The other workers have not pushed round 0, so the hub does not answer this. The network delivers it
+        // twice.
         let end = race.job.ends[0][0];
         race.job.net().duplicate_next(end);
         race.push_all(&[0]);

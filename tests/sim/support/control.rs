@@ -1,11 +1,11 @@
-//! The control of a job at a simulated hub: the coordinator's job, cores that carry commands out late, and reports that come late.
+//! The control of a job at a simulated hub: the coordinator's job, cores that carry out commands late, and late reports.
 //!
 //! ```text
 //!   event -> job -> effects -> commands, a queue for each core -> core -> reports, one queue -> event
 //! ```
 //!
 //! The driver of a real hub does the same with threads. Both queues keep their order, and the caller decides when something
-//! leaves one. After each event the control checks what must always be true; a failure prints the story so far.
+//! leaves one. After each event the control checks the invariants; a failure prints the story so far.
 
 mod ends;
 mod files;
@@ -113,7 +113,7 @@ pub struct Control {
     pub files: FilesHere,
     /// The cut that lets the members begin, which waits for the hubs above.
     waits_above: Option<CutId>,
-    /// The cores that have links to the hubs above, which are lost, until there are others.
+    /// The cores that have lost links to the hubs above, until there are new ones.
     unlinked_above: Option<usize>,
     /// The reason why the job has failed.
     pub failed: Option<String>,
@@ -133,7 +133,7 @@ pub struct Control {
     reached: Vec<Option<Round>>,
     /// The news that members have heard.
     heard: HeartbeatReply,
-    /// The number of times that those who wait were told to look again.
+    /// The number of times that waiting members were woken to look again.
     pub wakes: u64,
     story: VecDeque<String>,
 }
@@ -245,7 +245,7 @@ impl Control {
         token
     }
 
-    /// Lets a member join, and connects it. Its links come by [`add`](Self::add).
+    /// Lets a member join, and connects it. Its links are made by [`add`](Self::add).
     pub fn join(&mut self, rank: u32) {
         self.join_as(rank, 1 + self.given.len() as u64);
     }
@@ -303,7 +303,7 @@ impl Control {
         self.commands[core].push_back(Command::AddAbove(level, ways));
     }
 
-    /// Notes that the links that lead up are lost, and that there will be others.
+    /// Notes that the links that lead up are lost, and that there will be new ones.
     pub fn loses_above(&mut self) {
         self.unlinked_above = Some(self.commands.len());
     }
@@ -377,7 +377,7 @@ impl Control {
         true
     }
 
-    /// Whether all cores have dropped the links of a worker that has asked for others.
+    /// Whether all cores have dropped the links of a worker that has asked for new ones.
     pub fn has_dropped(&self, rank: u32) -> bool {
         self.job().members.get(rank).is_some_and(|member| member.standing.has_dropped())
     }
@@ -426,7 +426,7 @@ impl Control {
         self.check();
     }
 
-    /// Notes what a core has said by itself.
+    /// Notes a core's report.
     pub fn hear(&mut self, core: usize, notice: &Notice) {
         match notice {
             Notice::WorkerGone { rank, reason, by_itself, .. } => {
@@ -542,7 +542,7 @@ impl Control {
         true
     }
 
-    /// Publishes the news, if there are any. Members hear them by their version. Notes who takes part since the last ones.
+    /// Publishes the news, if there are any. Members get them by their version. Notes who takes part since the last ones.
     fn publish(&mut self) {
         let news = self.job().news.now();
         if news.version == self.heard.version {
@@ -564,7 +564,7 @@ impl Control {
         !self.reports.is_empty() || self.commands.iter().any(|commands| !commands.is_empty())
     }
 
-    /// Forgets what is under way, of a job that has ended.
+    /// Forgets the messages under way, of a job that has ended.
     pub fn end(&mut self) {
         self.commands.iter_mut().for_each(VecDeque::clear);
         self.reports.clear();
@@ -640,7 +640,7 @@ impl Control {
         }
     }
 
-    /// Checks what must always be true.
+    /// Checks the invariants.
     fn check(&self) {
         if self.failed.is_some() {
             return;

@@ -1,4 +1,5 @@
-//! The hubs of one job: the control of each, and the requests between them, which come late and in any order.
+//! The hubs of one job: the control of each, and the requests between them, which arrive late and in any
+//! order.
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ pub enum Letter {
     Lost(u64, String),
     /// The job has failed at a hub.
     Failed(String, Blame),
-    /// Hub 0 asks this hub for its part of the checkpoint before a round, and says what is whole.
+    /// Hub 0 asks this hub for its part of the checkpoint before a round, and sends the whole rounds.
     HasPart(FollowId, u32, Round, WholeRounds),
     /// The other hub has files of these rounds, and its part is in this state; or nobody knows.
     Part(FollowId, u32, Result<(Vec<Round>, PartState), String>),

@@ -1,4 +1,4 @@
-//! A simulated cluster of one thread, what may break in it, and plain models of what its weights must be.
+//! A simulated cluster of one thread, its possible faults, and plain models of the expected weights.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs)] // no user reads this crate

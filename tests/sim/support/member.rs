@@ -168,7 +168,7 @@ impl Members {
         }
     }
 
-    /// Sends a message, which may be lost, or come late.
+    /// Sends a message, which may be lost, or arrive late.
     fn send(&mut self, rank: u32, hub: usize, request: u64, is_answer: bool) {
         if self.dice.below(4) == 0 {
             self.seen.lost += 1;
@@ -178,7 +178,7 @@ impl Members {
         self.messages.push(Message { at, rank, hub, request, is_answer });
     }
 
-    /// Tells a member's machine what happened, and carries out what follows.
+    /// Gives an event to a member's machine, and carries out the steps that follow.
     fn happens(&mut self, job: &mut Simulated, rank: u32, event: Event) {
         let mut next = self.members[rank as usize].machine.handle(event, self.now);
         while let Some(step) = next {
@@ -200,7 +200,7 @@ impl Members {
                     job.drop_links(rank);
                     Event::Dropped { came, is_awaited }
                 }
-                // No path is open; or a late request has made a hub drop what it had granted.
+                // No path is open; or a late request has made a hub drop links that it had granted.
                 Step::MakeLinks if self.dice.below(4) == 0 || !job.relink(rank).expect("links are made") => {
                     self.seen.tries += 1;
                     Event::Failed(Failure::ForNow)

@@ -55,7 +55,7 @@ impl Plan {
         }
     }
 
-    /// Returns what becomes of a key in a round of `workers` workers: a step with the gradients that there are,
+    /// Returns the content of a key in a round of `workers` workers: a step with the gradients that there are,
     /// nothing, or new weights.
     pub fn together(&self, workers: u32, round: Round, key: KeyId) -> Content {
         let has = |content| (0..workers).any(|worker| self.content(worker, round, key) == content);
@@ -63,7 +63,7 @@ impl Plan {
         contents.into_iter().find(|&content| has(content)).expect("a worker")
     }
 
-    /// Returns what a worker has as its gradient.
+    /// Returns the gradient of a worker.
     pub fn has_gradient(&self, worker: u32, round: Round, key: KeyId) -> bool {
         self.content(worker, round, key) == Content::Gradient
     }

@@ -1,4 +1,4 @@
-//! The letters between the hubs of a job: late, in any order, and, where that is wanted, lost or given up.
+//! The letters between the hubs of a job: late, in any order, and, if the test wants that, lost or given up.
 //!
 //! ```text
 //!   ask --letter--> other hub --answer--> ask      each hub answers once; what comes behind is thrown away
@@ -6,8 +6,8 @@
 //!    +--- given up: the ask has no answer of this hub ---
 //! ```
 //!
-//! A hub makes each request once, by a connection of its own, and waits for the answer for a limited time. A request that is given
-//! up may be carried out all the same, or come later than the next one.
+//! A hub makes each request once, by a connection of its own, and waits for the answer for a limited time. A request that is
+//! given up may be carried out all the same, or arrive later than the next one.
 
 use coordinator::{CutId, Event, FollowId, Stepped};
 use pbox_core::Round;
@@ -15,7 +15,7 @@ use pbox_core::Round;
 use crate::hubs::Letter;
 use crate::trouble::Dice;
 
-/// An answer to a step of a cut: the round that a hub's chunks have come to, or nothing.
+/// An answer to a step of a cut: the round that a hub's chunks have reached, or nothing.
 type Answer = Result<Option<Round>, String>;
 
 /// A letter on its way.
@@ -84,7 +84,7 @@ impl Post {
         due.map(|Sent { from, to, letter, .. }| (from, to, letter)).collect()
     }
 
-    /// Notes a hub's answer. Returns what hub 0 then knows, if it has all answers.
+    /// Notes a hub's answer. Returns the event for hub 0, if it has all answers.
     pub fn answered(&mut self, hub: usize, cut: CutId, releases: bool, answer: Answer) -> Option<Event> {
         let is_of = |ask: &Ask| ask.cut == cut && ask.releases == releases;
         let place = self.asks.iter().position(is_of)?; // else it comes too late
@@ -114,7 +114,8 @@ impl Post {
         of_part(&self.sent.remove(place))
     }
 
-    /// Gives a request up, as the dice say, which may be lost or come later. Returns what hub 0 then knows, or the hub and its letter.
+    /// Gives up a request, by the dice. The request may be lost or arrive later. Returns the event for hub 0, or the hub and its
+    /// letter.
     pub fn trouble(&mut self, dice: &mut Dice) -> (Option<Event>, Option<(usize, Letter)>) {
         if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
             return (None, None);

@@ -1,8 +1,9 @@
-//! Workers of a job in SSP or ASP that run ahead over the simulated network, and what their weights may contain.
+//! Workers of a job in SSP or ASP that run ahead over the simulated network, and the possible values of their
+//! weights.
 //!
 //! Weights tell which pushes they contain. Element `e` belongs to rank `e mod W`: this rank pushes the number of its round
-//! there, and the others push zero. At a learning rate of 1 the weight after the pushes of rounds 1 to `k` is
-//! `-(1 + 2 + ... + k)`. It is exact in f32, and no other set of rounds gives it.
+//! there, and the others push zero. At a learning rate of 1 the weight after the pushes of rounds 1 to `k` is `-(1 + 2 +
+//! ... + k)`. The number is exact in f32, and no other set of rounds gives it.
 //!
 //! Below other hubs the machines step, each by the mean of its workers. Then "rank" above is the number of a machine, whose
 //! workers all push the same: the mean does not depend on who takes part.
@@ -111,7 +112,7 @@ impl Race {
         }
     }
 
-    /// Lets one core and one worker work, drawn at random, and checks what was answered.
+    /// Lets one core and one worker work, drawn at random, and checks the answers.
     pub fn step(&mut self) {
         let core = self.draw(self.job.cores.len() as u64) as usize;
         self.job.turn_core(core);
@@ -225,7 +226,7 @@ impl<J: Job> Race<J> {
         Ok(true)
     }
 
-    /// Lets all cores and all living workers work once, and checks what was answered. True if anything happened.
+    /// Lets all cores and all living workers work once, and checks the answers. True if anything happened.
     pub fn step_all(&mut self) -> Result<bool, ExchangeError> {
         for worker in self.living() {
             self.job.exchange(worker).flush()?;
@@ -309,7 +310,7 @@ impl<J: Job> Race<J> {
         }
     }
 
-    /// Lets a worker that came back go on with the round from which it takes part.
+    /// Lets a worker that came back continue with the round from which it takes part.
     fn goes_on(&mut self, worker: usize, from: u32) {
         self.pushed[worker].fill(from);
         self.answered[worker].fill(from - 1);
@@ -332,7 +333,7 @@ impl Race<Levels> {
         back.into_iter().for_each(|worker| self.has_come_back(worker));
     }
 
-    /// Lets a worker that has come back go on, unless its hub has ended meanwhile.
+    /// Lets a worker that has come back continue, unless its hub has ended meanwhile.
     fn has_come_back(&mut self, worker: usize) {
         let from = self.job.first_round(worker);
         from.into_iter().for_each(|Round(from)| self.goes_on(worker, from));

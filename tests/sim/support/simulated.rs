@@ -33,8 +33,8 @@ pub struct Terms {
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
     pub worker_credit: Option<usize>,
-    /// The network keeps the order of posts, as real transports do, and loses and repeats none: gradients may leave ahead, and
-    /// both ends of a link look at what comes.
+    /// The network keeps the order of posts, as real transports do, and loses and repeats none. Gradients may leave ahead, and
+    /// both ends of a link check arrivals.
     pub is_orderly: bool,
     /// Cores carry the commands of the control out late, and the control takes reports in late, by this seed. Without a seed both
     /// are done at once.
@@ -272,7 +272,7 @@ impl Simulated {
         self.hubs.hubs[hub].unlink(rank);
     }
 
-    /// Whether all cores of a hub have dropped the links of a worker that has asked for others.
+    /// Whether all cores of a hub have dropped the links of a worker that has asked for new ones.
     pub fn has_dropped_links(&mut self, rank: u32, hub: usize) -> bool {
         self.hubs.hubs[hub].has_dropped(rank)
     }
@@ -324,7 +324,7 @@ impl Simulated {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }
 
-    /// Does a part of what is under way in the control, or all of it if nothing is late.
+    /// Handles a part of the messages under way in the control, or all of them if nothing is late.
     pub fn control(&mut self) -> Result<()> {
         if self.terms.late.is_none() {
             return self.control_all();
@@ -338,7 +338,7 @@ impl Simulated {
         self.begin()
     }
 
-    /// Lets a core turn. Its hub hears what the core says by itself.
+    /// Lets a core turn. Its hub gets the core's reports.
     pub fn turn_core(&mut self, core: usize) -> bool {
         let heard = self.notices.len();
         let worked = self.cores[core].turn(&mut self.notices);
@@ -408,8 +408,8 @@ impl Simulated {
         Ok(self.hubs.lead().first_round(rank).expect("it takes part"))
     }
 
-    /// Joins a killed worker again without weights, if its rank is free at all hubs. Returns whether it does. It takes
-    /// part some steps later.
+    /// Joins a killed worker again without weights, if its rank is free at all hubs. Returns whether it does. The
+    /// worker takes part some steps later.
     pub fn come_back(&mut self, rank: u32) -> Result<bool> {
         if !self.is_woken(rank, |hubs| hubs.is_free(rank)) {
             return Ok(false);
@@ -422,7 +422,8 @@ impl Simulated {
         Ok(true)
     }
 
-    /// Asks the hubs for something, which may have the worker wait. It asks again only when a hub wakes those who wait.
+    /// Asks the hubs for something, which may have the worker wait. It asks again only when a hub wakes the waiting
+    /// members.
     fn is_woken(&mut self, rank: u32, ask: impl FnOnce(&mut Hubs) -> bool) -> bool {
         let (woken, waits) = (self.hubs.wakes(), self.waits[rank as usize]);
         let is_there = waits != Some(woken) && ask(&mut self.hubs);
@@ -445,7 +446,7 @@ impl Simulated {
         self.hubs.is_busy()
     }
 
-    /// Turns until the control has come to something.
+    /// Turns until the control has reached a result.
     fn wait_until(&mut self, is_there: impl Fn(&mut Hubs) -> bool) -> Result<()> {
         self.control()?;
         while !is_there(&mut self.hubs) {

@@ -59,7 +59,7 @@ pub enum Trouble {
     Posts,
     /// A worker dies, and the job stops.
     Death,
-    /// Workers die and come back, and the job goes on.
+    /// Workers die and return, and the job continues.
     ComingAndGoing,
 }
 
@@ -91,7 +91,7 @@ impl Trouble {
         faults
     }
 
-    /// Returns what the dice break in this step. `begun`: all living workers have the first weights.
+    /// Returns the event of this step, by the dice. `begun`: all living workers have the first weights.
     pub fn strike(self, dice: &mut Dice, job: &Simulated, begun: bool) -> Option<Strike> {
         let workers = job.workers.len() as u32;
         let victim = dice.below(u64::from(workers)) as u32;

@@ -37,12 +37,12 @@ pub fn fill_weights(seed: u64, key: KeyId, into: &mut [f32]) {
     fill_gradient(seed, BROADCAST, 0, key, into);
 }
 
-/// Returns one element of what [`fill_gradient`] writes.
+/// Returns one element of the values that [`fill_gradient`] writes.
 pub fn gradient(seed: u64, rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     value(seed, rank, round, key.index(), element)
 }
 
-/// Returns one element of what [`fill_weights`] writes.
+/// Returns one element of the values that [`fill_weights`] writes.
 pub fn weight(seed: u64, key: KeyId, element: usize) -> f32 {
     value(seed, BROADCAST, 0, key.index(), element)
 }
@@ -56,11 +56,11 @@ pub fn rounded(dtype: Dtype, value: f32) -> f32 {
     }
 }
 
-/// The naive parameter server: it computes in f32 and rounds only what it sends.
+/// The naive parameter server: it computes in f32 and rounds only the weights that it sends.
 pub struct Reference {
     seed: u64,
     workers: u32,
-    /// Workers by machine, where each machine sums first.
+    /// Workers by machine, if each machine sums first.
     machines: Vec<u32>,
     optimizer: Optimizer,
     clip_norm: Option<f32>,

@@ -1,4 +1,4 @@
-"""Hubs above hubs on the rig: what a machine's wire carries. Without root and built binaries it skips, with a message."""
+"""Hubs above hubs on the rig: the bytes on a machine's wire. Without root and built binaries it skips, with a message."""
 
 import os
 import subprocess
@@ -90,7 +90,8 @@ def reduce():
 
 
 def count(binaries):
-    """Prints for each number of workers what a machine sends and receives in a round, as a share of what it must."""
+    """Prints for each number of workers the bytes that a machine sends and receives in a round, as a share of the
+    necessary bytes."""
     from measure import SOCKET_BYTES, Machines, run_hubs, volume
 
     machines = Machines(2)

@@ -62,7 +62,7 @@ fn joined(hub: &Hub, job: &str) -> *mut PhubSession {
     let (hub, job) = (text(hub.address().to_string()), text(job.into()));
     let sgd = text(r#"{"name": "sgd", "learning_rate": 0.5}"#.into());
     let (mut config, mut session): (*mut PhubConfig, *mut PhubSession) = (null_mut(), null_mut());
-    // SAFETY: all pointers point to what they must, and live until the calls return.
+    // SAFETY: all pointers point to the right objects, and live until the calls return.
     unsafe {
         let made = phub_config_new(&mut config, hub.as_ptr(), job.as_ptr(), 0, 1, sgd.as_ptr());
         assert_eq!(made, PhubStatus::Ok);

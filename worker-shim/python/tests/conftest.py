@@ -1,4 +1,4 @@
-"""What all tests share: a watchdog, a hub, and workers as processes."""
+"""The shared parts of all tests: a watchdog, a hub, and workers as processes."""
 
 import ctypes
 import faulthandler
@@ -79,7 +79,8 @@ def _call(result, rank, work, arguments):
 
 
 def in_processes(world_size, work, *arguments):
-    """`work(rank, *arguments)` in a process for each rank, under "spawn"; what they return, in rank order."""
+    """Runs `work(rank, *arguments)` in a process for each rank, under "spawn". Returns the results, in rank
+    order."""
     context = multiprocessing.get_context("spawn")
     workers = []
     for rank in range(world_size):

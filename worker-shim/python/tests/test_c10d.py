@@ -1,4 +1,5 @@
-"""torch.distributed's backend "phub": what goes by the hub, what by gloo, and how it ends. Needs torch 2.4."""
+"""torch.distributed's backend "phub": the calls by the hub, the calls by gloo, and the end. Needs torch
+2.4."""
 
 import datetime
 import os
@@ -125,7 +126,7 @@ def test_a_group_can_be_made_again_and_rank_0_starts_the_hub(tmp_path):
 def in_a_store(rank, port, hub, is_restart):
     os.environ["PHUB_HUB"] = hub
     if is_restart and rank == 0:
-        time.sleep(1)  # so rank 1 is there first, and finds what the dead rank 0 wrote
+        time.sleep(1)  # so rank 1 is there first, and finds the words of the dead rank 0
     store, limit = dist.TCPStore("127.0.0.1", port, is_master=False), datetime.timedelta(seconds=30)
     dist.init_process_group("phub", store=store, rank=rank, world_size=2, timeout=limit)
     for group in (None, dist.new_group([0, 1])):

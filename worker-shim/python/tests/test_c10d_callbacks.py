@@ -99,7 +99,7 @@ def nested(rank, store, world_size, hub):
 
         return callback
 
-    # A worker that adds a callback late, to a future that is done, and one that adds it early agree on what is summed.
+    # A worker that adds a callback late, to a future that is done, and one that adds it early agree on the sum.
     for times in range(20):
         futures = [future_of(number) for number in range(4)]
         answers = []
@@ -128,7 +128,7 @@ def nested(rank, store, world_size, hub):
     done.then(lambda _: None).wait()
     assert seen == [12.0]
 
-    # Means of integers are gloo's, and their callbacks are called as others.
+    # Means of integers are gloo's, and their callbacks are called as all others.
     mean = dist.all_reduce(torch.tensor([4 * rank]), op=dist.ReduceOp.AVG, async_op=True).get_future()
     assert mean.then(lambda future: future.wait()[0].item() + sum_of(1)).wait() == 4.0
 

@@ -22,7 +22,7 @@ def encrypted(tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def proxy(monkeypatch):
-    """A proxy that the environment names, which must get nothing. What it gets."""
+    """A proxy that the environment names, which must get nothing. Yields the bytes that it gets."""
     got = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -1,4 +1,4 @@
-"""One exception a cause, in bounded time, with words that say what to do."""
+"""Each cause has its exception, in bounded time, with advice."""
 
 import threading
 
@@ -76,7 +76,7 @@ def test_workers_whose_models_differ(hub):
 
     first = threading.Thread(target=lambda: pytest.raises(phub.MissingWorkersError, join, hub, 0, 2, join_limit=1.5))
     first.start()
-    # It takes its place within its limit; a worker before it would make the job itself.
+    # The worker takes its place within its limit; a worker before it would make the job itself.
     while not _has_job(hub):
         pass
     other()

@@ -1,4 +1,4 @@
-"""A rank that fails says so to the others: by a `with` block, and as a script that an exception ends."""
+"""A rank that fails notifies the other ranks: by a `with` block, and as a script that an exception ends."""
 
 import os
 import socket

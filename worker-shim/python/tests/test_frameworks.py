@@ -40,7 +40,7 @@ def launch(tmp_path, example, *arguments, options=(), workers=2):
 
 
 def rest_of(process):
-    """Returns what it still says until it ends. One that hangs is ended, with its workers."""
+    """Returns its output until it ends. One that hangs is ended, with its workers."""
     try:
         return process.communicate(timeout=LIMIT_S)[0]
     except subprocess.TimeoutExpired:

@@ -26,7 +26,7 @@ from phub._launch import wait_for_hub
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29501"},
             (1, 4, None, "a:21456"),
         ),
-        # Where rank 0 can tell the others, it takes a port that is free.
+        # If rank 0 can notify the others, it takes a port that is free.
         (
             {
                 **{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a"},
@@ -55,7 +55,7 @@ from phub._launch import wait_for_hub
         ),
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, None, None)),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "77"}, (5, 6, None, None)),
-        # Without a place on its machine, no machines are told apart.
+        # Without a place on its machine, machines are not distinguished.
         (
             {
                 **{"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "300", "SLURM_STEP_ID": "1"},
@@ -179,7 +179,7 @@ SLURM = {
             {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
             None,
         ),
-        # Hubs that run already, below others or in a mesh.
+        # Hubs run already, below others or in a mesh.
         ({**TORCHRUN, "PHUB_LEVELS": "machine"}, (1, 2, 1, 4, "127.0.0.1:7077", None)),
         (
             {**TORCHRUN, "PHUB_LEVELS": "machine", "PHUB_HUB": "here:1", "PHUB_MESH": "1/2@a:1"},

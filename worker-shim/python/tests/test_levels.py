@@ -30,8 +30,8 @@ def test_a_mesh_of_two_machines_averages_over_all_workers(hubs):
 
 
 def train(settings, state=None):
-    """Returns a job of workers with these settings, each on a thread: three rounds. What each worker saw: the state
-    after the second round, and the weights at the end."""
+    """Returns a job of workers with these settings, each on a thread: three rounds. It has the results of each
+    worker: the state after the second round, and the weights at the end."""
 
     def worker(number):
         job = {"keys": KEYS, "optimizer": NESTEROV, "chunk_bytes": 64, "state": state, **settings[number]}

@@ -56,7 +56,7 @@ def cluster():
 
 @pytest.fixture
 def watchdog_s():
-    """Ray starts some ten processes for a run, each of which imports torch."""
+    """Ray starts some ten processes for a run, and each of them imports torch."""
     return 1800
 
 
@@ -101,7 +101,7 @@ def train_by_ddp(rank):
 
 
 def run_by_ray(tmp_path, name, work, failures=0, **hubs):
-    """Returns what `work(rank)` returns on each rank."""
+    """Returns the results of `work(rank)` on each rank."""
 
     def train_here():
         rank = ray.train.get_context().get_world_rank()
@@ -181,7 +181,7 @@ def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cl
     ended = run_by_ray(tmp_path, "goes on", work, failures=1, checkpoints=str(tmp_path / "hubs"))
     operator.join(timeout=60)
     assert lost, "no worker has waited for the loss of its node"
-    # As one that lost nothing.
+    # The result is that of a run without losses.
     assert {repr((0, weights)) for _, weights in ended} == {expected}
     assert {first for first, _ in ended} == {SAVED}
     said = "".join(capfd.readouterr())

@@ -1,4 +1,4 @@
-"""What the workers of a run agree on: where the hub is that they start, and a name that no other run has."""
+"""The agreement of the workers of a run: the address of the hub that they start, and a random name."""
 
 import os
 import random
@@ -31,7 +31,7 @@ def environment(**settings):
 
 
 def finish(processes):
-    """Returns what processes say, by line."""
+    """Returns the output of processes, by line."""
     try:
         said = [process.communicate(timeout=120) for process in processes]
     finally:
@@ -48,11 +48,11 @@ def start(command, **settings):
 
 
 def workers(environments, script=SCRIPT):
-    """Returns what workers say that run a script, each with these settings."""
+    """Returns the output of workers that run a script, each with these settings."""
     return finish([start([sys.executable, "-c", script], **settings) for settings in environments])
 
 
-# As mpiexec: one process that starts the workers, one of them from a shell script.
+# mpiexec does the same: one process starts the workers, one of them from a shell script.
 LAUNCHER = """
 import os, subprocess, sys
 command = [sys.executable, "-c", sys.argv[1]]
@@ -111,7 +111,7 @@ def by_hand(port, addresses, **settings):
 
 
 def test_rank_0_is_found_where_it_calls_itself_localhost():
-    # Where the others know it by another address, as with Kubeflow's operator.
+    # The other workers know the machine by another address, as with Kubeflow's operator.
     lines = workers(by_hand(free_ports(1), ["localhost", "127.0.0.2"]))
     assert [line.partition(" in ")[0] for line in lines] == ["rank 0: [0.5, 0.5, 0.5]", "rank 1: [0.5, 0.5, 0.5]"]
 

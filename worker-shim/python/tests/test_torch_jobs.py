@@ -25,7 +25,8 @@ def jobs_at(address):
 
 
 def cell(world, **settings):
-    """Returns what a notebook's cell has, or a run of a sweep: a model, an optimizer and some steps."""
+    """Returns the objects of a notebook's cell, or of a run of a sweep: a model, an optimizer and some
+    steps."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **world, **settings)
@@ -40,7 +41,7 @@ def cell(world, **settings):
 
 def notebook(rank, hub):
     world = {"hub": hub, "rank": rank, "world_size": 2}
-    gc.disable()  # what a script drops goes at once
+    gc.disable()  # an object that a script drops is freed at once
     first, optimizer, expected = cell(world)
     names = [optimizer.session.job]
     alive = weakref.ref(optimizer)
@@ -100,7 +101,7 @@ def test_a_drop_waits_for_no_other_worker(hub):
 
 
 def hooks(rank, store, hub):
-    """Returns two models with a hook each, of which one is dropped, and another pair in its place."""
+    """Returns two models with a hook each, after one is dropped, and another pair in its place."""
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     os.environ["PHUB_HUB"] = hub  # the process group says who a worker is
     sums = []

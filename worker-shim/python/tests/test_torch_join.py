@@ -1,4 +1,4 @@
-"""Uneven inputs: torch's `Join` with DDP over the hub, by the hook and by the backend; and what an optimizer says to it."""
+"""Uneven inputs: torch's `Join` with DDP over the hub, by the hook and by the backend; and an optimizer's error for it."""
 
 import importlib
 import os

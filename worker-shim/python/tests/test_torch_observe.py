@@ -56,7 +56,7 @@ def group(rank, file, ranks):
 
 
 def observed(rank, hub, file):
-    """Trains once for each of `RUNS`. Returns for each what is found, its words, the times, and the hub's last verdict."""
+    """Trains once for each of `RUNS`. Returns for each the finding, its words, the times, and the hub's last verdict."""
     group(rank, file, RANKS)
     return {name: run_of(rank, hub, *settings) for name, settings in RUNS.items()}
 
@@ -103,7 +103,7 @@ def verdict_of(hub, job):
 WORDS = {"data": "before its forward pass", "forward": "in its forward pass", "backward": "in its backward pass"}
 
 RUNS = {
-    # What is slow, how many steps, and how many passes a step has.
+    # The slow part, the number of steps, and the number of passes in a step.
     "data": ("data", 10, 1),
     "forward": ("forward", 10, 1),
     "backward": ("backward", 10, 1),
@@ -161,7 +161,7 @@ def test_a_rank_that_is_slow_in_some_steps_is_named_if_they_cost_enough():
 
 
 def survives(rank, hub, file):
-    """Trains on when the hub is gone. Returns what the observer says, and the weights."""
+    """Trains on when the hub is gone. Returns the observer's words, and the weights."""
     group(rank, file, 2)
     model = torch.nn.parallel.DistributedDataParallel(Net())
     records = []
@@ -215,4 +215,4 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
     assert str(observers[0]).startswith("nobody is observed any more: 1000 steps have no answer of the hub yet")
     models[0](torch.ones(1, 2)).backward()
     observers[0].leave()
-    observers[1].leave()  # it may leave before it hears that rank 0 did
+    observers[1].leave()  # it may leave before it learns that rank 0 did

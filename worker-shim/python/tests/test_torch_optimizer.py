@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: steps as torch makes them, what is refused, and who waits for what."""
+"""`DistributedOptimizer`: steps as torch makes them, refusals, and the waits of modules."""
 
 import threading
 
@@ -185,7 +185,8 @@ def given_by_the_script(rank, model, called, _wrapped):
 
 
 def read_gradients(rank, work, hub, file):
-    """Returns what a script reads with the hub and with DDP: values of each worker's own, and means."""
+    """Returns the gradients that a script reads with the hub and with DDP: values of each worker's own, and
+        means."""
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     ours, theirs = Net(), Net()
     optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, rank=rank, world_size=2)
@@ -211,7 +212,7 @@ def test_a_script_reads_the_gradients_that_it_reads_with_ddp(hub, tmp_path, work
 
 
 class Backwards(torch.nn.Module):
-    """A model whose modules are registered against the order in which they are called."""
+    """A model whose modules are registered against the order of their calls."""
 
     def __init__(self):
         super().__init__()
@@ -347,7 +348,7 @@ def test_a_module_waits_for_its_own_parameters_only(hub):
     model = Net()
     keys = {name: tuple(each.shape) for name, each in model.named_parameters()}
     other = []
-    # The other worker, which pushes what it is told to.
+    # The other worker, which pushes on request.
     join = threading.Thread(
         target=lambda: other.append(
             phub.Session(hub, 1, 2, keys=keys, optimizer=phub.Sgd(0.1), job="job", schedule="p3")
@@ -360,7 +361,7 @@ def test_a_module_waits_for_its_own_parameters_only(hub):
     broadcast.join()
     old = model.first.weight.clone()
     backward(model, *data())
-    optimizer.step()  # learns which module has what; waits for nobody
+    optimizer.step()  # learns the parameters of each module; waits for nobody
     other[0].push("first.weight", "first.bias")
     hidden = model.first(data()[0])
     assert not torch.equal(model.first.weight, old)

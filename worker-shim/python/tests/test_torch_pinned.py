@@ -1,4 +1,4 @@
-"""What pinning does with the errors of a CUDA runtime that stands in for the real one. No GPU is here."""
+"""The handling of errors while memory is pinned, with an imitated CUDA runtime. No GPU is here."""
 
 import pytest
 
@@ -11,7 +11,7 @@ NOT_PERMITTED = 800
 
 
 class Runtime:
-    """Keeps the last error for whoever asks, as CUDA's does."""
+    """An imitated runtime that keeps the last error for the next caller that asks, as CUDA's does."""
 
     def __init__(self, refused):
         self.refused, self.pinned, self.last = refused, [], 0

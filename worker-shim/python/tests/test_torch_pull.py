@@ -10,7 +10,7 @@ SGD = {"lr": 0.1, "momentum": 0.9}
 
 
 class Net(torch.nn.Module):
-    """Its modules are not registered in the order in which they are called, and one is never called."""
+    """A model whose modules are not registered in the order of their calls; one is never called."""
 
     def __init__(self):
         super().__init__()
@@ -56,8 +56,8 @@ def test_layers_are_modules_in_the_order_in_which_they_are_called(hub):
     train(model, optimizer, 1)
     assert layers(optimizer) == registered, "something is under way"
     train(model, optimizer, 1)
-    # What no module waits for is waited for in step(); the model waits for what is its own, and its child's that is not
-    # called.
+    # Parameters that no module waits for are waited for in step(). The model waits for its own, and for those of its
+    # child that is not called.
     assert layers(optimizer) == [of("outside"), ["scale", *of("unused")], of("first"), of("out")]
     optimizer.leave()
 

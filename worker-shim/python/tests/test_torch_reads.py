@@ -22,7 +22,7 @@ linear = torch.nn.functional.linear
 
 
 class Held:
-    """A model of which a step is made, and a second worker that pushes its part when this one begins to wait."""
+    """A model after one step, and a second worker that pushes its part when this one begins to wait."""
 
     def __init__(self, hub, monkeypatch, model=None, **settings):
         self.model = model or Net()
@@ -364,7 +364,7 @@ def test_compiled(hub, monkeypatch, what, first):
     counter = testing.CompileCounter()
     held = Held(hub, monkeypatch)
     if first == "eager":
-        held.step()  # in which is learnt who waits for what
+        held.step()  # in which the waits of modules are learnt
     run = COMPILED[what](held.model, functools.partial(torch.compile, backend=counter))
     inputs, targets = data()
     old = run(inputs)
@@ -381,7 +381,7 @@ def test_compiled(hub, monkeypatch, what, first):
 
 
 def at_the_end(rank, hub):
-    """Returns what a script prints that reads parameters by themselves after each step, and at its end."""
+    """Returns the output of a script that reads parameters by themselves after each step, and at its end."""
     torch.set_num_threads(1)
     torch.manual_seed(5)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))

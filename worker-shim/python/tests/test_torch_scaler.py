@@ -1,4 +1,5 @@
-"""torch's `GradScaler` in a job with `skip_nonfinite`: what it costs, and what is refused. That numbers are torch's: `truth`."""
+"""torch's `GradScaler` in a job with `skip_nonfinite`: its cost, and its refusals. `truth` shows that the numbers are
+torch's."""
 
 import pytest
 from conftest import in_processes
@@ -62,7 +63,8 @@ def test_a_scaler_costs_no_exchange_of_means_and_bytes_leave_ahead(hub):
 
 
 def ask_late(rank, hub):
-    """Skips a step without the scaler before the scaler asks what its own step has found. Returns the scale."""
+    """Skips a step without the scaler before the scaler asks for the finding of its own step. Returns the
+    scale."""
     model = Net()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, skip_nonfinite=True, rank=rank, world_size=2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)

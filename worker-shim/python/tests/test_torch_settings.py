@@ -23,7 +23,7 @@ def one_cycle(optimizer, max_lr):
 
 
 def by_hand(*changes):
-    """Returns a schedule: what each step sets, as (group, setting, value)."""
+    """Returns a schedule: the changes of each step, as (group, setting, value)."""
 
     def of(optimizer):
         steps = iter(changes)

@@ -1,4 +1,4 @@
-"""Slim-DP with PyTorch: optimizers that make their own steps, and exchange what these changed."""
+"""Slim-DP with PyTorch: optimizers that make their own steps, and exchange the changes."""
 
 import pytest
 from conftest import in_processes
@@ -16,7 +16,7 @@ ROUNDS = 14
 
 
 def train(rank, hub, world_size, job, slim):
-    """Losses, the parameters, and what crossed."""
+    """Returns losses, the parameters, and the bytes that crossed."""
     model = models.fresh("cnn")
     if rank > 0:
         with torch.no_grad():
@@ -67,7 +67,7 @@ def test_a_part_is_sent_and_the_rest_is_the_workers_own(hub, explorer):
     for losses, _, model_bytes, crossed in results:
         assert losses[-1] < 0.9 * losses[0]
         parts = [(after - before) / model_bytes for before, after in zip(crossed[1:], crossed[2:])]
-        # Rounds 1, 2 and 10 are whole; of the others the first one is parts[1].
+        # Rounds 1, 2 and 10 are whole; the first of the other rounds is parts[1].
         expected = 0.3 if explorer == "seeded" else 0.375
         assert parts[0] == pytest.approx(1, abs=0.1)
         assert parts[1] == pytest.approx(expected, abs=0.1)

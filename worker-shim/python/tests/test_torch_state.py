@@ -106,7 +106,7 @@ def test_what_a_gpu_may_pin_stays_when_a_hub_comes_back(tmp_path, weights):
 
 
 def fresh(name, weights):
-    """As a script has them that is started again."""
+    """Returns a model and an optimizer as a script has them that is started again."""
     model = Net()
     model.first.weight.data.zero_()  # not by chance the same
     model.load_state_dict(weights)
@@ -149,7 +149,7 @@ def test_the_state_is_torchs_own(saved, name):
     train(model, local, 0, 1)
     assert {*state["state"][0]} == {*local.state_dict()["state"][0]}
     model, optimizer = fresh(name, weights)
-    optimizer.load_state_dict(through_a_file(state))  # torch counts on in what it was given
+    optimizer.load_state_dict(through_a_file(state))  # torch counts on in the tensors that it got
     train(model, optimizer, 5, 10)
     theirs = torch.frombuffer(bytearray(expected), dtype=torch.float32)
     ours = torch.frombuffer(bytearray(models.digest(model)), dtype=torch.float32)
@@ -160,7 +160,8 @@ HALFWAY = 3
 
 
 def part(rank, settings, job, first, loaded):
-    """Returns a job from this batch on; what the first worker saves halfway. Each rank 0 loads."""
+    """Returns the results of a job from this batch on, and the state that the first worker saves halfway.
+    Each rank 0 loads."""
     model = models.fresh("cnn")
     optimizer = models.optimizer_of("cnn", model)
     if loaded is not None and settings[rank]["rank"] == 0:

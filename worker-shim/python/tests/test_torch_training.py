@@ -130,14 +130,15 @@ print(f"rank {me.rank}: loss {means['loss']:.4f} mean rank {means['rank']} seen 
 """
 
 
-# What torchrun does with output by default, torch 1.13 cannot say to Python 3.11.
+# torch 1.13 cannot tell Python 3.11 torchrun's default for output.
 OUTPUT = ("--redirects=1", "--tee=1")
 
 
 def torchrun(workers, script, *arguments):
-    """Returns what the workers of a script say, in rank order."""
+    """Returns the output of the workers of a script, in rank order."""
     tests = os.path.dirname(models.__file__)
-    # As --standalone, but at a free port: in torch 1.13 that has port 29400, and others' workers meet there.
+    # This is --standalone at a free port: in torch 1.13 that has port 29400, and workers of other jobs meet
+    # there.
     own = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
     command = [sys.executable, "-m", "torch.distributed.run", *own, f"--nproc_per_node={workers}", *OUTPUT]
     run = subprocess.run(
@@ -217,11 +218,12 @@ with phub.Session(keys=keys, optimizer=phub.Nesterov(0.1, 0.9), chunk_bytes=1024
 
 
 def on_two_machines(directory, script, *arguments):
-    """Returns what the workers of a script say, in rank order: two agents of torchrun on this host, as on two
-    machines."""
+    """Returns the output of the workers of a script, in rank order: two agents of torchrun on this host, as
+    on two machines."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         meet = free.getsockname()[1]
-    # The hubs have two ports in a row, where the kernel opens no connection: other runs have others.
+    # The hubs have two ports in a row, in a range in which the kernel opens no connection: other runs have
+    # other ports.
     port = 16384 + meet % 8192 * 2
     options = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=3", "--monitor_interval=0.1", *OUTPUT]
     options += ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{meet}", f"--rdzv_id={directory.name}"]

@@ -15,7 +15,7 @@ RATE, MOMENTUM = 0.5, 0.9
 
 
 def digits():
-    """1797 images of digits, 8 x 8 pixels from 0 to 1, and what they show."""
+    """Returns 1797 images of digits, 8 x 8 pixels from 0 to 1, and their digits."""
     data = sklearn_datasets.load_digits()
     return (data.data / 16).astype(np.float32), data.target
 

@@ -19,7 +19,7 @@ const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A worker of an address comes to a name.
+    /// A worker of an address asks for a name.
     Comes(&'static str, Option<IpAddr>),
     /// A job that is being made needs this number of gigabytes.
     Needs(Index, u64),
@@ -72,14 +72,14 @@ fn event() -> impl Strategy<Value = Event> {
 /// A job that is being made, with its owner and its promise.
 type Making = (JobId, Option<IpAddr>, u64);
 
-/// A hub, and what its driver knows of it.
+/// A hub, and its driver's knowledge of it.
 struct Driven {
     hub: Hub,
     begun: Instant,
     now: Instant,
     /// The record of all inputs.
     record: Vec<String>,
-    /// Reserved names. Of the others, the last state is being saved.
+    /// Reserved names. The last state of the other jobs is being saved.
     reserved: BTreeMap<&'static str, Option<Making>>,
     /// All tokens, with the job's name, and the member.
     given: Vec<(Token, &'static str, MemberOf)>,

@@ -32,7 +32,7 @@ enum Event {
     Cut,
     /// A link of a worker ends.
     LinkEnds(u32),
-    /// A worker without links asks for others.
+    /// A worker without links asks for new ones.
     Relink(u32),
     HangsUp(u32),
     Heartbeat(u32),
@@ -221,7 +221,7 @@ impl Hub {
         }
     }
 
-    /// Publishes what is new, as the driver. Members see a change by its version.
+    /// Publishes the news, as the driver does. Members see a change by its version.
     fn publish(&mut self) {
         let (news, edition) = (self.job.news.now(), self.job.news.edition());
         match std::mem::replace(&mut self.edition, edition) != edition {
@@ -269,7 +269,7 @@ proptest! {
             hub.happens(event);
             hub.check();
         }
-        // The cores come to rest: whoever was lost is gone, and whoever has no links may make others.
+        // The cores come to rest: lost members are gone, and members without links may make new ones.
         for core in 0..CORES {
             while !hub.cores[core].is_empty() {
                 hub.happens(Event::Core(core));

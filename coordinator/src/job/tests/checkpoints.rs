@@ -13,7 +13,7 @@ fn answers(job: &mut Job, core: usize, before: u32, through: Option<u32>) -> Vec
     Saving { job, now: Instant::now() }.taken(TakenBy { core, occasion, before, through, refused })
 }
 
-/// The effects when all cores have answered for what is due before a round.
+/// Returns the effects when all cores have answered for the snapshots that are due before a round.
 fn over(before: u32, parts: Parts) -> Vec<Effect> {
     vec![Effect::Snapshot(Occasion::Due(Round(before)), Round(before), parts)]
 }

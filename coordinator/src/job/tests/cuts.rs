@@ -14,7 +14,7 @@ enum Event {
     Snapshot(usize),
     /// Rank 1 takes part from a cut of hub 0 on.
     Admit,
-    /// A hub takes its next step; its chunks have come to this round.
+    /// A hub takes its next step; its chunks have reached this round.
     Step(usize, u32),
     /// A request of hub 0 is delivered: the one at this place among those that are not.
     Deliver(usize),
@@ -22,7 +22,7 @@ enum Event {
     Repeat(usize),
     /// The job fails at hub 0.
     Fail,
-    /// Hub 0 gives a request up. It may be delivered all the same.
+    /// Hub 0 gives up a request. It may be delivered all the same.
     GiveUp(usize),
 }
 
@@ -50,7 +50,7 @@ struct Hub {
     job: Job,
     steps: VecDeque<(CutId, Step)>,
     is_held: bool,
-    /// The round that its chunks had come to at the last hold.
+    /// The round that its chunks had reached at the last hold.
     front: Round,
     failed: bool,
     /// The cuts that somebody waits for.
@@ -264,7 +264,7 @@ proptest! {
         prop_assert!(lead.failed || !lead.is_held, "hub 0 is held");
         if other.is_held && !other.failed {
             prop_assert!(hubs.has_given_up, "hub 0 ends what it has begun");
-            // Hub 0 does not know that it holds the other. That has an end.
+            // Hub 0 does not know that it holds the other hub. The hold ends all the same.
             let limit = Duration::from_secs(1);
             let later = Instant::now() + 4 * limit;
             let overdue = hubs.hubs[1].job.cuts.held_too_long(limit, later);

@@ -59,7 +59,7 @@ enum Reply {
     Part(LastReply),
 }
 
-/// A request to a hub, its answer, and what the one who asks knows of the answer.
+/// A request to a hub, its answer, and the sender's knowledge of the answer.
 struct Ask {
     to: usize,
     request: Request,
@@ -75,7 +75,7 @@ struct Hub {
     steps: VecDeque<LastStep>,
     /// The requests that it waits for the answers of.
     asks: Vec<usize>,
-    /// The requests of others that wait for its answer.
+    /// The requests of other hubs that wait for its answer.
     asked: Vec<usize>,
     is_dead: bool,
     is_held: bool,
@@ -349,7 +349,7 @@ impl Hubs {
         (0..100).for_each(|_| self.happens(Event::Deliver(0)));
     }
 
-    /// Checks what is saved where nothing went wrong.
+    /// Checks the saved states if nothing went wrong.
     fn check_all_saved(&self, saved: u32) {
         let fronts = || self.hubs.iter().filter_map(|hub| hub.front);
         let (lowest, highest) =

@@ -1,6 +1,7 @@
 //! The form of records: a record of a known life, which this program must be able to read.
 //!
-//! `life.record` is what [`life`](super::life) was when it was made. Nobody changes it by hand.
+//! `life.record` is the record of [`life`](super::life) at the time when it was made. Nobody changes it by
+//! hand.
 
 use std::fs::{read_to_string, write};
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/record/tests/life.record")
 }
 
-/// Returns what to do when the record has another outcome here than it had.
+/// Returns the advice when the record has another outcome here than it had.
 fn remedy(error: &NotReplayed) -> String {
     let make = format!("make the record of the life anew: {MAKE}=1 cargo test -p coordinator record");
     match error {

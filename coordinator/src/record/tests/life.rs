@@ -74,7 +74,7 @@ impl Life {
         self.ask(Happened { job, event })
     }
 
-    /// Takes all steps of a cut, as the driver; its chunks have come to this round.
+    /// Takes all steps of a cut, as the driver; its chunks have reached this round.
     fn cuts(&mut self, job: JobId, mut effects: Vec<Effect>, front: u32) {
         while let Some((cut, step)) = effects.iter().find_map(|effect| match effect {
             Effect::Cut(cut, step) if !matches!(step, Step::TakeSnapshot(..)) => Some((*cut, step.clone())),
@@ -116,7 +116,7 @@ impl Life {
         id
     }
 
-    /// Joins two workers, of which one brings a state. A third is refused.
+    /// Joins two workers; one of them brings a state. A third is refused.
     fn lets_all_in(&mut self, job: JobId) {
         let name = self.hub.job(job).unwrap().spec.name.clone();
         let (address, counted) = (IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 1]));

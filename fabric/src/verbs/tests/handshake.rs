@@ -1,4 +1,5 @@
-//! Workers that get past the hello and then say what no correct worker says: each a clear error at both ends.
+//! Workers that get past the hello and then send messages of no correct worker: each is a clear error at both
+//! ends.
 
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ impl Hub {
         Hub { listener, group, window: window().0, _ports: ports }
     }
 
-    /// Returns what the hub makes of a worker with a window of `send_bytes` that answers with `says`, and the last that
-    /// the worker hears.
+    /// Returns the hub's result for a worker with a window of `send_bytes` that answers with `says`, and the last
+    /// message to the worker.
     fn meets(&self, send_bytes: u64, says: Option<Message>, timeout: Duration) -> (String, Option<Message>) {
         let mut stream = MessageStream::connect(self.listener.address(), LONG).unwrap();
         let links = PlannedLink::of_one_port(&[8]).iter().map(|link| link.ports).collect();
@@ -136,7 +137,7 @@ fn queues_grow_with_the_links_up_to_what_the_nic_has() {
     }
     let mut seen = [0, 0];
     while seen != [CAPACITY, CAPACITY] {
-        // What waits in a worker's link leaves when the worker sees that others are sent.
+        // Posts that wait in a worker's link leave when the worker sees that earlier posts are sent.
         workers.iter_mut().for_each(|worker| assert_eq!(worker.port.poll(&mut [Arrival::default()]), 0));
         let mut arrivals = [Arrival::default(); 64];
         let count = hub.port.poll(&mut arrivals);

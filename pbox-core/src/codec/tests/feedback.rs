@@ -1,4 +1,4 @@
-//! Codecs with error feedback: what is not sent is kept, exact to the last bit, and sent later.
+//! Codecs with error feedback: values that are not sent are kept, exact to the last bit, and sent later.
 
 use super::*;
 

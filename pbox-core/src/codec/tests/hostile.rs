@@ -1,4 +1,4 @@
-//! Hostile payloads: the error says what is wrong, and nothing is read or written out of bounds.
+//! Hostile payloads: the error names the fault, and nothing is read or written out of bounds.
 
 use proptest::collection::vec;
 

@@ -16,7 +16,7 @@ use crate::turn::ShardSpec;
 use crate::wire::Wire;
 
 const JOB: JobId = JobId(1);
-/// A round to which no loop comes in time, and none of whose rounds has room for a notice.
+/// A round that no loop reaches in time, and whose rounds have no room for a notice.
 const FAR: Round = Round(4_000_000_000);
 
 /// Returns a core with a job of two chunks and two workers, before round 1. A snapshot is due before every round.
@@ -68,7 +68,7 @@ fn snapshots(core: &mut Core<Port>, mut notices: Vec<Notice>) -> Vec<Taken> {
     taken
 }
 
-/// Asserts that one snapshot is taken, and that one result stands for all others.
+/// Asserts that one snapshot is taken, and that one result covers all others.
 fn assert_two(taken: &[Taken]) {
     let [first, others] = taken else { panic!("{} results", taken.len()) };
     assert_eq!((first.occasion, first.part.is_ok()), (Occasion::Due(Round(2)), true));

@@ -1,4 +1,5 @@
-//! Tests of members: reports, requests and losses in orders that the lock allows. The coordinator tests what needs no core.
+//! Tests of members: reports, requests and losses in orders that the lock allows. The coordinator has the tests that need
+//! no core.
 
 use std::future::Future;
 use std::pin::pin;
@@ -103,7 +104,7 @@ impl Bed {
         self.tokens[1]
     }
 
-    /// Ends a link of rank 1 by itself. Returns whether the job waits until others are made.
+    /// Ends a link of rank 1 by itself. Returns whether the job waits until new ones are made.
     fn link_ends(&self) -> bool {
         let reason = "its link ended".to_owned();
         self.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: true });

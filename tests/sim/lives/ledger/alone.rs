@@ -89,7 +89,7 @@ impl Alone {
         }
     }
 
-    /// Begins again from a state, which says what it has, or anew. Nobody takes part yet.
+    /// Begins again from a state, with its pushes, or anew. Nobody takes part yet.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         let Alone { layout, former, workers, .. } = self;
         workers.fill_with(|| None);
@@ -127,7 +127,7 @@ impl Alone {
                 (of_chunk, weights) = weights.split_at(self.layout.chunk(chunk).span.bytes / 4);
                 let what = format!("rank {rank} before its round {}, {chunk:?}", round.0);
                 self.check_own(of_chunk, chunk, (rank, pushes), &what);
-                // Whoever is slower than the staleness allows has held this worker.
+                // A worker that is slower than the staleness allows has held this worker.
                 let near = self.staleness.map(|staleness| round.0.saturating_sub(staleness));
                 self.check_values(of_chunk, chunk, Round(near.unwrap_or(0)), job, &lives, &what);
             }
@@ -173,7 +173,7 @@ impl Alone {
         }
     }
 
-    /// Checks that a worker is not too far ahead of others.
+    /// Checks that a worker is not too far ahead of other workers.
     fn check_ahead(
         &self,
         (rank, key, round): (u32, KeyId, Round),

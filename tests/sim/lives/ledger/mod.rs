@@ -1,4 +1,4 @@
-//! The ledger of a job: which pushes its weights have, and so what each weight must be.
+//! The ledger of a job: the pushes that its weights have, and so the expected value of each weight.
 //!
 //! Workers that step together push the same number, which is its own mean. Of workers that step alone each pushes ones in elements of its own.
 
@@ -53,7 +53,7 @@ impl Members for Levels {
         let next = |worker: usize| next_push(&self.workers[worker].exchange, key);
         let takes_part = |worker: &usize| self.is_alive(*worker) && self.first_round(*worker).is_some();
         let furthest = workers().map(next).max().unwrap_or(0);
-        // Who makes links again has pushed as much as others, or less.
+        // A worker that makes links again has pushed as much as the others, or less.
         workers().filter(takes_part).map(next).min().unwrap_or(furthest)..=furthest
     }
 }
@@ -73,7 +73,7 @@ impl Ledger {
         }
     }
 
-    /// Returns what a worker pushes of an element of a key.
+    /// Returns the value that a worker pushes of an element of a key.
     pub fn pushed(&self, rank: u32, round: u32, element: usize) -> f32 {
         match self {
             Ledger::Together(together) => together.pushed(round),

@@ -1,7 +1,8 @@
-//! The ledger of workers that step together: which rounds no chunk has stepped, and so what each weight must be.
+//! The ledger of workers that step together: the rounds that no chunk has stepped, and so the expected value of
+//! each weight.
 //!
 //! All push the same number, which is its own mean. Without a bound of the norm it is 1. With a bound, rounds have different
-//! numbers, of which the oracle scales some.
+//! numbers, and the oracle scales some.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,10 +14,11 @@ use sim_tests::trouble::Dice;
 use worker_shim::Exchange;
 
 /// The numbers that are pushed where the norm has a bound, by the remainder of the round. Sums of a few are exact in 8 bits, and
-/// norms so large that what the scale adds to them is rounded off.
+/// norms are so large that the scale's addition to them is rounded off.
 const NUMBERS: [f32; 3] = [64.0, 256.0, 128.0];
 
-/// The rounds that chunks have left out. All others are stepped once, and take their number from a weight. Round 0 makes it 0.
+/// The rounds that chunks have left out. All other rounds are stepped once, and take their number from a weight. Round 0 makes
+/// it 0.
 pub struct Together {
     layout: Arc<Layout>,
     /// The number that is pushed in a round, and the scale of its step, by the remainder of the round.

@@ -1,4 +1,4 @@
-//! The end of a job at a simulated hub, and what a hub does in the course of time.
+//! The end of a job at a simulated hub, and a hub's work in the course of time.
 
 use coordinator::input::{self, Fail, Happened, Heard, Lose, Sweep};
 use coordinator::{Blame, Cause, Differs, Event, Files, Join, KEEP_FAILED, Leave, Token, Unserved};
@@ -50,7 +50,8 @@ impl Control {
         self.letters.retain(|letter| matches!(letter, Letter::Held(..) | Letter::Released(..)));
     }
 
-    /// Returns why the job has failed here, as members hear it, or see that nothing answers; and how that ends their membership.
+    /// Returns why the job has failed here, as members learn it, or see that nothing answers; and how that ends their
+    /// membership.
     pub fn failure(&self) -> Option<(&str, End)> {
         match &self.heard.state {
             JobState::Failed { reason, hub_stops: true } => Some((reason, End::HubLost)),
@@ -113,7 +114,8 @@ impl Control {
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets some time pass before members that live say so. They have taken the news that they heard before, as heartbeats do at once.
+    /// Lets some time pass before members that live say so. They have taken the news that they got before, as heartbeats do at
+    /// once.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.heard_of(&lives);
         self.now += LIMIT / 2;

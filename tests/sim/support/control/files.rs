@@ -1,5 +1,5 @@
-//! The files and clients of a job at a simulated hub. The coordinator says when the parts of a snapshot are a state, and what is done with
-//! them; somebody else has their values, and writes them.
+//! The files and clients of a job at a simulated hub. The coordinator says when the parts of a snapshot are a state, and how they
+//! are used. The test has their values, and writes them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub struct FilesHere {
     reading: Option<WantId>,
     /// The questions of hub 0 that wait for an answer.
     asked: HashMap<AskedId, FollowId>,
-    /// The latest round of which hub 0 knows that all hubs have written the state before it.
+    /// The latest round for which hub 0 knows that all hubs have written the state before it.
     pub whole: Option<Round>,
     /// The snapshots for somebody that were none, and are tried again or are late.
     pub dropped: usize,
@@ -43,7 +43,7 @@ pub struct FilesHere {
 }
 
 impl FilesHere {
-    /// Forgets what is under way, of a job that has failed.
+    /// Forgets the files under way, of a job that has failed.
     pub(super) fn end(&mut self) {
         let FilesHere { whole, dropped, overdue, wanted, given, not_whole, .. } = *self;
         *self = FilesHere { whole, dropped, overdue, wanted, given, not_whole, ..FilesHere::default() };
@@ -55,7 +55,8 @@ impl FilesHere {
     }
 }
 
-/// Returns what a hub knows of the files of a job that begins: hub 0 those of all hubs, another hub its own.
+/// Returns a hub's knowledge of the files of a job that begins: hub 0 knows those of all hubs, another hub
+/// its own.
 pub fn known_to(hub: u32, files: &Files) -> Files {
     let known = files.of_hubs().filter(|(of, _)| hub == 0 || *of == hub);
     Files::new(known.map(|(of, rounds)| (of, rounds.to_vec())))
@@ -84,7 +85,7 @@ impl Control {
         }
     }
 
-    /// Notes what comes of a want.
+    /// Notes the result of a want.
     pub(super) fn wanted(&mut self, want: WantId, written: Result<CheckpointReply, NoState>) {
         if self.failed.is_some() {
             return; // nobody waits any more
@@ -149,8 +150,8 @@ impl Control {
         !self.files.due.is_empty()
     }
 
-    /// Writes the next file, with what is known of other files; or says that it may not be written. `write` returns the rounds of
-    /// the hub's files.
+    /// Writes the next file, with the known state of other files; or says that it may not be written. `write` returns the rounds
+    /// of the hub's files.
     pub fn write(&mut self, write: impl FnOnce(Occasion, Round, &WholeRounds) -> Result<Vec<Round>, String>) {
         let (occasion, before) = self.files.due.remove(0);
         let Ok(begun) = self.ask(BeginFile { job: self.id, before }) else { return };
@@ -188,7 +189,7 @@ impl Control {
         self.letters.push(Letter::Part(follow, hub, Ok((rounds, part))));
     }
 
-    /// Notes, as hub 0, which state all hubs have by what they say of their files.
+    /// Notes, as hub 0, which state all hubs have, by their reports of their files.
     pub(super) fn note_whole(&mut self) {
         let whole = self.job().hubs.whole.rounds.last().copied();
         self.files.whole = self.files.whole.max(whole);

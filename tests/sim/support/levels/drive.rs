@@ -7,7 +7,7 @@ use pbox_core::{Notice, OnLoss};
 use super::{Levels, Member, Node};
 
 impl Levels {
-    /// Does a part of what is under way in the controls, or all of it if nothing is late.
+    /// Handles a part of the messages under way in the controls, or all of them if nothing is late.
     pub(super) fn control(&mut self) -> Result<()> {
         if self.terms.late.is_none() {
             return self.control_all();
@@ -109,13 +109,14 @@ impl Levels {
         self.end_failed(node);
     }
 
-    /// Ends the job of a hub that has lost its links to the hub above, and cannot make others: that hub is lost.
+    /// Ends the job of a hub that has lost its links to the hub above, and cannot make new ones: that hub is
+    /// lost.
     pub fn gives_up_above(&mut self, node: usize) {
         self.nodes[node].control.fails("no hub above answers".to_owned(), Blame::Hub);
         self.end_failed(node);
     }
 
-    /// Ends a job that has failed at a hub: its cores close all links, and the hub above hears why.
+    /// Ends a job that has failed at a hub: its cores close all links, and the hub above gets the reason.
     pub(super) fn end_failed(&mut self, node: usize) {
         let Some(why) = self.nodes[node].control.failed.clone().filter(|_| self.nodes[node].alive) else {
             return;

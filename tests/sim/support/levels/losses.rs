@@ -1,4 +1,4 @@
-//! Workers and hubs of a tree lose the links that lead up at any moment, and make others some steps later.
+//! Workers and hubs of a tree lose the links that lead up at any moment, and make new ones some steps later.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::trouble::Dice;
 pub struct Losses {
     /// The number of losses still to come.
     pub left: u32,
-    /// The members whose links are lost, each with the steps until it makes others.
+    /// The members whose links are lost, each with the steps until it makes new ones.
     unlinked: BTreeMap<Member, u64>,
 }
 

@@ -26,7 +26,7 @@ pub use strike::{ENDS, Strike};
 const JOB: JobId = JobId(0);
 const ABOVE: JobId = JobId(1);
 
-/// What is below a hub.
+/// The workers or hubs below a hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {
     Worker,
@@ -41,8 +41,8 @@ pub struct Terms {
     pub job: JobTerms,
     /// The terms of each level, that of the root first. Below the root, levels step together and have no codec.
     pub levels: Vec<LevelTerms>,
-    /// The number of cores of each hub, in the order in which hubs are made; the last is that of all others. In a mesh all
-    /// have the first.
+    /// The number of cores of each hub, in the order in which hubs are made; the last number is for all later hubs. In a
+    /// mesh all have the first.
     pub cores: Vec<usize>,
     /// The credit of each link at a worker, in bytes.
     pub worker_credit: Option<usize>,
@@ -144,7 +144,7 @@ impl Levels {
         Ok(tree)
     }
 
-    /// Adds a hub with what is below it. Returns its number.
+    /// Adds a hub, with the workers or hubs below it. Returns its number.
     fn add(&mut self, below: &[Shape], above: Option<(usize, u32)>, depth: usize) -> Result<usize> {
         let number = self.nodes.len();
         let of_number = if self.terms.mesh { 0 } else { number };
@@ -215,7 +215,8 @@ impl Levels {
         self.nodes[node].control.hangs_up(rank);
     }
 
-    /// Unlinks a worker that lives, and that asks for other links. It counts as dead until it makes them.
+    /// Unlinks a worker that lives, and that asks for other links. The worker counts as dead until it makes
+    /// them.
     pub fn unlink(&mut self, worker: usize) {
         let Worker { node, rank, .. } = self.workers[worker];
         self.nodes[node].control.unlink(rank);
@@ -225,8 +226,8 @@ impl Levels {
         self.control_at_once().expect("links are dropped");
     }
 
-    /// Makes a worker's links again, if all cores have dropped the former ones, and pushes again what has no answer.
-    /// Returns whether it does.
+    /// Makes a worker's links again, if all cores have dropped the former ones, and pushes again all keys without an
+    /// answer. Returns whether it does.
     pub fn relink(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, ref memory, .. } = self.workers[worker];
         if !self.nodes[node].control.relink(rank) {
@@ -315,8 +316,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Joins a killed worker again, if its hub lives and its rank is free. Returns whether it does. It takes part some
-    /// steps later.
+    /// Joins a killed worker again, if its hub lives and its rank is free. Returns whether it does. The worker takes
+    /// part some steps later.
     pub fn come_back(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, .. } = self.workers[worker];
         let may_join = self.is_free(node, rank);
@@ -362,7 +363,7 @@ impl Levels {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
 
-    /// Loses a member: a hub may see only now that a member that comes back was gone.
+    /// Loses a member: a hub may see only now that a member that returns was gone.
     fn lose(&mut self, node: usize, rank: u32) -> Result<()> {
         self.nodes[node].control.lose(rank, "it comes back");
         self.end_failed(node);

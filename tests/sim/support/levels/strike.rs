@@ -19,8 +19,8 @@ pub enum Strike {
 }
 
 impl Levels {
-    /// Returns what the dice break in this step. Worker 0 and the hubs above it stay where the job goes on without
-    /// others. `begun`: all living workers have the first weights.
+    /// Returns the event of this step, by the dice. Worker 0 and the hubs above it stay if the job continues
+    /// without lost workers. `begun`: all living workers have the first weights.
     pub fn strike(&self, trouble: Trouble, dice: &mut Dice, begun: bool) -> Option<Strike> {
         let worker = dice.below(self.workers.len() as u64) as usize;
         let hub = dice.below(self.nodes.len() as u64) as usize;
@@ -78,7 +78,7 @@ impl Levels {
         };
         let above_gone = || self.notices.iter().any(|(_, notice)| matches!(notice, Notice::AboveGone { .. }));
         if !matches!(trouble, Trouble::Posts) {
-            // A machine that is refused is lost, and others would go on without it.
+            // A machine that is refused is lost, and the others would continue without it.
             assert!(!said("pushed chunk"), "{trouble:?}: a hub blames another: {:?}", self.notices);
         }
         match (trouble, ended) {

@@ -51,7 +51,7 @@ class Context:
         self._models, self._members, self._states = [], [], []
         torch.manual_seed(7)
 
-    # ---- what a script begins with
+    # ---- the beginning of a script
 
     def batches(self, steps=5, rows=12, inputs=6, classes=3):
         """This rank's share of each batch; the mean over ranks is that of the whole batch."""
@@ -101,7 +101,7 @@ class Context:
         """Returns a training loop: the default model if none is given, and the optimizer that `make` makes."""
         return Run(self, Mlp() if net is None else net, make, wrap or {}, settings)
 
-    # ---- what a script says differently with several workers
+    # ---- the parts of a script that differ with several workers
 
     def no_sync(self, model):
         """DDP's `no_sync`, which is the optimizer's with the hub."""
@@ -122,7 +122,7 @@ class Context:
         return self._at_the_hub(model, optimizer, False, {}) if self.way in HUB_WAYS else optimizer
 
     def join(self, model, optimizer):
-        """`Join` of what communicates: DDP's model, or the hub's optimizer."""
+        """Returns `Join` for the object that communicates: DDP's model, or the hub's optimizer."""
         return Join([optimizer if self.way in HUB_WAYS else model])
 
     def again(self, net, former, optimizer):
@@ -141,7 +141,7 @@ class Context:
         dist.all_reduce(tensor)
         return tensor.div_(self.world)
 
-    # ---- what the test compares
+    # ---- the values that the test compares
 
     def record(self, *modules, **values):
         """Keeps parameters and buffers of modules, and other values by name: numbers, tensors, dicts and lists."""
@@ -166,7 +166,7 @@ class Context:
 
 
 class Run:
-    """The plain loop, in which an idiom says what it does elsewhere."""
+    """The plain loop; an idiom changes parts of it."""
 
     def __init__(self, ctx, net, make, wrap, settings):
         self.ctx, self.net = ctx, net

@@ -1,4 +1,5 @@
-"""Idioms that end with an error of the hub's, where torch gives numbers. All others give torch's numbers."""
+"""Idioms that end with an error of the hub's although torch gives numbers. All other idioms give torch's
+numbers."""
 
 ERRORS = {
     "optimizers.rmsprop": ("the hub has no RMSprop", "ctx.run(make=torch.optim.RMSprop"),

@@ -13,8 +13,8 @@ from .worker import Result, work
 # After a rank has raised, its peer may wait for it; this long the peer may take.
 GRACE_S = 5
 
-# Imported once, in the process that others are forked from; what this torch has not is left out. Torch 2 imports Dynamo
-# in the first step of an optimizer, which takes seconds.
+# Imported once, in the process that the others are forked from; modules that this torch lacks are left out. Torch 2
+# imports Dynamo in the first step of an optimizer, which takes seconds.
 PRELOADED = ["torch", "torch.distributed", "torch.distributed.nn.functional", "torch._dynamo", "phub.torch"]
 
 

@@ -1,4 +1,5 @@
-"""`@idiom`: a function that is written as people write training loops, and what the test must know of it."""
+"""`@idiom`: a function that is written as people write training loops, and the facts that the test needs
+about it."""
 
 import dataclasses
 import importlib

@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Judge:
-    """Runs cases, and says what came of them. References run once."""
+    """A judge that runs cases, and reports the results. References run once."""
 
     def __init__(self, hub):
         self._fleets = {}

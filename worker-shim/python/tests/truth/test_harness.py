@@ -1,4 +1,4 @@
-"""The test of truth sees what is wrong, names it, and goes on with the next idiom."""
+"""The test of truth finds the fault, names it, and continues with the next idiom."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ways in which an idiom runs."""
+"""The ways to run an idiom."""
 
 REFERENCE = "torch"
 """Plain torch with one worker, DDP over gloo with several."""

@@ -22,7 +22,8 @@ class Result:
 
 
 def work(rank, world, backend, store, hub, traces, requests):
-    """Runs what comes by `requests`, a connection, until it ends. A signal USR1 writes tracebacks to `traces`."""
+    """Runs the requests of `requests`, a connection, until it ends. A signal USR1 writes tracebacks to
+    `traces`."""
     faulthandler.register(signal.SIGUSR1, file=open(traces, "w"))  # noqa: SIM115, as long as the process
     os.environ["PHUB_HUB"] = hub
     torch.set_num_threads(1)

@@ -162,7 +162,7 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// An idle worker pushes, the others push out of turn.
+    /// An idle worker pushes; a worker that is not idle pushes out of turn.
     Push(u32),
     Remove(u32),
     Admit(u32),

@@ -1,4 +1,4 @@
-//! Examples of what a chunk takes from above and from below.
+//! Examples of arrivals that a chunk takes from above and from below.
 
 use super::*;
 

@@ -89,7 +89,7 @@ fn finish(arrivals: &mut Arrivals, index: usize) -> Option<Round> {
     arrivals.answer_due(index, round, 1)
 }
 
-/// Returns three chunks before the rounds 3, 2 and 1, where worker 1 takes part from round 3 on.
+/// Returns three chunks before the rounds 3, 2 and 1; worker 1 takes part from round 3 on.
 fn behind() -> Arrivals {
     let mut arrivals = arrivals(3, 2);
     arrivals.remove(1);

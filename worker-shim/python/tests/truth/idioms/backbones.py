@@ -1,4 +1,4 @@
-"""Frozen parameters, buffers and BatchNorm, where ranks begin with unlike values."""
+"""Frozen parameters, buffers and BatchNorm, if ranks begin with unlike values."""
 
 import torch
 import torch.distributed as dist

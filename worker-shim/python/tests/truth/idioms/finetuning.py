@@ -1,4 +1,4 @@
-"""Transfer learning, adapters, and what is trained in parts."""
+"""Transfer learning, adapters, and models that are trained in parts."""
 
 import math
 

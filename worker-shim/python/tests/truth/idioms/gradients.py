@@ -141,7 +141,7 @@ def flattened_and_written_back(ctx):
 
 @idiom()
 def gradient_surgery(ctx):
-    """PCGrad: the gradient of one task loses what is against the other's."""
+    """PCGrad: the gradient of one task loses the part that is against the other's."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         of_tasks = []
@@ -235,7 +235,7 @@ def momentum_of_the_scripts_own(ctx):
 
 @idiom()
 def all_reduced_again(ctx):
-    """Scripts that average by hand what is averaged already."""
+    """Scripts that average by hand values that are averaged already."""
     run = ctx.run()
     for _ in run.before_steps():
         for each in run.net.parameters():

@@ -10,7 +10,7 @@ from ..idiom import idiom
 
 @idiom(needs=(2, 0))
 def step_pre_hook(ctx):
-    """It sees the gradients that the step will use, and may change them."""
+    """The hook sees the gradients that the step will use, and may change them."""
     run = ctx.run()
 
     def before(optimizer, _arguments, _named):
@@ -24,7 +24,7 @@ def step_pre_hook(ctx):
 
 @idiom(needs=(2, 0))
 def step_post_hook(ctx):
-    """It sees the new weights."""
+    """The hook sees the new weights."""
     run = ctx.run(make=adamw)
     run.optimizer.register_step_post_hook(lambda *_: ctx.record(after=[each for each in run.net.parameters()]))
     run.train()
@@ -136,7 +136,7 @@ def gradients_deleted(ctx):
 
 @idiom()
 def forward_hooks(ctx):
-    """Activations are gathered, and one hook changes what the module gives."""
+    """Activations are gathered, and one hook changes the module's output."""
     run = ctx.run()
     seen = []
     run.net.first.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.detach().mean()))

@@ -65,7 +65,7 @@ def early_by_data(ctx):
 
 
 class Times(torch.autograd.Function):
-    """A matrix product whose backward pass reads the parameter itself, not what was saved."""
+    """A matrix product whose backward pass reads the parameter itself, not a saved value."""
 
     @staticmethod
     def forward(ctx, inputs, weight):

@@ -85,7 +85,7 @@ def model_and_optimizer(ctx):
 
 @idiom()
 def back_to_the_best_with_the_optimizer(ctx):
-    """Both go back, in the running job."""
+    """Model and optimizer go back, in the running job."""
     run = ctx.run(make=adamw)
     run.train(2)
     kept = copy.deepcopy(run.net.state_dict()), copy.deepcopy(run.optimizer.state_dict())

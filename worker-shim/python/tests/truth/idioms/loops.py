@@ -52,7 +52,7 @@ def barrier_each_epoch(ctx):
 
 @idiom()
 def evaluated_by_rank_0(ctx):
-    """Rank 0 alone reads the model between steps, and the others wait at a barrier."""
+    """Only rank 0 reads the model between steps, and the other ranks wait at a barrier."""
     run = ctx.run()
     for _ in run.after_steps():
         if ctx.rank == 0:
@@ -125,7 +125,7 @@ def ratio_of_updates(ctx):
 
 @idiom()
 def interrupted(ctx):
-    """Ctrl-C ends training, and the script saves what is there."""
+    """Ctrl-C ends training, and the script saves the current state."""
     run = ctx.run()
     try:
         for step, _ in enumerate(run.after_steps()):

@@ -7,7 +7,7 @@ from ..idiom import idiom
 
 
 class Branches(torch.nn.Module):
-    """Two branches behind one layer, of which a batch uses one or both."""
+    """Two branches behind one layer; a batch uses one or both."""
 
     def __init__(self):
         super().__init__()

@@ -134,7 +134,7 @@ def two_losses_of_one_graph(ctx):
 
 @idiom(raises=True)
 def graph_kept_over_a_step(ctx):
-    """The weights that the graph read are others now, and torch says so."""
+    """The weights that the graph read have changed, and torch says so."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()

@@ -154,7 +154,7 @@ def temperature(ctx):
 
 @idiom()
 def replayed_twice(ctx):
-    """Two critics of which the smaller value counts, in one optimizer (TD3); the actor each second step."""
+    """Two critics, in one optimizer (TD3): the smaller value counts; the actor steps each second time."""
     critics, actor = torch.nn.ModuleList([Mlp(6, 8, 1), Mlp(6, 8, 1)]), Mlp(6, 8, 6)
     calls, of_critics = ctx.wrap(list(critics), adamw(critics.parameters()))
     act, of_actor = ctx.wrap(actor, adamw(actor.parameters()))

@@ -130,7 +130,7 @@ def unscaled_in_some_steps_where_the_hub_finds(ctx):
 
 @idiom(hooked=False, needs=(2, 3))
 def updated_late_where_the_hub_finds(ctx):
-    """Another step comes before the scaler is asked what its own step has found."""
+    """Another step comes before the scaler asks for the finding of its own step."""
     run = ctx.run(wrap=AT_THE_HUB)
     scales = scaler()
     for step, (inputs, targets) in enumerate(ctx.batches(6)):
@@ -199,7 +199,7 @@ def infinite_on_one_rank(ctx):
 
 
 def infinite(ctx, run):
-    """A loop in which one rank's loss is infinite in one step."""
+    """Runs a loop with an infinite loss of one rank in one step."""
     scales = scaler()
     for step, (inputs, targets) in enumerate(ctx.batches(6)):
         run.optimizer.zero_grad()
@@ -226,7 +226,7 @@ def with_accumulation(ctx):
 
 @idiom()
 def two_optimizers(ctx):
-    """One scaler, and two optimizers of which only one has an infinite gradient."""
+    """One scaler, and two optimizers; only one has an infinite gradient."""
     first, second = Mlp(), Mlp()
     one, by_sgd = ctx.wrap(first, sgd(first.parameters()))
     other, by_adam = ctx.wrap(second, adamw(second.parameters()))

@@ -54,7 +54,7 @@ def state_dict_read(ctx):
 
 
 def numbers(state_dict):
-    """A state_dict without what differs between versions of torch."""
+    """Returns a state_dict without the parts that differ between versions of torch."""
     groups = [
         {name: group[name] for name in ("lr", "weight_decay", "momentum", "betas", "eps", "params") if name in group}
         for group in state_dict["param_groups"]
