@@ -10,7 +10,7 @@
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
 - docs/features.md names tests that exist.
 - docs/papers.md names files and tests that exist, and counts its rows.
-- docs/decisions/README.md has each number once, and says where each decision is. A record has a status, a date, and the same
+- docs/decisions/README.md has each number once, and leads to each decision. A record has a status, a date, and the same
   headings.
 """
 
@@ -129,8 +129,8 @@ def decisions():
     """Yields the faults of the table of decisions, or of a record."""
     folder = ROOT / "docs/decisions"
     table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in DECISION.findall((folder / "README.md").read_text())]
-    rows = {int(number): cells for number, *cells in table}
-    numbers = [int(row[0]) for row in table]
+    rows = {int(number): where for number, where in table}
+    numbers = [int(number) for number, _ in table]
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"the table must have each number from 1 on once, in order, and has {numbers}"
     for file in sorted(folder.glob("[0-9]*.md")):
@@ -140,10 +140,10 @@ def decisions():
             yield f"the headings of {file.name} must be a Decision and others of {PARTS}, in this order, and are {parts}"
         if not record:
             yield f"{file.name} must begin with its number and title, and a line 'Status: accepted. Date: 2026-11-20.'"
-        elif (row := rows.pop(int(record[1]), None)) != [*record.groups()[1:], f"[record]({file.name})"]:
-            yield f"{file.name} is {list(record.groups())}, and its row in the table is {row}"
-    for number, (_, status, _, where) in rows.items():
-        if "](../design/" not in where and not status.startswith(("withdrawn", "never used")):
+        elif (row := rows.pop(int(record[1]), None)) != f"[{record[2]}]({file.name})":
+            yield f"{file.name} has the title {record[2]}, and its row in the table is {row}"
+    for number, where in rows.items():
+        if "](../design/" not in where and not where.startswith(("withdrawn", "never used")):
             yield f"decision {number} has no record, and its row must lead to a page of docs/design, or say why not"
 
 
