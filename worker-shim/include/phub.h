@@ -29,7 +29,8 @@ typedef enum {
   PHUB_STATUS_OK = 0,
   // An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is no number.
   PHUB_STATUS_INVALID = 1,
-  // Calls came in the wrong order: a key is still under way, there are no weights yet, or the session has left.
+  // Calls were made in the wrong order: a key is still under way, there are no weights yet, or the session has
+  // left.
   PHUB_STATUS_ORDER = 2,
   // The hub cannot be reached, or is no hub of this version.
   PHUB_STATUS_UNREACHABLE = 3,
@@ -245,13 +246,13 @@ PhubStatus phub_set_learning_rate(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_checkpoint(const PhubSession *session);
 
-// Writes the first round of which no key has its answer. Round 0 is the broadcast, if there is one.
+// Writes the first round in which no key has its answer. Round 0 is the broadcast, if there is one.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `round` points to room for a result.
 PhubStatus phub_next_round(const PhubSession *session, uint32_t *round);
 
-// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round whose norm is known. Also
+// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round with a known norm. Also
 // writes that round, and the number of skipped rounds. For a job with "clip_norm" or "skip_nonfinite". Before the
 // first such round the norm is NaN.
 //
