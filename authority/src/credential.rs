@@ -100,7 +100,7 @@ impl Credential {
     /// Parses a secret or a token that somebody gave at `place`.
     ///
     /// # Errors
-    /// When it is neither.
+    /// Returns an error if the text is neither.
     pub fn parse(text: &str, place: &str) -> Result<Self, CredentialError> {
         let place = || place.to_owned();
         let text = text.strip_prefix('\u{feff}').unwrap_or(text); // a mark that some editors put before text
@@ -130,7 +130,7 @@ impl Credential {
     /// Returns the secrets that it holds.
     ///
     /// # Errors
-    /// When it is a token.
+    /// Returns an error if it is a token.
     pub fn secrets(&self) -> Result<&Secrets, CredentialError> {
         match &self.holds {
             Holds::Secrets(secrets) => Ok(secrets),

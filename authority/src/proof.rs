@@ -57,7 +57,7 @@ impl Token {
     /// Returns the proof of a request with this method, path (with its query) and body.
     ///
     /// # Errors
-    /// When the kernel gives no random bits.
+    /// Returns an error if the kernel gives no random bits.
     pub fn prove(&self, method: &str, path: &str, body: &[u8]) -> io::Result<Proof> {
         let mut digest = BodyDigest::default();
         digest.update(body);

@@ -36,7 +36,7 @@ impl Secret {
     /// Creates a secret that somebody chose.
     ///
     /// # Errors
-    /// When it is short, or has spaces.
+    /// Returns an error if it is short, or has spaces.
     pub fn new(text: &str) -> Result<Self, WeakSecret> {
         let wrong = |seen: &str| Err(WeakSecret { seen: seen.to_owned() });
         // Workers that have the variable from a shell would have another secret.
@@ -56,7 +56,7 @@ impl Secret {
     /// Returns a new one, of 256 bits by chance.
     ///
     /// # Errors
-    /// When the kernel gives no random bits.
+    /// Returns an error if the kernel gives no random bits.
     pub fn random() -> std::io::Result<Self> {
         Ok(Secret(hex(&random::<32>()?)))
     }
@@ -109,7 +109,7 @@ impl Secrets {
     /// Returns a secret in each line. Empty lines, and those that begin with `#`, say nothing.
     ///
     /// # Errors
-    /// When there is none, or one is easy to guess.
+    /// Returns an error if there is no secret, or one is easy to guess.
     pub fn from_lines(text: &str) -> Result<Self, WeakSecret> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let secrets: Vec<Secret> = lines.map(Secret::new).collect::<Result<_, _>>()?;

@@ -50,7 +50,7 @@ impl CheckpointArgs {
     /// Runs the subcommand. Returns whether all is well, and prints everything that is not.
     ///
     /// # Errors
-    /// When a file or directory cannot be read or written.
+    /// Returns an error if a file or directory cannot be read or written.
     pub fn run(&self) -> anyhow::Result<bool> {
         match &self.command {
             Command::List { directory } => list(directory).map(|()| true),

@@ -58,7 +58,7 @@ impl StatusArgs {
     /// Prints how the hub is.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// Returns an error if the hub does not answer.
     pub fn run(&self) -> anyhow::Result<()> {
         let hub: HubReply = ask(&self.hub, None, "/v1/hub", Right::Read, ALL_JOBS, PATIENCE)?;
         if self.json {
@@ -72,7 +72,7 @@ impl StopArgs {
     /// Stops the job.
     ///
     /// # Errors
-    /// When the hub does not answer, or refuses, or the job's checkpoint was not written.
+    /// Returns an error if the hub does not answer, or refuses, or the job's checkpoint was not written.
     pub fn run(&self) -> anyhow::Result<()> {
         check_job_name(&self.job)?;
         let path = format!("/v1/jobs/{}/stop", self.job);
@@ -90,7 +90,7 @@ impl DrainArgs {
     /// Drains the hub.
     ///
     /// # Errors
-    /// When the hub does not answer, or refuses.
+    /// Returns an error if the hub does not answer, or refuses.
     pub fn run(&self) -> anyhow::Result<()> {
         let DrainReply { jobs } = ask(&self.hub, Some(()), "/v1/drain", Right::Operate, ALL_JOBS, PATIENCE)?;
         match jobs.as_slice() {

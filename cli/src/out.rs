@@ -8,7 +8,7 @@ use anyhow::Context;
 /// Prints a line. Where nobody reads any more, as behind `| head`, the process ends: its reader has seen enough.
 ///
 /// # Errors
-/// When stdout takes nothing for another reason.
+/// Returns an error if stdout takes nothing for another reason.
 pub(crate) fn line(text: impl Display) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {

@@ -23,7 +23,7 @@ impl ManArgs {
     /// Writes a page for the program, and one for each command.
     ///
     /// # Errors
-    /// When the directory cannot be made or written.
+    /// Returns an error if the directory cannot be made or written.
     pub fn run(&self, program: Command) -> anyhow::Result<()> {
         let at = self.directory.display();
         let failed = || format!("writing pages to {at}: give a directory that this user may write");
@@ -49,7 +49,7 @@ impl CompletionsArgs {
     /// Prints the shell's script.
     ///
     /// # Errors
-    /// When stdout takes nothing.
+    /// Returns an error if stdout takes nothing.
     pub fn run(&self, mut program: Command) -> anyhow::Result<()> {
         let mut script = Vec::new();
         generate(self.shell, &mut program, "phub-server", &mut script);

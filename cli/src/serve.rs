@@ -24,7 +24,7 @@ pub enum End {
 /// Runs a hub until a signal, a drain or the end of its use.
 ///
 /// # Errors
-/// When it cannot start, or is ended before its checkpoints are written.
+/// Returns an error if it cannot start, or is ended before its checkpoints are written.
 pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     raise_open_files();
     fabric::few_heaps();

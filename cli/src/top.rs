@@ -47,7 +47,7 @@ impl TopArgs {
     /// Shows it until it is interrupted.
     ///
     /// # Errors
-    /// When the hub does not answer the first time, or there is a token that cannot be read.
+    /// Returns an error if the hub does not answer the first time, or there is a token that cannot be read.
     pub fn run(&self) -> anyhow::Result<()> {
         let credential = Credential::find_if_any().context("the token or secret to show to the hub")?;
         let token = credential.map(|credential| credential.token(Right::Read, ALL_JOBS));

@@ -27,7 +27,7 @@ impl TraceArgs {
     /// Writes the file.
     ///
     /// # Errors
-    /// When a file cannot be read or written, or is no timeline.
+    /// Returns an error if a file cannot be read or written, or is no timeline.
     pub fn run(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
             !self.files.contains(&self.to),

@@ -51,7 +51,7 @@ impl Digests {
     /// `who` names the members in words.
     ///
     /// # Errors
-    /// When they have not, in words.
+    /// Returns the difference, in words, if the weights differ.
     pub(crate) fn compare(
         &mut self,
         (rank, compared, digest): (u32, Compared, u64),

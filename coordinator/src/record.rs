@@ -200,7 +200,8 @@ impl fmt::Display for Difference {
 /// Replays the lines of a record.
 ///
 /// # Errors
-/// If the record has another form, at the first line that cannot be read, and at the first answer that differs.
+/// Returns an error if the record has another form. Also returns the first line that cannot be read, and the
+/// first answer that differs.
 pub fn replay<E: fmt::Display>(
     lines: impl IntoIterator<Item = Result<String, E>>,
 ) -> Result<Replayed, NotReplayed> {

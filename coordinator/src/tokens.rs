@@ -84,7 +84,7 @@ impl Tokens {
     /// Returns the member that a token serves.
     ///
     /// # Errors
-    /// When it serves none.
+    /// Returns an error if the token serves no member.
     pub fn owner(&self, token: Token) -> Result<Owner, Unserved> {
         match self.all.get(&token) {
             Some(&State::Serves(owner)) => Ok(owner),
@@ -96,7 +96,7 @@ impl Tokens {
     /// Returns the member that a token serves, which a request shows in digits.
     ///
     /// # Errors
-    /// When it serves none.
+    /// Returns an error if the token serves no member.
     pub fn owner_by_digits(&self, digits: &str) -> Result<Owner, Unserved> {
         unhex(digits).map_or(Err(Unserved::Unknown), |token| self.owner(Token(token)))
     }

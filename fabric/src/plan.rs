@@ -53,7 +53,7 @@ impl PlannedLink {
     /// the ports `joiner` of the end that connects. Each may carry all of both windows.
     ///
     /// # Panics
-    /// When `joiner` is empty and there is a link.
+    /// Panics if `joiner` is empty and there is a link.
     pub fn dealt(capacities: &[u32], joiner: &[PortId]) -> Vec<Self> {
         let hub_ports = (0..).map(PortId).zip(capacities).filter(|&(_, &capacity)| capacity > 0);
         let link = |((hub, &capacity), turn): (_, usize)| {

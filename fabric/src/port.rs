@@ -90,13 +90,13 @@ pub trait FrameRule: Send + fmt::Debug {
     /// Checks whether a frame of this span may arrive with this immediate.
     ///
     /// # Errors
-    /// Why not, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
+    /// Returns the reason, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
 
     /// Checks whether `bytes` bytes may arrive with this immediate, over a transport that does not tell their place.
     ///
     /// # Errors
-    /// Works like [`check`](Self::check), for the length only.
+    /// Returns the errors of [`check`](Self::check).
     fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String>;
 
     /// Returns the meaning of an immediate, for errors.

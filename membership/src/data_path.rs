@@ -71,7 +71,7 @@ impl Ports {
     /// be reached by it. Over TCP it asks for `tcp`.
     ///
     /// # Errors
-    /// When memory, descriptors or threads run out.
+    /// Returns an error if memory, descriptors or threads run out.
     pub fn one(
         hubs: &[LetIn],
         transport: Option<Transport>,
@@ -91,7 +91,8 @@ impl Ports {
 /// hub go to `receive` of its number; `wire` says which posts may come.
 ///
 /// # Errors
-/// When a hub places chunks differently, when no transport leads to it, and when a hub that is reached refuses.
+/// Returns an error if a hub places chunks differently, or if no transport leads to it, or if a hub that is
+/// reached refuses.
 pub fn open(
     hubs: &[LetIn],
     schedule: Schedule,

@@ -105,8 +105,8 @@ impl Failure {
 /// Makes a request again while its failure may pass, until `limit` is over.
 ///
 /// # Errors
-/// The last failure, with the error of the hub's last answer if the limit cut the last try short. It says how often and for how
-/// long the request was made.
+/// Returns the last failure, with the error of the hub's last answer if the limit cut the last try short. The error
+/// says how often and for how long the request was made.
 pub(crate) fn insist<R>(
     limit: Duration,
     passes: impl Fn(&Failure) -> bool,

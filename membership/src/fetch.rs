@@ -45,7 +45,7 @@ impl Read for StateReader {
 /// its length.
 ///
 /// # Errors
-/// When the hub is not reached, refuses, or is not trusted.
+/// Returns an error if the hub is not reached, refuses, or is not trusted.
 pub fn fetch_state(
     address: &str,
     job: &str,

@@ -146,7 +146,7 @@ impl Hub {
     /// Checks whether its control port answers within `limit`, and workers can join.
     ///
     /// # Errors
-    /// When the hub is lost, or stops.
+    /// Returns an error if the hub is lost, or stops.
     pub fn check_health(&self, limit: Duration) -> Result<(), MemberError> {
         self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
     }
@@ -169,7 +169,7 @@ impl Hub {
     /// be reached.
     ///
     /// # Errors
-    /// When the hub is lost, the job has failed, or the hub refuses.
+    /// Returns an error if the hub is lost, the job has failed, or the hub refuses.
     pub fn post<Q: Serialize, R: Answer>(
         &self,
         verb: &str,

@@ -31,7 +31,7 @@ const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 /// a hub prints its address when it starts. It does not say whether requests are encrypted.
 ///
 /// # Errors
-/// When an address is missing, is none or is there twice, and when there are too many.
+/// Returns an error if an address is missing, is none or is there twice, or if there are too many.
 pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     let mut hubs: Vec<&str> = list.split(',').map(str::trim).collect();
     for hub in &mut hubs {
@@ -57,7 +57,7 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
 /// Waits until workers can join at each of these hubs. Says so if it has to wait.
 ///
 /// # Errors
-/// When they cannot until the deadline, when the caller gives up, and when one is there and no TLS is possible with it.
+/// Returns an error if they cannot until the deadline, if the caller gives up, or if TLS with a hub fails.
 pub fn wait_for(
     addresses: &[&str],
     named: &Named,
@@ -86,7 +86,7 @@ pub fn wait_for(
 /// Returns a hub's description of itself.
 ///
 /// # Errors
-/// When it cannot be reached, or does not let this process know.
+/// Returns an error if the hub cannot be reached, or refuses to describe itself to this process.
 pub fn describe(
     address: &str,
     limit: Duration,
@@ -100,7 +100,7 @@ pub fn describe(
 /// others.
 ///
 /// # Errors
-/// When a machine is missing at the deadline, or there are two of a number.
+/// Returns an error if a machine is missing at the deadline, or there are two of a number.
 pub fn meet(
     mesh: &Mesh,
     job: &str,
@@ -134,8 +134,8 @@ pub fn meet(
 /// limit of each request, `credential` proves the requests, `named` is the origin of the addresses.
 ///
 /// # Errors
-/// When a hub cannot be reached or refuses. The hubs that have let this member in are then notified that it does not
-/// come.
+/// Returns an error if a hub cannot be reached or refuses. The hubs that have let this member in are then notified
+/// that it does not come.
 pub fn join_all(
     addresses: &[&str],
     job: &str,
@@ -193,7 +193,7 @@ impl LetIn {
     /// wants it.
     ///
     /// # Errors
-    /// When the hub refuses. The hub is notified at the end that this member does not come.
+    /// Returns an error if the hub refuses. The hub is notified at the end that this member does not come.
     pub fn offer(
         &mut self,
         state_before: Round,
@@ -219,7 +219,7 @@ impl LetIn {
     /// Returns the wire of the links to this hub: as `wire`, and if it is below others with their lines.
     ///
     /// # Errors
-    /// When no hubs can be as it says.
+    /// Returns an error if no hubs can be as the reply says.
     pub fn wire(&self, wire: Wire) -> Result<Wire, MemberError> {
         let nonsense = |saw| MemberError::Nonsense { hub: self.control.hub.clone(), what: "join", saw };
         match self.above() {
@@ -296,7 +296,7 @@ impl LetIn {
 /// Returns the places of the chunks at each of these hubs.
 ///
 /// # Errors
-/// When a hub places chunks differently.
+/// Returns an error if a hub places chunks differently.
 pub fn placements(
     hubs: &[LetIn],
     schedule: Schedule,

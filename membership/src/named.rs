@@ -35,7 +35,7 @@ impl Named {
     /// Checks whether a hub may be asked at this address.
     ///
     /// # Errors
-    /// When the list of peers does not have it.
+    /// Returns an error if the list of peers does not have it.
     pub fn check(&self, host: &str, ip: IpAddr) -> io::Result<()> {
         match self {
             Named::Outside(peers) if !peers.allows(host, ip) => Err(io::Error::new(

@@ -24,7 +24,7 @@ type Part = (u32, usize, usize);
 /// or none.
 ///
 /// # Errors
-/// The first error.
+/// Returns the first error.
 pub fn all_of(
     wanted: impl IntoIterator<Item = Result<Option<u64>, MemberError>>,
 ) -> Result<Option<u64>, MemberError> {
@@ -36,7 +36,8 @@ pub fn all_of(
 /// never in memory as a whole.
 ///
 /// # Errors
-/// When the values cannot be read or are not as long as the hubs want, and when a hub refuses or is lost.
+/// Returns an error if the values cannot be read or have another length than the hubs want. Returns an error if a hub
+/// refuses or is lost.
 pub fn bring(
     hubs: &[Hub],
     values: Box<dyn Read + Send>,
@@ -87,7 +88,7 @@ fn parts(hubs: u32, layout: &Layout, schedule: Schedule, split_above: u64) -> Ve
 /// Deals the values to the hubs. A hub that gets too few, or too many, says so.
 ///
 /// # Errors
-/// When the values cannot be read.
+/// Returns an error if the values cannot be read.
 fn deal(
     mut values: Box<dyn Read + Send>,
     mut hubs: Vec<PipeWriter>,

@@ -97,7 +97,7 @@ fn can_make_in(directory: &Path) -> std::io::Result<()> {
 /// Makes as many threads as a hub with these cores has, and ends them again. Returns how many.
 ///
 /// # Errors
-/// When the system does not allow as many.
+/// Returns an error if the system does not allow as many.
 pub fn threads(cores: usize) -> Result<usize, HubError> {
     let needed = cores + BESIDE_CORES;
     let mut threads = Vec::new();

@@ -49,7 +49,7 @@ impl WaitingRoom {
     /// Takes a place, of the oldest connection that sent nothing if there is no other.
     ///
     /// # Errors
-    /// When the hub has no descriptor for it.
+    /// Returns an error if the hub has no descriptor for it.
     pub fn enter(self: &Arc<Self>, socket: BorrowedFd) -> std::io::Result<Place> {
         let socket = socket.try_clone_to_owned()?;
         let mut guests = self.lock();

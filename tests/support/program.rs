@@ -124,7 +124,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 /// Polls until a condition holds that no call can wait for.
 ///
 /// # Panics
-/// After half a minute: the test's watchdog comes later and cannot say what the test waited for.
+/// Panics after half a minute: the test's watchdog comes later and cannot say what the test waited for.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();

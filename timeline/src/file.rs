@@ -61,7 +61,7 @@ impl TraceFile {
     /// Makes the file, or empties it.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn create(path: impl Into<PathBuf>) -> Result<Self, TraceError> {
         let path = path.into();
         let failed = |error| TraceError::File { path: path.clone(), doing: "opening it for writing", error };
@@ -125,7 +125,7 @@ fn end(mut text: String) -> String {
 /// processes with a clock that no file relates to it: their times stay unchanged.
 ///
 /// # Errors
-/// When one of them is no trace, or cannot be read.
+/// Returns an error if one of them is no trace, or cannot be read.
 pub fn merge(parts: &[PathBuf]) -> Result<(Vec<Process>, Vec<String>), TraceError> {
     let mut processes = Vec::new();
     for path in parts {

@@ -19,7 +19,7 @@ pub struct Network {
 
 impl Network {
     /// # Panics
-    /// Returns an error if there are fewer than two widths.
+    /// Panics if there are fewer than two widths.
     pub fn new(widths: impl Into<Vec<usize>>) -> Self {
         let widths = widths.into();
         assert!(widths.len() >= 2, "an input and an output");

@@ -35,7 +35,7 @@ impl TrainingPlan {
     /// fewer.
     ///
     /// # Errors
-    /// When the smallest shard has no whole batch.
+    /// Returns an error if the smallest shard has no whole batch.
     pub fn new(workers: u32, epochs: u32, round_batch: usize, seed: u64, train: usize) -> Result<Self> {
         ensure!((1..=MAX_WORKERS).contains(&workers), "{workers} workers; expected 1 to {MAX_WORKERS}");
         let batch = (round_batch / workers as usize).max(1);

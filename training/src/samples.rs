@@ -18,7 +18,7 @@ impl Samples {
     /// Creates samples from rows one after another.
     ///
     /// # Panics
-    /// When `inputs` does not have `features` numbers for each label.
+    /// Panics if `inputs` does not have `features` numbers for each label.
     pub fn new(features: usize, inputs: Vec<f32>, labels: Vec<usize>) -> Self {
         assert_eq!(inputs.len(), features * labels.len(), "one row a label");
         Samples { features, inputs, labels }

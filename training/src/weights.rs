@@ -54,7 +54,7 @@ impl Weights {
     /// Weights from the result of [`to_bits`](Self::to_bits) in another process.
     ///
     /// # Errors
-    /// When the bits do not have this network's shape.
+    /// Returns an error if the bits do not have this network's shape.
     pub fn from_bits(network: &Network, bits: &[Vec<u32>]) -> Result<Self> {
         let weights =
             Weights(bits.iter().map(|key| key.iter().copied().map(f32::from_bits).collect()).collect());

@@ -32,7 +32,7 @@ fn hex(hash: &Xxh3) -> String {
 /// Returns the frame that leads from `old` to `new`, which are of one length. Nothing if they are equal.
 ///
 /// # Errors
-/// When the library cannot compress: it has no memory.
+/// Returns an error if the library cannot compress: it has no memory.
 pub(crate) fn encode(old: &[u8], new: &[u8]) -> io::Result<Option<Vec<u8>>> {
     assert_eq!(old.len(), new.len(), "tensors of one shape");
     if old == new {
@@ -54,7 +54,7 @@ pub(crate) fn encode(old: &[u8], new: &[u8]) -> io::Result<Option<Vec<u8>>> {
 /// Applies a frame to the bytes that it was made from. Returns the checksum of the result.
 ///
 /// # Errors
-/// When it is not one frame of as many bytes. The bytes are then of no version.
+/// Returns an error if the frame is not one frame of as many bytes. The bytes are then of no version.
 pub(crate) fn apply(frame: &[u8], bytes: &mut [u8]) -> io::Result<String> {
     let mut contents = zstd::Decoder::with_buffer(frame)?.single_frame();
     let mut block = vec![0; BLOCK_BYTES.min(bytes.len())];

@@ -80,7 +80,7 @@ impl Publisher {
     /// Opens a directory, which is made if it is not there, and continues its numbers.
     ///
     /// # Errors
-    /// When another program publishes there, or the directory cannot be read or written.
+    /// Returns an error if another program publishes there, or the directory cannot be read or written.
     pub fn open(dir: &Path, rules: Rules) -> Result<Self, VersionError> {
         std::fs::create_dir_all(dir).map_err(VersionError::disk(dir, "making it"))?;
         let path = dir.join(LOCK);
@@ -131,7 +131,8 @@ impl Publisher {
     /// Publishes weights as the next version, and removes old versions.
     ///
     /// # Errors
-    /// When the directory is another job's, or cannot be written: then there is no new version, and it may be tried again.
+    /// Returns an error if the directory is another job's, or cannot be written: then there is no new version, and it
+    /// may be tried again.
     pub fn publish(&mut self, origin: Origin, weights: Weights) -> Result<Published, VersionError> {
         if let Some(theirs) = self.last().filter(|last| last.job != origin.job) {
             let (ours, theirs) = (origin.job, theirs.job.clone());

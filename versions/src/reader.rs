@@ -52,7 +52,7 @@ pub struct Listed {
 /// Lists the versions of a directory, in order.
 ///
 /// # Errors
-/// When the directory or an index cannot be read.
+/// Returns an error if the directory or an index cannot be read.
 pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
     versions(dir)?.into_iter().map(|id| listed(dir, id)).collect()
 }
@@ -83,7 +83,7 @@ impl Reader {
     /// Returns the newest version of the directory, if it has one.
     ///
     /// # Errors
-    /// When the directory cannot be listed.
+    /// Returns an error if the directory cannot be listed.
     pub fn newest(&self) -> Result<Option<VersionId>, VersionError> {
         Ok(versions(&self.dir)?.last().copied())
     }

@@ -76,7 +76,8 @@ impl Weights {
     /// Adds a tensor, rounded to `precision`.
     ///
     /// # Errors
-    /// When its shape has another number of elements than `values`, or its name is taken.
+    /// Returns an error if the tensor's shape has another number of elements than `values`, or its name is
+    /// taken.
     pub fn add(
         &mut self,
         name: &str,
@@ -102,7 +103,7 @@ impl Weights {
     /// Writes the weights to a new safetensors file, which is there whole or not at all.
     ///
     /// # Errors
-    /// When there is a file of this name, or it cannot be written.
+    /// Returns an error if there is a file of this name, or it cannot be written.
     pub fn save(&self, to: &Path) -> Result<(), VersionError> {
         disk::write_new(to, |out| shard::write(out, true, &self.stored(&self.checksums())))
     }

@@ -17,7 +17,7 @@ pub fn tell(line: &str) {
 /// Prints the table of a run. `weights` are the last of every worker and, without compression, of the one-process run.
 ///
 /// # Errors
-/// When too few samples of the test set are classified right.
+/// Returns an error if too few samples of the test set are classified right.
 pub fn report(args: &Args, task: &Task, weights: &Weights, seconds: f64) -> Result<()> {
     let accuracy = |samples: &Samples| {
         let classes = task.network.classify(samples, |key| weights.key(key));

@@ -63,8 +63,8 @@ impl Trace {
     /// Returns the plan for a job with these keys, with all times multiplied by `time_scale`.
     ///
     /// # Errors
-    /// When the trace names a key that the job does not have, names a key twice, or leaves a key out; when a time is out of
-    /// range.
+    /// Returns an error if the trace names an unknown key, names a key twice, or leaves a key out. Returns an error if a time is
+    /// out of range.
     pub fn plan(&self, keys: &[Key], time_scale: f64) -> Result<ComputePlan> {
         let trace = &self.name;
         ensure!(

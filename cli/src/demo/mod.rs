@@ -61,7 +61,7 @@ impl DemoArgs {
     /// Shows it.
     ///
     /// # Errors
-    /// When a hub cannot start here, or a worker fails.
+    /// Returns an error if a hub cannot start here, or a worker fails.
     pub fn run(&self) -> anyhow::Result<()> {
         raise_open_files();
         let runtime = Builder::new_current_thread().enable_all().build()?;

@@ -32,7 +32,7 @@ impl Task {
     /// Deals the samples to the workers.
     ///
     /// # Errors
-    /// When there are more workers than the plan allows.
+    /// Returns an error if there are more workers than the plan allows.
     pub fn new(workers: u32) -> anyhow::Result<Self> {
         let (train, test) = spirals().split(SEED, TEST_EVERY);
         let batch = BATCH.min(train.len() / workers as usize);

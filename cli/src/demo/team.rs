@@ -52,7 +52,7 @@ impl Team {
     /// Starts a thread for each worker.
     ///
     /// # Errors
-    /// When the machine has no thread left.
+    /// Returns an error if the machine has no thread left.
     pub fn start(task: &Arc<Task>, hub: &str, credential: &Credential) -> anyhow::Result<Self> {
         let shared = Arc::new(Shared {
             task: Arc::clone(task),
@@ -90,7 +90,7 @@ impl Team {
     /// Waits for the next worker that ends.
     ///
     /// # Errors
-    /// When it failed.
+    /// Returns an error if the worker failed.
     pub async fn next_end(&mut self) -> anyhow::Result<Option<u32>> {
         match self.ended.recv().await {
             None => Ok(None),

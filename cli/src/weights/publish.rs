@@ -64,7 +64,7 @@ impl PublishArgs {
     /// Publishes until the job's end, or a signal.
     ///
     /// # Errors
-    /// When the directory is another publisher's or cannot be written, or no weights can come.
+    /// Returns an error if the directory is another publisher's or cannot be written, or no weights can come.
     pub fn run(&self) -> anyhow::Result<()> {
         let source = self.source.source()?;
         let PublishArgs { whole_each, keep, ref also, .. } = *self;

@@ -91,7 +91,7 @@ impl SourceArgs {
     /// Returns the source.
     ///
     /// # Errors
-    /// When the job's name cannot be one, or the secret or the file of names cannot be read.
+    /// Returns an error if the job's name cannot be one, or the secret or the file of names cannot be read.
     pub(super) fn source(&self) -> anyhow::Result<Source> {
         check_job_name(&self.job)?;
         let credential = Credential::find_if_any().context("what to show to the hub")?;

@@ -44,7 +44,8 @@ impl VersionsArgs {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// When a directory cannot be read, a version is damaged or gone, or a file cannot be written.
+    /// Returns an error if a directory cannot be read, a version is damaged or gone, or a file cannot be
+    /// written.
     pub fn run(&self) -> anyhow::Result<()> {
         match &self.command {
             Command::List { directory } => show(directory),

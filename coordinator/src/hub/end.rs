@@ -121,7 +121,7 @@ impl End {
     /// Refuses with this code once the hub admits nobody.
     ///
     /// # Errors
-    /// When it admits nobody.
+    /// Returns the refusal if the hub admits nobody.
     pub fn check_open(&self, code: RefusalCode) -> Result<(), Refused> {
         if self.closed { Err(Refused::new(code, STOPS.to_owned())) } else { Ok(()) }
     }

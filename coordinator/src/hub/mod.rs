@@ -152,7 +152,7 @@ impl Hub {
     /// Returns the number of the job of this name that has not failed.
     ///
     /// # Errors
-    /// When there is none.
+    /// Returns an error if there is no such job.
     pub fn id(&self, name: &str) -> Result<JobId, Refused> {
         self.names.job(name).ok_or_else(|| {
             let why = format!("no job {name:?} is here; GET /v1/hub lists them");
@@ -163,7 +163,7 @@ impl Hub {
     /// Returns the member of a job that shows this token.
     ///
     /// # Errors
-    /// When the token serves no member of the job.
+    /// Returns an error if the token serves no member of the job.
     pub fn member(&self, job: &str, token: &str) -> Result<(&Job, u32), Refused> {
         let owner = match self.tokens.owner_by_digits(token) {
             Ok(owner) => Some(owner),

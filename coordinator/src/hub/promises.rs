@@ -101,7 +101,7 @@ impl Hub {
     /// Checks that this memory more may be promised. The room of some machines is not known.
     ///
     /// # Errors
-    /// When there is no room.
+    /// Returns an error if there is no room.
     pub fn check_room(&self, needed: u64, memory: Option<Memory>) -> Result<(), NoRoom> {
         let Some(Memory { room, words, used }) = memory else { return Ok(()) };
         let waiting = self.promised().saturating_sub(used);

@@ -41,7 +41,7 @@ impl Follower {
     /// Begins a cut. Each cut has a higher number than the one before: a request that comes too late holds nothing.
     ///
     /// # Errors
-    /// When the cut is over.
+    /// Returns an error if the cut is over.
     pub fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
         if cut <= self.last {
             return Err(StaleCut { asked: cut, last: self.last });
@@ -53,7 +53,7 @@ impl Follower {
     /// Ends the cut.
     ///
     /// # Errors
-    /// When the job is not held by it.
+    /// Returns an error if the job is not held by it.
     pub fn release(&mut self, cut: u64) -> Result<(), StaleCut> {
         let last = self.last;
         if !self.is_held_by(cut) {
@@ -125,7 +125,7 @@ impl Files {
     /// files of later rounds, which the job writes again.
     ///
     /// # Errors
-    /// When the files cannot be read at all.
+    /// Returns an error if the files cannot be read at all.
     pub fn go_on<E>(
         &mut self,
         mut read: impl FnMut(Round) -> Result<Vec<u32>, E>,

@@ -163,7 +163,7 @@ impl Hubs {
     /// Notes that hub 0 holds the job for a cut.
     ///
     /// # Errors
-    /// When the cut is over, and at hub 0 itself.
+    /// Returns an error if the cut is over, and at hub 0 itself.
     pub(crate) fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
         if self.leads() {
             return Err(StaleCut { asked: cut, last: self.numbered.cuts });
@@ -175,7 +175,7 @@ impl Hubs {
     /// has.
     ///
     /// # Errors
-    /// When it cannot, in words.
+    /// Returns the fault, in words, if the cut is not possible.
     pub fn check_release(&self, request: &ReleaseRequest) -> Result<(), String> {
         let ReleaseRequest { from, admitted, .. } = request;
         if admitted.len() > MAX_WORKERS as usize {

@@ -33,7 +33,7 @@ impl Change {
     /// zero.
     ///
     /// # Errors
-    /// When the job cannot have them, in words.
+    /// Returns the reason, in words, if the job cannot have them.
     pub(crate) fn checked(
         &self,
         (list, terms): (&NumbersByRound, &JobTerms),

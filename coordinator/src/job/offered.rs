@@ -9,7 +9,7 @@ impl Job {
     /// waits.
     ///
     /// # Errors
-    /// When the offer comes too late, in words.
+    /// Returns the reason, in words, if the offer comes too late.
     pub(crate) fn state_offered(&mut self, steps: Vec<Option<u32>>) -> Result<bool, String> {
         let standing = self.members.standing(0);
         let may_begin = matches!(standing, Some(Standing::Connecting { is_ready: true, .. }));

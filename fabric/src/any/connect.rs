@@ -43,7 +43,7 @@ impl Group {
 /// as many ports, they use RDMA too.
 ///
 /// # Errors
-/// When memory, descriptors or threads run out.
+/// Returns an error if memory, descriptors or threads run out.
 pub fn group(ports: usize, rdma: Option<Rdma>) -> std::io::Result<(Group, Vec<Port>)> {
     let (verbs, rdma) = rdma.map_or((None, Vec::new()), |(group, ports)| (Some(group), ports));
     assert!(verbs.is_none() || rdma.len() == ports, "one RDMA port a port");
@@ -271,7 +271,8 @@ impl Hello {
 /// Connects to a hub. `ours` is sent to the hub, and the links are those of `plan`.
 ///
 /// # Panics
-/// When the hub is on shared memory, and its window is to be received [into](Receive::Into) memory of this end.
+/// Panics if the hub is on shared memory, and its window is to be received [into](Receive::Into) memory of this
+/// end.
 pub fn connect(
     address: &Address,
     token: [u8; 16],

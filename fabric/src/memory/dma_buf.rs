@@ -64,7 +64,7 @@ impl DmaBuf {
     /// Works like [`new`](Self::new), of a descriptor that stays the caller's: this is another one of the same dma-buf.
     ///
     /// # Errors
-    /// When the process has no such descriptor.
+    /// Returns an error if the process has no such descriptor.
     pub fn of_number(fd: RawFd, offset: u64) -> Result<Self, DmaBufError> {
         // SAFETY: it touches no memory, and the kernel checks the number.
         let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };

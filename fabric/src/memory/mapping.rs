@@ -248,7 +248,7 @@ impl Mapping {
     /// are, even if other threads read and write them meanwhile.
     ///
     /// # Panics
-    /// When the span ends beyond the mapping.
+    /// Panics if the span ends beyond the mapping.
     pub fn populate(&self, span: Span) {
         assert!(span.end().is_some_and(|end| end <= self.bytes()), "{span:?} of {} bytes", self.bytes());
         let begin = span.offset - span.offset % rustix::param::page_size();

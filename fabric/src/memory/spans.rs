@@ -67,7 +67,7 @@ impl Spans {
     /// Returns the span's elements.
     ///
     /// # Panics
-    /// When it does not hold whole ones, and when the window is in a dma-buf.
+    /// Panics if the span does not hold whole elements, or if the window is in a dma-buf.
     pub fn elements<T: Plain>(&self, index: usize) -> &[T] {
         let (start, elements) = self.start(index);
         // SAFETY: `split` checked bounds, alignment and disjointness of the span, or `join` put it together from such spans;
@@ -79,7 +79,7 @@ impl Spans {
     /// time (post after write, no write before the peer's answer).
     ///
     /// # Panics
-    /// Works like [`elements`](Self::elements), for writing.
+    /// Panics like [`elements`](Self::elements).
     pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
         let (start, elements) = self.start(index);
         // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because `split`
@@ -122,11 +122,10 @@ impl RecvWindow {
     /// Shows another peer's window at the addresses where this view is. Nobody may be reading it: the bytes change.
     ///
     /// # Errors
-    /// Has the same conditions as [`open`](Self::open). Where the pages could not be mapped, the view reads
-    /// as zeros.
+    /// Returns the errors of [`open`](Self::open). If the pages could not be mapped, the view reads as zeros.
     ///
     /// # Panics
-    /// When it is memory of this end.
+    /// Panics if the view is of memory of this end.
     pub(crate) fn reopen(&self, fd: BorrowedFd) -> Result<(), WindowError> {
         assert!(!self.local, "a view is mapped anew, not memory of this end");
         check_file(fd, self.bytes)?;

@@ -115,7 +115,7 @@ impl SendWindow {
     /// Something else than this process writes them, such as a GPU.
     ///
     /// # Errors
-    /// When it is no dma-buf, and when the window does not fit in.
+    /// Returns an error if the descriptor is no dma-buf, or if the window does not fit into it.
     pub fn in_dma_buf(dma_buf: &DmaBuf, bytes: usize) -> Result<Self, WindowError> {
         dma_buf.check(bytes)?;
         let memory = Memory::DmaBuf(dma_buf.clone());

@@ -95,7 +95,7 @@ impl Listener {
     /// Returns a new address, which nobody can foresee.
     ///
     /// # Errors
-    /// When the kernel has no random numbers.
+    /// Returns an error if the kernel has no random numbers.
     pub fn new_address() -> Result<String, ConnectError> {
         let random = Name::random().map_err(|errno| socket_error("naming the hub", "phub-", errno))?;
         Ok(format!("phub-{:032x}", u128::from_be_bytes(random.0)))

@@ -94,7 +94,7 @@ pub struct Port {
 /// Makes `ports` ports that connect together, for example one for each core of a hub.
 ///
 /// # Errors
-/// When memory, file descriptors or threads run out.
+/// Returns an error if memory, file descriptors or threads run out.
 pub fn group(ports: usize) -> std::io::Result<(Arc<Group>, Vec<Port>)> {
     let group = Group::new(ports)?;
     let port = |state: &Arc<PortState>| Port {

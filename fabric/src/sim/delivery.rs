@@ -17,7 +17,7 @@ impl Path {
     /// Creates the delivery from the window that one end sends to the window that the other end receives into.
     ///
     /// # Panics
-    /// When the sizes differ, or the receiving window is a view of somebody else's memory.
+    /// Panics if the sizes differ, or the receiving window is a view of somebody else's memory.
     pub fn new(sender: &Windows, receiver: &Windows) -> Self {
         let (from, to) = (Arc::clone(&sender.send), Arc::clone(&receiver.recv));
         assert_eq!(from.bytes(), to.bytes(), "a link joins windows of one size, in bytes");

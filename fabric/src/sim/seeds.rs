@@ -15,7 +15,7 @@ const TIMES: &str = "PHUB_SIM_TIMES";
 /// ```
 ///
 /// # Panics
-/// When a variable is not a decimal number of 64 bits.
+/// Panics if a variable is not a decimal number of 64 bits.
 pub fn seeds(count: u64) -> Seeds {
     Seeds::new(count.saturating_mul(number(TIMES).unwrap_or(1)), number(VARIABLE))
 }

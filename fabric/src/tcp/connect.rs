@@ -262,7 +262,7 @@ impl Hello {
 /// `plan`.
 ///
 /// # Panics
-/// When the plan names a port of the hub that has no address.
+/// Panics if the plan names a port of the hub that has no address.
 pub fn connect(
     addresses: &[SocketAddr],
     token: [u8; 16],

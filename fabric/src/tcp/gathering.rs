@@ -54,7 +54,7 @@ impl Gathering {
     /// Adds a connection.
     ///
     /// # Errors
-    /// When it contradicts the worker's other connections. The peer is notified.
+    /// Returns an error if it contradicts the worker's other connections. The peer is notified.
     pub fn add(self: Arc<Self>, hello: Hello) -> Result<Gathered, ConnectError> {
         let message = hello.message;
         let (token, link, links) = (hello.token, message.link(), message.links());
@@ -103,7 +103,8 @@ impl Pending {
     /// Waits until the worker's connections are all there.
     ///
     /// # Errors
-    /// When some have not come after `limit`. Connections that came are notified, and closed.
+    /// Returns an error if some connections have not arrived after `limit`. Those that have arrived are
+    /// notified, and closed.
     pub fn wait(self, limit: Duration) -> Result<(), ConnectError> {
         if self.whole.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
             return Ok(());

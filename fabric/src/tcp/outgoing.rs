@@ -71,7 +71,7 @@ impl Outgoing {
     /// Queues a post; false when there is no room.
     ///
     /// # Panics
-    /// When the span does not lie in the window.
+    /// Panics if the span does not lie in the window.
     pub fn push(&mut self, span: Span, imm: Imm) -> bool {
         assert!(
             self.window.bytes_of(span).is_some(),

@@ -53,7 +53,7 @@ impl Port {
     /// Creates a port without links.
     ///
     /// # Errors
-    /// When descriptors run out.
+    /// Returns an error if descriptors run out.
     pub fn new() -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = EventBell::new()?;

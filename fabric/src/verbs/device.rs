@@ -50,7 +50,7 @@ pub struct DevicePort {
 /// Returns all devices of this machine, those that do not open too.
 ///
 /// # Errors
-/// When libibverbs is missing, or the devices cannot be listed.
+/// Returns an error if libibverbs is missing, or the devices cannot be listed.
 pub fn devices() -> Result<Vec<Device>, VerbsError> {
     let ports = |name: &str| -> Result<Vec<DevicePort>, DeviceError> {
         let context = Context::open(name)?;
@@ -74,7 +74,7 @@ impl Device {
     /// rule.
     ///
     /// # Errors
-    /// When no GID will do; with the whole table.
+    /// Returns an error if no GID will do; with the whole table.
     pub fn gid(&self, port: &DevicePort, wanted: Option<u8>) -> Result<Chosen, GidError> {
         gid::choose(&self.name, port.number, port.link_layer, &port.gids, wanted)
     }
@@ -105,7 +105,7 @@ impl DevicePort {
 /// certain GPU makes.
 ///
 /// # Errors
-/// Works for a device that does not open, too.
+/// Returns the reason if the driver takes none. A device that does not open is checked, too.
 pub fn takes_dma_bufs(device: &str) -> Result<(), String> {
     let context = Context::open(device).map_err(|error| error.to_string())?;
     let domain = Domain::new(&context).map_err(|error| error.to_string())?;

@@ -85,7 +85,7 @@ pub enum LoopbackError {
 /// that travel as `paths` says.
 ///
 /// # Errors
-/// Whatever keeps the NIC from it.
+/// Returns the fault that keeps the NIC from it.
 pub fn loopback(
     nic: &NicOptions,
     bytes: usize,

@@ -137,7 +137,7 @@ impl PathFlags {
     /// Returns the traffic class of packets.
     ///
     /// # Errors
-    /// When some setting has a value that it cannot have.
+    /// Returns an error if some setting has a value that it cannot have.
     pub fn traffic_class(&self) -> Result<u8, SettingError> {
         Ok(PathSettings::new(self)?.traffic_class)
     }

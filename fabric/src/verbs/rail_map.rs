@@ -22,7 +22,7 @@ impl RailMap {
     /// Reads the map from `PHUB_RAILS` of this process; empty if it is not set.
     ///
     /// # Errors
-    /// When nobody can follow it.
+    /// Returns an error if no end can follow the map.
     pub fn of_environment() -> Result<Self, ParseRailMapError> {
         std::env::var("PHUB_RAILS").unwrap_or_default().parse()
     }

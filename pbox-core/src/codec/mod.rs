@@ -183,11 +183,11 @@ impl Codec {
     /// Returns the codec of the hub's answers. It contracts: the decoded values are always nearer to the encoded values
     /// than zero is. So an error that is sent again in the next difference dies away.
     ///
-    /// Sparse codecs answer with as many values as all workers send. The answer is exact if the step is as sparse,
-    /// except for at most one value for each worker, because each worker rounds its share up.
+    /// Sparse codecs answer with as many values as all workers send. The answer is exact if the step is as sparse.
+    /// At most one value for each worker may be missing, because each worker rounds its share up.
     ///
     /// # Panics
-    /// If `workers` is 0.
+    /// Panics if `workers` is 0.
     pub fn answer_codec(&self, workers: u32) -> Codec {
         assert!(workers > 0, "a job has workers");
         let of_all_workers = |ratio: f32| Codec::TopK { ratio: (workers as f32 * ratio).min(1.0) };
@@ -208,7 +208,7 @@ impl Codec {
     /// element, or is empty, and then nothing is kept.
     ///
     /// # Panics
-    /// If `payload` is shorter than [`Self::payload_bytes`], or `state` has another length.
+    /// Panics if `payload` is shorter than [`Self::payload_bytes`], or `state` has another length.
     pub fn encode(
         &self,
         kernels: &Kernels,

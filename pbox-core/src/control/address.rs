@@ -18,7 +18,7 @@ pub struct NotAnAddress {
 /// no path, query or user.
 ///
 /// # Errors
-/// When it is none.
+/// Returns an error if the text is no address.
 pub fn check_address(text: &str) -> Result<(), NotAnAddress> {
     let is_port = |port: &str| {
         port.bytes().all(|digit| digit.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)

@@ -94,7 +94,7 @@ impl JobTerms {
     /// Checks whether all keys can be stepped with this learning rate.
     ///
     /// # Errors
-    /// When it is negative or not finite, or is not finite when it is multiplied for a key.
+    /// Returns an error if it is negative or not finite, or is not finite when it is multiplied for a key.
     pub fn check_learning_rate(&self, rate: f32) -> Result<(), InvalidRate> {
         if !rate.is_finite() || rate < 0.0 {
             return Err(InvalidRate::Range { seen: rate });
@@ -110,7 +110,7 @@ impl JobTerms {
     /// Checks whether all keys can be stepped with these numbers, as [`Numbers::check`].
     ///
     /// # Errors
-    /// When they cannot.
+    /// Returns an error if they cannot.
     pub fn check_numbers(&self, numbers: &Numbers) -> Result<(), InvalidNumbers> {
         numbers.check(&self.optimizer, &self.keys)
     }
@@ -120,7 +120,8 @@ impl Numbers {
     /// Checks whether a job with this optimizer can step all these keys with the numbers.
     ///
     /// # Errors
-    /// When they are of another kind of optimizer, or one of them is out of its range, also when it is multiplied for a key.
+    /// Returns an error if they are of another kind of optimizer. Returns an error if one of them is out of its range, also
+    /// when it is multiplied for a key.
     pub fn check(&self, of_job: &Optimizer, keys: &[Key]) -> Result<(), InvalidNumbers> {
         let Numbers { optimizer, multipliers, groups } = self;
         let of_groups = groups.as_ref().map_or(&[][..], |groups| &groups.optimizers);

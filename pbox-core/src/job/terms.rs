@@ -261,7 +261,7 @@ impl JobTerms {
     /// Checks whether this job can be relayed to hubs above.
     ///
     /// # Errors
-    /// When it cannot.
+    /// Returns the combination of terms that prevents it.
     pub fn check_below(&self) -> Result<(), Refused> {
         refused::check_below(self)
     }
@@ -269,7 +269,7 @@ impl JobTerms {
     /// Returns the terms of this job at `hubs` hubs above, for one of `machines` hubs below them.
     ///
     /// # Errors
-    /// When the job cannot be relayed.
+    /// Returns an error if the job cannot be relayed.
     pub fn above(&self, members: Members, hubs: u32, machines: u32) -> Result<JobTerms, Refused> {
         refused::check_below(self)?;
         let schedule = if self.level.schedule.pulls() { Schedule::default() } else { self.level.schedule };

@@ -33,7 +33,7 @@ impl Kernels {
     /// Moves averages toward the weights, with the bits of [`oracle::average`](super::oracle::average).
     ///
     /// # Panics
-    /// When lengths differ.
+    /// Panics if lengths differ.
     pub fn average(&self, decay: Decay, weights: &[f32], averages: &mut [f32]) {
         assert_eq!(weights.len(), averages.len(), "an average for each weight");
         self.work(Average { decay, weights, averages });

@@ -103,7 +103,7 @@ impl Kernels {
     /// moments of the chunk, then all second moments. AMSGrad has the highest second moments behind.
     ///
     /// # Panics
-    /// When lengths differ.
+    /// Panics if lengths differ.
     pub fn run<E: Element>(
         &self,
         optimizer: &Optimizer,
@@ -130,7 +130,7 @@ impl Kernels {
     /// Steps as [`run`](Self::run) on a gradient that is summed already.
     ///
     /// # Panics
-    /// When lengths differ.
+    /// Panics if lengths differ.
     pub fn step<E: Element>(
         &self,
         optimizer: &Optimizer,
@@ -158,7 +158,7 @@ impl Kernels {
     /// Converts the elements to f32, with the bits of [`Element::to_f32`] except for NaNs.
     ///
     /// # Panics
-    /// When lengths differ.
+    /// Panics if lengths differ.
     pub fn widen<E: Element>(&self, elements: &[E], wide: &mut [f32]) {
         E::widen_all(self, elements, wide);
     }
@@ -171,7 +171,7 @@ impl Kernels {
     /// Converts the values to elements, with the bits of [`Element::from_f32`] except for NaNs.
     ///
     /// # Panics
-    /// When lengths differ.
+    /// Panics if lengths differ.
     pub fn narrow<E: Element>(&self, values: &[f32], elements: &mut [E]) {
         E::narrow_all(self, values, elements);
     }

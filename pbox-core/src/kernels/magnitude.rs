@@ -35,7 +35,7 @@ impl Kernels {
     /// the mean in a [step](Self::run).
     ///
     /// # Panics
-    /// When the slots have fewer elements.
+    /// Panics if the slots have fewer elements.
     pub fn mean<E: Element>(
         &self,
         slots: &Slots<E>,

@@ -35,7 +35,7 @@ impl Above {
     /// Returns the placement of each hub's share.
     ///
     /// # Errors
-    /// When no hubs can be so.
+    /// Returns an error if such hubs are not possible.
     pub fn placements(&self, layout: &Layout) -> Result<Vec<Placement>, String> {
         let Above { schedule, cores, above, .. } = self;
         let Share { hubs, .. } = self.share()?;
@@ -57,7 +57,7 @@ impl Above {
     /// Returns the first chunk of each hub at the top that owns chunks, in the order of these hubs.
     ///
     /// # Errors
-    /// When no hubs can be so.
+    /// Returns an error if such hubs are not possible.
     pub fn first_chunks(&self, layout: &Layout) -> Result<Vec<ChunkId>, String> {
         match &self.above {
             Some(further) => further.first_chunks(layout),

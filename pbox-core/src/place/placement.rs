@@ -72,7 +72,7 @@ impl Placement {
     /// hub's, and so on.
     ///
     /// # Panics
-    /// When a chunk is in two shares or in none.
+    /// Panics if a chunk is in two shares or in none.
     pub fn over_hubs(shares: &[Placement]) -> Self {
         let mut all = Placement { owners: vec![ELSEWHERE; shares[0].owners.len()], cores: 0 };
         for share in shares {

@@ -33,8 +33,8 @@ impl Restored {
     /// Describes the values of a checkpoint.
     ///
     /// # Panics
-    /// When a tensor is not inside `values`, or when there are no numbers of the optimizer: the reader of the checkpoint has
-    /// checked both.
+    /// Panics if a tensor is not inside `values`, or when there are no numbers of the optimizer: the reader of the
+    /// checkpoint has checked both.
     pub fn new(round: Round, numbers: Vec<(Round, Numbers)>, values: Slab, keys: Vec<RestoredKey>) -> Self {
         let total = values.as_slice().len();
         let inside = |key: &RestoredKey| {

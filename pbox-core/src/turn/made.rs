@@ -19,7 +19,7 @@ impl MadeShard {
     /// the core's thread.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// Returns an error if there is no memory.
     pub fn new(spec: ShardSpec, waker: Waker) -> Result<Self, MapError> {
         let terms = spec.terms.clone();
         let above = spec.above.as_ref().map(|above| (above.level, above.ways));

@@ -255,7 +255,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// any.
     ///
     /// # Errors
-    /// When the worker broke the protocol.
+    /// Returns an error if the worker broke the protocol.
     #[inline]
     pub fn take_arrival(&mut self, rank: u32, immediate: Immediate) -> Result<Option<Done>, Violation> {
         match self.shard.arrive(self.kernels, rank, immediate) {

@@ -288,7 +288,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Takes the line that a worker has passed on from another hub, or that a hub above has sent.
     ///
     /// # Errors
-    /// When none that keeps to the protocol sends it.
+    /// Returns an error if the line breaks the protocol.
     #[cold]
     pub fn take_line(&mut self, link: u32, line: Immediate, hub: usize) -> Result<(), Violation> {
         let round = Round(line.round_bits.into());
@@ -322,9 +322,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Goes on without worker `rank`: its pushes that are not stepped do not count. Call `settle` afterwards.
     ///
     /// # Errors
-    /// When the broadcast of the weights is not complete: possibly no other worker has them. From then on no chunk is
-    /// stepped and no worker gets an answer: the remaining workers would broadcast other weights. Below other hubs,
-    /// this also holds when nobody is left to push a round and the hub above waits for its sum.
+    /// Returns an error if the broadcast of the weights is not complete: possibly no other worker has them. From then
+    /// on no chunk is stepped and no worker gets an answer: the remaining workers would broadcast other weights.
+    /// Below other hubs, this also holds when nobody is left to push a round and the hub above waits for its sum.
     pub fn remove_worker(&mut self, rank: u32, discarded: &mut Discarded) -> Result<(), String> {
         P::take_back(self);
         self.pace.remove(rank);

@@ -87,7 +87,7 @@ impl ShardSpec {
     /// the members above: the job's first weights are those of the workers of machine 0.
     ///
     /// # Errors
-    /// When there is no memory for the windows.
+    /// Returns an error if there is no memory for the windows.
     pub fn of_cores_below(
         here: (&Arc<JobTerms>, &Wire),
         above: (LevelTerms, &Wire),

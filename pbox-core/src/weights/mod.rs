@@ -105,7 +105,7 @@ pub(crate) trait Read {
     /// again.
     ///
     /// # Errors
-    /// When the push is not a frame of this chunk and round.
+    /// Returns an error if the push is not a frame of this chunk and round.
     #[inline]
     fn check(
         &self,
@@ -226,7 +226,7 @@ pub(crate) trait Reply<R, W> {
     /// this rank.
     ///
     /// # Errors
-    /// When it is no frame of this chunk and round.
+    /// Returns an error if it is no frame of this chunk and round.
     fn take_answer(
         &mut self,
         _kernels: &Kernels,

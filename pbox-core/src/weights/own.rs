@@ -21,7 +21,7 @@ impl OwnWindows {
     /// Adds a worker's window.
     ///
     /// # Panics
-    /// When there is no window, or when it does not have one span per chunk.
+    /// Panics if there is no window, or when it does not have one span per chunk.
     pub fn add(&mut self, chunks: &[Chunk], rank: u32, own: Option<Spans>) -> &mut Spans {
         let own = own.expect("each worker has a weights window of its own");
         assert_eq!(own.len(), chunks.len(), "one span a chunk");

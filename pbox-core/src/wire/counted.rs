@@ -33,7 +33,7 @@ pub fn line(span: Span) -> Span {
 /// Returns the number of gradients that a chunk's bytes say.
 ///
 /// # Errors
-/// The number, when no sum can have that many.
+/// Returns the number, if no sum can have that many.
 pub fn read(bytes: &[u8]) -> Result<u32, u32> {
     let line = bytes.last_chunk::<LINE>().expect("the bytes of a sum end in a cache line");
     let count = u32::from_le_bytes(*line.first_chunk().expect("a cache line has more bytes"));

@@ -62,7 +62,7 @@ pub enum FrameError {
 /// Writes the header of a frame.
 ///
 /// # Panics
-/// When the frame has no room for a header.
+/// Panics if the frame has no room for a header.
 pub fn write_header(frame: &mut [u8], kind: Kind, payload_bytes: usize) {
     let bytes =
         u32::try_from(payload_bytes).expect("a chunk has at most 1 GiB, and its payload 4 times that");
@@ -73,7 +73,7 @@ pub fn write_header(frame: &mut [u8], kind: Kind, payload_bytes: usize) {
 /// Writes into a frame's header how many gradients are in its values.
 ///
 /// # Panics
-/// When no sum can have that many.
+/// Panics if no sum can have that many.
 pub fn write_count(frame: &mut [u8], gradients: u32) {
     assert!((1..=MAX_GRADIENTS).contains(&gradients), "{gradients} gradients in a sum");
     frame[1..4].copy_from_slice(&gradients.to_le_bytes()[..3]);
@@ -87,7 +87,7 @@ pub fn count(frame: &[u8]) -> u32 {
 /// Returns the payload of a frame, which lies at the beginning of `room`.
 ///
 /// # Errors
-/// When the frame is of another kind, or its header says that it is longer than the room.
+/// Returns an error if the frame is of another kind, or its header says that it is longer than the room.
 pub fn payload(room: &[u8], expected: Kind) -> Result<&[u8], FrameError> {
     let (header, room) = room.split_at(HEADER_BYTES);
     let kind = header[0];

@@ -26,7 +26,7 @@ pub enum Answer {
 /// (see `base`).
 ///
 /// # Panics
-/// When `scratch` is too short.
+/// Panics if `scratch` is too short.
 pub fn merge<E: Element>(
     codec: &Codec,
     kernels: &Kernels,

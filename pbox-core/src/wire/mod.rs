@@ -153,7 +153,7 @@ impl Wire {
     /// of the hubs at the top down, and passes them on itself.
     ///
     /// # Errors
-    /// When no hubs can be so.
+    /// Returns an error if such hubs are not possible.
     pub fn below(self, above: &Above) -> Result<Self, String> {
         let firsts = above.first_chunks(&self.layout)?;
         let hubs = if self.hubs.is_empty() { Arc::default() } else { firsts.into() };

@@ -30,7 +30,7 @@ impl CheckpointStore {
     /// job over several hubs is not among them: each hub has a part, and all are needed. Nor is a file that no hub wrote.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// Returns an error if the directory cannot be read.
     pub fn old_jobs(&self) -> Result<(Vec<SavedJob>, usize), CheckpointError> {
         let Some(most) = self.jobs else { return Ok((Vec::new(), 0)) };
         let found = self.by_job().map_err(|error| self.failed("looking for files of old jobs", error))?;
@@ -52,7 +52,7 @@ impl CheckpointStore {
     /// the disk. After a crash in between, no older state is the newest.
     ///
     /// # Errors
-    /// When a file cannot be removed.
+    /// Returns an error if a file cannot be removed.
     pub fn remove_job(&self, SavedJob { name, files }: SavedJob) -> Result<(), CheckpointError> {
         self.keep_lock()?;
         let (newest, older): (Vec<PathBuf>, Vec<PathBuf>) =

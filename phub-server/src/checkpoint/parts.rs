@@ -32,7 +32,8 @@ impl CheckpointStore {
     /// Returns the rounds that there are parts of, ascending; none for the whole of a job, which has one file.
     ///
     /// # Errors
-    /// When the job has checkpoints here that are not of this share: a job is not begun anew in silence.
+    /// Returns an error if the job has checkpoints here that are not of this share: a job is not begun anew
+    /// in silence.
     pub fn rounds(&self, job: &str, share: Share) -> Result<Vec<Round>, CheckpointError> {
         let own = self.path(job)?;
         if !share.is_whole() && (own.exists() || !self.generations(job)?.is_empty()) {

@@ -166,7 +166,7 @@ pub struct About {
 /// Reads the beginning of a checkpoint file, and nothing else: the file may be damaged behind it.
 ///
 /// # Errors
-/// When it cannot be read, or is no beginning of a checkpoint.
+/// Returns an error if the file cannot be read, or is no beginning of a checkpoint.
 pub fn about(path: &Path) -> Result<About, DecodeError> {
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len();

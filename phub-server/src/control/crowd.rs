@@ -88,7 +88,7 @@ impl Crowd {
     /// Returns a place for a connection from this address. Returns, too, whether a stranger has given it up.
     ///
     /// # Errors
-    /// This client has all the connections that it can have.
+    /// Returns the name of the client, if it has all the connections that it can have.
     pub fn enter(&self, from: SocketAddr, limits: &ControlLimits) -> Result<(Place, bool), &'static str> {
         let from = counted_as(from.ip());
         let mut open = self.lock();

@@ -34,7 +34,7 @@ pub(crate) struct Encryption {
 
 impl Encryption {
     /// # Errors
-    /// When the certificate or the key is of no use.
+    /// Returns an error if the certificate or the key cannot be used.
     pub fn new(settings: &HubSettings) -> Result<Self, TlsError> {
         let config = read(settings)?.map(RwLock::new);
         if config.is_none() && !settings.listen.ip().is_loopback() {
@@ -46,7 +46,7 @@ impl Encryption {
     /// Whether these settings make clients speak TLS.
     ///
     /// # Errors
-    /// When the certificate or the key is of no use.
+    /// Returns an error if the certificate or the key cannot be used.
     pub fn is_possible(settings: &HubSettings) -> Result<bool, TlsError> {
         Ok(read(settings)?.is_some())
     }
@@ -59,7 +59,7 @@ impl Encryption {
     /// Reads certificate and key again. Connections that are open stay as they are.
     ///
     /// # Errors
-    /// When they are of no use; those from before remain.
+    /// Returns an error if they cannot be used; the former ones remain.
     pub fn reload(&self) -> Result<(), TlsError> {
         if let (Some(config), Some(read)) = (&self.config, read(&self.settings)?) {
             *config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = read;

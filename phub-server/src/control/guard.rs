@@ -68,7 +68,7 @@ impl Sees {
 
 impl Guard {
     /// # Errors
-    /// When there is no secret, and the settings do not say that the hub serves everybody.
+    /// Returns an error if there is no secret, and the settings do not say that the hub serves everybody.
     pub fn new(settings: &HubSettings) -> Result<Self, CredentialError> {
         let credential = settings.credential();
         let (accepted, credential) = if settings.insecure {
@@ -95,7 +95,7 @@ impl Guard {
     /// Reads the secrets again.
     ///
     /// # Errors
-    /// When there is none that is of use; those from before remain.
+    /// Returns an error if there is no valid secret; the former ones remain.
     pub fn reload(&self) -> Result<(), CredentialError> {
         let read = self.settings.credential()?.secrets()?.clone();
         let mut accepted = self.accepted.write().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -39,7 +39,8 @@ impl Unusable {
 /// Parses the arguments of a program; the first is its name.
 ///
 /// # Errors
-/// When they, the environment or the configuration file make no sense. So end `--help` and `--version`, too.
+/// Returns an error if they, the environment or the configuration file make no sense. `--help` and
+/// `--version` end in this way, too.
 pub fn parse<T: CommandFactory + FromArgMatches>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<T, Unusable> {

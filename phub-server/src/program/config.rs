@@ -28,7 +28,7 @@ pub(super) struct Config {
 /// Reads the file that the arguments of a command name, or else its variable.
 ///
 /// # Errors
-/// When the file cannot be read, or is not one key and value a line: in words.
+/// Returns the fault, in words, if the file cannot be read, or is not one key and value a line.
 pub(super) fn read(command: &Command, arguments: &[OsString]) -> Result<Option<Config>, String> {
     let Some(named) = command.get_arguments().find(|arg| flag(arg).as_deref() == Some(CONFIG)) else {
         return Ok(None);

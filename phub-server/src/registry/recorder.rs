@@ -53,7 +53,7 @@ impl Recorder {
     /// number of `bytes`, and a last line. A file of the same name gets the name with `.before` behind it.
     ///
     /// # Errors
-    /// When there is no file, or no thread.
+    /// Returns an error if there is no file, or no thread.
     pub fn start(path: &Path, bytes: u64, settings: Settings) -> io::Result<Self> {
         if path.is_file() {
             let mut before = path.as_os_str().to_owned();

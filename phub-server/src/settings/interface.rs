@@ -15,7 +15,7 @@ const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 /// interface.
 ///
 /// # Errors
-/// When the setting names none that has an address.
+/// Returns an error if the setting names no interface with an address.
 pub(crate) fn address(setting: Option<&NicList>) -> Result<Option<IpAddr>, HubError> {
     match setting {
         // A list of excluded interfaces leaves the choice to the routes.

@@ -263,7 +263,7 @@ impl HubSettings {
     /// Checks whether the settings go with each other.
     ///
     /// # Errors
-    /// When they do not: in words.
+    /// Returns the fault, in words, if they do not.
     pub fn check(&self) -> Result<(), HubError> {
         let wrong = |why: String| Err(HubError::Settings(why));
         if self.insecure && self.token_file.is_some() {

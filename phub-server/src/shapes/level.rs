@@ -25,7 +25,7 @@ impl Level {
     /// of one machine.
     ///
     /// # Errors
-    /// When the job cannot have these hubs.
+    /// Returns an error if the job cannot have these hubs.
     pub fn new(
         (terms, wire): (&JobTerms, &Wire),
         hubs: u32,
@@ -66,11 +66,11 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    /// Of a job with these terms and this wire on each of so many machines, and maybe with so many hubs apart. Each hub has so
-    /// many cores, and each link has this speed.
+    /// Computes the shapes of a job with these terms and this wire, on `machines` machines, and maybe with `above` dedicated hubs.
+    /// Each hub has `cores` cores, and each link has this speed.
     ///
     /// # Errors
-    /// When the job cannot have these hubs.
+    /// Returns an error if the job cannot have these hubs.
     pub fn new(
         job: (&JobTerms, &Wire),
         machines: u32,

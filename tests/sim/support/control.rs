@@ -445,7 +445,7 @@ impl Control {
     /// Has a core carry out its next command. A core that is gone does nothing.
     ///
     /// # Errors
-    /// When a window lacks chunks.
+    /// Returns an error if a window lacks chunks.
     pub fn obey(
         &mut self,
         place: usize,

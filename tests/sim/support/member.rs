@@ -106,7 +106,7 @@ impl Members {
     /// Tells a member that its link closed.
     ///
     /// # Panics
-    /// When the error is another.
+    /// Panics if the error is another.
     pub fn closed(&mut self, job: &mut Simulated, rank: u32, error: &ExchangeError) {
         assert!(matches!(error, ExchangeError::Closed { .. }), "worker {rank}: {error}");
         self.happens(job, rank, Event::LinkEnded { may_relink: true });

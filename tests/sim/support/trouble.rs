@@ -109,7 +109,7 @@ impl Trouble {
     /// Names the end of a run.
     ///
     /// # Panics
-    /// When the run may not end like this.
+    /// Panics if the run may not end like this.
     pub fn name_end(self, ended: &Result<(), String>, notices: &[Notice]) -> &'static str {
         let said = |words: &str| {
             notices.iter().any(|notice| match notice {

@@ -185,8 +185,8 @@ impl Background {
     /// forward pass from these waits, and from [`is_ready`](Self::is_ready).
     ///
     /// # Errors
-    /// The session's. [`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed), a key that cannot come before
-    /// another key is pushed, does not end the session.
+    /// Returns the session's errors. [`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed), a key that
+    /// cannot come before another key is pushed, does not end the session.
     pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?.wait(key, interrupted)
     }

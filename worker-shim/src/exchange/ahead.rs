@@ -118,7 +118,7 @@ impl<P: Port> Exchange<P> {
     /// soon.
     ///
     /// # Errors
-    /// While the key is under way.
+    /// Returns an error while the key is under way.
     pub fn send_ahead(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.check_idle(key, "sending its gradient ahead")?;
         let is_first = self.keys[key.index()].round == Round(0) && self.broadcasts;

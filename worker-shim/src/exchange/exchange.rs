@@ -172,7 +172,7 @@ impl<P: Port> Exchange<P> {
     /// answered must not count as unanswered.
     ///
     /// # Errors
-    /// The end of a link.
+    /// Returns the end of a link.
     pub(crate) fn take_last(&mut self, until: Instant) -> Result<(), ExchangeError> {
         loop {
             // A link closes only when its arrivals are taken in.
@@ -204,7 +204,7 @@ impl<P: Port> Exchange<P> {
     /// Posts all chunks that have no answer, after a [`relink`](Self::relink): chunk by chunk, as some of a group may have theirs.
     ///
     /// # Errors
-    /// When a link is closed.
+    /// Returns an error if a link is closed.
     pub fn push_again(&mut self) -> Result<(), ExchangeError> {
         self.groups.leave_apart();
         for hub in 0..self.parts.hubs() {

@@ -29,7 +29,7 @@ impl<P: Port> Exchange<P> {
     /// weights of the round before are there. The worker is then as if it had pushed that round.
     ///
     /// # Errors
-    /// When answers came that this worker does not await.
+    /// Returns an error if answers came that this worker does not await.
     pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
         self.windows.coder_mut().into_iter().for_each(|coder| coder.begin(first));
         if first > Round(0) {
@@ -52,8 +52,8 @@ impl<P: Port> Exchange<P> {
     /// Returns a key's weights, as of its last finished round.
     ///
     /// # Errors
-    /// While the key is under way. Where the hub answers bytes ahead, also from [`send_ahead`](Self::send_ahead) on, unless the weights
-    /// are a copy.
+    /// Returns an error while the key is under way. If the hub answers bytes ahead, returns an error also from
+    /// [`send_ahead`](Self::send_ahead) on, unless the weights are a copy.
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
         self.check_read_as::<E>(key, "reading its weights")?;
         // SAFETY: `check_read_as` saw that no push of the key is unanswered, and none of its bytes, and `&self` keeps it so.
@@ -72,7 +72,7 @@ impl<P: Port> Exchange<P> {
     /// Returns a key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
     ///
     /// # Errors
-    /// While the key is under way, and in any other job.
+    /// Returns an error while the key is under way, and in any other job.
     pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
         self.check_idle_as::<E>(key, "writing its weights")?;
         let Exchange { windows, layout, .. } = self;
@@ -134,7 +134,7 @@ impl<P: Port> Exchange<P> {
     /// not agree. Keys that are not named come last.
     ///
     /// # Errors
-    /// When there is no such key.
+    /// Returns an error if there is no such key.
     pub fn need(&mut self, order: &[KeyId]) -> Result<(), ExchangeError> {
         order.iter().try_for_each(|&key| self.check_exists(key))?;
         if self.slices.schedule() != Schedule::P3 {

@@ -24,7 +24,7 @@ impl<P: Port> Exchange<P> {
     /// [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) say when it can.
     ///
     /// # Panics
-    /// When the schedule pulls nothing, and while a key is under way.
+    /// Panics if the schedule pulls nothing, or while a key is under way.
     pub fn let_owner_pull(&mut self) {
         let schedule = self.slices.schedule();
         assert!(schedule.pulls(), "the schedule {schedule} pulls nothing");
@@ -48,7 +48,7 @@ impl<P: Port> Exchange<P> {
     /// Asks the hub for the weights of keys after it has given notice of all their slices.
     ///
     /// # Errors
-    /// When a link is closed.
+    /// Returns an error if a link is closed.
     pub fn pull(&mut self, keys: &[KeyId]) -> Result<(), ExchangeError> {
         for &key in keys {
             self.slices.of_key(key).for_each(|slice| self.pull_slice(slice));
@@ -71,7 +71,7 @@ impl<P: Port> Exchange<P> {
     /// Takes in an arrival that is no answer awaited now.
     ///
     /// # Errors
-    /// When it breaks the protocol.
+    /// Returns an error if the arrival breaks the protocol.
     #[cold]
     pub(super) fn take_notice(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
         let Immediate { chunk, round_bits, content } = arrival;

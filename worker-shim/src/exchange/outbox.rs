@@ -74,7 +74,7 @@ impl Outbox {
     /// Posts as much as the link takes. Returns whether it took anything.
     ///
     /// # Errors
-    /// When the link is closed.
+    /// Returns an error if the link is closed.
     pub fn post_queued<P: Port>(
         &mut self,
         port: &mut P,

@@ -93,7 +93,7 @@ impl Windows {
     /// With several hubs a key's weights may lie in several windows.
     ///
     /// # Panics
-    /// When there is no core.
+    /// Panics if there is no core.
     pub fn new(
         wire: &Wire,
         rank: u32,
@@ -189,7 +189,7 @@ impl Windows {
     /// Replaces the windows of the hubs' cores from now on: the memory is the same, the links are new.
     ///
     /// # Panics
-    /// When one is not a window that was received before.
+    /// Panics if one window was not received before.
     pub(crate) fn receive(&mut self, weights: Vec<Arc<RecvWindow>>) {
         let is_former = |window: &Arc<RecvWindow>| self.weights.iter().any(|each| Arc::ptr_eq(each, window));
         assert!(weights.iter().all(is_former), "addresses stay");
@@ -251,7 +251,7 @@ impl Windows {
     /// of bytes that came.
     ///
     /// # Errors
-    /// When it is no frame of this chunk and round.
+    /// Returns an error if it is no frame of this chunk and round.
     ///
     /// # Safety
     /// See [`weights`](Self::weights), for this chunk.

@@ -63,7 +63,7 @@ impl Batches {
     /// keys that are needed together, in the order of the forward pass; they have each key once.
     ///
     /// # Panics
-    /// When the exchange's schedule pulls nothing, and while a key is under way.
+    /// Panics if the exchange's schedule pulls nothing, or while a key is under way.
     pub fn begin<P: Port>(layers: Vec<Vec<KeyId>>, exchange: &mut Exchange<P>) -> Self {
         exchange.let_owner_pull();
         let keys = (0..exchange.layout().keys().len() as u32).map(KeyId);
@@ -82,7 +82,7 @@ impl Batches {
     /// Sets the batches from now on: ranges of layers, which are all layers in order.
     ///
     /// # Panics
-    /// Within a round.
+    /// Panics within a round.
     pub fn set(&mut self, ranges: &[Range<usize>]) {
         let is_fresh = |batch: &Batch| batch.unnoticed == self.unnoticed(&batch.keys);
         assert!(self.batches.iter().all(is_fresh), "batches change between rounds");
@@ -162,7 +162,7 @@ impl Batches {
     /// Checks that a key in flight can come: all keys that its batch waits for are pushed.
     ///
     /// # Errors
-    /// When not, with a key that is missing.
+    /// Returns a missing key if not.
     pub fn check_can_come<P: Port>(&self, key: KeyId, exchange: &Exchange<P>) -> Result<(), ExchangeError> {
         let unpushed = self.unpushed_before(key, |key| !exchange.is_ready(key));
         let Some(unpushed) = unpushed.filter(|_| !exchange.is_ready(key)) else { return Ok(()) };

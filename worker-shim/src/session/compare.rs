@@ -92,7 +92,7 @@ impl Session {
     /// writes any.
     ///
     /// # Errors
-    /// When the job has failed, as it does where weights differ.
+    /// Returns an error if the job has failed, as it does if weights differ.
     pub(super) fn compare(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         self.compare_weights(key)?;
         let round = self.exchange.round(key);

@@ -121,7 +121,7 @@ impl SessionConfig {
     /// command line. Time limits are in seconds.
     ///
     /// # Errors
-    /// When there is no such setting, or the text is no value of it.
+    /// Returns an error if there is no such setting, or the text is no value of it.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), InvalidSetting> {
         let changed = self.try_to_set(name, value);
         // A secret with a mistake in it is a secret.

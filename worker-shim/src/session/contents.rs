@@ -46,7 +46,7 @@ impl Session {
     /// codec, with checksums, with `kvstore`, and for small keys that leave with their neighbours.
     ///
     /// # Errors
-    /// While a key is under way.
+    /// Returns an error while a key is under way.
     pub fn send_ahead(&mut self, keys: impl IntoIterator<Item = KeyId>) -> Result<(), SessionError> {
         let sent = keys.into_iter().try_for_each(|key| self.put_ahead(key));
         sent.and(self.flush())
@@ -78,7 +78,7 @@ impl Session {
     /// had a gradient, or the round was [skipped](Self::skipped).
     ///
     /// # Errors
-    /// When there is no such key.
+    /// Returns an error if there is no such key.
     pub fn was_left_alone(&self, key: KeyId) -> Result<bool, SessionError> {
         self.exchange.check_exists(key)?;
         Ok(self.exchange.was_left_alone(key))

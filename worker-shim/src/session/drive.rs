@@ -16,7 +16,8 @@ impl Session {
     /// late because of the kernel's timer slack, later on a busy core, and never much earlier.
     ///
     /// # Errors
-    /// When the job or the hub is lost. A key whose answer does not come is an error only of [`wait`](Self::wait).
+    /// Returns an error if the job or the hub is lost. A key whose answer does not come is an error only of
+    /// [`wait`](Self::wait).
     pub fn progress(&mut self, until: Instant) -> Result<(), SessionError> {
         loop {
             self.take_in(None)?;

@@ -90,7 +90,7 @@ impl Session {
     /// Waits for the hub, and continues, if this error is its loss.
     ///
     /// # Errors
-    /// The same error if it is another, and if the hub does not come back.
+    /// Returns the same error if it is another, or if the hub does not return.
     pub(super) fn survive(&mut self, error: SessionError) -> Result<(), SessionError> {
         let (lost, end) = match error {
             SessionError::Member(lost) if lost.is_loss_of_hub() => (lost, End::HubLost),

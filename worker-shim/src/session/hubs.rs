@@ -22,7 +22,7 @@ impl Session {
     /// ahead. Returns when the file is on the disk.
     ///
     /// # Errors
-    /// When the hub does not write checkpoints, or fails to.
+    /// Returns an error if the hub does not write checkpoints, or fails to.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
         // If there are several hubs, the first one makes all of them write.
         self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))

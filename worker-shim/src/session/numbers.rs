@@ -34,8 +34,8 @@ impl Session {
     /// push by the numbers of the hub's own round. Workers that are ahead have used the former numbers.
     ///
     /// # Errors
-    /// When the optimizer is of another kind, or a number is out of its range. When there are multipliers, but not a
-    /// pair for each key. While a key is in flight.
+    /// Returns an error if the optimizer is of another kind, or a number is out of its range. Returns an
+    /// error if there are multipliers, but not a pair for each key. Returns an error while a key is in flight.
     pub fn set_optimizer(
         &mut self,
         optimizer: Optimizer,

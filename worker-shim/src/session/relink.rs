@@ -35,7 +35,8 @@ impl Session {
     /// Goes on after an error of the exchange, if it is the loss of links or of the hub.
     ///
     /// # Errors
-    /// The same error, in the hub's words if it has some, if it is another, and if it does not pass.
+    /// Returns the same error, in the hub's words if it has some, if it is another one or if it does not
+    /// pass.
     #[cold]
     pub(super) fn survive_loss(&mut self, error: ExchangeError) -> Result<(), SessionError> {
         if !matches!(error, ExchangeError::Closed { .. }) {

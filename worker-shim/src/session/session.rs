@@ -133,7 +133,7 @@ impl Session {
     /// sent are zero. `E` is the key's type.
     ///
     /// # Errors
-    /// While the key is under way, and when `E` is another type than the key's.
+    /// Returns an error while the key is under way, or if `E` is another type than the key's.
     pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], SessionError> {
         Ok(self.exchange.gradient_mut(key)?)
     }
@@ -359,7 +359,8 @@ impl Session {
     /// computes. Times are measured again.
     ///
     /// # Errors
-    /// While a key is under way, when weights are not pulled in batches, and when the layers do not have every key once.
+    /// Returns an error while a key is under way, and if weights are not pulled in batches. Returns an error if the layers do
+    /// not have every key once.
     pub fn pull_by(&mut self, layers: Vec<Vec<KeyId>>) -> Result<(), SessionError> {
         self.exchange.check_quiet("pulling by other layers")?;
         let pull = self.config.pull.as_mut().ok_or(PullError::NoBatches)?;
@@ -430,7 +431,7 @@ impl Session {
     /// Workers need not agree; the hub answers in the order of the job.
     ///
     /// # Errors
-    /// When there is no such key.
+    /// Returns an error if there is no such key.
     pub fn need(&mut self, order: &[KeyId]) -> Result<(), SessionError> {
         Ok(self.exchange.need(order)?)
     }

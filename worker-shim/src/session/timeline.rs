@@ -55,7 +55,7 @@ impl Timeline {
     /// Creates a timeline of this worker, whose file is named after `path`.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn new(path: &Path, job: &str, rank: u32, layout: &Arc<Layout>) -> Result<Self, TraceError> {
         let now = Instant::now();
         let notes = Notes {

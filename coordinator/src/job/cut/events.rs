@@ -22,7 +22,7 @@ impl Job {
     /// Notes that hub 0 releases the job.
     ///
     /// # Errors
-    /// When the job is not held by the cut, or the cut cannot be where hub 0 says.
+    /// Returns an error if the job is not held by the cut, or the cut cannot be where hub 0 says.
     pub(crate) fn released_by_lead(
         &mut self,
         request: ReleaseRequest,

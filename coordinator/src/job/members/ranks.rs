@@ -93,7 +93,7 @@ impl Ranks {
     /// Notes that a worker of the job of this name connects to the data path. Only once, because a rank has one link to each core.
     ///
     /// # Errors
-    /// When the token is good for no connection now.
+    /// Returns an error if the token is good for no connection now.
     pub(crate) fn connect(&mut self, rank: u32, token: Token, name: &str) -> Result<(), String> {
         if self.standing(rank).is_some_and(|standing| standing.connect(token)) {
             return Ok(());

@@ -26,7 +26,7 @@ impl Life {
     /// Checks that a member of this hub can have reached this round when it lost the hub. With SSP all are within the staleness.
     ///
     /// # Errors
-    /// When it cannot.
+    /// Returns an error if the member cannot have reached it.
     pub(crate) fn check_reached(
         &self,
         rank: u32,

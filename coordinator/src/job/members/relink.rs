@@ -30,7 +30,7 @@ impl Member {
     /// heartbeat that brings news.
     ///
     /// # Errors
-    /// When it cannot say so, in words.
+    /// Returns the fault of the report, in words.
     pub(crate) fn hear(
         &mut self,
         latest: Option<Latest>,
@@ -53,7 +53,7 @@ impl Job {
     /// Notes that a worker has lost its links, as it says, and asks for new ones. Returns the effects.
     ///
     /// # Errors
-    /// When it cannot have new ones.
+    /// Returns an error if the worker cannot have new ones.
     pub(crate) fn ask_for_links(
         &mut self,
         rank: u32,
@@ -88,7 +88,7 @@ impl Ranks {
     /// dropped the former links.
     ///
     /// # Errors
-    /// When the job has ended.
+    /// Returns an error if the job has ended.
     pub(crate) fn grant_links(&mut self, rank: u32, token: Token, name: &str) -> Result<Grant, Refused> {
         match self.unlinked(rank) {
             Some(unlinked) if unlinked.is_dropped() => {

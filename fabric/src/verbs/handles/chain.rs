@@ -76,7 +76,7 @@ impl SendChain {
     /// Fills in one more send of `bytes` from `from` to `to`, with an immediate or without; `id` is shown when it completes.
     ///
     /// # Panics
-    /// When the chain is full.
+    /// Panics if the chain is full.
     pub fn push(&mut self, id: u64, signalled: bool, from: Place, to: Place, bytes: u32, imm: Option<u32>) {
         let Send { request, piece } = &mut self.sends[self.held];
         (piece.addr, piece.lkey) = (from.address, from.key);

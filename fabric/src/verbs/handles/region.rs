@@ -92,7 +92,7 @@ impl Region {
     /// Returns a range of a window that the NIC reads for posts of this end. The peer cannot reach it.
     ///
     /// # Panics
-    /// When it sticks out of the window.
+    /// Panics if the range ends beyond the window.
     pub fn send(domain: &Arc<Domain>, window: &Arc<SendWindow>, range: Span) -> Result<Self, RegisterError> {
         assert!(range.end().is_some_and(|end| end <= window.bytes()), "a range inside the window");
         let memory = Memory::Send(Arc::clone(window));
@@ -136,7 +136,7 @@ impl Region {
     /// Nothing else is trusted.
     ///
     /// # Panics
-    /// When it sticks out of the window.
+    /// Panics if the range ends beyond the window.
     pub fn receive(
         domain: &Arc<Domain>,
         window: &RecvWindow,

@@ -230,8 +230,7 @@ impl Link {
     /// Holds a send back, or answers that there is no room. The error is the errno of a full chain that was refused.
     ///
     /// # Panics
-    /// Returns an error if the link does not carry the span: the caller's layout differs from that of the
-    /// plan.
+    /// Panics if the link does not carry the span: the caller's layout differs from that of the plan.
     pub fn post(&mut self, span: Span, imm: Imm, tally: &mut Tally) -> Result<Posted, i32> {
         let keys = self.keys_of(span);
         let has_room = self.in_flight < self.depths.sends;

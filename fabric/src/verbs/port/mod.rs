@@ -134,7 +134,7 @@ pub struct Port {
 /// none until [`Group::mend`] opens it.
 ///
 /// # Errors
-/// When libibverbs is missing, no NIC can be opened, or something runs out.
+/// Returns an error if libibverbs is missing, no NIC can be opened, or something runs out.
 pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
     let ports: Vec<&[NicOptions]> = nics.chunks(1).collect();
     let group = Group::new(&ports, options)?;
@@ -145,7 +145,7 @@ pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, 
 /// Makes a worker's one port, over all of its NICs. Of several NICs that are as good for a link, the first is taken first.
 ///
 /// # Errors
-/// Has the same errors as [`group`].
+/// Returns the errors of [`group`].
 pub fn worker_group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Port), VerbsError> {
     let group = Group::new(&[nics], options)?;
     let port = Port::new(Arc::clone(&group), Arc::clone(&group.ports[0]));

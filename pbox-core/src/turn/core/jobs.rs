@@ -24,7 +24,7 @@ impl<P: Port> Core<P> {
     /// Makes a shard of a job here, and [takes](Self::add_shard) it.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// Returns an error if there is no memory.
     pub fn add_job(&mut self, id: JobId, spec: ShardSpec) -> Result<(), MapError> {
         let made = MadeShard::new(spec, self.port.waker())?;
         self.add_shard(id, made);

@@ -44,13 +44,13 @@ impl<P: Port> Core<P> {
         Ok(discarded)
     }
 
-    /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers, each with the window
-    /// that the hub writes, unless that is the window that workers read. `level` is that of these links. Call it before
+    /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers. Each comes with the
+    /// window that the hub writes, unless that is the window that workers read. `level` is that of these links. Call it before
     /// [`begin_below`](Self::begin_below), and after [`unlink_above`](Self::unlink_above): then the sums without an answer go up
     /// again.
     ///
     /// # Errors
-    /// When a window lacks chunks of the shard.
+    /// Returns an error if a window lacks chunks of the shard.
     pub fn add_above(
         &mut self,
         id: JobId,

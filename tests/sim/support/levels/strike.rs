@@ -66,7 +66,7 @@ impl Levels {
     /// Names the end of a run.
     ///
     /// # Panics
-    /// When the run may not end like this.
+    /// Panics if the run may not end like this.
     pub fn name_end(&self, trouble: Trouble, ended: &Result<(), String>) -> &'static str {
         let said = |words: &str| {
             self.notices.iter().any(|(_, notice)| match notice {
