@@ -1,7 +1,7 @@
 """The hub's page in a real browser, with a real hub and real workers: `make page`.
 
 A hub that wants a token, four workers, one of them slow, and a headless Chromium. The page asks for the token, shows who is
-late, a worker that is stopped, one that is killed, and that the hub is gone. With `--pictures DIR` it leaves pictures there.
+late, a worker that is stopped, another job of many workers, a worker that is killed, and that the hub is gone. With `--pictures DIR` it leaves pictures there.
 """
 
 import argparse
@@ -16,9 +16,13 @@ import tempfile
 from browser import Browser
 
 RANKS, SLOW, STOPPED, KILLED = 4, 3, 1, 2
+MANY, FOLDED = 18, 2
 VERDICT = "document.querySelector('.verdict')?.textContent"
 STATE = "document.getElementById('state').textContent"
 EVENTS = "document.getElementById('events').textContent"
+FIRST_ROW = "document.querySelector('section:not([hidden]) tbody tr')?.textContent"
+ROWS = "document.querySelectorAll('section:not([hidden]) tbody tr').length"
+OVERVIEW = "document.getElementById('overview').textContent"
 
 
 def hub(programs, home, secret):
@@ -29,11 +33,11 @@ def hub(programs, home, secret):
     return process, process.stdout.readline().split("://")[1].strip()
 
 
-def worker(programs, secret, address, rank):
+def worker(programs, secret, address, rank, job, ranks):
     """Pushes and pulls as a network of the trace does whose layers compute for some time."""
-    time_scale = 0.15 if rank == SLOW else 0.05
-    command = [programs / "phub-probe", "--hub", address, "--rank", rank, "--workers", RANKS, "--job", "resnet"]
-    command += ["--compute", "resnet50", "--shrink", 200, "--time-scale", time_scale, "--rounds", 100000]
+    time_scale = (0.15 if rank == SLOW else 0.05) * ranks / RANKS
+    command = [programs / "phub-probe", "--hub", address, "--rank", rank, "--workers", ranks, "--job", job]
+    command += ["--compute", "resnet50", "--shrink", 50 * ranks, "--time-scale", time_scale, "--rounds", 100000]
     settings = dict(os.environ, PHUB_TOKEN=secret)
     return subprocess.Popen([str(word) for word in command], env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -70,6 +74,7 @@ def check(page, address, token, pictures):
     assert "token" not in page.value("location.href")
     page.until("the machine has its cores' work", "document.querySelectorAll('#machine [data-cpu] .work').length", "2")
     print("   ", page.until("the slow worker is named", VERDICT, "a second", f"waiting for rank {SLOW}: last in"))
+    page.until("the slow worker has the first row", f"{FIRST_ROW}.slice(0, 1)", str(SLOW))
     round_of = "Number(document.querySelector('.verdict').textContent.match(/round (\\d+)/)[1])"
     before = page.value(round_of)
     page.until("it goes on by itself", f"{round_of} > {before}", "True")
@@ -88,18 +93,38 @@ def check(page, address, token, pictures):
 
     page.value("document.activeElement.blur()")
     page.press("Tab")
+    page.until("the job's own page is reached by the keyboard", "document.activeElement.tagName", "A")
+    page.press("Tab")
     page.until("the picture is reached by the keyboard", "document.activeElement.tagName", "CANVAS")
     page.press("ArrowLeft")
     for _ in range(SLOW):
         page.press("ArrowDown")
-    page.until("a cell is told", "document.activeElement.parentNode.nextSibling.textContent", f"rank {SLOW}: waited for")
+    page.until("a cell is told", "document.activeElement.closest('section').querySelector('[aria-live]').textContent", f"rank {SLOW}: waited for")
 
     yield signal.SIGSTOP, STOPPED
     print("   ", page.until("the stopped worker is named", VERDICT, "has waited", f"for rank {STOPPED}"))
-    page.until("its row says so", f"document.querySelectorAll('tbody tr')[{STOPPED}].textContent", "awaited")
+    page.until("it has the first row, which says so", f"{FIRST_ROW}.startsWith('{STOPPED}') && {FIRST_ROW}", "awaited")
     picture("page-stopped")
     yield signal.SIGCONT, STOPPED
     page.until("it goes on", VERDICT, "a second")
+
+    yield "another job", "many"
+    page.until("a line for each job is above", OVERVIEW, "2 jobs", "resnet: ", "many: round")
+    page.value("location.hash = 'job=many'")
+    shown = "[...cards].filter(([, card]) => !card.section.hidden).map(([name]) => name).join()"
+    page.until("one job has a page of its own", f"{shown} === 'many'", "True")
+    page.until("its title is the job's verdict", "document.title", "round ")
+    page.until("its ranks are folded", f"{ROWS} === {MANY - FOLDED}", "True")
+    page.until("the rest is one press away", "cards.get('many').more.textContent", f"show {FOLDED} more ranks")
+    picture("page-many", width=1280, height=1000)
+    picture("page-wide", width=3840, height=2160)
+    page.value("cards.get('many').more.click()")
+    page.until("they are shown", f"{ROWS} === {MANY}", "True")
+    page.value("location.hash = 'job=nosuch'")
+    page.until("a job that is not here is named", OVERVIEW, "Job nosuch is not here", "The first worker makes a job")
+    page.value("document.getElementById('all').click()")
+    page.until("all are shown again", OVERVIEW, "2 jobs")
+    page.window(1000, 820, "light")
 
     yield signal.SIGKILL, KILLED
     print("   ", page.until("the lost worker is named", VERDICT, "failed", f"worker {KILLED}"))
@@ -128,14 +153,22 @@ def main():
         home = pathlib.Path(ends.enter_context(tempfile.TemporaryDirectory()))
         server, address = hub(args.programs, home, secret)
         ends.callback(server.kill)
-        workers = [worker(args.programs, secret, address, rank) for rank in range(RANKS)]
-        for process in workers:
-            ends.callback(process.wait)
-            ends.callback(process.kill)
+
+        def start(job, ranks):
+            started = [worker(args.programs, secret, address, rank, job, ranks) for rank in range(ranks)]
+            for process in started:
+                ends.callback(process.wait)
+                ends.callback(process.kill)
+            return started
+
+        workers = start("resnet", RANKS)
         page = Browser(args.browser)
         ends.callback(page.close)
-        for what, rank in check(page, address, token, args.pictures):
-            os.kill(server.pid if rank is None else pid_of(workers[rank]), what)
+        for what, whom in check(page, address, token, args.pictures):
+            if what == "another job":
+                start(whom, MANY)
+            else:
+                os.kill(server.pid if whom is None else pid_of(workers[whom]), what)
         # The answers 401 to the first two requests, and the refused connections at the end.
         expected = ["401", "ERR_CONNECTION_REFUSED"]
         others = [one for one in page.complaints() if not any(word in str(one) for word in expected)]
