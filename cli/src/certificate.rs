@@ -21,11 +21,12 @@ use crate::out::line;
 ///
 ///   PHUB_TLS_FINGERPRINT=... python train.py
 ///
-/// Workers trust the certificate by its fingerprint, which this prints, or by a copy of hub.crt, which PHUB_TLS_CA names. By a
-/// fingerprint neither the hub's name nor the time counts.
+/// Workers trust the certificate by its fingerprint, which this command prints, or by a copy of hub.crt, which PHUB_TLS_CA
+/// names. If workers trust a fingerprint, the hub's name and the time do not count.
 #[derive(Clone, Debug, Parser)]
 pub struct CertificateArgs {
-    /// Directory for hub.crt and hub.key, which must not be there. Default: that of this user's secret, ~/.config/phub.
+    /// Directory for hub.crt and hub.key. These files must not exist. Default: the directory of this user's secret,
+    /// ~/.config/phub.
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
 

@@ -10,7 +10,7 @@ use phub_server::checkpoint::{Decoded, FileMode, about, decode, export, is_state
 
 use crate::out::line;
 
-/// Look at the checkpoints of a hub, also while it runs: nothing here changes them.
+/// Look at the checkpoints of a hub. The hub may run, and nothing is changed.
 #[derive(Clone, Debug, Parser)]
 pub struct CheckpointArgs {
     #[command(subcommand)]
@@ -34,13 +34,13 @@ enum Command {
     Export {
         /// A checkpoint file.
         file: PathBuf,
-        /// The new file. It must not be there.
+        /// The new file. It must not exist.
         #[arg(long)]
         to: PathBuf,
-        /// The mode of the new file, like 640. 600: you alone read it, whatever the umask is.
+        /// The mode of the new file, like 640. Default 600: only you can read it, for any umask.
         #[arg(long, default_value_t, value_name = "MODE")]
         mode: FileMode,
-        /// Also what the optimizer keeps, under optimizer/NAME/KEY.
+        /// Export the optimizer's state, too, under optimizer/NAME/KEY.
         #[arg(long)]
         with_state: bool,
     },

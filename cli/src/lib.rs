@@ -55,17 +55,17 @@ struct Cli {
 enum Command {
     /// Run the hub until Ctrl-C or SIGTERM. Logs go to stderr (RUST_LOG sets how much).
     Serve(HubSettings),
-    /// Show what a hub does: one with workers that train something small, of which one becomes slow.
+    /// Show a hub at work: workers train something small, and one of them becomes slow.
     Demo(DemoArgs),
-    /// Say how a hub is, and who takes part in its jobs.
+    /// Print the state of a hub, and the workers of its jobs.
     Status(StatusArgs),
     /// Stop a job, after its checkpoint.
     Stop(StopArgs),
-    /// Have a hub take no more jobs, and end with its last.
+    /// Let a hub take no more jobs, and end with its last.
     Drain(DrainArgs),
-    /// Show sockets, cores and NICs of this machine or another, and where a job's chunks would go.
+    /// Show sockets, cores and NICs of this machine or another, and the placement of a job's chunks.
     Topology(TopologyArgs),
-    /// Show how a hub's jobs go, and for whom it waits, until Ctrl-C.
+    /// Show the progress of a hub's jobs, and the ranks that it waits for, until Ctrl-C.
     Top(TopArgs),
     /// Check everything that a hub needs here, before the first job: a line each, with the fix.
     Doctor(DoctorArgs),
@@ -77,7 +77,7 @@ enum Command {
     Pull(PullArgs),
     /// List, verify and export the versions that `publish` has written.
     Versions(VersionsArgs),
-    /// Make one timeline of those of hubs and workers, on one clock.
+    /// Merge the timelines of hubs and workers into one, on one clock.
     Trace(TraceArgs),
     /// Replay the record of a hub, and compare each answer.
     Replay(ReplayArgs),
@@ -87,7 +87,7 @@ enum Command {
     Token(TokenArgs),
     /// Write pages for `man`: one for the program, and one for each command.
     Man(ManArgs),
-    /// Print what a shell needs to complete commands and options.
+    /// Print the script with which a shell completes commands and options.
     Completions(CompletionsArgs),
 }
 

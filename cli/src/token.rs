@@ -21,12 +21,12 @@ use crate::out::line;
 ///
 ///   PHUB_TOKEN=$(phub-server token --right join --job resnet) python train.py
 ///
-/// To change a secret without a restart: write the new one as the first line of the hub's file and keep the old one as the
-/// second, send the hub SIGHUP, give the workers the new one, and at last remove the old line and send SIGHUP again. Jobs that
-/// run go on.
+/// A secret can be changed without a restart. Write the new one as the first line of the hub's file, keep the old one as the
+/// second, and send the hub SIGHUP. Give the workers the new secret. At last remove the old line and send SIGHUP again.
+/// Running jobs continue.
 #[derive(Clone, Debug, Parser)]
 pub struct TokenArgs {
-    /// Print a new secret, by chance. It is kept nowhere else.
+    /// Print a new random secret. It is stored nowhere else.
     #[arg(long, conflicts_with_all = ["right", "job", "expires", "token_file"])]
     new: bool,
 

@@ -30,15 +30,15 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Settings of `phub-server top`.
 ///
-/// Shows how the jobs of a hub go, as its page does: a verdict for each job, and the ranks that the hub waits for most. In a
-/// terminal it is drawn anew each second until Ctrl-C. Otherwise there is a line for each job and second.
+/// Shows the progress of a hub's jobs, as its page does: a verdict for each job, and the ranks that the hub waits for most.
+/// In a terminal it is drawn anew each second until Ctrl-C. Otherwise there is a line for each job and second.
 #[derive(Clone, Debug, Parser)]
 pub struct TopArgs {
     /// The hub's control port.
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
     hub: String,
 
-    /// Print a line for each job, and end: after two looks, a second apart, which tell how fast rounds are.
+    /// Print a line for each job, and end: after two looks, a second apart, which show how fast rounds are.
     #[arg(long)]
     once: bool,
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Parser;
 use timeline::{TraceFile, merge};
 
-/// Make one timeline of those of hubs and workers, on one clock: that of the first file.
+/// Merge the timelines of hubs and workers into one, on one clock: that of the first file.
 ///
-/// Processes of one machine share a clock. A worker compares its clock with those of its hubs when it joins and when it leaves,
-/// and its file says how far they are apart: so give the hub's file, and those of workers from each machine.
+/// Processes of one machine share a clock. A worker compares its clock with the clocks of its hubs when it joins and when it
+/// leaves, and its file has the differences. So give the hub's file, and a file of a worker on each machine.
 ///
 ///   phub-server trace hub.json run.rank0.json run.rank1.json --to all.json
 ///

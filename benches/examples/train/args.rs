@@ -11,8 +11,8 @@ use training::MAX_WORKERS;
 /// by rank among worker processes; the hub sums their gradients in worker order and steps
 /// (Nesterov). Then one process trains on the same shards, one after another, in plain arithmetic.
 ///
-/// Ends with an error when any weight of any worker differs in any bit from the one process's, or
-/// when the accuracy on the test set is below --min-accuracy.
+/// Ends with an error if any weight of any worker differs in any bit from that of the one process, or if the
+/// accuracy on the test set is below --min-accuracy.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "train", version)]
 pub struct Args {
@@ -33,8 +33,8 @@ pub struct Args {
     #[arg(long, value_name = "HOST:PORT")]
     pub hub: Option<String>,
 
-    /// How gradients and weights are made smaller, as in phub-probe: bf16, qsgd:8:512, topk:0.01. The result is then
-    /// not that of one process, but all workers must still end with the same weights.
+    /// How gradients and weights are made smaller, as in phub-probe: bf16, qsgd:8:512, topk:0.01. The result then
+    /// differs from that of one process, but all workers must still end with the same weights.
     #[arg(long, value_name = "CODEC[:SETTING...]")]
     pub compress: Option<Compression>,
 

@@ -8,8 +8,8 @@ use worker_shim::batch::Batching;
 use super::{Cluster, ITERATIONS, Spread, join, key_bytes_by_hub, layers, simulate};
 use crate::compute::trace;
 
-/// Simulates machines with a worker, a hub and a link each that pull weights in batches: how long an iteration takes with each
-/// choice of batches. Prints one JSON object.
+/// Simulates machines with a worker, a hub and a link each. Weights are pulled in batches: shows how long an iteration takes
+/// with each choice of batches. Prints one JSON object.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-cluster", version)]
 pub struct Args {
@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1.0, value_name = "X")]
     pub time_scale: f64,
 
-    /// Every tensor is an Nth of its size.
+    /// Each tensor has an Nth of its size.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub shrink: u64,
 
@@ -41,11 +41,11 @@ pub struct Args {
     #[arg(long, default_value_t = 0.0, value_name = "MS")]
     pub latency_ms: f64,
 
-    /// Gradients leave when the whole backward pass is done, instead of layer by layer.
+    /// Gradients leave when the whole backward pass has ended, instead of layer by layer.
     #[arg(long)]
     pub push_at_the_end: bool,
 
-    /// How tensors lie on the hubs.
+    /// The spread of tensors over the hubs.
     #[arg(long, default_value = "hubs", value_enum)]
     pub spread: Spread,
 

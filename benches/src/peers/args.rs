@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
 
-    /// Systems to compare with, which must be installed. Default: those that are.
+    /// Systems to compare with, which must be installed. Default: the installed ones.
     #[arg(long, value_delimiter = ',', value_enum, value_name = "NAME,...")]
     pub peers: Vec<System>,
 

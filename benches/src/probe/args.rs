@@ -55,7 +55,7 @@ pub struct Args {
     pub rounds: u32,
 
     /// How bytes cross: by shared memory, RDMA, or TCP (on loopback if the probe starts hub and workers). Default: the
-    /// best that there is.
+    /// best one that there is.
     #[arg(long, value_name = "shm|verbs|tcp")]
     pub transport: Option<Transport>,
 
@@ -63,11 +63,12 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
 
-    /// Write into this file what hubs and workers did when in the last rounds: a timeline for ui.perfetto.dev.
+    /// Write the times of the work of hubs and workers in the last rounds into this file: a timeline for
+    /// ui.perfetto.dev.
     #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// What the hub does with a sum.
+    /// The rule that the hub applies to a sum.
     #[arg(long, default_value = "nesterov", value_name = "average|sum|sgd|momentum|dampened|nesterov|adam|adamw|amsgrad|amsgradw|lion|lars|lamb", value_parser = optimizer, help_heading = JOB)]
     pub optimizer: Optimizer,
 
@@ -75,29 +76,33 @@ pub struct Args {
     #[arg(long, value_name = "NORM", help_heading = JOB)]
     pub clip_norm: Option<f32>,
 
-    /// Scale the mean gradient of each round down as the norm of the round before was above this one.
+    /// Scale the mean gradient of each round down by the factor by which the norm of the round before was
+    /// above this one.
     #[arg(long, value_name = "NORM", conflicts_with = "clip_norm", help_heading = JOB)]
     pub clip_norm_last: Option<f32>,
 
-    /// Leave out rounds whose mean gradient is not finite. The probe pushes none: it shows what the wait for all gradients costs.
+    /// Leave out rounds whose mean gradient is not finite. The probe pushes no such gradient: it shows the cost of the wait for
+    /// all gradients.
     #[arg(long, help_heading = JOB)]
     pub skip_nonfinite: bool,
 
-    /// Keep an average of the weights of this decay at the hub. It costs the hub 8 bytes of traffic a parameter and round.
+    /// Keep an average of the weights with this decay at the hub. It costs the hub 8 bytes of traffic a parameter and
+    /// round.
     #[arg(long, value_name = "DECAY", help_heading = JOB)]
     pub ema: Option<f64>,
 
-    /// Element type of the whole model. Default: that of the manifest's tensors, and f32 of a published network.
+    /// Element type of the whole model. Default: the type of the manifest's tensors, and f32 for a published
+    /// network.
     #[arg(long, value_name = "f32|f16|bf16", value_parser = dtype, help_heading = JOB)]
     pub dtype: Option<Dtype>,
 
-    /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp every push steps alone,
-    /// all workers push the same gradients, and the probe checks that the weights are those after a number of steps
-    /// that the consistency allows.
+    /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp every push is a step of
+    /// its own, and all workers push the same gradients. The probe checks that the weights are those after a number
+    /// of steps that the consistency allows.
     #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp", help_heading = JOB)]
     pub consistency: Consistency,
 
-    /// Where workers read weights: in place, or in their own copy.
+    /// The place where workers read weights: in place, or in their own copy.
     #[arg(long, default_value = "shared", value_enum, help_heading = JOB)]
     pub weights: WeightsChoice,
 
@@ -109,8 +114,8 @@ pub struct Args {
     #[arg(long, value_name = "CODEC[:SETTING...]", help_heading = JOB)]
     pub compress: Option<Compression>,
 
-    /// Work that the hub leaves out, to see what it costs: aggregate (use one gradient instead of
-    /// the sum), optimize (send the mean instead of stepping).
+    /// Work that the hub leaves out, to show its cost: aggregate (use one gradient instead of the sum),
+    /// optimize (send the mean instead of stepping).
     #[arg(long, value_delimiter = ',', value_enum, value_name = "WHAT", help_heading = JOB)]
     pub ablate: Vec<AblateChoice>,
 
@@ -118,9 +123,8 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub chunk_bytes: Option<usize>,
 
-    /// In what order gradients and weights leave: kvstore (whole layers, notify and pull), layerwise (whole
-    /// layers), sliced (slices as they are pushed), or p3 (slices, first layer first). Default: sliced; with --pull
-    /// kvstore.
+    /// The order in which gradients and weights leave. kvstore: whole layers, notify and pull. layerwise: whole layers.
+    /// sliced: slices as they are pushed. p3: slices, first layer first. Default: sliced; with --pull kvstore.
     #[arg(long, value_name = "kvstore|layerwise|sliced|p3", help_heading = ORDER)]
     pub schedule: Option<Schedule>,
 
@@ -128,8 +132,8 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub slice_bytes: Option<usize>,
 
-    /// Bytes that may be under way on each link, so that urgent chunks overtake the others: a number, none, or auto
-    /// (the first 32 rounds try several). Default: 1048576 with p3, none with the others.
+    /// Bytes that may be in flight on each link: a number, none, or auto (the first 32 rounds try several). With fewer bytes in
+    /// flight, urgent chunks overtake the other chunks. Default: 1048576 with p3, none with the other schedules.
     #[arg(long, value_name = "none|auto|BYTES", help_heading = ORDER)]
     pub credit: Option<Credit>,
 
@@ -145,13 +149,13 @@ pub struct Args {
     #[arg(long, value_name = "N|LIST", help_heading = MACHINE)]
     pub cores: Option<CoreSelection>,
 
-    /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign):
-    /// by the beginning of their names, exactly with = before the list, all others with ^ before it. Default: every NIC
-    /// with a link.
+    /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign). A
+    /// name selects all NICs that begin with it. With = before the list names are exact, with ^ before it the list is
+    /// excluded. Default: every NIC with a link.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST", help_heading = MACHINE)]
     pub nics: Option<NicList>,
 
-    /// Which NIC of a worker goes with which of a hub's: mlx5_0=mlx5_2,mlx5_1=mlx5_3. Default: by subnet, name and place.
+    /// Pairs of a worker's and a hub's NICs: mlx5_0=mlx5_2,mlx5_1=mlx5_3. Default: by subnet, name and place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB", help_heading = MACHINE)]
     pub rails: Option<RailMap>,
 
@@ -159,7 +163,7 @@ pub struct Args {
     #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto", help_heading = MACHINE)]
     pub tcp_congestion: Congestion,
 
-    /// How RDMA packets travel, of hub and workers.
+    /// The path settings of RDMA packets, of hub and workers.
     #[command(flatten)]
     pub paths: PathArgs,
 
@@ -189,8 +193,8 @@ pub struct Args {
     #[arg(long, value_name = "R", requires = "hub", help_heading = ELSEWHERE)]
     pub rank: Option<u32>,
 
-    /// With --hub and a hub on each machine: this machine's number, how many there are, and the first machine's hub, like
-    /// 1/4@10.0.0.1:7077. The hubs are then a mesh, and --rank and --workers are those on this machine.
+    /// Place of this machine, with --hub and a hub on each machine: this machine's number, the number of machines, and the first machine's hub,
+    /// like 1/4@10.0.0.1:7077. The hubs are then a mesh, and --rank and --workers are those on this machine.
     #[arg(long, value_name = "N/COUNT@HOST:PORT", requires = "hub", help_heading = ELSEWHERE)]
     pub mesh: Option<Mesh>,
 
@@ -202,7 +206,7 @@ pub struct Args {
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = ELSEWHERE)]
     pub join_limit_s: u64,
 
-    /// How long workers hold out for a hub, or for links, that they lose: a rate with a pause in it is none.
+    /// The time that workers wait for a lost hub, or for lost links: a rate with a pause in it is no rate.
     #[arg(long, default_value_t = 0, value_name = "SECONDS", help_heading = ELSEWHERE)]
     pub hub_wait_s: u64,
 

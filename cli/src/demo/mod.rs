@@ -30,8 +30,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// Settings of `phub-server demo`.
 ///
 /// Starts a hub and workers on this machine, without a GPU. They train a small network to tell two spirals apart. A line each
-/// second says how far they are, and the hub's verdict. After a while the last worker becomes slow: the verdict and the page
-/// name it. Ctrl-C ends the demo and all that it has started.
+/// second shows their progress, and the hub's verdict. After a while the last worker becomes slow: the verdict and the page
+/// name it. Ctrl-C ends the demo and everything that it has started.
 #[derive(Clone, Debug, Parser)]
 pub struct DemoArgs {
     /// Workers.

@@ -66,7 +66,8 @@ pub struct DoctorArgs {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
 
-    /// Measures the way from here to a hub that runs there, too: the path MTU, and each pair of RDMA NICs. The port is 7077 unless it is given.
+    /// Measure the path from here to a hub that runs there, too: the path MTU, and each pair of RDMA NICs. The port is 7077
+    /// unless it is given.
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
 

@@ -15,7 +15,7 @@ const WITHOUT_HEADERS: f64 = 0.97;
 /// Settings of `topology` for the workers that a hub carries.
 #[derive(Debug, clap::Args)]
 pub(super) struct CapacityArgs {
-    /// Say how many workers of this published network the machine carries as their hub, and what limits it first.
+    /// Print how many workers of this published network the machine carries as their hub, and its first limit.
     ///
     /// A bound on paper: NICs by their ratings, and the memory by --memory-gb-s.
     #[arg(long, value_name = "NAME", requires = "samples_per_s",

@@ -58,11 +58,11 @@ pub struct TopologyArgs {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
 
-    /// Size of a chunk of the job. Default: as a job has it.
+    /// Size of a chunk of the job. Default: the size that a job has.
     #[arg(long, value_name = "BYTES")]
     chunk_bytes: Option<usize>,
 
-    /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: as `serve` has it.
+    /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: the choice of `serve`.
     #[arg(long, value_name = "N|LIST")]
     cores: Option<CoreSelection>,
 
@@ -83,7 +83,7 @@ pub struct TopologyArgs {
     #[command(flatten)]
     capacity: CapacityArgs,
 
-    /// Print one JSON object instead: cores and NICs of the plan, with what each owns of the job, and the plan's reasons.
+    /// Print one JSON object instead: cores and NICs of the plan, with their parts of the job, and the plan's reasons.
     #[arg(long, conflicts_with_all = ["machines", "racks"])]
     json: bool,
 

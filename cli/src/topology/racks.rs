@@ -14,7 +14,8 @@ use super::machines::{NESTEROV, gbps, mb, racks, workers, write_rounds};
 pub(super) struct RacksArgs {
     /// Racks of a job whose workers have links of their own, with a hub in each rack. Needs a model and the speeds.
     ///
-    /// Shows what each link carries a round, and whether one hub for all racks is as fast as a mesh of a hub in each.
+    /// Shows the bytes on each link in a round. Also shows whether one hub for all racks is as fast as a mesh with a hub
+    /// in each rack.
     #[arg(long, value_name = "N", value_parser = racks, conflicts_with_all = ["machines", "workers", "svg"],
           requires_all = ["workers_per_rack", "worker_gbps", "hub_gbps", "uplink_gbps"])]
     racks: Option<u32>,

@@ -21,19 +21,19 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Publish a job's weights while it trains, as versions in a directory that engines read.
 ///
 /// Each version is the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears whole. Most are
-/// deltas: the bits that changed since the version before, exactly, as XOR in a zstd frame for each tensor. SGLang, slime and miles
-/// read this layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the hub has a
-/// copy of the job's state while it sends one. It goes on when it is started again, and ends with the job, or by Ctrl-C.
+/// deltas: the bits that changed since the version before, exactly, as XOR in a zstd frame for each tensor. SGLang, slime and
+/// miles read this layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the
+/// hub has a copy of the job's state while it sends one. After a restart it continues. It ends with the job, or by Ctrl-C.
 #[derive(Clone, Debug, Parser)]
 pub struct PublishArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The directory. It is made if it is not there. The umask decides who may read it.
+    /// The directory. It is created if it is missing. The umask decides who may read it.
     #[arg(long, value_name = "DIRECTORY")]
     to: PathBuf,
 
-    /// The time from the begin of a version to the begin of the next.
+    /// The time from the beginning of a version to the beginning of the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
     every: u64,
 
@@ -45,11 +45,12 @@ pub struct PublishArgs {
     #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().whole_each)]
     whole_each: NonZeroU32,
 
-    /// Keep the newest versions, and those that they build on. Older ones are removed.
+    /// Keep the newest versions, and the versions that they build on. Older ones are removed.
     #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().keep)]
     keep: NonZeroU32,
 
-    /// A file that each whole version has a copy of, like the model's config.json. May be given several times.
+    /// A file that is copied into each whole version, like the model's config.json. May be given several
+    /// times.
     #[arg(long, value_name = "FILE")]
     also: Vec<PathBuf>,
 }

@@ -17,7 +17,7 @@ pub struct PullArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The new file. It must not be there.
+    /// The new file. It must not exist.
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
 }

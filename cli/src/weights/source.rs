@@ -33,15 +33,15 @@ pub struct SourceArgs {
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
     hub: String,
 
-    /// The element type of the weights that are written: the nearest value, ties to even.
+    /// The element type of the written weights: the nearest value, ties to even.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
 
-    /// The averages of the weights, which a job with `ema` keeps, instead of the weights.
+    /// Write the averages of the weights, which a job with `ema` keeps, instead of the weights.
     #[arg(long)]
     ema: bool,
 
-    /// A JSON object of names: {"the job's key": "the name that is written", ...}. Other keys have their own names.
+    /// A JSON object of names: {"the job's key": "the written name", ...}. Other keys keep their names.
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
 }

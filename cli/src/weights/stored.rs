@@ -8,7 +8,7 @@ use versions::{Listed, Reader, VersionError, VersionId, list};
 use super::spoken;
 use crate::out::line;
 
-/// Look at the versions that `phub-server publish` has written, also while it runs: nothing here changes them.
+/// Look at the versions that `phub-server publish` has written. It may run, and nothing is changed.
 #[derive(Clone, Debug, Parser)]
 pub struct VersionsArgs {
     #[command(subcommand)]
@@ -31,10 +31,10 @@ enum Command {
     Export {
         /// The directory of `phub-server publish --to`.
         directory: PathBuf,
-        /// The version. The newest, if it is left out.
+        /// The version. Default: the newest.
         #[arg(long, value_name = "NUMBER")]
         version: Option<VersionId>,
-        /// The new file. It must not be there.
+        /// The new file. It must not exist.
         #[arg(long, value_name = "FILE")]
         to: PathBuf,
     },

@@ -37,9 +37,10 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT", value_parser = listen::address)]
     pub listen: SocketAddr,
 
-    /// File with the cluster's secret, which workers and the hubs of a job must have, too; a line each while it changes
-    /// (SIGHUP reads it again). Default: PHUB_TOKEN, the file PHUB_TOKEN_FILE, or this user's own, ~/.config/phub/secret,
-    /// which is made if it is not there. `phub-server token` makes secrets, and tokens that allow one thing.
+    /// File with the cluster's secret, which workers and the hubs of a job must have, too. It has a line for each secret
+    /// while the secret is changed (SIGHUP reads it again). Default: PHUB_TOKEN, the file PHUB_TOKEN_FILE, or this user's
+    /// own, ~/.config/phub/secret, which is created if it is missing. `phub-server token` makes secrets, and tokens that
+    /// allow one thing.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
@@ -47,8 +48,8 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_INSECURE", value_parser = BoolishValueParser::new())]
     pub insecure: bool,
 
-    /// File with the certificate of the control port, in PEM, which then speaks only TLS; behind it those that vouch for it.
-    /// SIGHUP reads it and the key again. `phub-server certificate` makes a pair. Default: no TLS.
+    /// File with the certificate of the control port, in PEM, and after it the certificates that sign it. The port then
+    /// speaks only TLS. SIGHUP reads it and the key again. `phub-server certificate` makes a pair. Default: no TLS.
     #[arg(long, env = "PHUB_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
 
@@ -76,58 +77,59 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT", value_parser = listen::address)]
     pub data_listen: Option<SocketAddr>,
 
-    /// Put checksums on gradients and weights over TCP, whose own has 16 bits: bytes that a NIC, a switch or memory alters end
-    /// the link with an error, and are not trained on. Workers get them if they or the hub ask. Not for RDMA and shared memory.
+    /// Put checksums on gradients and weights over TCP, which has only 16 bits of its own. If a NIC, a switch or memory alters
+    /// bytes, the link ends with an error, and nobody trains on them. Workers get them if the workers or the hub ask. Not for
+    /// RDMA and shared memory.
     #[arg(long, env = "PHUB_CHECKSUM", value_parser = BoolishValueParser::new())]
     pub checksum: bool,
 
     /// TCP's congestion control of gradients and weights: `auto`, `system` for the kernel's default, or a name of the kernel's,
-    /// like cubic. `auto` takes the kernel's default, too. But where that is BBR, and a handshake took at most 10 ms, it takes
+    /// like cubic. `auto` takes the kernel's default, too. But if that is BBR, and a handshake took at most 10 ms, it takes
     /// cubic or reno: they fill links between near machines. Workers read PHUB_TCP_CONGESTION for the bytes that they send.
     #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto")]
     pub tcp_congestion: Congestion,
 
-    /// RDMA NICs, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign): by the beginning of
-    /// their names, exactly with = before the list, all others with ^ before it. NCCL_IB_HCA and NCCL_IB_GID_INDEX
-    /// are read if this is not given. Default: every NIC with a link, except those that have at most an eighth of the
-    /// speed of the fastest.
+    /// RDMA NICs, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign). A name selects all
+    /// NICs that begin with it. With = before the list names are exact, with ^ before it the list is excluded.
+    /// NCCL_IB_HCA and NCCL_IB_GID_INDEX are read if this is not given. Default: every NIC with a link, except those
+    /// that have at most an eighth of the speed of the fastest.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
 
-    /// Where this hub joins hubs above or of a mesh: which of its NICs goes with which of theirs, like
-    /// mlx5_0=mlx5_2,mlx5_1=mlx5_3. Workers read PHUB_RAILS, too. Default: by subnet, name and place.
+    /// Pairs of this hub's NICs and the NICs of hubs above or of a mesh, like mlx5_0=mlx5_2,mlx5_1=mlx5_3, if
+    /// this hub joins them. Workers read PHUB_RAILS, too. Default: by subnet, name and place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB")]
     pub rails: Option<RailMap>,
 
-    /// How RDMA packets travel.
+    /// The path settings of RDMA packets.
     #[command(flatten)]
     pub paths: PathArgs,
 
-    /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores, which leaves the others to
-    /// workers on this machine. Default: one cpu of every physical core that this process may use; where there are NICs
-    /// with RDMA, two to four of them for each NIC, so many that all NICs carry alike.
+    /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores. Workers on this machine
+    /// then have the other half. Default: one cpu of every physical core that this process may use. With RDMA NICs,
+    /// two to four of them for each NIC, so that all NICs carry equally much.
     #[arg(long, env = "PHUB_CORES", value_name = "N|LIST|half")]
     pub cores: Option<CoreSelection>,
 
-    /// How a core waits when nothing arrives. `sleep` leaves the core at once, `spin` stays some
-    /// microseconds and then sleeps, `busy-poll` never sleeps (for dedicated cores), `auto` spins
-    /// where the hub leaves cpus to others and sleeps where it uses them all.
+    /// How a core waits when nothing arrives. `sleep` leaves the core at once, `spin` stays some microseconds
+    /// and then sleeps, `busy-poll` never sleeps (for dedicated cores). `auto` spins if the hub leaves cpus
+    /// to others, and sleeps if it uses them all.
     #[arg(long, env = "PHUB_IDLE", default_value = "auto", value_enum)]
     pub idle: IdleChoice,
 
-    /// The hub declares a worker dead after this many seconds without a heartbeat, and tells its job.
+    /// The hub declares a worker dead after this many seconds without a heartbeat, and notifies its job.
     #[arg(long, env = "PHUB_HEARTBEAT_LIMIT_S", default_value_t = 10, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub heartbeat_limit_s: u64,
 
-    /// Name the worker that holds a round up: after this many seconds in which nothing moved, while others wait for its pushes
-    /// and its heartbeats come. The log, GET /v1/hub and the workers say who it is.
+    /// Name the worker that holds up a round: after this many seconds without progress, while other workers wait for its
+    /// pushes and its heartbeats arrive. The log, GET /v1/hub and the workers show its rank.
     #[arg(long, env = "PHUB_LATE_WARNING_S", default_value_t = 30, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub late_warning_s: u64,
 
     /// Lose such a worker after this many seconds, as if it had died; not less than --late-warning-s. In a job over several
-    /// hubs it is only named. Default: the others wait.
+    /// hubs it is only named. Default: the other workers wait.
     #[arg(long, env = "PHUB_LATE_LIMIT_S", value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub late_limit_s: Option<u64>,
@@ -142,18 +144,19 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
 
-    /// How many checkpoints of a job are kept: the newest, and those before it, with their round in the name. A job goes on
-    /// from the newest that is not damaged. Each needs room on the disk. A job over several hubs keeps its last two.
+    /// The number of checkpoints of a job that are kept: the newest, and those before it, with their round in the name. A
+    /// job continues from the newest one that is not damaged. Each needs room on the disk. A job over several hubs keeps
+    /// its last two.
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
     pub checkpoint_keep: NonZeroU32,
 
-    /// The files of how many jobs are kept. When a job ends, those of the jobs that were saved longest ago go, but not of jobs that
-    /// are here, and not of jobs over several hubs. A run without PHUB_JOB is a job of its own, from which no other run goes on.
-    /// Default: all.
+    /// The number of jobs whose files are kept. When a job ends, the files of the jobs that were saved longest ago are removed.
+    /// Files of running jobs and of jobs over several hubs stay. A run without PHUB_JOB is a job of its own, and no other
+    /// run continues from it. Default: all.
     #[arg(long, env = "PHUB_CHECKPOINT_JOBS", value_name = "COUNT", requires = "checkpoints")]
     pub checkpoint_jobs: Option<NonZeroU32>,
 
-    /// The mode of checkpoint files, like 640 where a group may read them; the directory gets the same if the hub makes it.
+    /// The mode of checkpoint files, like 640 if a group may read them; the directory gets the same if the hub makes it.
     #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
     pub checkpoint_mode: FileMode,
 
@@ -169,7 +172,7 @@ pub struct HubSettings {
     )]
     pub above: Option<String>,
 
-    /// The number of this hub among the hubs below the same hubs, from 0, and how many there are: 1/4.
+    /// The number of this hub among the hubs below the same hubs, from 0, and their number: 1/4.
     #[arg(long, env = "PHUB_MACHINE", value_name = "N/COUNT")]
     pub machine: Option<Machine>,
 
@@ -179,12 +182,12 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_INTERFACE", value_name = "NAME")]
     pub interface: Option<NicList>,
 
-    /// Hosts and networks that this hub may ask because a join or another hub names them, like 10.0.0.0/8,hub-1.example: the hubs
-    /// of a mesh, and the other hubs of a job. Those of --above need not be there. Default: all.
+    /// Hosts and networks that this hub may ask if a join or another hub names them, like 10.0.0.0/8,hub-1.example. They are the
+    /// hubs of a mesh, and the other hubs of a job. The hosts of --above need not be listed. Default: all.
     #[arg(long, env = "PHUB_PEERS", value_name = "LIST")]
     pub peers: Option<PeerList>,
 
-    /// How many seconds the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
+    /// The seconds that the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
     #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(..=86400))]
     pub above_limit_s: u64,
@@ -195,30 +198,31 @@ pub struct HubSettings {
     pub jobs_limit: u32,
 
     /// The most jobs of one address: the address of the worker that made the job. Behind a gateway or a proxy all workers
-    /// have one. Default: no limit but --jobs-limit.
+    /// have the same address. Default: no limit except --jobs-limit.
     #[arg(long, env = "PHUB_JOBS_PER_ADDRESS", value_name = "JOBS",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs_per_address: Option<u32>,
 
-    /// The most memory that the jobs of one address are promised together, in megabytes. Default: all there is.
+    /// The most memory that is promised to the jobs of one address together, in megabytes. Default: all there
+    /// is.
     #[arg(long, env = "PHUB_MEMORY_PER_ADDRESS", value_name = "MB")]
     pub memory_per_address: Option<NonZeroU32>,
 
-    /// The most memory that a job is promised, in megabytes. Default: all there is.
+    /// The most memory that is promised to a job, in megabytes. Default: all there is.
     #[arg(long, env = "PHUB_MEMORY_PER_JOB", value_name = "MB")]
     pub memory_per_job: Option<NonZeroU32>,
 
-    /// Note what each core does when, and write the last rounds into this file at the end: a timeline for
-    /// ui.perfetto.dev. GET /v1/trace sends it at any time. Default: nothing is noted.
+    /// Note the times of each core's work, and write the last rounds into this file at the end: a timeline
+    /// for ui.perfetto.dev. GET /v1/trace sends it at any time. Default: nothing is noted.
     #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// Write all that decides about jobs and workers into this file, for `phub-server replay FILE`: each request and event, with
-    /// its time and its answer. It has names and addresses, and no tokens. Default: nothing is written.
+    /// Write all inputs that decide about jobs and workers into this file, for `phub-server replay FILE`: each request and
+    /// event, with its time and its answer. It has names and addresses, and no tokens. Default: nothing is written.
     #[arg(long, env = "PHUB_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// The most that the record may have, in megabytes. It then ends with a line that says so, and the hub goes on.
+    /// The most bytes of the record, in megabytes. It then ends with a line that says so, and the hub continues.
     #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000, requires = "record",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub record_mb: u32,
@@ -228,7 +232,7 @@ pub struct HubSettings {
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
 
-    /// TOML file with settings, whose keys are the flags without their dashes, like `cores = 4`. Flags and variables count more.
+    /// TOML file with settings. Its keys are the flags without their dashes, like `cores = 4`. Flags and variables override it.
     #[arg(long, env = "PHUB_CONFIG", value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
 
@@ -260,7 +264,7 @@ impl HubSettings {
         program::variables_in(text, &Self::command(), arguments)
     }
 
-    /// Checks whether the settings go with each other.
+    /// Checks whether the settings fit together.
     ///
     /// # Errors
     /// Returns the fault, in words, if they do not.
@@ -331,7 +335,7 @@ impl HubSettings {
         }
     }
 
-    /// Returns where gradients and weights come over TCP. `control` is the address of the control port.
+    /// Returns the address for gradients and weights over TCP. `control` is the address of the control port.
     pub fn data_path(&self, control: IpAddr) -> SocketAddr {
         // If the control port is not the usual one, there may be other hubs on this machine.
         let port = if self.listen.port() == listen::CONTROL_PORT { listen::DATA_PORT } else { 0 };

@@ -19,8 +19,8 @@ pub struct ComputeArgs {
     #[arg(allow_negative_numbers = true)]
     pub time_scale: f64,
 
-    /// Rate at which each worker's link carries the model, each way, for the bound: computing and link are as busy as
-    /// they can be, and each layer follows its weights.
+    /// Rate at which each worker's link carries the model, each way, for the bound. In the bound, computing and link
+    /// are as busy as possible, and each layer follows its weights.
     #[arg(long, help_heading = COMPUTE, value_name = "GBPS", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub bandwidth_gbps: Option<f64>,

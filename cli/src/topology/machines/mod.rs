@@ -20,7 +20,8 @@ pub(super) const NESTEROV: Optimizer =
 pub(super) struct MachinesArgs {
     /// Machines of a job on several machines like this one, a hub on each. Needs a model.
     ///
-    /// Shows who owns what, what each link carries a round in each shape, which shape to use and why, and the memory of a hub.
+    /// Shows the owner of each share, and the bytes on each link in a round in each shape. Also shows the recommended shape
+    /// with the reason, and the memory of a hub.
     #[arg(long, value_name = "N", value_parser = machines, requires = "workers_per_machine", conflicts_with = "workers")]
     machines: Option<u32>,
 
@@ -32,9 +33,10 @@ pub(super) struct MachinesArgs {
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
-    /// Speed of each machine's link in Gb/s, each way. Default: that of the fastest NIC, if it tells it.
+    /// Speed of each machine's link in Gb/s, each way. Default: the speed of the fastest NIC, if it is known.
     ///
-    /// The NIC is one that the hub would use. Virtual NICs tell none. Then only bytes are shown.
+    /// The NIC is one that the hub would use. The speed of virtual NICs is not known. Then only bytes are
+    /// shown.
     #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "machines")]
     link_gbps: Option<f64>,
 }
