@@ -71,7 +71,7 @@ impl Secret {
         self.token_until(right, job, None)
     }
 
-    /// Makes the token of a right to a job, which expires at a time: in seconds since 1970 began.
+    /// Makes the token of a right to a job. It expires at a time in seconds since 1970 began.
     pub fn token_until(&self, right: Right, job: &str, expires: Option<u64>) -> Token {
         let proof = hex(&self.mac(right, job, expires).finalize().into_bytes());
         Token { right, job: job.to_owned(), expires, proof }

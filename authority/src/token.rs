@@ -49,7 +49,8 @@ impl FromStr for Right {
     }
 }
 
-/// A right to a job, and its proof. As a text: `phub-join.resnet.5f3c...`; one that expires `phub-join@1800000000.resnet.5f3c...`.
+/// A right to a job, and its proof. Text: `phub-join.resnet.5f3c...`; a token that expires:
+/// `phub-join@1800000000.resnet.5f3c...`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// The right that the token gives.

@@ -40,7 +40,7 @@ impl CertificateArgs {
     /// Makes the two files, and prints the fingerprint.
     ///
     /// # Errors
-    /// Returns an error if the files are there, or cannot be written.
+    /// Returns an error if the files exist already, or cannot be written.
     pub fn run(&self) -> anyhow::Result<()> {
         let own = authority::own_directory().context("neither HOME nor XDG_CONFIG_HOME is set; give --out");
         let out = self.out.clone().map_or(own, Ok)?;

@@ -2,7 +2,7 @@
 //! shows a machine and a plan for it, `doctor` checks what a hub needs here, `replay` plays the record of a hub again. The Python
 //! package runs it, too.
 //!
-//! A crate of its own, so that programs that have a hub within them are built without it.
+//! A separate crate, so that programs that contain a hub are built without it.
 
 #![forbid(unsafe_code)]
 

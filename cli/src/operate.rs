@@ -102,7 +102,7 @@ impl DrainArgs {
     }
 }
 
-/// Returns an address as a hub is asked: without the scheme of a browser's address.
+/// Returns a hub's address in the form for requests: without the scheme of a browser's address.
 pub(crate) fn bare(hub: &str) -> &str {
     let hub = hub.trim();
     hub.strip_prefix("http://").or(hub.strip_prefix("https://")).unwrap_or(hub).trim_end_matches('/')

@@ -34,7 +34,7 @@ impl TraceArgs {
             "{} is both read and written; name another file after --to",
             self.to.display()
         );
-        // Before the new file is made: one that is there already stays if a part is bad.
+        // Before the new file is made: an existing file is not overwritten if a part is bad.
         let (processes, apart) = merge(&self.files)?;
         TraceFile::create(&self.to)?.write(&processes)?;
         for name in apart {

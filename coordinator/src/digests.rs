@@ -28,7 +28,7 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Takes a member's digest in. Returns the digests of all these members, by rank, once they are there.
+    /// Takes a member's digest in. Returns the digests of all these members, by rank, once all have arrived.
     fn take(
         &mut self,
         rank: u32,

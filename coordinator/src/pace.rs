@@ -46,7 +46,7 @@ impl LastRounds {
         (self.watched, self.gauged) = (watched, gauged);
     }
 
-    /// Counts the rounds that are new and over: chunks are at most a round apart.
+    /// Counts the rounds that are new and complete: chunks differ by at most one round.
     fn count(&mut self, Watched { first, last, rows, .. }: &Watched) {
         let Some((_, ranks)) = rows.first() else { return };
         let (from, until) = (self.counted.max(*first), Round(last.0.saturating_sub(1)));

@@ -86,8 +86,8 @@ pub(crate) fn ports_with_links(plan: &[PlannedLink], end: impl Fn(LinkPorts) -> 
     ports
 }
 
-/// Checks whether a hello names the links of the hub's plan. At which of its own ports each link ends is the joiner's
-/// affair.
+/// Checks whether a hello names the links of the hub's plan. The joiner decides at which of its own ports each link
+/// ends.
 pub(crate) fn check_ports(named: &[LinkPorts], plan: &[PlannedLink]) -> Result<(), String> {
     if named.len() != plan.len() {
         return Err(format!("the hello names {} links, the hub's plan has {}", named.len(), plan.len()));

@@ -1,7 +1,7 @@
 //! The port: what one thread polls, and the contract that every transport keeps.
 //!
-//! Owned by exactly one thread at a time. Each bullet of the contract on [`Port`] is a test of the
-//! same name in `conformance`, run over every transport.
+//! Exactly one thread at a time owns it. Each bullet of the contract on [`Port`] is a test of the same name
+//! in `conformance`, run over every transport.
 
 use std::fmt;
 use std::task::Waker;

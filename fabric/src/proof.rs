@@ -1,5 +1,5 @@
 //! The proof in a hello that its sender has the token of a join. The proof does not show the token: a reader learns
-//! nothing with which another hello could be made. A hello is good once: its link is there then.
+//! nothing with which another hello could be made. A hello is valid once: after it the link exists.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

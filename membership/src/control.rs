@@ -58,7 +58,7 @@ pub(crate) struct Control {
     pub timeout: Duration,
     /// The secret or token that proves requests.
     credential: Option<Credential>,
-    /// The one who named the address.
+    /// The origin of the address.
     pub named: Named,
     /// The token of a member, once it is one.
     member: Option<String>,

@@ -1,4 +1,4 @@
-//! The names in the environment that begin with PHUB_, and the nearest valid name for one that is none. Hubs, workers and the
+//! The names in the environment that begin with PHUB_, and the nearest valid name for an invalid one. Hubs, workers and the
 //! doctor say so.
 
 use std::sync::Once;
@@ -69,7 +69,7 @@ const OTHERS: [&str; 18] = [
 /// The variables of this project's own tests.
 const OF_TESTS: [&str; 6] =
     ["PHUB_TEST_", "PHUB_RXE_", "PHUB_SIM_", "PHUB_CHAOS_", "PHUB_FUZZ_", "PHUB_FIGURES_"];
-/// More letters than these apart, two names are not the same one mistyped.
+/// Two names with more different letters than this are not the same name mistyped.
 const NEAR: usize = 3;
 
 /// Returns the faults of names in this process's environment, a sentence each.
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(of(&names.map(|name| (name, "1"))), [""; 0]);
     }
 
-    /// The names that the sources of hubs and workers have, as the list is kept by hand.
+    /// The names that the sources of hubs and workers have, from a list that is kept by hand.
     #[test]
     fn every_name_in_the_sources_is_known() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

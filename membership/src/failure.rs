@@ -13,7 +13,7 @@ pub(crate) const RETRY: Duration = Duration::from_millis(100);
 /// The reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The hub itself says no, for good.
+    /// The hub itself refuses, permanently.
     Refused,
     /// The hub knows no such job or member: this membership is over, as after a restart of the hub.
     Gone,
@@ -21,7 +21,7 @@ pub(crate) enum Cause {
     Busy,
     /// The answer is not the hub's, and says that the hub cannot be asked now; or the hub asks for another try.
     Passing,
-    /// The answer is not one that a hub gives.
+    /// The answer does not come from a hub.
     Strange,
     /// The connection ended in the middle of the request: it may have been carried out.
     Cut,

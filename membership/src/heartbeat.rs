@@ -58,7 +58,7 @@ struct Beat {
 }
 
 impl Heartbeat {
-    /// Starts the thread, for a member with this token. `limit` is how long the hub bears silence.
+    /// Starts the thread, for a member with this token. `limit` is how long the hub tolerates silence.
     pub fn start(control: &Control, token: &str, limit: Duration) -> std::io::Result<Self> {
         let state = JobState::Gathering { missing: Vec::new(), machines: Vec::new() };
         let reply = HeartbeatReply {
@@ -146,7 +146,7 @@ impl Beat {
                 self.heard = Instant::now();
                 Some(RETRY)
             }
-            // A hub that stood still for as long as it bears a member's silence is not lost.
+            // A hub that stood still for as long as it tolerates a member's silence is not lost.
             Err(failure) if self.tries > 1 && self.heard.elapsed() > 2 * self.limit => {
                 self.lost(failure.error)
             }

@@ -23,7 +23,7 @@ use crate::named::Named;
 /// Time limit for telling a hub that a member which it let in does not come.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// Time limit for asking a hub whether it is there, and the pause before it is asked again.
+/// Time limit for asking a hub whether it exists, and the pause before it is asked again.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 
@@ -31,7 +31,7 @@ const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 /// a hub prints its address when it starts. It does not say whether requests are encrypted.
 ///
 /// # Errors
-/// Returns an error if an address is missing, is none or is there twice, or if there are too many.
+/// Returns an error if an address is missing, invalid or listed twice, or if there are too many.
 pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     let mut hubs: Vec<&str> = list.split(',').map(str::trim).collect();
     for hub in &mut hubs {
@@ -219,7 +219,7 @@ impl LetIn {
     /// Returns the wire of the links to this hub: as `wire`, and if it is below others with their lines.
     ///
     /// # Errors
-    /// Returns an error if no hubs can be as the reply says.
+    /// Returns an error if the hubs in the reply are impossible.
     pub fn wire(&self, wire: Wire) -> Result<Wire, MemberError> {
         let nonsense = |saw| MemberError::Nonsense { hub: self.control.hub.clone(), what: "join", saw };
         match self.above() {
@@ -257,7 +257,7 @@ impl LetIn {
         Ok(placement)
     }
 
-    /// Returns a hub that waits for other links of this member, as it says in `reply`, by a connection with this token.
+    /// Returns a hub that waits for new links of this member, as `reply` says, by a connection with this token.
     pub(crate) fn again(hub: &Hub, reply: JoinReply, token: String) -> Self {
         let Hub { control, share, heartbeat, .. } = hub;
         let (control, heartbeat) = (control.clone(), heartbeat.clone());

@@ -21,7 +21,7 @@ const NO_ANSWER: &str = "no name server answered in time";
 /// Lookups that have not ended.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// The one who named an address.
+/// The origin of an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Named {
     /// This process's own settings.
@@ -142,8 +142,8 @@ fn waiting() -> MutexGuard<'static, BTreeMap<String, Vec<Waiter>>> {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks an address up, and gives the result to `done`: on a thread of its own, or at once if there is no name in it.
-/// `done` is dropped if there is no thread.
+/// Looks an address up, and gives the result to `done`: on a new thread, or at once if there is no name in it. `done`
+/// is dropped if there is no thread.
 pub fn look_up_with(
     address: &str,
     named: &Named,

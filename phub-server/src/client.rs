@@ -36,7 +36,7 @@ const LONGEST_REASON: usize = 4096;
 pub struct Address {
     /// The name of the hub, as the job's workers use it.
     pub name: String,
-    /// The one who named it.
+    /// The origin of the name.
     named: Named,
     /// The place, once it was found.
     found: Arc<OnceCell<SocketAddr>>,

@@ -97,7 +97,7 @@ pub enum HubError {
         .absent.join(", "), if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
     )]
     AbsentNics {
-        /// The names, as the list has them.
+        /// The names in the list.
         absent: Vec<String>,
         /// The RDMA devices of this machine.
         there_are: Vec<String>,

@@ -214,7 +214,7 @@ impl Hub {
     }
 
     /// Returns a function that reads the secret again, for a hub with its secret in a file. Workers that have joined
-    /// stay. It is an error when there is none that is of use; the hub keeps the one that it has.
+    /// stay. It returns an error if there is no usable secret; the hub then keeps its present one.
     pub fn reload_secret(&self) -> impl Fn() -> Result<(), HubError> + use<> {
         let guard = Arc::clone(&self.guard);
         move || Ok(guard.reload()?)

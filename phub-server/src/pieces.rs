@@ -1,4 +1,4 @@
-//! An answer's body in pieces, which come through a channel as they are made.
+//! An answer's body in pieces, which arrive through a channel while they are made.
 //!
 //! `http_body_util::channel` of version 0.1.5 is not for this: it looks for a piece, and then whether its sender is gone. A last
 //! piece that is sent between the two looks is lost, and the body ends too early.

@@ -27,7 +27,7 @@ pub(crate) struct Source {
     realtime_ns: u64,
 }
 
-/// The difference between the clock of another machine and this clock, as far as it is known.
+/// The difference between the clock of another machine and this clock, if it is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ahead {
     /// The other [clock](Clock::id).

@@ -103,7 +103,7 @@ impl Process {
         self.line(track, what, (begin, Some(took)), of);
     }
 
-    /// Adds an instant: something that happened at a time.
+    /// Adds an instant: an event at one point in time.
     pub fn instant(&mut self, track: u32, what: &str, at: u64, of: Event) {
         self.line(track, what, (at, None), of);
     }

@@ -1,4 +1,4 @@
-//! Processes of several machines on one clock: each file says how far other clocks are ahead of its own.
+//! Processes of several machines on one clock: each file contains how far other clocks are ahead of its own.
 
 use std::collections::HashMap;
 
@@ -54,7 +54,7 @@ fn shifts(processes: &[Process]) -> HashMap<String, Shift> {
     }
     let first = processes.first().map(|first| id(&first.about).to_owned()).unwrap_or_default();
     let mut known = HashMap::from([(first, Shift { ns: 0, within_ns: 0 })]);
-    // A step goes from a clock to one that is this much ahead and has a known shift.
+    // A step leads from a clock to a clock that is this much ahead and has a known shift.
     while let Some((from, shift)) = steps
         .iter()
         .filter(|(from, ..)| !known.contains_key(from))

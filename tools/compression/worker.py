@@ -44,7 +44,7 @@ def main():
 
 
 def hub_step(session, weights, batch, _rate):
-    """Pushes gradients as they are made, from the last layer on; the hub steps."""
+    """Pushes gradients while they are made, from the last layer on; the hub steps."""
     for name, gradient in backward(weights, *batch):
         session.gradient(name)[:] = gradient
         session.push(name)

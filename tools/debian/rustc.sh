@@ -23,7 +23,7 @@ aarch64-unknown-linux-gnu) architecture=arm64 ;;
 *) not_had "no Debian architecture is known for $target" ;;
 esac
 if ! [ -x "$dir/rustc" ] || ! [ -d "$root/usr/lib/rustlib/$target" ]; then
-    # Both are made anew: a standard library fits only the compiler of its own version.
+    # Both are built again: a standard library fits only the compiler of its own version.
     rm -rf "$dir/rustc" "$root"
     sh tools/debian/unpack.sh "$root" "$(dpkg --print-architecture)" libstd-rust-dev -- rustc
     [ -z "$architecture" ] || sh tools/debian/unpack.sh "$root" "$architecture" -- libstd-rust-dev

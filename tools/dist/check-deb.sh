@@ -23,7 +23,7 @@ read -r mirror release < <(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) 
 if [ "${1:-}" != in-namespace ]; then
     rm -rf "$root"
     debootstrap --variant=minbase --include=procps "$release" "$root" "$mirror" >"$dir/debootstrap.log" || not_had "see $dir/debootstrap.log"
-    # A network and a tree of processes of its own: its port is free, and nothing outlives it.
+    # A separate network and process tree: its port is free, and nothing outlives it.
     exec unshare --net --pid --fork --mount-proc --kill-child bash "$0" in-namespace
 fi
 ip link set lo up

@@ -38,7 +38,7 @@ root=$(builder mount "$image")
 du -sh "$root" | sed "s/^\(\S*\).*/dist: container image: \1 unpacked/"
 settings() { builder inspect --type container --format "{{.Docker.Config.$1}}" "$image"; }
 [ "$(settings User)" = phub ]
-# A network and a tree of processes of its own: its port is free, and nothing outlives it.
+# A separate network and process tree: its port is free, and nothing outlives it.
 export root env="$(builder inspect --type container --format '{{range .Docker.Config.Env}}{{.}} {{end}}' "$image")"
 export health="$(builder inspect --type container --format '{{index .Docker.Config.Healthcheck.Test 3}}' "$image")"
 unshare --net --mount --pid --fork --mount-proc --kill-child bash -euo pipefail -c '

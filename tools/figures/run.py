@@ -28,7 +28,7 @@ class Failed(Exception):
 
 
 def measure(machines, binaries, point, series_path=None):
-    """Returns a row of the table without its repeat. There are as many machines as the point has."""
+    """Returns a row of the table without its repeat. There are as many machines as the point needs."""
     scale = point.scale()
     machines.limit(point.links(), scale.bytes(SOCKET_BYTES))
     places = range(point.machines) if point.hubs == "beside" else [point.machines]

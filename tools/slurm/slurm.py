@@ -78,7 +78,7 @@ WORDS = "none of its 4 tasks: start them by `srun python"
 
 
 class Cluster:
-    """The daemons of Slurm, each in a namespace of its own."""
+    """The daemons of Slurm, each in a separate namespace."""
 
     def __init__(self, directory):
         self.dir, self.machines = directory, Machines(HEAD + 1)

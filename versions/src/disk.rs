@@ -1,4 +1,4 @@
-//! Directories that are there whole, or not at all.
+//! Directories that exist completely, or not at all.
 
 use std::fs::{self, File};
 use std::io;
@@ -88,7 +88,7 @@ fn create(path: &Path, write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Resu
     file.sync_all()
 }
 
-/// Makes a file that is there whole, or not at all. Fails if there is one.
+/// Makes a file that exists completely, or not at all. Fails if there is one.
 pub(crate) fn write_new(
     path: &Path,
     write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>,

@@ -151,7 +151,7 @@ impl Index {
         Ok(About { id, base, origin: Origin { job: phub_job.clone(), round } })
     }
 
-    /// Returns the index as it is in its file.
+    /// Returns the index in the form of its file.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("an index is plain data")
     }

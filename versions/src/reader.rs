@@ -88,7 +88,7 @@ impl Reader {
         Ok(versions(&self.dir)?.last().copied())
     }
 
-    /// Goes to a version: on from the one that the reader has, if deltas lead there, or else from a whole one.
+    /// Moves to a version: from the reader's own version if deltas lead there, or else from a complete one.
     ///
     /// # Errors
     /// Returns an error if the version, or one that it builds on, is gone, cannot be read, or is damaged. Then the

@@ -15,7 +15,7 @@ use crate::error::VersionError;
 /// The prefix of the checksums in a file of a whole version, which has other metadata, too.
 const CHECKSUM: &str = "checksum/";
 
-/// A tensor as a file has it.
+/// A tensor in the form of a file.
 #[derive(Debug)]
 pub(crate) struct Stored<'a> {
     pub name: &'a str,

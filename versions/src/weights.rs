@@ -100,7 +100,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Writes the weights to a new safetensors file, which is there whole or not at all.
+    /// Writes the weights to a new safetensors file, which exists completely or not at all.
     ///
     /// # Errors
     /// Returns an error if there is a file of this name, or it cannot be written.

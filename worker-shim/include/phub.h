@@ -82,7 +82,7 @@ typedef struct {
   double measured;
   // Rounds since the plan.
   uint32_t rounds;
-  // The number of profiles so far.
+  // The number of profiles until now.
   uint32_t profiles;
 } PhubPullPlan;
 
@@ -169,8 +169,8 @@ PhubStatus phub_config_place(const PhubConfig *config,
 // `config` is null, or from phub_config_new and not yet freed.
 void phub_config_free(PhubConfig *config);
 
-// Joins a job, and waits until all its workers are there. `interrupted` may be null. If not, each call of this session
-// that waits calls it with `context` ten times a second.
+// Joins a job, and waits until all its workers have joined. `interrupted` may be null. If not, each call of this
+// session that waits calls it with `context` ten times a second.
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed. `session` points to room for a pointer. `interrupted` can be
@@ -215,19 +215,20 @@ PhubStatus phub_broadcast(const PhubSession *session);
 PhubStatus phub_push(const PhubSession *session,
                      uint32_t key);
 
-// Waits until a key's answer is there.
+// Waits until a key's answer has arrived.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait(const PhubSession *session, uint32_t key);
 
-// Waits until every key's answer is there. With the setting "pull", the planner does not take this for a forward pass.
+// Waits until every key's answer has arrived. With the setting "pull", the planner does not take this for a forward
+// pass.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait_all(const PhubSession *session);
 
-// Writes whether a key's answer is there.
+// Writes whether a key's answer has arrived.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `ready` points to room for a result.

@@ -130,7 +130,8 @@ struct Simulation<'a> {
     iterations: u32,
 }
 
-/// Simulates `iterations` iterations after one that finds all weights there. Returns the last.
+/// Simulates `iterations` iterations after a first one, before which all weights have arrived. Returns the
+/// last.
 pub fn simulate(cluster: &Cluster, batches: &[Range<usize>], iterations: u32) -> Ran {
     let layers = cluster.layers.len();
     let ran = Ran { pulls: vec![0.0; batches.len()], ..Ran::default() };

@@ -1,8 +1,8 @@
 //! An iteration of a worker that waits instead of computing, and the layers that held it up.
 //!
-//! The imitated GPU has its own clock, `computed_until`. A layer begins when the layer before has ended and its weights
-//! are there, not when this thread wakes. A late wake-up therefore delays a push, as with a real GPU, but delays do not
-//! add up. Owned by the worker's thread; generic over the worker, so that tests have their own clock.
+//! The imitated GPU has its own clock, `computed_until`. A layer begins when the layer before has ended and its own
+//! weights have arrived, not when this thread wakes. A late wake-up therefore delays a push, as with a real GPU, but
+//! delays do not add up. Owned by the worker's thread; generic over the worker, so that tests have their own clock.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub trait Worker {
     /// Returns the time since any beginning.
     fn now(&self) -> Duration;
 
-    /// Whether a key's weights are there.
+    /// Whether a key's weights have arrived.
     fn is_ready(&mut self, key: KeyId) -> Result<bool, Self::Error>;
 
     /// Waits for a key's weights.
@@ -30,7 +30,8 @@ pub trait Worker {
     /// Lets the exchange continue until this time.
     fn compute_until(&mut self, until: Duration) -> Result<(), Self::Error>;
 
-    /// Looks, when all weights of the last iteration are there and nothing of the next is pushed.
+    /// Checks the state after all weights of the last iteration have arrived, and before the next one pushes
+    /// anything.
     fn look(&mut self) -> Result<(), Self::Error>;
 }
 

@@ -55,7 +55,7 @@ pub struct Args {
     pub rounds: u32,
 
     /// How bytes cross: by shared memory, RDMA, or TCP (on loopback if the probe starts hub and workers). Default: the
-    /// best one that there is.
+    /// best available one.
     #[arg(long, value_name = "shm|verbs|tcp")]
     pub transport: Option<Transport>,
 
@@ -96,9 +96,9 @@ pub struct Args {
     #[arg(long, value_name = "f32|f16|bf16", value_parser = dtype, help_heading = JOB)]
     pub dtype: Option<Dtype>,
 
-    /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp every push is a step of
-    /// its own, and all workers push the same gradients. The probe checks that the weights are those after a number
-    /// of steps that the consistency allows.
+    /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp each push is a separate
+    /// step, and all workers push the same gradients. The probe checks that the weights are those after a number of
+    /// steps that the consistency allows.
     #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp", help_heading = JOB)]
     pub consistency: Consistency,
 

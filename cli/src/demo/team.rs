@@ -82,7 +82,7 @@ impl Team {
         self.shared.is_slow.store(true, Ordering::Relaxed);
     }
 
-    /// Has all workers leave after the same round.
+    /// Makes all workers leave after the same round.
     pub fn end(&self) {
         self.shared.ends.store(true, Ordering::Relaxed);
     }

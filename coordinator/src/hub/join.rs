@@ -41,7 +41,7 @@ impl Hub {
         Ok(Found::Free(self.names.reserve(name, owner)))
     }
 
-    /// Takes a worker into the job of a name, which is there. Returns the job, and the pass that the worker shows to the job's
+    /// Takes a worker into the existing job of this name. Returns the job, and the pass that the worker shows to the job's
     /// other hubs.
     pub(crate) fn join(&mut self, join: Join, now: Instant) -> Result<(JobId, Pass), Refused> {
         let (id, rank) = (self.id(&join.name)?, join.rank);

@@ -9,7 +9,7 @@ use pbox_core::Round;
 use pbox_core::control::WholeRounds;
 use serde::{Deserialize, Serialize};
 
-/// The number of whole rounds that are kept: a file that turns out to be damaged leaves the one before it.
+/// The number of whole rounds that are kept: if a file turns out to be damaged, the one before it is used.
 const GENERATIONS: usize = 2;
 /// The most files of rounds that other hubs may still write. If the disk of one hub hangs, the disks of the others
 /// must not fill up.

@@ -89,7 +89,7 @@ pub enum Event {
     Last(LastStepped),
 }
 
-/// An effect of an event, which the one who drives the job carries out.
+/// An effect of an event, which the owner of the job carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// A step of a cut is due.

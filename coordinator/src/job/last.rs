@@ -95,7 +95,8 @@ enum WaitsFor {
     Hold,
     /// The answers of the other hubs, at hub 0.
     Others,
-    /// The parts of the other hubs, at hub 0. The result is there already, if this hub then writes nothing.
+    /// The parts of the other hubs, at hub 0. The result exists already if this hub writes nothing after
+    /// that.
     Parts(LastRequest, Option<Saved>),
     /// The answer of hub 0, at another hub.
     Lead,

@@ -178,7 +178,7 @@ impl Job {
         let (first, former) = (self.first_round, std::mem::replace(&mut self.life, Life::Running));
         self.news.tell(&self.life, |news| {
             if let Life::Gathering(Gathering { reached, .. }) = former {
-                // If workers step alone, each is as far ahead as it was.
+                // If workers step alone, each keeps its lead over the others.
                 let slowest = reached.into_iter().flatten().min().filter(|_| !ahead.is_empty());
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
@@ -189,7 +189,7 @@ impl Job {
         });
     }
 
-    /// Whether the job is kept as it is: it has not failed, or its last state is being saved.
+    /// Whether the job is kept: it has not failed, or its last state is being saved.
     pub fn is_kept(&self) -> bool {
         !self.life.failed() || self.last.is_being_saved()
     }

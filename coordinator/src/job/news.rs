@@ -32,7 +32,7 @@ impl News {
         News { told, edition: 0 }
     }
 
-    /// Returns the news as they are now.
+    /// Returns the current news.
     pub fn now(&self) -> &HeartbeatReply {
         &self.told
     }

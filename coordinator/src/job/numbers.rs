@@ -4,7 +4,7 @@ use pbox_core::{Consistency, JobTerms, KeyId, Numbers, NumbersByRound, Round};
 use serde::{Deserialize, Serialize};
 
 /// The number of rounds behind the slowest chunk for which a job's list keeps numbers. A checkpoint that is being put together
-/// needs the numbers of its own round, and says so if they are gone.
+/// needs the numbers of its own round, and returns an error if they are gone.
 const KEPT_ROUNDS: u32 = 1024;
 
 /// The largest list of a job with few keys, by [`NumbersByRound::size`]. A member may name any round, so the list has a bound.

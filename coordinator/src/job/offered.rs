@@ -5,8 +5,8 @@ use pbox_core::{NumbersByRound, Round};
 use super::{Arrival, Brought, Job, Life, News, Ranks, Standing};
 
 impl Job {
-    /// Notes that rank 0 offers a state; its keys have made these steps. Returns whether the job has none of its own; it then
-    /// waits.
+    /// Notes that rank 0 offers a state; its keys have made these steps. Returns whether the job has no state of its own; it
+    /// then waits.
     ///
     /// # Errors
     /// Returns the reason, in words, if the offer comes too late.

@@ -197,7 +197,7 @@ impl Saving<'_> {
         self.next_client()
     }
 
-    /// Tries to have the state taken: other hubs would skip it as long as they write their parts of the one before.
+    /// Tries to get the state taken. Other hubs would skip it while they write their parts of the state before.
     fn tries(&mut self, id: WantId) -> Vec<Effect> {
         let leads = self.job.hubs.leads();
         let Some(want) = self.wants().get(id) else { return Vec::new() };
@@ -211,7 +211,7 @@ impl Saving<'_> {
         }
     }
 
-    /// Has the job cut for a want.
+    /// Gets the job cut for a request.
     pub(super) fn cut(&mut self, id: WantId) -> Vec<Effect> {
         let Some(at) = self.wants().get(id).map(|want| want.at) else { return Vec::new() };
         let (cut, effects) = self.job.cut(Purpose::Snapshot(at), self.now);
@@ -248,7 +248,7 @@ impl Saving<'_> {
         [Effect::Snapshot(occasion, before, parts)].into_iter().chain(next).collect()
     }
 
-    /// Has a want wait until these cores have their memory again. They may have it by now.
+    /// Makes a request wait until these cores have their memory again. They may have it by now.
     fn lacks_memory(&mut self, id: WantId, cores: BTreeSet<usize>, why: String) -> Vec<Effect> {
         match self.wants().get(id) {
             Some(want) if !cores.is_empty() => {

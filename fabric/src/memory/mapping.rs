@@ -244,8 +244,8 @@ impl Mapping {
         ranges.huge_pages(self.bytes()).into_iter().map(collapse).sum()
     }
 
-    /// Has the kernel allocate the pages of a span for writing, as if somebody wrote there (Linux 5.14). Contents stay as they
-    /// are, even if other threads read and write them meanwhile.
+    /// Makes the kernel allocate the pages of a span for writing, as if somebody wrote there (Linux 5.14). The contents do not
+    /// change, even if other threads read and write them meanwhile.
     ///
     /// # Panics
     /// Panics if the span ends beyond the mapping.

@@ -75,8 +75,8 @@ impl Spans {
         unsafe { std::slice::from_raw_parts(start, elements) }
     }
 
-    /// Returns the span's elements, to write. The peer reads them: the protocol above keeps both apart in
-    /// time (post after write, no write before the peer's answer).
+    /// Returns the span's elements, to write. The peer reads them. The protocol above separates write and
+    /// read in time (post after write, no write before the peer's answer).
     ///
     /// # Panics
     /// Panics like [`elements`](Self::elements).

@@ -216,8 +216,8 @@ pub mod bell {
         fence(Ordering::SeqCst); // [bell]
     }
 
-    /// Returns where this call of a producer must wake the consumer, if it is the one that must. The read-modify-write
-    /// is reached only when the consumer sleeps.
+    /// Returns the place at which this call of a producer must wake the consumer, if this call must do so. The
+    /// read-modify-write is reached only when the consumer sleeps.
     pub fn claim_wake(asleep: &AtomicU32) -> Option<Place> {
         const DESCRIPTORS: u32 = Place::Descriptors as u32;
         if asleep.load(Ordering::Relaxed) == 0 {

@@ -8,8 +8,9 @@
 //!           <--- Welcome + window, bells, rings, eventfds, or Refused{why}
 //! ```
 //!
-//! The closing of a descriptor may block. So no descriptor of a stranger, who has no token, is handed over. It is closed
-//! where nobody waits: in [`Hello::refuse`], `gather`, or a failing `hello`. The layer above calls these without a lock. A socket takes nothing more once its hello is there.
+//! The closing of a descriptor may block. So no descriptor of a stranger, who has no token, is handed over. It is closed where
+//! nobody waits: in [`Hello::refuse`], `gather`, or a failing `hello`. The layer above calls these without a lock. A socket
+//! accepts nothing more once its hello has arrived.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

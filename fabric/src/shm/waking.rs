@@ -160,7 +160,7 @@ mod tests {
 
     const MANY: usize = 10_000;
 
-    /// An epoll that has a port's descriptor as the port has it.
+    /// An epoll that holds a port's descriptor in the same way as the port.
     struct Port(OwnedFd, WokenBy);
 
     impl Port {

@@ -16,7 +16,7 @@ pub struct Faults {
     /// The rate at which a post vanishes. No reliable link does this.
     pub drop: Rate,
     /// The rate at which a post arrives twice. No reliable link does this. The second arrival copies the bytes once
-    /// more, as they are by then.
+    /// more, in their state at that time.
     pub duplicate: Rate,
 }
 

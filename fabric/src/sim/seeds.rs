@@ -1,6 +1,6 @@
-//! Seeds for a test, and the way to replay the one that failed.
+//! Seeds for a test, and the way to replay the failed seed.
 
-/// Names the one seed to run instead of all.
+/// Names the one seed that runs instead of all.
 const VARIABLE: &str = "PHUB_SIM_SEED";
 /// Names the factor that multiplies the number of seeds.
 const TIMES: &str = "PHUB_SIM_TIMES";

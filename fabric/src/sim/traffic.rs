@@ -164,7 +164,7 @@ impl Traffic {
         Some(imm)
     }
 
-    /// Returns the tick at which `count` arrivals are there to take, if as many are in flight.
+    /// Returns the tick at which `count` arrivals can be taken, if as many are in flight.
     pub fn due(&self, count: u32) -> Option<u64> {
         let last = count.max(1) as usize - 1;
         self.in_flight.keys().nth(last).map(|&(due, _)| due)

@@ -48,11 +48,11 @@ impl Congestion {
         self.choose(own, is_near, |name| sockopt::set_tcp_congestion(socket, name))
     }
 
-    /// Sets it for the connections that a listening socket will accept, as far as it does not depend on their way. Logs the
+    /// Sets it for the connections that a listening socket will accept, if it does not depend on their route. Logs the
     /// algorithm that they get.
     ///
     /// # Errors
-    /// Returns an error if the kernel refuses the one that is asked for.
+    /// Returns an error if the kernel refuses the requested algorithm.
     pub(super) fn control_all(&self, socket: BorrowedFd) -> Result<Controlled, CongestionError> {
         let own =
             sockopt::tcp_congestion(socket).map_err(|errno| CongestionError::new("of the system", errno))?;
@@ -192,7 +192,7 @@ fn words(names: Option<&str>) -> &str {
 /// The kernel's congestion controls: names with spaces between them, if it shows them here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CongestionRules {
-    /// The one that new connections get.
+    /// The algorithm that new connections get.
     pub own: Option<String>,
     /// The ones that the kernel has loaded.
     pub available: Option<String>,

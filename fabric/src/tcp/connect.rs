@@ -115,7 +115,7 @@ impl Listener {
     /// short paths if it depends on the path.
     ///
     /// # Errors
-    /// Returns an error if the kernel refuses the one that is asked for.
+    /// Returns an error if the kernel refuses the requested algorithm.
     pub fn with_congestion(self, congestion: Congestion) -> Result<(Self, Controlled), ConnectError> {
         let controlled = congestion.control_all(self.socket.as_fd())?;
         Ok((Listener { congestion: Arc::new(congestion), ..self }, controlled))

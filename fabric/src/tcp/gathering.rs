@@ -1,4 +1,5 @@
-//! Gathering: the connections of a worker come one by one, each with its hello. The worker is let in when all are there.
+//! Gathering: the connections of a worker come one by one, each with its hello. The worker is admitted when all have
+//! arrived.
 //!
 //! Shared by the threads that shake hands. The thread of a worker's first connection ends the worker if its connections
 //! do not all arrive within a time limit. Knows tokens, and not their owners.

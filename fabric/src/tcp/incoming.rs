@@ -113,7 +113,7 @@ impl Incoming {
         self.readable || self.end - self.start >= self.shape.header_bytes()
     }
 
-    /// Returns the next whole frame, if it is there.
+    /// Returns the next whole frame, if it has arrived.
     pub fn next(&mut self, socket: BorrowedFd) -> Result<Received, Broken> {
         let header_bytes = self.shape.header_bytes();
         loop {
@@ -161,7 +161,7 @@ impl Incoming {
         }
     }
 
-    /// Reads once; `None` when nothing is there. The buffer is empty now, except for part of a header.
+    /// Reads once; `None` if no bytes have arrived. The buffer is empty now, except for part of a header.
     fn receive(&mut self, socket: BorrowedFd) -> Result<Option<usize>, Broken> {
         if !self.readable {
             return Ok(None);

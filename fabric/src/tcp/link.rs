@@ -124,7 +124,7 @@ impl Attached<Link> {
         if self.is_open() { self.link.incoming.is_promising() } else { self.is_closing() }
     }
 
-    /// Returns the next immediate that is there.
+    /// Returns the next immediate that has arrived.
     pub fn next(&mut self) -> Option<Imm> {
         if !self.is_open() {
             return None;

@@ -1,7 +1,7 @@
 //! TCP: for clouds without RDMA, and for every laptop.
 //!
 //! One connection per link. A post is a frame: 16 bytes of header, then the span's bytes, straight from the window. The
-//! other end reads them straight into its window, and shows the immediate when all are there.
+//! other end reads them straight into its window, and shows the immediate when all have arrived.
 //!
 //! ```text
 //!   frame:   offset u64 | bytes u32 | immediate u32 | the span's bytes      all little-endian

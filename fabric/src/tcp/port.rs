@@ -123,8 +123,8 @@ impl Port {
         Ok(())
     }
 
-    /// Does the same for a descriptor that nobody reads: each write to it ends one sleep. One that is
-    /// there already stays.
+    /// Does the same for a descriptor that nobody reads: each write to it ends one sleep. A descriptor that
+    /// was added before stays.
     pub(crate) fn sleep_beside_edges(&self, fd: BorrowedFd) -> std::io::Result<()> {
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), edges) {

@@ -23,7 +23,7 @@ const READ: [&str; 22] = [
     "local_ack_timeout_err",      // the peer said nothing in time
     "completer_retry_err",        // retries, by soft-RoCE
     "duplicate_request",          // the peer sent again what had come
-    "out_of_buffer",              // no receive request was there
+    "out_of_buffer",              // no receive request was posted
     "rnr_nak_retry_err",          // the peer had no receive request
     "rcvd_rnr_err",               // the same, by soft-RoCE
     "np_cnp_sent",                // this end asked for less, because of congestion
@@ -38,7 +38,7 @@ pub fn counters(device: &str, port: u8) -> BTreeMap<&'static str, u64> {
     read(Path::new(SYSFS), device, port)
 }
 
-/// Returns the speed of a port's link in Mb/s, as the driver has it: soft-RoCE's is nominal.
+/// Returns the speed of a port's link in Mb/s, as the driver reports it: soft-RoCE's is nominal.
 pub fn mbps(device: &str, port: u8) -> Option<u32> {
     rate(Path::new(SYSFS), device, port)
 }

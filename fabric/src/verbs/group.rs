@@ -204,7 +204,8 @@ impl Group {
         nics.wanted.iter().filter_map(Wanted::open).filter(|nic| nic.has_link()).cloned().collect()
     }
 
-    /// Returns the [name](Nic::name) of a port's own NIC, lost or not; of one that never opened the device's.
+    /// Returns the [name](Nic::name) of a port's own NIC, lost or not. If that NIC was never opened, returns
+    /// the device's name.
     pub fn name(&self, port: usize) -> String {
         let nics = self.nics_in_use();
         let own = &self.wanted[port][0];

@@ -1,7 +1,7 @@
 //! Real bytes over one NIC and back, checked: the last word on whether it works.
 //!
-//! On the `unsafe` list, for looks into the receive windows. Any thread; makes ports of its own and drops
-//! them.
+//! On the `unsafe` list, for looks into the receive windows. Any thread may call it; it makes separate ports
+//! and drops them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -146,7 +146,7 @@ impl End {
         End { port, link, recv: joined.recv, spans, device: nic.device.clone() }
     }
 
-    /// Posts every chunk to the other end, each with words of its own, and looks at them there.
+    /// Posts every chunk to the other end, each with different words, and checks them there.
     fn send(&mut self, to: &mut End, salt: u32) -> Result<(), LoopbackError> {
         let posts = self.spans.len();
         for chunk in 0..posts {

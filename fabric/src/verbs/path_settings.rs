@@ -237,7 +237,7 @@ pub(super) struct PathSettings {
     pkey_name: &'static str,
     /// A port with larger packets has these.
     pub mtu: Mtu,
-    /// The immediate of a post is a write of its own.
+    /// The immediate of a post is a separate write.
     pub writes_apart: bool,
     pub relaxed_ordering: RelaxedOrdering,
 }

@@ -90,7 +90,7 @@ pub enum Event {
     Ended(End),
     /// The job's other hubs are notified.
     Told,
-    /// The time is there that a pause lasts to.
+    /// The time until which a pause lasts has come.
     TimePassed,
     /// The member's own program waits no longer.
     CallerGaveUp,
@@ -134,7 +134,7 @@ pub enum Step {
     Explain(Option<Over>),
     /// Tells the job's other hubs that one is lost.
     TellLoss,
-    /// Joins again at all hubs, as far as they are there before this time.
+    /// Joins again at all hubs that answer before this time.
     Join(Instant),
     /// Goes on.
     GoOn,

@@ -23,7 +23,7 @@ const MAX_STATE_BYTES: u64 = 1 << 50;
 
 /// An answer of a hub.
 pub trait Answer: DeserializeOwned {
-    /// Checks whether its numbers are such as a hub says.
+    /// Checks whether its numbers are possible for a hub.
     ///
     /// # Errors
     /// Returns the fault in words.

@@ -231,7 +231,7 @@ pub struct MemberReply {
     /// The bytes that have crossed the worker's links at the last look, by NIC. Nothing on shared memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReply>,
-    /// The latest of its own workers, as a hub below reported last.
+    /// The latest worker among its own, from the last report of a hub below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }

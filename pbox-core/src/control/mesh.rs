@@ -112,8 +112,8 @@ impl From<Mesh> for String {
     }
 }
 
-/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh is there. The reply comes when the hubs of
-/// all machines are.
+/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh has arrived. The reply comes when the hubs
+/// of all machines have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeetRequest {
@@ -130,7 +130,7 @@ pub struct MeetRequest {
     pub wait_ms: u64,
 }
 
-/// The hubs of all machines are there.
+/// The hubs of all machines have arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeetReply {
     /// The control ports, `host:port`, by machine.

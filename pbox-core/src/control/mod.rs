@@ -176,7 +176,7 @@ pub struct JoinReply {
 }
 
 impl JoinReply {
-    /// Returns how long the hub bears a member's silence.
+    /// Returns how long the hub tolerates a member's silence.
     pub fn limit(&self) -> Duration {
         Duration::from_millis(self.heartbeat_limit_ms)
     }
@@ -219,7 +219,7 @@ pub struct OfferReply {
     pub state_bytes: Option<u64>,
 }
 
-/// `POST /v1/jobs/{job}/state?token=...`: the state is there.
+/// `POST /v1/jobs/{job}/state?token=...`: the state has arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateReply {
     /// The round that the job begins with.
@@ -270,7 +270,7 @@ pub struct HeartbeatRequest {
     pub token: String,
     /// `version` of the last reply, 0 at first.
     pub seen: u64,
-    /// The latest of its own workers, if one is late, from a hub below.
+    /// The latest worker among its own, if one is late, from a hub below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }
@@ -369,7 +369,7 @@ pub fn missing(ranks: &[u32], machines: &[u32], workers: u32) -> String {
     }
 }
 
-/// `POST /v1/jobs/{job}/ready`: all members of a hub below are there, and it may take part.
+/// `POST /v1/jobs/{job}/ready`: all members of a hub below have joined, and it may take part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadyRequest {
@@ -418,7 +418,7 @@ pub struct LeaveReply {
 }
 
 /// `POST /v1/jobs/{job}/compare`: a digest of weights that all workers should have: those before a round, or those that workers
-/// write in it. The hub answers at once. The job fails when the digests of all workers are there and differ.
+/// write in it. The hub answers at once. The job fails when the digests of all workers have arrived and differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompareRequest {

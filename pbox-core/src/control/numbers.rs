@@ -32,8 +32,8 @@ pub struct OptimizerRequest {
     pub token: String,
     /// The job's optimizer with its new numbers, all of them.
     pub optimizer: Optimizer,
-    /// Learning rate and weight decay of each key are multiplied by these: a pair for each key, in the order of the join. They
-    /// stay as they are without it.
+    /// Learning rate and weight decay of each key are multiplied by these: a pair for each key, in the order of the join.
+    /// Without this field they do not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Arc<[Multipliers]>>,
     /// Keys that have other numbers, until the next request. No key without it.
@@ -42,7 +42,7 @@ pub struct OptimizerRequest {
     /// The first round that uses them.
     pub from_round: Round,
     /// Numbers of the keys whose optimizer state is set to zero before that round, as if they had made no step. Workers
-    /// step together, and the one that asks has not pushed the round.
+    /// step together, and the worker that asks has not pushed the round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<u32>,
 }

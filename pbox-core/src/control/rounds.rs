@@ -80,7 +80,7 @@ pub struct RankReply {
     pub all: LatenessReply,
 }
 
-/// The upper bounds of the lateness that a [`LatenessReply`] counts apart, in microseconds.
+/// The upper bounds of the classes of lateness that a [`LatenessReply`] counts separately, in microseconds.
 pub const LATENESS_BOUNDS_US: [u32; 6] = [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 
 /// A worker's lateness in all rounds that the hub looked at: with more than some 60 rounds a second it does not see each.
@@ -100,11 +100,13 @@ impl LatenessReply {
     }
 }
 
-/// The latest of a hub's own workers, as a hub below reports it, over the window of its own [`RoundsReply`].
+/// The latest among a hub's own workers, from the report of a hub below, over the window of its own
+/// [`RoundsReply`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latest {
-    /// The rank at its own hub, behind the numbers of the machines between that hub and the one that says it.
+    /// The rank at its own hub, after the numbers of the machines between that hub and the hub that reports
+    /// it.
     pub path: Vec<u32>,
     /// The number of last rounds that the report is about.
     pub window: u32,

@@ -1,6 +1,6 @@
 //! Versions of the protocol: two ends use the highest that both speak.
 //!
-//! `docs/protocol/README.md` has the rules for a field that is new, and for one that is gone.
+//! `docs/protocol/README.md` has the rules for a new field, and for a removed one.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ impl Versions {
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
 
-    /// Returns the lowest version as a message has it: nothing if there is one version.
+    /// Returns the lowest version in the form of a message: nothing if there is one version.
     pub fn lowest_of_several(self) -> Option<u32> {
         (self.lowest < self.highest).then_some(self.lowest)
     }

@@ -21,7 +21,7 @@ use crate::strict_json;
 pub enum Compression {
     /// A codec writes every push and every answer, with all elements of a chunk in each round.
     Codec(Codec),
-    /// Significant and explored elements are sent as they are, the rest is not sent.
+    /// Significant and explored elements are sent unchanged, the rest is not sent.
     Slim(SlimDp),
 }
 
@@ -73,7 +73,7 @@ impl Compression {
         }
     }
 
-    /// Whether each worker gets answers of its own, in a weights window of its own.
+    /// Whether each worker gets separate answers, in a separate weights window.
     pub fn has_own_answers(&self) -> bool {
         matches!(self, Compression::Slim(_))
     }

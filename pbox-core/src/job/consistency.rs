@@ -17,7 +17,7 @@ pub enum Consistency {
     /// once.
     #[default]
     Bsp,
-    /// Stale synchronous (Ho et al., 2013). Every push is a step of its own, and no worker is more than `staleness`
+    /// Stale synchronous (Ho et al., 2013). Each push is a separate step, and no worker is more than `staleness`
     /// rounds ahead of the slowest. The weights that a worker gets before its round `c` contain all workers' pushes of
     /// all rounds before `c - staleness`.
     ///
@@ -39,7 +39,7 @@ pub struct NotAConsistency {
 }
 
 impl Consistency {
-    /// Whether every push is a step of its own, and every worker's weights are its own copy.
+    /// Whether each push is a separate step, and each worker has its own copy of the weights.
     pub fn steps_alone(self) -> bool {
         self != Consistency::Bsp
     }

@@ -94,7 +94,7 @@ pub struct JobTerms {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LevelTerms {
-    /// The distance that workers may be apart. Default: none (BSP). With SSP and ASP every push is a step of its own,
+    /// The distance that workers may be apart. Default: none (BSP). With SSP and ASP each push is a separate step,
     /// with one worker's gradient. There are as many steps a round as workers, so the learning rate is that of a batch
     /// of one worker.
     pub consistency: Consistency,
@@ -234,7 +234,8 @@ impl JobTerms {
         self.clip_norm.is_some() || self.skip_nonfinite
     }
 
-    /// Whether the hub that steps keeps means until more than their chunk is there: all of the key, or all keys.
+    /// Whether the hub that steps keeps means until more than their chunk has arrived: all of the key, or all
+    /// keys.
     pub fn keeps_means(&self) -> bool {
         self.waits_for_all() || self.optimizer.adapts_keys()
     }

@@ -1,6 +1,6 @@
 //! The moving average of weights, which follows each step: `average = d * average + (1 - d) * weight`, in f32.
 //!
-//! The average is a pass of its own over a chunk that the step has just written, and that is in the cache. In the loop of the
+//! The average is a separate pass over a chunk that the step has just written, and that is in the cache. In the loop of the
 //! step it would compile each optimizer twice.
 
 use super::compiled::Kernels;

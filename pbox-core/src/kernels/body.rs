@@ -170,7 +170,7 @@ fn slot<S: Element, I: Convert<S>>(isa: I, slots: &Slots<S>, rank: usize, at: us
     isa.widen_for_sum(&slots.slot(rank)[at..at + I::Vector::LENGTH])
 }
 
-/// Sums elements of many slots, from `at` on: one group of slots after the other, so that the processor follows few streams at a
+/// Sums elements of many slots, from `at` on: one group of slots after another, so that the processor follows few streams at a
 /// time. The sums stay in its first cache meanwhile. Order and bits are those of [`run`].
 #[inline(always)]
 pub(super) fn sum_in_groups<S: Element, I: Convert<S> + Convert<f32>>(

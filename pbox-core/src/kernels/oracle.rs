@@ -150,7 +150,7 @@ pub fn norm(squares: impl Iterator<Item = f64>) -> f32 {
 }
 
 /// Returns the factor of a round's mean gradients that bounds their norm by `most`: that of
-/// `torch.nn.utils.clip_grad_norm_`. An infinite norm makes it 0, and one that is no number makes it none.
+/// `torch.nn.utils.clip_grad_norm_`. An infinite norm makes the factor 0, and a NaN makes it NaN.
 pub fn clip_scale(norm: f32, most: f32) -> f32 {
     let scale = most / (norm + 1e-6);
     if scale > 1.0 { 1.0 } else { scale }

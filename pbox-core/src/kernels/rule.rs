@@ -219,7 +219,7 @@ fn sign<I: Isa>(isa: I, values: I::Vector) -> I::Vector {
 }
 
 /// Returns the update that Adam subtracts from a weight, and the new moments. `HIGHEST`: divided by the highest second
-/// moment so far.
+/// moment until now.
 #[inline(always)]
 fn update<I: Isa, const HIGHEST: bool>(
     isa: I,

@@ -41,8 +41,8 @@ impl Round {
     /// the room that a job has until its hub sees how far it is.
     pub const LIMIT: Round = Round(u32::MAX - (1 << 28));
 
-    /// The most rounds between two chunks of one job at its hubs. Workers push every key in every round, so that chunks are a
-    /// round or two apart. A round of another hub is believed within this bound.
+    /// The most rounds between two chunks of one job at its hubs. Workers push every key in every round, so that chunks
+    /// differ by a round or two. A round of another hub is believed within this bound.
     pub const APART: u32 = 64;
 
     /// Whether another hub may report that a chunk is in this round, if this hub's highest is `ours`.

@@ -81,7 +81,7 @@ pub enum LayoutError {
         "the model needs {chunks} chunks of {chunk_bytes} bytes, at most {MAX_CHUNKS} are allowed; use larger chunks"
     )]
     TooManyChunks {
-        /// The number of chunks, as far as it was counted.
+        /// The number of chunks that was counted until now.
         chunks: u64,
         /// The chunk size.
         chunk_bytes: usize,

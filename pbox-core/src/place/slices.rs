@@ -94,7 +94,7 @@ impl Slices {
         let keys = || chunks().map(|chunk| layout.chunk(chunk).key);
         let (first, core) =
             (keys().next().expect("a group has chunks"), placement.owner(chunks().next().expect("as above")));
-        // Where hubs above go by layer its keys may be apart.
+        // If hubs above place by layer, its keys may be at different hubs.
         if chunks().all(|chunk| placement.owner(chunk) == core) {
             let slice = self.slices.len() as u32;
             self.of_group[number] = Some(slice);

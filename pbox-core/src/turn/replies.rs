@@ -312,7 +312,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                     Ok(self.shard.settle_at(self.kernels, place).map_or(Arrived::Noted, Arrived::Finished))
                 }
                 // The group breaks the protocol in some chunk, its pushes are of several rounds or no gradients, or each push is
-                // a step of its own.
+                // a separate step.
                 None => self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }),
             };
             match arrived {

@@ -164,7 +164,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
         P::take_back(self);
         if !self.snapshots.begin(occasion, before) {
-            return; // the one that is not done may be before the same round, and has copied these chunks
+            return; // the step that is not done may be before the same round, and has copied these chunks
         }
         for place in 0..self.keys.len() {
             if self.pace.has_come_to(place, before) {

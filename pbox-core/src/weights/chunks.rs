@@ -23,7 +23,7 @@ pub(crate) struct Chunk {
     /// The length of its values there, without frames.
     pub bytes: usize,
     pub elements: usize,
-    /// The type of the weights as the hub has them.
+    /// The type of the weights at the hub.
     pub dtype: Dtype,
     /// The start of its master weights and state, in f32.
     pub kept: usize,

@@ -27,7 +27,7 @@ pub(crate) struct CodedForAll {
     shadow: Shadow,
     /// Payload of the last coded answer, and whether the raw frame has the workers' present weights, by place.
     sent: Vec<(usize, bool)>,
-    /// The values that the answers so far left out, for means.
+    /// The values that the answers until now left out, for means.
     left_out: Option<HubWeights>,
 }
 
@@ -49,7 +49,7 @@ impl CodedForAll {
         })
     }
 
-    /// Sends these weights to the workers as they are: new ones, and after a checkpoint.
+    /// Sends these weights to the workers unchanged: new ones, and after a checkpoint.
     fn send_raw(&mut self, chunk: &Chunk, place: usize, weights: &[f32]) {
         let frames = self.encoder.framing.frames(chunk.id);
         self.shadow.replace(frames.dtype, place, weights);

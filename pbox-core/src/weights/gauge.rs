@@ -1,7 +1,7 @@
 //! The size of a shard's gradients: the mean over the workers, looked at in one round of 64, as its sum is stepped.
 //!
-//! Owned by the core, as a part of its shard. Allocates nothing after it is made. Chunks may be a round apart, so a round
-//! is whole when all elements of the shard were looked at.
+//! Owned by the core, as a part of its shard. Allocates nothing after it is made. Chunks may differ by a round, so a
+//! round is complete when all elements of the shard were looked at.
 
 use super::chunks::Chunk;
 use crate::job::JobTerms;

@@ -46,7 +46,7 @@ pub(crate) struct Staged<M: Mode> {
 }
 
 impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
-    /// Gives a place of its own to the group of the chunks at these places, if it can [step](Chunk::joined) as one.
+    /// Gives a separate place to the group of the chunks at these places, if it can [step](Chunk::joined) as one.
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
         let joined = Chunk::joined(&self.steps.tensors, id, &self.chunks[places.clone()])?;
         let place = self.weights.join(places.clone())?;
@@ -124,7 +124,7 @@ impl<M: Mode> Staged<M> {
         &self.chunks[..self.single]
     }
 
-    /// Returns the chunk at a place, or the group that has a place of its own.
+    /// Returns the chunk at a place, or the group that has a separate place.
     #[inline]
     pub fn chunk(&self, place: usize) -> &Chunk {
         &self.chunks[place]
@@ -303,7 +303,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Shows in the window of a chunk the weights that a step with the pushes of `ranks` would make; nothing else
-    /// changes. They are there until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
+    /// changes. They stay until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
     ///
     /// # Safety
     /// All of `ranks` have posted bytes of this chunk.
@@ -517,7 +517,7 @@ impl<M: Mode> Staged<M> {
         discarded.add(self.reply.remove_worker(rank));
     }
 
-    /// Takes weights, state and the optimizer's numbers from a checkpoint, or from workers. Missing parts stay as they are.
+    /// Takes weights, state and the optimizer's numbers from a checkpoint, or from workers. Missing parts do not change.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let Staged { chunks, single, steps, weights, reply, .. } = self;
         let chunks = &chunks[..*single];

@@ -1,4 +1,4 @@
-//! The whole gradient: a number that no core knows by itself, and that the steps of a round wait for.
+//! The whole gradient: a number that no core knows alone, and that the steps of a round wait for.
 //!
 //! ```text
 //!   core 0   means of its chunks   the sum of their squares --+--> one core adds --> the hub's part --> workers --> other hubs
@@ -80,7 +80,7 @@ const SKIP: u32 = u32::MAX;
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct OfCore {
-    /// The core, once it is there.
+    /// The core, once it has registered its waker.
     waker: OnceLock<Waker>,
     /// The squares of its chunks.
     sums: [[AtomicU64; ExactSum::WORDS]; 2],
@@ -196,7 +196,7 @@ impl WholeGradient {
         self.sums(round).map(|[sum, _]| sum)
     }
 
-    /// Returns the sums of all cores of a round, once they are there.
+    /// Returns the sums of all cores of a round, once they have arrived.
     fn sums(&self, round: Round) -> Option<Sums> {
         let of = |words: &[AtomicU64; ExactSum::WORDS]| {
             ExactSum::of_words(&words.each_ref().map(|word| word.load(Ordering::Relaxed)))

@@ -58,7 +58,7 @@ impl Parts {
         parts.into_iter().flatten()
     }
 
-    /// Returns the sum of a round, if all its parts are there.
+    /// Returns the sum of a round, if all its parts have arrived.
     pub fn sum(&self, round: Round) -> Option<ExactSum> {
         let part = |parts: &[Option<Told>; 2]| parts[round.0 as usize % 2].filter(|part| part.round == round);
         self.of_hubs.iter().try_fold(ExactSum::default(), |mut sum, parts| {

@@ -20,7 +20,7 @@ pub const HEADER_BYTES: usize = 8;
 /// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The chunk's values as they are, in the key's type.
+    /// The chunk's unchanged values, in the key's type.
     Raw = 1,
     /// The chunk's values as a codec wrote them.
     Coded = 2,

@@ -114,7 +114,7 @@ pub struct Frames {
 }
 
 impl Wire {
-    /// Creates a wire of bare values, in windows that are laid out as the model is.
+    /// Creates a wire of bare values, in windows with the layout of the model.
     pub fn plain(layout: Arc<Layout>) -> Self {
         Wire {
             layout,
@@ -169,7 +169,7 @@ impl Wire {
         Ok(Wire::new(Arc::new(layout), terms))
     }
 
-    /// Whether every worker has a weights window of its own.
+    /// Whether each worker has a separate weights window.
     pub fn has_own_weights(&self) -> bool {
         self.has_own_weights
     }
@@ -453,7 +453,7 @@ impl Frames {
     }
 
     /// Reads the values of the raw frame among the chunk's bytes. The frame was checked when it came. Another process
-    /// owns the memory: if the header no longer fits, `weights` stay as they are.
+    /// owns the memory: if the header no longer fits, `weights` do not change.
     pub fn read_raw(&self, bytes: &[u8], weights: &mut [f32]) {
         let Ok(values) = self.raw(bytes) else { return };
         typed!(self.dtype, E => {

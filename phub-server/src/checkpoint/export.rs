@@ -16,7 +16,7 @@ use super::read::Decoded;
 /// tensors the file has.
 ///
 /// # Errors
-/// Returns an error if the file is there already, or cannot be written.
+/// Returns an error if the file exists already, or cannot be written.
 pub fn export(checkpoint: &Decoded, to: &Path, mode: FileMode, state: bool) -> io::Result<usize> {
     let chosen = || checkpoint.tensors().filter(|(tensor, _)| state || !is_state(&tensor.name));
     let mut header = Map::new();

@@ -55,7 +55,7 @@ pub fn is_state(name: &str) -> bool {
 /// The values begin on a cache line, for readers that map the file.
 const DATA_ALIGN: usize = 64;
 
-/// Returns the digest as the file has it.
+/// Returns the digest in the file.
 pub(super) fn digest_text(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }

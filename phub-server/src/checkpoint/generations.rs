@@ -1,4 +1,4 @@
-//! The generations of a job's checkpoint: the newest has the job's name, the ones before it carry their round.
+//! The generations of a job's checkpoint: the newest has the job's name, the older ones contain their round.
 //!
 //! ```text
 //!   train.safetensors               the newest
@@ -159,9 +159,9 @@ impl CheckpointStore {
         disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
-    /// Removes the file of a job that is needed least, so that the state before `round` has room. The file is one that
-    /// no job continues from, one of a past that the job went back from, or the oldest generation. The newest that can
-    /// be read stays. Returns whether there was one.
+    /// Removes the file of a job that is needed least, so that the state before `round` has room. It is a file
+    /// that no job continues from, one of a past that the job went back from, or the oldest generation. The newest
+    /// that can be read stays. Returns whether there was one.
     pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
         let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
         if share.is_whole() {

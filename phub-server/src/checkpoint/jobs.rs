@@ -1,4 +1,4 @@
-//! The jobs that have checkpoints, and which of them are the oldest. Each run without a chosen name is a job of its own, and most
+//! The jobs that have checkpoints, and which of them are the oldest. Each run without a chosen name is a separate job, and most
 //! of these jobs are never continued.
 //!
 //! Shared by the threads that save and load. Must not know which jobs are here.
@@ -26,8 +26,9 @@ pub struct SavedJob {
 }
 
 impl CheckpointStore {
-    /// Returns the jobs with files that may go, the one that was saved longest ago first, and how many of them are too many. A
-    /// job over several hubs is not among them: each hub has a part, and all are needed. Nor is a file that no hub wrote.
+    /// Returns the jobs with files that may be removed, the one that was saved longest ago first, and how many of them are too
+    /// many. A job over several hubs is not among them: each hub has a part, and all are needed. Nor is a file that no hub
+    /// wrote.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read.

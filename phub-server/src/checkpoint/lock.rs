@@ -1,4 +1,4 @@
-//! The lock on a directory of checkpoints, which one hub at a time has.
+//! The lock on a directory of checkpoints, which one hub at a time holds.
 //!
 //! ```text
 //!   the directory itself   flock on its own descriptor: whatever is removed in it, a second hub of this machine waits
@@ -61,7 +61,7 @@ impl Lock {
         }
     }
 
-    /// Whether the directory of this name is still the one that is locked.
+    /// Whether the directory of this name is still the locked one.
     pub fn is_of(&self, dir: &Path) -> io::Result<bool> {
         let (locked, named) = (self.directory.metadata()?, dir.metadata()?);
         Ok((locked.dev(), locked.ino()) == (named.dev(), named.ino()))

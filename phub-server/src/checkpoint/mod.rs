@@ -1,7 +1,7 @@
 //! Checkpoints: a job's weights and optimizer state in a safetensors file, which is replaced as a whole, and a few
 //! files before it. In a job over several hubs each hub has its part, in a file for each round.
 //!
-//! `format` defines a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it. `store` is the
+//! `format` defines a file, `write` makes it, `read` parses it and trusts nothing in it, `image` sends it. `store` is the
 //! directory; `lock` and `permission` say who may use it. `generations` are the files before the newest, `parts` and `part_name`
 //! are the files of several hubs, `export` makes files for other programs. All of them change files by `disk`, so that `crash`
 //! can show by seed the files that a loss of power leaves. `docs/formats.md` has the format,

@@ -89,7 +89,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
     })
 }
 
-/// Reads a checkpoint as [`decode`] does, and keeps nothing of it: is it as it was written?
+/// Reads a checkpoint in the same way as [`decode`], keeps nothing of it, and checks that it is unchanged.
 pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), DecodeError> {
     let header = read_header(&mut file, file_bytes)?;
     match metadata(&header) {
@@ -108,7 +108,7 @@ fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file
     compare_rest(&written, header, file, file_bytes).err().unwrap_or(version)
 }
 
-/// Reads the file behind its header, and compares the digest of all with the one that is written.
+/// Reads the file behind its header, and compares the digest of all bytes with the written one.
 fn compare_rest(
     written: &str,
     mut header: Vec<u8>,

@@ -242,7 +242,7 @@ mod tests {
         let (crowd, limits) = (Crowd::default(), ControlLimits::of_connections(4096));
         let stranger = |from: &str| crowd.enter(from.parse().unwrap(), &limits).unwrap().0;
         let gone = |place: &mut Place| place.gone.try_recv().is_ok();
-        // In one second 2000 bytes may arrive: the client's bytes are there after a third of it.
+        // In one second 2000 bytes may arrive: the client's bytes arrive in a third of it.
         let mut slow = stranger("10.0.0.1:1");
         let mut others = Vec::from_iter((0..2000).map(|_| stranger("10.0.0.1:2")));
         assert!(!gone(&mut slow) && !others.iter_mut().any(gone));

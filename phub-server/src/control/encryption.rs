@@ -56,7 +56,7 @@ impl Encryption {
         self.config.is_some()
     }
 
-    /// Reads certificate and key again. Connections that are open stay as they are.
+    /// Reads certificate and key again. Open connections do not change.
     ///
     /// # Errors
     /// Returns an error if they cannot be used; the former ones remain.

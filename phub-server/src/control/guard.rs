@@ -36,7 +36,7 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
 /// Pages that a web page of anybody can make a browser send without asking first, by a form.
 const FORMS: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-data", "text/plain"];
 
-/// The guard that lets requests in, or not.
+/// The guard that admits requests or refuses them.
 #[derive(Debug)]
 pub(crate) struct Guard {
     /// The settings, to read the secret again.
@@ -195,7 +195,7 @@ fn warn_of_readers(file: Option<&Path>) {
     }
 }
 
-/// Whether a `Host` is this machine by an address, or by the one name that no name server gives away.
+/// Whether a `Host` is this machine by an address, or by the one name that no name server assigns.
 fn names_this_machine(host: &str) -> bool {
     let name =
         host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);

@@ -40,7 +40,7 @@ pub fn page(hub: &HubReply) -> String {
     text
 }
 
-/// The metrics of a page so far.
+/// The metrics of a page until now.
 struct Page(Registry);
 
 impl Page {

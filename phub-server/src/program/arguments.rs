@@ -1,4 +1,5 @@
-//! Command lines, the environment and a configuration file: the one place where programs make settings of the three.
+//! Command lines, the environment and a configuration file: the one place where programs make settings from the
+//! three.
 //!
 //! A variable that is empty is not set. An error names the variable or file that a value came from.
 
@@ -104,7 +105,7 @@ fn of_environment(command: &Command, arguments: &[OsString]) -> Vec<(String, Str
     command.get_arguments().filter_map(of_arg).collect()
 }
 
-/// Whether a text has a flag, and not only a longer one that begins so.
+/// Whether a text has this flag, and not only a longer one with the same beginning.
 fn names(text: &str, flag: &str) -> bool {
     text.match_indices(flag).any(|(at, _)| {
         let next = text[at + flag.len()..].chars().next();

@@ -58,7 +58,7 @@ pub(crate) struct Job {
     /// Whether the links to them are lost, and made again.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
-    /// The last rounds, as the cores have seen them.
+    /// The last rounds that the cores have seen.
     pub last_rounds: LastRounds,
     /// The news that were published last, and their edition.
     pub told: watch::Sender<HeartbeatReply>,

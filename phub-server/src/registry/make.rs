@@ -92,7 +92,7 @@ impl Registry {
         self.making(id, name, None)
     }
 
-    /// Has a name that is reserved for this job.
+    /// Holds a name that is reserved for this job.
     pub(super) fn making<'a>(&'a self, id: JobId, name: &'a str, owner: Option<IpAddr>) -> Making<'a> {
         Making { registry: self, id, name: Some(name), owner }
     }

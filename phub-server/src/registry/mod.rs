@@ -214,7 +214,7 @@ impl Registry {
         Locked(self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    /// Notes that all members of a hub below are there.
+    /// Notes that all members of a hub below have joined.
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (member, _) = inner.member(job, token)?;

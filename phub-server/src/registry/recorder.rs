@@ -22,7 +22,7 @@ use coordinator::{Input, Settings, record};
 
 use crate::alarm::guarded;
 
-/// The most bytes that wait for the disk. A longer line may wait only by itself.
+/// The most bytes that wait for the disk. A longer line may wait only if it is the only one.
 const WAITING_BYTES: usize = 64 << 20;
 /// The time that the end of the hub waits for the disk.
 const END_LIMIT: Duration = Duration::from_secs(5);

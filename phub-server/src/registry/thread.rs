@@ -1,4 +1,4 @@
-//! A thread of its own for work that waits: for the disk, or for other hubs. Must not know the work.
+//! A separate thread for work that waits: for the disk, or for other hubs. Must not know the work.
 
 use pbox_core::control::RefusalCode;
 use tokio::sync::oneshot;
@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use super::{Because, Refusal};
 use crate::alarm::guarded;
 
-/// Runs work that waits for the disk on a thread of its own.
+/// Runs work that waits for the disk on a separate thread.
 pub(crate) async fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,

@@ -67,8 +67,8 @@ pub struct HubSettings {
     #[arg(skip)]
     pub token: Option<Credential>,
 
-    /// Transports that workers may use: shm, verbs, tcp. A worker takes the best one that reaches the hub.
-    /// Default: all.
+    /// Transports that workers may use: shm, verbs, tcp. A worker uses the best transport that reaches the
+    /// hub. Default: all.
     #[arg(long, env = "PHUB_TRANSPORTS", value_delimiter = ',', value_name = "LIST")]
     pub transports: Option<Vec<Transport>>,
 
@@ -77,9 +77,9 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT", value_parser = listen::address)]
     pub data_listen: Option<SocketAddr>,
 
-    /// Put checksums on gradients and weights over TCP, which has only 16 bits of its own. If a NIC, a switch or memory alters
-    /// bytes, the link ends with an error, and nobody trains on them. Workers get them if the workers or the hub ask. Not for
-    /// RDMA and shared memory.
+    /// Put checksums on gradients and weights over TCP, whose own checksums have only 16 bits. If a NIC, a switch or memory
+    /// alters bytes, the link ends with an error, and nobody trains on them. Workers get them if the workers or the hub ask.
+    /// Not for RDMA and shared memory.
     #[arg(long, env = "PHUB_CHECKSUM", value_parser = BoolishValueParser::new())]
     pub checksum: bool,
 
@@ -151,8 +151,8 @@ pub struct HubSettings {
     pub checkpoint_keep: NonZeroU32,
 
     /// The number of jobs whose files are kept. When a job ends, the files of the jobs that were saved longest ago are removed.
-    /// Files of running jobs and of jobs over several hubs stay. A run without PHUB_JOB is a job of its own, and no other
-    /// run continues from it. Default: all.
+    /// Files of running jobs and of jobs over several hubs stay. A run without PHUB_JOB is a separate job, and no other run
+    /// continues from it. Default: all.
     #[arg(long, env = "PHUB_CHECKPOINT_JOBS", value_name = "COUNT", requires = "checkpoints")]
     pub checkpoint_jobs: Option<NonZeroU32>,
 

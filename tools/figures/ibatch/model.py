@@ -89,7 +89,7 @@ def main():
     for model in MODELS:
         for nodes in NODES:
             rows += rows_of("5", cluster(args.binaries, model, nodes, scale, start_up_ms))
-    # The same nodes with our pushes, which leave as they are made.
+    # The same nodes with our pushes, which leave while they are made.
     for nodes in NODES:
         answer = cluster(args.binaries, "vgg19-22k", nodes, scale, start_up_ms, push_at_the_end=False)
         rows += rows_of("5-pushed-as-made", answer)

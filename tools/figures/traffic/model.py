@@ -31,7 +31,7 @@ NO_IO = 0
 
 
 class Cache:
-    """A cache of blocks of a chunk's size, with a part of its own for blocks that NICs bring. In each part the block goes
+    """A cache of blocks of a chunk's size, with a separate part for blocks that NICs bring. In each part the block goes
     that was not used for the longest time. Counts the blocks that cross the memory bus."""
 
     def __init__(self, blocks, io_blocks):
@@ -82,7 +82,7 @@ class Hub:
         self.cache, self.workers, self.way = cache, workers, way
         self.come = collections.defaultdict(set)  # chunk to the workers with a slot that is in
         self.summed = {}  # chunk to the number of slots in its accumulator, and the accumulator
-        self.free = []  # the one that was used last is taken first
+        self.free = []  # the block that was used last is taken first
         self.made = itertools.count()
 
     def arrives(self, chunk, worker):

@@ -177,7 +177,7 @@ macro_rules! data_path {
             )*
         }
 
-        /// Has calls of the data path fail, too. All devices have one driver.
+        /// Makes calls of the data path fail, too. All devices have one driver.
         pub fn intercept(ops: &mut ibv_context_ops) {
             $(
                 if let Some(own) = ops.$field.replace(instead::$name) {

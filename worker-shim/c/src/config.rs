@@ -11,7 +11,7 @@ use crate::status::{Failure, PhubStatus};
 /// Settings of a session.
 pub struct PhubConfig {
     config: SessionConfig,
-    /// The layers of pulls in batches; empty: each key by itself.
+    /// The layers of pulls in batches; empty: each key alone.
     layers: Vec<Vec<KeyId>>,
     /// Whether the size of a chunk was set. Otherwise the keys decide, which are added later.
     has_chunk_bytes: bool,

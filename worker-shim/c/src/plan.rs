@@ -23,7 +23,7 @@ pub struct PhubPullPlan {
     pub measured: f64,
     /// Rounds since the plan.
     pub rounds: u32,
-    /// The number of profiles so far.
+    /// The number of profiles until now.
     pub profiles: u32,
 }
 

@@ -104,8 +104,8 @@ impl PhubSession {
     }
 }
 
-/// Joins a job, and waits until all its workers are there. `interrupted` may be null. If not, each call of this session
-/// that waits calls it with `context` ten times a second.
+/// Joins a job, and waits until all its workers have joined. `interrupted` may be null. If not, each call of this
+/// session that waits calls it with `context` ten times a second.
 ///
 /// # Safety
 /// `config` is from phub_config_new and not yet freed. `session` points to room for a pointer. `interrupted` can be
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn phub_push(session: *const PhubSession, key: u32) -> Phu
     unsafe { enter_session(session, |session| Ok(session.background.push(session.existing(key)?)?)) }
 }
 
-/// Waits until a key's answer is there.
+/// Waits until a key's answer has arrived.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
@@ -203,7 +203,8 @@ pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> Phu
     unsafe { enter_session(session, call) }
 }
 
-/// Waits until every key's answer is there. With the setting "pull", the planner does not take this for a forward pass.
+/// Waits until every key's answer has arrived. With the setting "pull", the planner does not take this for a forward
+/// pass.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
@@ -213,7 +214,7 @@ pub unsafe extern "C" fn phub_wait_all(session: *const PhubSession) -> PhubStatu
     unsafe { enter_session(session, |session| session.waiting(Background::wait_all)) }
 }
 
-/// Writes whether a key's answer is there.
+/// Writes whether a key's answer has arrived.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `ready` points to room for a result.

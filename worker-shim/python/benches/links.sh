@@ -4,7 +4,7 @@
 #
 #     sudo worker-shim/python/benches/links.sh [options of steps.py]
 #
-# The script runs in a network and process namespace of its own: the kernel removes all of it when the script
+# The script runs in a separate network and process namespace: the kernel removes all of it when the script
 # ends.
 set -eu
 if [ "${PHUB_LINKS:-}" != inside ]; then

@@ -62,7 +62,7 @@ pub fn fetch_state(
     Ok(found.map(|reader| StateBytes { reader: Mutex::new(reader), job: job.to_owned() }))
 }
 
-/// Returns the exception for a hub that was there when the session joined, and is not reached now.
+/// Returns the exception for a hub that answered when the session joined, and is not reached now.
 fn lost(error: &MemberError, address: &str, job: &str) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => HubLostError::new_err(format!(

@@ -88,7 +88,7 @@ fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
 
 #[pymethods]
 impl Session {
-    /// Joins a job and waits until all its workers are there.
+    /// Joins a job and waits until all its workers have joined.
     #[new]
     #[allow(clippy::too_many_arguments)] // Python names them
     fn new(
@@ -172,7 +172,7 @@ impl Session {
     }
 
     fn wait(&self, py: Python<'_>, key: u32) -> PyResult<()> {
-        // Most answers are there already; then the GIL is not released.
+        // Most answers have arrived already; then the GIL is not released.
         if self.is_ready(key)? {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! A session on a thread of its own: the exchange continues while its callers compute.
+//! A session on a separate thread: the exchange continues while its callers compute.
 //!
 //! The background session is for callers that cannot drive a session themselves, such as Python and C. One thread owns
 //! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to that thread and a
@@ -92,7 +92,7 @@ pub struct Memory {
     parked: Mutex<Option<Windows>>,
 }
 
-/// A session on a thread of its own. A drop ends the thread and leaves the job. If keys are still under way after a
+/// A session on a separate thread. A drop ends the thread and leaves the job. If keys are still under way after a
 /// second, the worker ends without leaving, and is lost for the other workers.
 #[derive(Debug)]
 pub struct Background {
@@ -181,8 +181,8 @@ impl Background {
         self.shared()?.was_left_alone(key)
     }
 
-    /// Waits until the key's answer is there. If weights are pulled in batches, the planner learns the times of the
-    /// forward pass from these waits, and from [`is_ready`](Self::is_ready).
+    /// Waits until the key's answer has arrived. If weights are pulled in batches, the planner learns the times of
+    /// the forward pass from these waits, and from [`is_ready`](Self::is_ready).
     ///
     /// # Errors
     /// Returns the session's errors. [`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed), a key that
@@ -191,23 +191,24 @@ impl Background {
         self.shared()?.wait(key, interrupted)
     }
 
-    /// Waits until every key's answer is there. The planner does not take this for a forward pass.
+    /// Waits until every key's answer has arrived. The planner does not take this for a forward pass.
     pub fn wait_all(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         (0..self.keys().len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
 
-    /// Waits until the key's answer is there, as a part of [`wait_all`](Self::wait_all): for a caller that does not
-    /// compute with it next.
+    /// Waits until the key's answer has arrived, as a part of [`wait_all`](Self::wait_all): for a caller that does
+    /// not compute with it next.
     pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?.settle(key, interrupted)
     }
 
-    /// Whether the key's answer is there, as far as the thread has looked. The thread then looks again.
+    /// Whether the key's answer had arrived at the thread's last look. The thread then looks again.
     pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.shared()?.is_ready(key)
     }
 
-    /// Whether each key's answer is there. The planner does not take this for a forward pass, and the thread does not look again.
+    /// Whether each key's answer has arrived. The planner does not take this for a forward pass, and the thread does not look
+    /// again.
     pub fn are_ready(&self, keys: &[KeyId]) -> Result<Vec<bool>, BackgroundError> {
         self.shared()?.are_ready(keys)
     }
@@ -257,7 +258,8 @@ impl Background {
         self.shared.wait_for_end(interrupted)
     }
 
-    /// Ends the session as a drop does, and waits for its thread. In a child of `fork` it does nothing.
+    /// Ends the session in the same way as a drop, and waits for its thread. In a child of `fork` it does
+    /// nothing.
     pub fn close(&self) {
         self.close_by(Ending::Drop);
     }

@@ -53,7 +53,7 @@ impl Notes {
         Notes { since_push: vec![done; keys], ..Notes::default() }
     }
 
-    /// Notes that a key's gradient is to be sent ahead: the gradient that is there when the note is taken.
+    /// Notes that a key's gradient is to be sent ahead: the gradient at the time when the note is taken.
     pub fn ahead(&mut self, key: KeyId) {
         if self.ahead.insert(key) {
             self.notes.push(Note::Ahead(key));

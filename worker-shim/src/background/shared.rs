@@ -192,7 +192,7 @@ impl Shared {
     /// Notes that the session is over, and wakes all callers.
     pub fn tell_ended(&self, error: Option<SessionError>) {
         let timeline = self.lock().stopwatch.hide();
-        drop(timeline); // its file is there when callers learn of the end
+        drop(timeline); // its file exists when callers learn of the end
         let mut state = self.lock();
         state.over = Some(error.map(Arc::new));
         // The drop of a call notifies its caller that the session is over.
@@ -204,7 +204,7 @@ impl Shared {
 
 /// The part that callers change.
 impl Shared {
-    /// Notes a push of each key, and wakes the thread once. The keys before one that is refused are pushed.
+    /// Notes a push of each key, and wakes the thread once. The keys before a refused one are pushed.
     pub fn push(&self, keys: &[KeyId], what: Pushed) -> Result<(), BackgroundError> {
         let mut state = self.lock_alive()?;
         let mut timed = Vec::new();
@@ -349,7 +349,7 @@ impl Shared {
         Times { asleep: times.waiting, ..times }
     }
 
-    /// Restarts the measured times, now that the weights are there.
+    /// Restarts the measured times, now that the weights have arrived.
     pub fn restart(&self) {
         let mut state = self.lock();
         let State { stopwatch, next_round, traffic, .. } = &mut *state;

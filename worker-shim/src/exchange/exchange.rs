@@ -41,7 +41,7 @@ pub(super) struct KeyState {
 }
 
 impl KeyState {
-    /// Returns the state of the next push, when all answers are there.
+    /// Returns the state of the next push, when all answers have arrived.
     pub fn next(self) -> Self {
         KeyState { round: self.round.next(), left_alone: self.left_alone, ..KeyState::default() }
     }
@@ -521,7 +521,7 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Returns the sum of squares of the whole gradient, in the last round with parts of all hubs. The job's steps must
-    /// wait for this sum. When all answers of a round are there, so is its sum.
+    /// wait for this sum. When all answers of a round have arrived, its sum has arrived, too.
     pub fn found(&self) -> Option<Told> {
         self.found
     }
@@ -531,8 +531,8 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].outstanding == 0
     }
 
-    /// Whether the last push of a key, or the push in flight so far, left its weights unchanged. Then no worker had a
-    /// gradient, and no chunk was answered ahead.
+    /// Whether the last push of a key, or the finished part of the push in flight, left its weights unchanged. Then
+    /// no worker had a gradient, and no chunk was answered ahead.
     pub fn was_left_alone(&self, key: KeyId) -> bool {
         self.keys[key.index()].left_alone
     }

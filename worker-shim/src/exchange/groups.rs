@@ -41,7 +41,7 @@ struct Begun {
     keys: Range<u32>,
     first_chunk: u32,
     round: Round,
-    /// The content that was asked for, and the one that it is in this round.
+    /// The content that was requested, and the content in this round.
     content: (Content, Content),
 }
 

@@ -4,7 +4,7 @@
 //! Part of the exchange, on the worker's thread. On the `unsafe` list: reading the weights window.
 //!
 //! A worker that joins a job with weights begins as if it had pushed the round before its first one. Every key is in
-//! flight until its weights are there.
+//! flight until its weights have arrived.
 
 use fabric::{Port, Until};
 use pbox_core::{ChunkId, Content, Element, Key, KeyId, Layout, Round, Schedule};
@@ -26,7 +26,7 @@ pub struct Traffic {
 
 impl<P: Port> Exchange<P> {
     /// Notes that this worker takes part from round `first` on. If `first` is not 0, every key is in flight until its
-    /// weights of the round before are there. The worker is then as if it had pushed that round.
+    /// weights of the round before have arrived. The worker is then as if it had pushed that round.
     ///
     /// # Errors
     /// Returns an error if answers came that this worker does not await.
@@ -194,7 +194,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the bytes that have crossed so far.
+    /// Returns the bytes that have crossed until now.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             sent: self.outboxes.iter().fold(self.sent_before, |sent, outbox| sent + outbox.posted_bytes),

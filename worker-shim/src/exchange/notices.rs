@@ -40,7 +40,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Whether all answers of a key are there, and it is not handed out yet.
+    /// Whether all answers of a key have arrived, and it is not handed out yet.
     pub fn is_whole(&self, key: KeyId) -> bool {
         self.hand_outs == 1 && self.keys[key.index()].outstanding == 1
     }

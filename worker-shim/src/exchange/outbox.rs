@@ -22,7 +22,7 @@ pub(super) struct Outbox {
     queue: SendQueue<u32>,
     /// The slice that is begun, and its chunks that are not posted.
     begun: Option<(u32, Range<usize>)>,
-    /// Bytes that the link took so far.
+    /// Bytes that the link has taken until now.
     pub posted_bytes: u64,
 }
 
@@ -40,7 +40,7 @@ pub(super) trait Source {
     /// Returns the post of a chunk or group, if anything is to be posted.
     fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post>;
 
-    /// Notes that a post has left, if it is one that is to be noted.
+    /// Notes that a post has left, if it is a post that is to be noted.
     fn note(&mut self, immediate: Immediate);
 }
 

@@ -228,7 +228,7 @@ impl Windows {
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
-    /// Returns a key's weights, to write; weights that are not sent stay as they are. `None` if only the hub writes
+    /// Returns a key's weights, to write; weights that are not sent do not change. `None` if only the hub writes
     /// weights.
     pub(crate) fn weights_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
         let keeps_own = self.coder().is_some_and(Coder::keeps_own_weights);

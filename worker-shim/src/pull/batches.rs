@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Batches are pulled one after the other, in the order of the forward pass, and round after round. A batch is one
-//! communication: its keys are handed out together, when all of them are there (iBatch; decision 19).
+//! communication: its keys are handed out together, when all of them have arrived (iBatch; decision 19).
 
 use std::ops::Range;
 
@@ -47,7 +47,7 @@ struct Batch {
     keys: Vec<KeyId>,
     /// Slices that the hub has not given notice of.
     unnoticed: usize,
-    /// The number of its keys that are there, counted from the first.
+    /// The number of its keys that have arrived, counted from the first.
     whole: usize,
 }
 
@@ -59,7 +59,7 @@ enum Stage {
 }
 
 impl Batches {
-    /// Pulls `exchange` in batches from now on, each of these layers a batch by itself for the time being. Layers are
+    /// Pulls `exchange` in batches from now on, with each of these layers as a separate batch at first. Layers are
     /// keys that are needed together, in the order of the forward pass; they have each key once.
     ///
     /// # Panics
@@ -99,7 +99,7 @@ impl Batches {
         keys.iter().map(|key| self.slices[key.index()]).sum()
     }
 
-    /// Takes in the exchange's news, and hands out the batch that is pulled once it is there.
+    /// Takes in the exchange's news, and hands out the batch that is pulled once it has arrived.
     pub fn take_news<P: Port>(&mut self, exchange: &mut Exchange<P>) {
         exchange.take_notices(|key| self.count_notice(key));
         let there = self.take_whole(|key| exchange.is_whole(key));
@@ -112,7 +112,7 @@ impl Batches {
         self.check_due();
     }
 
-    /// Takes the keys of the batch that is pulled, when all of them are there.
+    /// Takes the keys of the batch that is pulled, when all of them have arrived.
     fn take_whole(&mut self, is_whole: impl Fn(KeyId) -> bool) -> Option<&[KeyId]> {
         let number = self.at;
         let batch = &mut self.batches[number];

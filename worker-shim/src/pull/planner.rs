@@ -50,7 +50,7 @@ pub struct PullPlan {
     pub measured_s: Option<f64>,
     /// Rounds since the plan.
     pub rounds: u32,
-    /// The number of profiles so far.
+    /// The number of profiles until now.
     pub profiles: u32,
 }
 
@@ -144,7 +144,7 @@ impl Planner {
         self.events.due.push(now);
     }
 
-    /// Notes that all of a batch is there.
+    /// Notes that all of a batch has arrived.
     pub fn there(&mut self, now: Instant) {
         self.events.there.push(now);
     }
@@ -163,7 +163,8 @@ impl Planner {
         }
     }
 
-    /// Notes that a key is pushed. If no batch of its round was due yet, the uses so far were of the round before.
+    /// Notes that a key is pushed. If no batch of its round was due yet, the uses until now were of the round
+    /// before.
     pub fn forget_what_was_used(&mut self) {
         if self.events.due.is_empty() && self.events.has_used.contains(&true) {
             self.events = Events::new(self.layers, self.layer_of.len());

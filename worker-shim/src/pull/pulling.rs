@@ -19,8 +19,8 @@ pub struct Pull {
     /// The rule that says which layers are pulled together. If it depends on times, the session measures pulls and
     /// computing in its first rounds, then plans. It measures again when its prediction fails.
     pub batching: Batching,
-    /// Keys that are needed together, in the order of the forward pass, each key once. Default (empty): each key by
-    /// itself, in the order of the manifest.
+    /// Keys that are needed together, in the order of the forward pass, each key once. Default (empty): each key
+    /// alone, in the order of the manifest.
     pub layers: Vec<Vec<KeyId>>,
     /// A pause before each pull, for measurement: imitates a system whose pulls have such a start-up. Default 0.
     pub start_up: Duration,
@@ -114,7 +114,7 @@ impl Pulling {
         let counts = self.batches.counts();
         if counts != self.told {
             let now = Instant::now();
-            // A batch is due only when the one before is there.
+            // A batch is due only when the one before has arrived.
             (self.told.there..counts.there).for_each(|_| self.planner.there(now));
             (self.told.due..counts.due).for_each(|_| self.planner.due(now));
             self.told = counts;
@@ -140,7 +140,7 @@ impl Pulling {
         if !self.planner.is_round_over() {
             return self.planner.forget_what_was_used();
         }
-        // If the caller pushes while other keys of it are under way, rounds cannot be told apart.
+        // If the caller pushes while other keys of it are in flight, rounds cannot be distinguished.
         let is_quiet = exchange.first_under_way().is_none();
         if let Some(batches) = self.planner.end_of_round(is_quiet) {
             self.batches.set(batches);

@@ -25,7 +25,7 @@ pub struct Profile {
 /// The times when the parts of a plan begin and end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// The time when each batch's weights are there, by batch.
+    /// The time when each batch's weights arrived, by batch.
     pub there: Vec<f64>,
     /// The time when each batch's first layer begins, by batch.
     pub begun: Vec<f64>,

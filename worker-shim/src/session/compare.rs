@@ -1,8 +1,8 @@
 //! Digests of a worker's weights: the hub compares them to see whether all workers have the same weights. A session sends one of
 //! its weights every `compare_every` rounds, and one of the weights that it writes itself, in each round with any.
 //!
-//! Runs on the caller's thread, before a push, or before bytes leave ahead. Until then the key's weights stay as they
-//! are.
+//! Runs on the caller's thread, before a push, or before bytes leave ahead. Until then the key's weights do not
+//! change.
 
 use std::collections::VecDeque;
 
@@ -92,7 +92,7 @@ impl Session {
     /// writes any.
     ///
     /// # Errors
-    /// Returns an error if the job has failed, as it does if weights differ.
+    /// Returns an error if the job has failed, which happens if weights differ.
     pub(super) fn compare(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         self.compare_weights(key)?;
         let round = self.exchange.round(key);

@@ -35,9 +35,9 @@ pub struct SessionConfig {
     /// compression, weights are always read from private memory.
     pub terms: JobTerms,
     /// Pulls of weights in batches of layers, with [`Schedule::KvStore`](pbox_core::Schedule::KvStore). The caller then
-    /// pushes all keys of a round before it waits for a key. A key is there when its whole batch is there. A worker
-    /// that joins a job with weights pulls these weights in batches, too: its first round begins with waiting for them.
-    /// Default: each key is pulled as soon as it can be.
+    /// pushes all keys of a round before it waits for a key. A key has arrived when its whole batch has arrived. A
+    /// worker that joins a job with weights pulls these weights in batches, too: its first round begins with waiting
+    /// for them. Default: each key is pulled as soon as it can be.
     pub pull: Option<Pull>,
     /// The credential that this worker shows to the hubs: the cluster's secret, or a token of the job. Default:
     /// [`Credential::find`].

@@ -17,7 +17,7 @@ pub enum Pushed {
     Gradient,
     /// The gradient, which differs from the bytes that have left ahead.
     Rewritten,
-    /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state stay as they are.
+    /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state do not change.
     Nothing,
     /// New weights, which the worker has written into its gradient. Every worker pushes weights of the key in the same round, and
     /// the weights of the lowest rank count. The optimizer's state stays.
@@ -74,8 +74,8 @@ impl Session {
         }
     }
 
-    /// Returns whether the key's last push, or its push in flight so far, left its weights unchanged. Then no worker
-    /// had a gradient, or the round was [skipped](Self::skipped).
+    /// Returns whether the key's last push, or the finished part of its push in flight, left its weights unchanged.
+    /// Then no worker had a gradient, or the round was [skipped](Self::skipped).
     ///
     /// # Errors
     /// Returns an error if there is no such key.

@@ -63,7 +63,7 @@ impl Tuner {
         TRIALS.get(self.tried.len()).copied().or_else(best)
     }
 
-    /// Returns the trials so far.
+    /// Returns the trials until now.
     pub fn tried(&self) -> &[Trial] {
         &self.tried
     }

@@ -12,8 +12,8 @@
 //! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round in which no worker has an answer,
 //! counted with the rounds that were lost before. Round `reached` becomes the checkpoint's round. A push of it that is
 //! in flight is made again. Pushes of earlier rounds are not made again, because some worker has gone on from there. So
-//! all workers have pushed each key equally often at the end. Workers that step alone have no common round. Each has a
-//! `reached` of its own, and begins as far ahead of the slowest as it was. So each loses the same number of rounds.
+//! all workers have pushed each key equally often at the end. Workers that step alone have no common round. Each has
+//! its own `reached`, and begins with its former lead over the slowest. So each loses the same number of rounds.
 //! Machines that step alone are like workers that step alone; the workers of one machine step together.
 
 #![allow(clippy::result_large_err)] // once a loss

@@ -24,8 +24,8 @@ use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::Pulling;
 
 impl Session {
-    /// Joins a job and waits until all its workers are there. The first worker creates the job; the other workers must
-    /// agree on everything except their rank.
+    /// Joins a job and waits until all its workers have joined. The first worker creates the job; the other workers
+    /// must agree on everything except their rank.
     pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
         Self::join_unless(config, None, Box::new(|| false))
     }
@@ -180,7 +180,8 @@ impl Session {
     }
 }
 
-/// Joins the job at each of its hubs, once they are there. `reached` is of a worker that had joined before.
+/// Joins the job at each of its hubs, once the job exists there. `reached` is of a worker that had joined
+/// before.
 pub(super) fn let_in(
     config: &SessionConfig,
     reached: Option<Round>,

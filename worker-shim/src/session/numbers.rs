@@ -29,8 +29,8 @@ impl Session {
     }
 
     /// Changes all numbers of the optimizer from the next round on, for all workers. `optimizer` is of the job's kind.
-    /// The multipliers of learning rate and weight decay are in the order of the keys; without multipliers they stay as
-    /// they are. Called between rounds; every worker may call it with the same values. With SSP and ASP the hub steps a
+    /// The multipliers of learning rate and weight decay are in the order of the keys; without multipliers they do not
+    /// change. Called between rounds; every worker may call it with the same values. With SSP and ASP the hub steps a
     /// push by the numbers of the hub's own round. Workers that are ahead have used the former numbers.
     ///
     /// # Errors

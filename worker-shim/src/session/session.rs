@@ -55,8 +55,8 @@ pub struct Session {
     /// Empty if no hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
-    /// The rounds that the job has lost so far, also before this session. The sum of a hub's round and `lost` is the
-    /// same for all workers.
+    /// The rounds that the job has lost until now, also before this session. The sum of a hub's round and `lost` is
+    /// the same for all workers.
     pub(super) lost: u32,
     /// The terms that this worker's joins ask for. With hubs above its hub, [`config`](Self::config) has the terms
     /// between worker and hub.
@@ -112,13 +112,13 @@ impl Session {
         } else {
             self.exchange.discard_changes();
         }
-        self.ready = true; // no key can be pushed before its weights are there: it is under way
+        self.ready = true; // no key can be pushed before its weights have arrived: it is in flight
         Ok(())
     }
 
     /// Returns the norm of the mean gradient of all keys in the last round that is found, before it is clipped, and
     /// that round. Of a job with `clip_norm` or `skip_nonfinite`; `None` before its first round. When all weights of a
-    /// round are there, so is its norm.
+    /// round have arrived, its norm has arrived, too.
     pub fn norm(&self) -> Option<(Round, f32)> {
         self.exchange.found().map(|found| (found.round, found.sum.norm()))
     }
@@ -158,7 +158,7 @@ impl Session {
 
     /// Returns a key's weights, to write. With Slim-DP a worker makes its own step, adds the change to the
     /// [gradient](Self::gradient_mut) and pushes it. Values that are sent come back as the hub's weights, and their
-    /// gradient becomes zero. The other values stay as they are, and their change leaves when they are sent. (A caller
+    /// gradient becomes zero. The other values do not change, and their change leaves when they are sent. (A caller
     /// that overwrites the gradient in each round loses these changes, as the paper's algorithm 1 does.)
     ///
     /// # Errors
@@ -240,18 +240,18 @@ impl Session {
         }
     }
 
-    /// Waits until the key's answer is there.
+    /// Waits until the key's answer has arrived.
     pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.exchange.check_exists(key)?;
         self.wait_for(Some(key))
     }
 
-    /// Waits until every key's answer is there.
+    /// Waits until every key's answer has arrived.
     pub fn wait_all(&mut self) -> Result<(), SessionError> {
         self.wait_for(None)
     }
 
-    /// Whether the key's answer is there. Takes in arrivals, and does not wait.
+    /// Whether the key's answer has arrived. Takes in arrivals, and does not wait.
     pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
         self.exchange.check_exists(key)?;
         self.take_in(Some(key))?;
@@ -345,7 +345,7 @@ impl Session {
     }
 
     /// Returns the bytes that each link to the hub may hold, and with [`Credit::Auto`](pbox_core::Credit::Auto) the
-    /// trials so far.
+    /// trials until now.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
         (self.credit, self.tuner.as_ref().map_or(&[], Tuner::tried))
     }
@@ -385,7 +385,7 @@ impl Session {
         self.exchange.layout()
     }
 
-    /// Returns the bytes of gradients and weights that have crossed so far.
+    /// Returns the bytes of gradients and weights that have crossed until now.
     pub fn traffic(&self) -> Traffic {
         self.exchange.traffic()
     }

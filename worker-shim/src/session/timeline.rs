@@ -15,7 +15,7 @@ const EVENTS: usize = 1 << 15;
 /// The time limit for a request of a hub's clock.
 const CLOCK_LIMIT: Duration = Duration::from_secs(1);
 
-/// The party that did something, each on a track of its own.
+/// The party that did something, each on a separate track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// The thread of the session.

@@ -72,7 +72,7 @@ pub(crate) struct Stopwatch {
     traffic: Traffic,
     pushes: u64,
     timed: u64,
-    /// Pushes until the next one that is timed.
+    /// Pushes until the next timed one.
     untimed: u32,
     /// The time in timed pushes.
     pushing: Duration,
@@ -184,7 +184,7 @@ impl Stopwatch {
         self.asleep += time;
     }
 
-    /// Returns the times of a session that has come so far. A wait that is not over counts until now.
+    /// Returns the times of a session until now. A wait that is not over counts until now.
     pub fn times(&self, round: Round, traffic: Traffic) -> Times {
         let goes_on = if self.waits > 0 { self.since.elapsed() } else { Duration::ZERO };
         let all_by_timed = self.pushes as f64 / self.timed.max(1) as f64;

@@ -9,7 +9,7 @@ use crate::doctor::check::Check;
 
 const NAME: &str = "TCP congestion control";
 
-/// Tries it with a socket of its own, which nobody connects to.
+/// Tests it with a new socket that nobody connects to.
 pub(crate) fn congestion(asked: &Congestion) -> Check {
     let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into());
     match listener.and_then(|listener| listener.with_congestion(asked.clone())) {

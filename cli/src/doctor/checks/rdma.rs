@@ -34,7 +34,7 @@ pub(crate) struct Found {
     pub library: Vec<String>,
 }
 
-/// Returns whether libibverbs is there.
+/// Returns whether libibverbs is installed.
 pub(crate) fn library(need: Need, found: &Found) -> Check {
     const NAME: &str = "libibverbs";
     match &found.devices {

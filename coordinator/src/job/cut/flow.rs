@@ -175,7 +175,7 @@ impl Moved<'_> {
         }
     }
 
-    /// Has the cores take a snapshot, if the cut is for one.
+    /// Makes the cores take a snapshot, if the cut is for one.
     pub fn take_snapshot(mut self, lines: Arc<[Option<Round>]>) -> Vec<Effect> {
         let cut = &mut self.cut;
         if let Purpose::Snapshot(_) = cut.purpose {
@@ -195,7 +195,7 @@ impl Moved<'_> {
         }
     }
 
-    /// Has the cores take the snapshot of a cut that ends, if the cut is for one.
+    /// Makes the cores take the snapshot of a cut that ends, if the cut is for one.
     pub fn end_with_snapshot(mut self) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (&mut self, Vec::new());
         if cut.snapshot().0 {

@@ -1,4 +1,5 @@
-//! Members that arrive: they connect, and cores get their links. When all that a job needs is there, it begins.
+//! Members that arrive: they connect, and cores get their links. The job begins when all that it needs is
+//! present.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,7 +63,7 @@ impl Job {
 }
 
 impl Life {
-    /// Notes that all members of a hub below are there.
+    /// Notes that all members of a hub below have joined.
     pub(crate) fn ready(&mut self, rank: u32, members: &mut Ranks, news: &mut News) -> Arrival {
         match members.standing(rank).is_some_and(Standing::make_ready) {
             true => self.arrived(rank, members, news),

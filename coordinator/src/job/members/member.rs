@@ -38,7 +38,7 @@ const DIES_WITHIN: Duration = Duration::from_millis(100);
 pub struct Member {
     /// The state.
     pub standing: Standing,
-    /// The one who joined.
+    /// The party that joined.
     pub(crate) from: Option<Asker>,
     /// The time of its last heartbeat.
     pub heard: Instant,
@@ -59,7 +59,7 @@ pub struct Member {
 /// The state of a member.
 #[derive(Debug)]
 pub enum Standing {
-    /// Has joined. A hub below is ready once all its own members are there; a worker is always ready.
+    /// Has joined. A hub below is ready once all its own members have joined; a worker is always ready.
     Joined {
         /// Whether it has all that it needs besides its links.
         is_ready: bool,
@@ -267,7 +267,7 @@ impl Standing {
         matches!(self, Standing::Unlinked(unlinked) if unlinked.is_dropped())
     }
 
-    /// Whether the member has lost links since it takes part, so that it has ended, or may end, links by itself.
+    /// Whether the member has lost links since it takes part. If so, it has ended links by itself, or may do so.
     pub fn has_relinked(&self) -> bool {
         matches!(self, Standing::Unlinked(_) | Standing::TakesPart { relinked_by: Some(_) })
     }

@@ -55,8 +55,8 @@ impl Life {
     }
 
     /// Returns how far each worker begins ahead of the slowest, by rank, in a job that begins again and whose
-    /// workers step alone. It is as far ahead as it was, so that all have made equally many steps at the end. Else
-    /// nothing.
+    /// workers step alone. Its lead over the others stays the same, so that all have made equally many steps at
+    /// the end. Else nothing.
     pub(crate) fn ahead(&self, spec: &JobSpec, first_round: Round) -> Vec<u32> {
         let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
         let slowest = reached.iter().flatten().min();

@@ -144,8 +144,8 @@ impl CompletionQueue {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).entries
     }
 
-    /// Takes completions out, as many as are there and fit. The error is the driver's number: the queue overran, or the device is
-    /// gone.
+    /// Takes out as many completions as are present and fit. The error is the driver's number: the queue overran, or the device
+    /// is gone.
     pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize, i32> {
         let poll = self.context.ops().poll_cq.expect("every driver can poll");
         // SAFETY: the queue lives; `into` has room for as many as are asked for.

@@ -109,14 +109,14 @@ impl DeviceError {
         }
     }
 
-    /// Whether the device may open later without anybody's help: it is being reset, for example. One that this process is not
-    /// allowed to open, or that is not in its container, stays as it is.
+    /// Whether the device may open later without anybody's help: it is being reset, for example. A device that this process
+    /// is not allowed to open, or that is not in its container, is left as it is.
     pub fn may_pass(&self) -> bool {
         matches!(self, DeviceError::Call { .. } | DeviceError::Fatal { .. } | DeviceError::NotActive { .. })
     }
 }
 
-/// A NIC could not make a queue pair, a completion queue, or the like.
+/// A NIC could not make a queue pair, a completion queue, or a similar object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device} cannot make a {what}{size} ({error}); {advice}")]
 pub struct CreateError {

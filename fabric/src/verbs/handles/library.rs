@@ -132,7 +132,7 @@ functions! {
     ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
 }
 
-/// `IBV_FORK_UNNEEDED`: forks do no harm, as the kernel says.
+/// `IBV_FORK_UNNEEDED`: the kernel says that forks do no harm.
 const FORK_UNNEEDED: c_int = 2;
 
 /// Returns the functions of libibverbs. The library is never unloaded.

@@ -321,7 +321,7 @@ fn encode_addresses(bytes: &mut Vec<u8>, addresses: &[Address]) {
 
 fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<Vec<Address>, String> {
     let count = count(body, "addresses", allowed)?;
-    // Grown as the bytes arrive: a count gets no memory by itself.
+    // It grows as the bytes arrive: no memory is allocated for a count alone.
     let mut addresses = Vec::new();
     for _ in 0..count {
         let link_layer = match take(body)? {

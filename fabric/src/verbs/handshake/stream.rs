@@ -82,7 +82,7 @@ impl MessageStream {
                 "a message of {length} bytes, of {MAX_BYTES} at most: this is the data path of a parameter hub, for its own workers"
             )));
         }
-        // Read in pieces: a length gets no memory by itself.
+        // It is read in pieces: no memory is allocated for a length alone.
         let mut body = Vec::new();
         while body.len() < length {
             let mut piece = [0; 4096];

@@ -2,7 +2,8 @@
 //! nothing, which the other NIC acknowledges. Addresses do not decide this; all InfiniBand has fe80::/64, and
 //! addresses of /32 share nothing.
 //!
-//! Runs on the handshake's threads, on queue pairs of its own that end with the trial: the completions of links are the port's.
+//! Runs on the handshake's threads, on separate queue pairs that end with the trial: the completions of links belong to the
+//! port.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

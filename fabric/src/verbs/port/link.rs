@@ -41,7 +41,7 @@ struct Depths {
     /// The interval of signalled sends.
     interval: u32,
     receives: u32,
-    /// Requests of a send: 2 if its immediate is a write of its own.
+    /// Requests of a send: 2 if its immediate is a separate write.
     each: u32,
 }
 
@@ -143,7 +143,7 @@ impl Unconnected {
     }
 
     /// Joins it with the peer's. The windows are at `from` here and at `to` there, where each range that is sent has its key.
-    /// `apart` says that the peer's immediates are writes of their own.
+    /// `apart` says that the peer's immediates are separate writes.
     pub fn connect(
         self,
         peer: &Peer,

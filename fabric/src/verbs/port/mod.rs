@@ -116,7 +116,7 @@ pub struct Port {
     /// Detached links with sends that are still in flight.
     pub(super) lingering: Vec<Linger>,
     pub(super) batch: Box<[ibv_wc; BATCH]>,
-    /// The rails as the port's state had them at the last look.
+    /// The rails at the last look at the port's state.
     pub(super) rails: Vec<Arc<Rail>>,
     /// The NIC that the next poll looks at first.
     pub(super) first: usize,

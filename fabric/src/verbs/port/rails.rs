@@ -72,7 +72,7 @@ impl Rails {
         Ok(Rails { open: Mutex::default(), vector, bell, sleeper, shared: Mutex::default() })
     }
 
-    /// Returns the rails as they are now.
+    /// Returns the current rails.
     pub fn open(&self) -> Vec<Arc<Rail>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -62,7 +62,7 @@ impl Port {
     }
 
     /// Returns the descriptor that a sleeper has to poll. It covers the bell and the channel of each NIC, also of
-    /// one that is opened later.
+    /// a NIC that is opened later.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.state.own.sleeper()
     }

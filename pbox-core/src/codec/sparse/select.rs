@@ -68,7 +68,7 @@ impl Chosen {
     }
 }
 
-/// The places of the ones in a number, ascending.
+/// The places of the one bits in a number, ascending.
 pub(super) struct Ones(pub(super) u64);
 
 impl Iterator for Ones {

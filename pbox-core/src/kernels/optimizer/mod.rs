@@ -107,7 +107,8 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
-    /// [`Adam`], divided by the highest `v` so far and not by the last one: PyTorch's `Adam` with `amsgrad`.
+    /// [`Adam`], divided by the highest `v` until now and not by the last one: PyTorch's `Adam` with
+    /// `amsgrad`.
     ///
     /// A chunk's state is all of its `m`, then all of its `v`, then all of its highest `v`.
     ///
@@ -129,7 +130,8 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
-    /// [`AdamW`], divided by the highest `v` so far: PyTorch's `AdamW` with `amsgrad`. Its state is that of [`AmsGrad`].
+    /// [`AdamW`], divided by the highest `v` until now: PyTorch's `AdamW` with `amsgrad`. Its state is that of
+    /// [`AmsGrad`].
     ///
     /// [`AdamW`]: Optimizer::AdamW
     /// [`AmsGrad`]: Optimizer::AmsGrad

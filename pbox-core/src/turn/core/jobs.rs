@@ -66,7 +66,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Lets a job's rounds continue. The workers in `admitted` take part from round `from` on, which no chunk may be
-    /// past. They are sent the weights of the round before, now or when they are there.
+    /// past. They get the weights of the round before: at once, or when these have arrived.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         for place in 0..self.shards.len() {
             let Core { shards, port, kernels, .. } = self;
@@ -191,8 +191,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Begins a wait of the core, at a time in microseconds: all that arrived is done. Notes which workers the
-    /// core waits for.
+    /// Begins a wait of the core, at a time in microseconds: everything that arrived has been handled. Notes
+    /// which workers the core waits for.
     pub fn begin_wait(&mut self, now: u64) {
         for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
             // While it is held, and without chunks, it waits for nobody.

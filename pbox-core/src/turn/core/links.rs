@@ -15,8 +15,8 @@ use crate::weights::Discarded;
 
 impl<P: Port> Core<P> {
     /// Attaches a worker's link to its job. If each worker has its own weights window, `windows` are this core's spans
-    /// of it, for each shard of the job. The windows' pages are there. Returns the windows that it had before it lost
-    /// its links.
+    /// of it, for each shard of the job. The windows' pages are allocated. Returns the windows that it had before it
+    /// lost its links.
     pub fn add_worker(
         &mut self,
         id: JobId,

@@ -102,7 +102,7 @@ pub(crate) trait Pace: Sized {
     }
 
     /// Sets by how many rounds each worker begins after the round of its next [admission](Self::admit), by rank, if
-    /// workers step alone. It is as far ahead of the other workers as it was before the job began again.
+    /// workers step alone. Its lead over the other workers is the same as before the job began again.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
     /// Ends a job that steps alone: each worker's chunks reach its [line](Self::lines), and go no further. Settle
@@ -123,8 +123,8 @@ pub(crate) trait Pace: Sized {
     /// weights yet gets weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
-    /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. None go if weights stay as
-    /// they are, or came ahead.
+    /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. No bytes go if
+    /// weights do not change, or arrived ahead.
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
         let content = self.answered(place, rank, round);
@@ -139,8 +139,8 @@ pub(crate) trait Pace: Sized {
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
     /// Returns the round of worker `rank`'s pushes of all the chunks at these places. `None` unless it is its turn for
-    /// each, and for the same round. Also `None` if a push may be a step of its own. Looks at nothing else, so that the
-    /// reads of many chunks overlap.
+    /// each, and for the same round. Also `None` if each push may be a separate step. Looks at nothing else, so that
+    /// the reads of many chunks overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
         None
@@ -223,8 +223,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Steps a group as one, at the place `joined` of its own, when the chunks at its `places` have all their pushes. `None`
-    /// if they are to be [settled](Self::settle) one by one.
+    /// Steps a group as one, at its own place `joined`, when the chunks at its `places` have all their pushes. `None` if
+    /// they are to be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,

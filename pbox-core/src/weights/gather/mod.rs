@@ -1,5 +1,5 @@
 //! The stage between sum and step, if steps wait for a number of the whole gradient. A core keeps the mean of each
-//! chunk until all means of the round are there at all cores.
+//! chunk until all means of the round have arrived at all cores.
 //!
 //! ```text
 //!   last push of a chunk --> its mean, which is kept, and the sum of its squares
@@ -339,7 +339,7 @@ impl Gather for GatherNorm {
             }
             gathered.sums[0].add(match seen.not_finite {
                 0 => seen.squares,
-                // Infinite, or no number, as the values are.
+                // The result is infinite or NaN, like the values.
                 _ => means.iter().map(|&mean| f64::from(mean) * f64::from(mean)).sum(),
             });
         }

@@ -242,7 +242,7 @@ impl Journal {
                 self.trouble.full -= 1;
                 Some(Errno::NOSPC)
             }
-            // The file is there already.
+            // The file exists already.
             Change::Make(..) => None,
             _ => is_now(&mut self.trouble.failure).then_some(Errno::IO),
         };
@@ -372,7 +372,7 @@ pub(super) fn damage(dir: &Path, dice: &mut Dice, may: impl Fn(&str) -> bool) ->
     })
 }
 
-/// Takes away all files with names that `may` wants, as a person does.
+/// Removes all files with names that `may` accepts, as a person may do.
 pub(super) fn take_away(dir: &Path, may: impl Fn(&str) -> bool) {
     with(|journal| {
         let Some(directory) = journal.directories.get_mut(dir) else { return };

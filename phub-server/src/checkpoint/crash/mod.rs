@@ -3,7 +3,7 @@
 //!
 //! 1. A job continues from one state that was written in this way, and is whole at all of its hubs. It never goes on
 //!    from parts of several states, from torn contents, or from a state whose writing failed.
-//! 2. The state is never older than the last one that was said to be written, or that the job has gone on from.
+//! 2. The state is never older than the last state that was reported as written, or that the job has continued from.
 //! 3. So there is always one. A job begins anew only if no state of it was reported as written, or its files were
 //!    removed. While they are removed, it never continues from an older state than its newest.
 //! 4. Where a disk damages a file that was written, the state may be older; 1 holds, and nothing begins anew in silence.
@@ -177,7 +177,7 @@ impl Story {
         }
     }
 
-    /// Has a hub do something, in trouble; nothing if it is dead, or dies.
+    /// Makes a hub do something while faults occur; nothing if it is dead, or dies.
     fn does<T>(
         &mut self,
         hub: usize,
@@ -310,7 +310,7 @@ impl Story {
         }
     }
 
-    /// Moves the job's files away, after a start that was refused for good reason.
+    /// Moves the job's files away, after a justified refusal to start.
     fn begins_anew(&mut self, job: usize) {
         let Job { floor, is_damaged, name, .. } = self.jobs[job];
         assert!(floor.is_none() || is_damaged, "job {name} cannot go on");

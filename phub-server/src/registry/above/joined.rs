@@ -70,7 +70,7 @@ impl JoinedAbove {
         membership::reached(&self.hubs)
     }
 
-    /// Reports that all workers of this hub are there. May wait for the hubs above.
+    /// Reports that all workers of this hub have joined. May wait for the hubs above.
     pub fn say_ready(&self, reached: Option<Round>) -> Result<(), MemberError> {
         self.hubs.iter().try_for_each(|hub| {
             let request = ReadyRequest { token: hub.token.clone(), reached };
@@ -173,7 +173,7 @@ impl JoinedAbove {
         self.hubs[0].post("compare", "compare weights", &request).map(|_: serde_json::Value| ())
     }
 
-    /// Has the hubs above write a checkpoint. May wait for them.
+    /// Makes the hubs above write a checkpoint. May wait for them.
     pub fn checkpoint(&self) -> Result<CheckpointReply, MemberError> {
         self.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({}))
     }

@@ -5,7 +5,7 @@
 //!   hub of machine 1 --meet--+--> hub of machine 0 --> each: the hubs of machines 0 and 1
 //! ```
 //!
-//! Each job has a meeting of its own, which is over when all hubs have come.
+//! Each job has a separate meeting, which is over when all hubs have arrived.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -48,7 +48,7 @@ impl Meetings {
         !self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Notes that a hub is there, and waits for the hubs of the other machines.
+    /// Notes that a hub has arrived, and waits for the hubs of the other machines.
     pub async fn meet(&self, job: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let MeetRequest { machine, address, wait_ms, .. } = request;
         check_job_name(job).map_err(Refusal::bad)?;

@@ -112,7 +112,7 @@ impl Registry {
         asked.map_err(for_good)?.map_err(|error| for_good(error.to_string()))
     }
 
-    /// Has all cores drop a job's links to the hubs above.
+    /// Makes all cores drop a job's links to the hubs above.
     async fn unlink_above(&self, id: JobId) -> Result<Event, (Failure, String)> {
         let begin = |_: &coordinator::Job, job: &mut Job| {
             job.relinks_above.unlink(job.cores.numbers.len());

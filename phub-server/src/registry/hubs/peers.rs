@@ -184,7 +184,7 @@ impl Registry {
     }
 
     /// Notifies the other hubs that a worker is lost: hub 0 notifies all of them, any other hub notifies hub 0. Nobody
-    /// waits for the answers: a hub that gets no notice sees the loss by itself a little later.
+    /// waits for the answers: a hub without a notice detects the loss itself a little later.
     pub(crate) fn tell_lost(&self, job: &Job, worker: u64, reason: &str) {
         let peers = Arc::clone(&job.peers);
         let request = LostRequest { secret: peers.secret.show(), worker, reason: reason.to_owned() };

@@ -201,7 +201,7 @@ impl Registry {
         self.lock().hub().tokens().owner_by_digits(token).is_ok()
     }
 
-    /// Looks whether a member of the job has this token, or one that has left.
+    /// Checks whether a member of the job, also one that has left, has this token.
     pub fn check_member(&self, job: &str, token: &str) -> Result<(), Refusal> {
         let mut inner = self.lock();
         match inner.hub().tokens().owner_by_digits(token) {
@@ -242,7 +242,8 @@ impl Registry {
         self.by_core(admission, Wire::gradient_span, collapse, |span, _| window.populate(span));
     }
 
-    /// Has all pages of a worker's gradients in this process, so that no core waits for the kernel between two rounds.
+    /// Allocates all pages of a worker's gradients in this process, so that no core waits for the kernel between two
+    /// rounds.
     pub fn touch(&self, admission: &Admission, window: &RecvWindow) {
         let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| match window.is_local() {
             true => 0, // it is populated, and may be written already

@@ -179,7 +179,7 @@ impl Registry {
         }
     }
 
-    /// Has memory freed by another thread: this one answers all heartbeats.
+    /// Lets another thread free the memory: this one answers all heartbeats.
     pub(in crate::registry) fn free(&self, memory: Discarded) {
         let _ = self.discard.send(memory);
     }

@@ -25,7 +25,7 @@ use crate::registry::members::join::new_token;
 use crate::registry::{Because, Refusal, Registry};
 
 impl Registry {
-    /// Has all cores drop a worker's links.
+    /// Makes all cores drop a worker's links.
     pub(in crate::registry) fn drop_links(&self, state: &coordinator::Job, job: &Job, rank: u32) {
         let (id, why) = (job.id, state.members.get(rank).and_then(|member| member.standing.why_unlinked()));
         tracing::warn!(

@@ -18,7 +18,7 @@ use crate::registry::job::Job;
 use crate::registry::rounds::waits::{Came, answers};
 
 impl Registry {
-    /// Has a job follow a cut of hub 0, and waits until it is held, or until the cut is over.
+    /// Makes a job follow a cut of hub 0, and waits until it is held, or until the cut is over.
     pub(in crate::registry) async fn cut_for_lead(&self, id: JobId, cut: u64) -> Result<Came, JobEnded> {
         let came = {
             let mut inner = self.lock();

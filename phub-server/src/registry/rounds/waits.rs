@@ -33,7 +33,7 @@ impl<K: Eq + Hash, T> Waiting<K, T> {
         answer
     }
 
-    /// Tells the one who waits, if somebody does.
+    /// Notifies the waiting thread, if there is one.
     pub fn tell(&mut self, number: &K, answer: T) {
         if let Some(done) = self.0.remove(number) {
             let _ = done.send(answer); // it may have hung up
@@ -46,7 +46,7 @@ impl<K: Eq + Hash, T> Waiting<K, T> {
 pub(crate) struct WaitForLast {
     /// Whether this hub holds the job.
     pub holds: Vec<oneshot::Sender<FailedReply>>,
-    /// The one who waits for this hub's part.
+    /// The thread that waits for this hub's part.
     pub part: Option<oneshot::Sender<Result<LastReply, String>>>,
 }
 

@@ -161,7 +161,7 @@ impl Registry {
         Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds, error_before: None })
     }
 
-    /// Notes the result of a snapshot. A good one says why the one before failed.
+    /// Notes the result of a snapshot. A good checkpoint says why the one before failed.
     fn note(
         &self,
         (id, occasion, before): (JobId, Occasion, Round),

@@ -6,7 +6,7 @@
 //!   another hub that has later rounds: hub 0 confirms the pass --> the later rounds go
 //! ```
 //!
-//! Runs on a thread for joins, or on a thread of its own if it waits for other hubs.
+//! Runs on a thread for joins, or on a separate thread if it waits for other hubs.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -220,8 +220,9 @@ impl Registry {
         }
         let later = &rounds[rounds.partition_point(|&round| round <= first_round)..];
         if !later.is_empty() {
-            // A pass may be of a job that hub 0 has no more, or that has written later rounds since it began. A state
-            // that hub 0 confirms stays valid: no later round is at all hubs, and none is written without this one.
+            // A pass may belong to a job that hub 0 no longer has, or that has written later rounds since it began. A
+            // state that hub 0 confirms stays valid: no later round is at all hubs, and none is written without this
+            // one.
             let request = BeginsRequest { secret: pass.secret.clone(), first_round };
             let asked =
                 peers.ask::<Value>(0, "begins", "confirm the round that the job begins with", &request);

@@ -43,8 +43,8 @@ pub(crate) struct Sent {
 }
 
 impl Registry {
-    /// Returns a job's state as a checkpoint file, as it is before the round that is furthest ahead. In a job over
-    /// several hubs, returns this hub's part before its own round. Nothing if this hub has no part.
+    /// Returns a job's state as a checkpoint file, before the round that is furthest ahead. In a job over several
+    /// hubs, returns this hub's part before its own round. Nothing if this hub has no part.
     pub async fn state(self: &Arc<Self>, name: &str) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let id = self.lock().hub().id(name)?;
@@ -78,7 +78,7 @@ impl Registry {
             last: Bytes::new(),
         };
         let job = name.clone();
-        // The image has a thread of its own, because a job may have a quarter of a million keys.
+        // The image has a separate thread, because a job may have a quarter of a million keys.
         let image = on_thread("phub-state", move || Image::new(&job, snapshot, share)).await;
         let mut image = image?.map_err(|error| conflict(error.to_string()))?;
         let bytes = image.bytes();

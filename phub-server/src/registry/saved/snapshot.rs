@@ -27,7 +27,7 @@ impl Registry {
         self.happens(inner, id, Event::Taken { core, occasion, before, through, refused });
     }
 
-    /// Returns the parts of a snapshot as far as they are here.
+    /// Returns the parts of a snapshot that are already here.
     fn collects<'a>(&self, job: &'a mut Job, occasion: Occasion, before: Round) -> &'a mut Collected {
         let (id, all) = (job.id, &mut job.checkpoints.collecting);
         all.entry(occasion).or_insert_with(|| self.collected(id, occasion, before))

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A hub in one guest, two workers in another, three wires: the workers choose RDMA by themselves, each of the hub's NICs is
+# A hub in one guest, two workers in another, three wires: the workers choose RDMA by themselves. Each of the hub's NICs is
 # joined with the worker's NIC on the same wire, all wires carry chunks, and every result is exact.
 # guest: pair --nics 3
 # build: bin phub-server

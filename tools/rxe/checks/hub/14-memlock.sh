@@ -6,7 +6,7 @@
 # build: bin phub-probe
 # ci
 model 300000
-# Root may lock everything, unless it gives up that capability for good.
+# Root may lock everything, unless it gives up that capability permanently.
 limited=(setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536:65536)
 run=(phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --workers 1 --rank 0 --rounds 3)
 for side in hub worker; do

@@ -1,8 +1,9 @@
 #!/bin/bash
-# A port says in the middle of rounds that it is down, and stays so for longer than its grace, while its queue pairs never fail: one
-# of the hub's, then one of the worker's, then the only one of a worker that may come by TCP, too. The lane's links move to the
-# other NIC, or to TCP, and the results are exact. Rounds go on without the port; when it is back, the next job uses it. The hub
-# says which NICs carry bytes. Check 27 takes the links themselves down. In guests of its own: check 22 leaves other addresses.
+# A port says in the middle of rounds that it is down, and stays so for longer than its grace, while its queue pairs never
+# fail: one of the hub's, then one of the worker's, then the only one of a worker that may come by TCP, too. The lane's links
+# move to the other NIC, or to TCP, and the results are exact. Rounds go on without the port; when it is back, the next job
+# uses it. The hub says which NICs carry bytes. Check 27 takes the links themselves down. In separate guests: check 22 leaves
+# other addresses.
 # guest: pair --cpus 3 --nics 2
 # build: bin phub-server
 # build: bin phub-probe

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Links by RDMA are lost of somebody who also has links on shared memory: of the hubs of a mesh, each of which has links to itself,
-# and of a worker whose other hub is on its machine. A port says in the middle of rounds that it is down, and stays so. All links are
-# made again, those by RDMA over the other NIC, and every result is exact.
-# In guests of its own: check 22 leaves other addresses.
+# Links by RDMA are lost of somebody who also has links on shared memory: of the hubs of a mesh, each of which has links to
+# itself, and of a worker whose other hub is on its machine. A port says in the middle of rounds that it is down, and stays
+# so. All links are made again, those by RDMA over the other NIC, and every result is exact. In separate guests: check 22
+# leaves other addresses.
 # guest: pair --cpus 3 --nics 2
 # build: bin phub-server
 # build: bin phub-probe

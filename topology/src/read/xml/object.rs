@@ -45,7 +45,7 @@ impl Objects {
 struct Object {
     /// The sets, in the order of [`SETS`]; `None` for a device.
     sets: Option<[Vec<u32>; 4]>,
-    /// The cpus of its children so far, without memory objects; `None` if it has no children.
+    /// The cpus of its children until now, without memory objects; `None` if it has no children.
     covered: Option<Vec<u32>>,
 }
 

@@ -48,10 +48,10 @@ class Board:
 
 
 def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMIT_S) -> List[str]:
-    """Returns the texts of all workers, in the order of ranks, each from a worker that is there now.
+    """Returns the texts of all workers, in the order of ranks, each from a worker that runs now.
 
-    Each worker asks with a random word of its own. Rank 0 answers each word that it finds, until the worker says that it
-    got the answer. A word of a worker of an earlier run gets no answer.
+    Each worker asks with its own random word. Rank 0 answers each word that it finds, until the worker says that it got
+    the answer. A word of a worker of an earlier run gets no answer.
 
     Raises:
         MissingWorkersError: a worker has not come.

@@ -1,4 +1,4 @@
-"""A hub inside this process, or in a process of its own, so that a script needs no other program."""
+"""A hub inside this process, or in a separate one, so that a script needs no other program."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _UNUSED_S = 30
 
 
 def serve_beside(address: str, token: Optional[str] = None) -> str:
-    """Starts a hub for all workers of this machine, as a process of its own, unless there is one at this address. It outlives
+    """Starts a hub for all workers of this machine, as a separate process, unless a hub runs at this address. It outlives
     this process. Returns the address with its port: port 0 takes a free one. The environment has its settings (`PHUB_CORES`
     and so on); without them half of the cores are left to the workers. Its log is in the file `PHUB_HUB_LOG`, if that is set.
 

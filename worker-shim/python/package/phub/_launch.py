@@ -41,7 +41,8 @@ _LAUNCHERS = (
 # Ranks of launchers that tell no number of workers, or that use an unknown word for it.
 _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "ALPS_APP_PE")
 _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
-# Slurm numbers the steps of srun from 0; a batch script, an interactive shell and the like have numbers from here on.
+# Slurm numbers the steps of srun from 0; a batch script, an interactive shell and similar steps have numbers from
+# here on.
 _SLURM_STEPS = 0xFFFF_FF00
 # The longest name of a job is 64. Levels above and helpers of phub.torch add to it, and a word is added to a launcher's
 # name.
@@ -358,7 +359,7 @@ def _machine(
     if of == 1:
         return None
     host, _, port = (hub or "").rpartition(":")
-    # Two machines of a test may be one host: each has a port of its own.
+    # Two machines of a test may be one host: each has a separate port.
     mine = f"127.0.0.1:{int(port) + number if int(port) else 0}"
     return Machine(number, of, local, size, mine, f"{number}/{of}@{host}:{port}", starts, ranks)
 

@@ -63,19 +63,19 @@ class Adam:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with the decay apart from the gradient: PyTorch's AdamW."""
+    """Adam with the decay separate from the gradient: PyTorch's AdamW."""
 
     weight_decay: float = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class AmsGrad(Adam):
-    """Adam divided by the highest mean of squares so far: PyTorch's Adam with `amsgrad`."""
+    """Adam divided by the highest mean of squares until now: PyTorch's Adam with `amsgrad`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AmsGradW(AdamW):
-    """AdamW divided by the highest mean of squares so far: PyTorch's AdamW with `amsgrad`."""
+    """AdamW divided by the highest mean of squares until now: PyTorch's AdamW with `amsgrad`."""
 
 
 @dataclasses.dataclass(frozen=True)

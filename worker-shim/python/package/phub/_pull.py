@@ -21,7 +21,7 @@ class PullPlan:
             computed; None if batches depend on no profile.
         measured: the same, as the mean of the rounds since the plan; None before the first.
         rounds: rounds since the plan.
-        profiles: the number of profiles so far.
+        profiles: the number of profiles until now.
     """
 
     batching: str

@@ -144,8 +144,8 @@ class Session:
         wait_limit: float = 1800.0,
         state: Optional[_state.State] = None,
     ) -> None:
-        """Joins a job and waits until all its workers are there. The first worker creates the job; the other
-        workers must give the same settings, except their rank.
+        """Joins a job and waits until all its workers have joined. The first worker creates the job; the
+        other workers must give the same settings, except their rank.
 
         Args:
             hub: `host:port` of its control port, or a `phub.serve()`. For a job that is spread over hubs, several
@@ -185,7 +185,7 @@ class Session:
             pull: with "kvstore", the batches of layers in which weights are pulled: "ibatch" (they overlap the forward
                 pass best), "greedy", "layer" or "all". The session measures layers from the calls of `wait`; push all
                 keys of a round before the first wait. Default: each key is pulled as soon as it can be.
-            pull_layers: keys that are needed together, in the order of the forward pass. Default: each key by itself.
+            pull_layers: keys that are needed together, in the order of the forward pass. Default: each key alone.
             weights: "shared": read in place, and read-only; "private": a copy that belongs to this worker.
             dma_buf: where gradients lie, if a device such as a GPU writes them: the descriptor of a dma-buf, or descriptor
                 and offset. `places` says where each key lies from there. NICs read it, so it needs RDMA, and cannot be used
@@ -446,7 +446,7 @@ class Session:
 
     def push_nothing(self, *keys: str) -> None:
         """Pushes keys for which this worker has no gradient in this round; without names, none. It counts as zeros. If no
-        worker has one, weights and optimizer state stay as they are: see `was_left_alone`.
+        worker has one, weights and optimizer state do not change: see `was_left_alone`.
 
         Raises:
             OrderError: a key is under way, or the job takes gradients only (SSP, ASP, Slim-DP).
@@ -488,7 +488,7 @@ class Session:
         return self._native.was_left_alone(self._number(key))
 
     def wait(self, *keys: str) -> None:
-        """Waits until the answers of these keys are there; without names, of all. The GIL is free meanwhile, and
+        """Waits until the answers of these keys have arrived; without names, of all. The GIL is free meanwhile, and
         Ctrl-C raises KeyboardInterrupt, and the session continues. With `pull`, the planner learns the times of the
         forward pass from waits with names.
 
@@ -509,7 +509,7 @@ class Session:
             self._native.settle(self._number(key))
 
     def is_ready(self, key: str) -> bool:
-        """Whether the key's answer is there. Does not wait."""
+        """Whether the key's answer has arrived. Does not wait."""
         return self._native.is_ready(self._number(key))
 
     def ready(self, *keys: str) -> List[str]:
@@ -619,9 +619,9 @@ class Session:
         return Checkpoint(*self._native.checkpoint())
 
     def state(self) -> _state.State:
-        """Returns the job's weights and optimizer state from its hubs, or from those at the top, as they are before
-        `next_round`. Call it when no key of this worker is under way; the other workers may continue meanwhile. All
-        values are f32, so it may be as long as three models.
+        """Returns the job's weights and optimizer state before `next_round`, from its hubs or from those at the
+        top. Call it when no key of this worker is under way; the other workers may continue meanwhile. All values
+        are f32, so it may be as long as three models.
 
         Raises:
             RefusedError: there are no weights yet, or the optimizer is `Average`. Or the job is on several hubs that
@@ -663,7 +663,7 @@ class Session:
     @property
     def norm(self) -> Optional[Norm]:
         """The norm of the last round that is known, with `clip_norm` or `skip_nonfinite`; `None` before the first one. When
-        all weights of a round are there, so is its norm."""
+        all weights of a round have arrived, its norm has arrived, too."""
         norm, _ = self._native.norm()
         return None if norm is None else Norm(*norm)
 
@@ -674,7 +674,7 @@ class Session:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes of gradients and weights that have crossed so far."""
+        """Bytes of gradients and weights that have crossed until now."""
         return Traffic(*self._native.traffic())
 
     @property

@@ -1,4 +1,4 @@
-//! Workers that step alone (SSP and ASP). Each push is a step of its own. Its worker is answered when it is not too far
+//! Workers that step alone (SSP and ASP). Each push is a separate step. Its worker is answered when it is not too far
 //! ahead of the slowest.
 //!
 //! ```text
@@ -373,7 +373,7 @@ impl Pace for Clocks {
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
         // Without its slowest worker, a chunk may pass several rounds at once. In a job that ends, its last state is captured
-        // apart.
+        // separately.
         let now_captured = shard.pace.last().map_or(now, |last| now.min(Round(last.0.saturating_sub(1))));
         if now_captured > former {
             shard.capture_passed(place, former, now_captured);

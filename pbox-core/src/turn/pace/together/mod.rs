@@ -132,14 +132,15 @@ impl Arrivals {
         }
     }
 
-    /// Notes that a worker lost its links before its first weights of a chunk were there: their answer waits for its
-    /// [push](Self::repeats).
+    /// Notes that a worker lost its links before its first weights of a chunk had arrived: their answer waits for
+    /// its [push](Self::repeats).
     pub fn lose_first(&mut self, index: usize, rank: u32) {
         self.ungreeted.lose(index, rank);
         self.roster.keep_back(rank);
     }
 
-    /// Looks at a push out of turn, as [`Pace::repeated`] does. The worker's first weights of the chunk are there or not.
+    /// Looks at a push out of turn, as [`Pace::repeated`] does. The worker's first weights of the chunk have arrived or
+    /// not.
     pub fn repeats(&mut self, index: usize, rank: u32, bits: u8, has_first: bool) -> Option<Repeated> {
         let is_first = !has_first || self.ungreeted.has_lost(index, rank);
         let next = if is_first { self.roster.first(rank) } else { self.round(index) };
@@ -514,7 +515,7 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
 }
 
 /// Skips a chunk's round when its workers are all gone and workers of a later round wait for its end. The waiting
-/// workers get the weights as they are.
+/// workers get the current weights.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let deserted = shard.pace.round(place);
     let at_once = M::Gather::WAITS && shard.stages.gather.steps_at_once();

@@ -23,7 +23,7 @@ pub(super) struct Ungreeted {
 }
 
 impl Ungreeted {
-    /// Notes that a rank lost its links before the first weights of a chunk were there.
+    /// Notes that a rank lost its links before the first weights of a chunk had arrived.
     pub fn lose(&mut self, place: usize, rank: u32) {
         self.asked.remove(&(place, rank));
         self.lost.insert((place, rank));
@@ -45,7 +45,7 @@ impl Ungreeted {
         had_lost
     }
 
-    /// Returns whether a rank waits for the first weights of a chunk, which are there now.
+    /// Returns whether a rank waits for the first weights of a chunk, which have now arrived.
     pub fn greet(&mut self, place: usize, rank: u32) -> bool {
         self.asked.remove(&(place, rank))
     }

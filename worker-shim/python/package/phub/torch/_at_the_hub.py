@@ -45,7 +45,7 @@ class AtTheHub(Joined):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """Makes a step with the gradients, parameters and settings that there are now, and does not wait for the new values.
-        Whatever reads a parameter waits for its values, and a module that is called for all of its own."""
+        A reader of a parameter waits for its values, and a module that is called waits for all of its parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -101,7 +101,7 @@ class Answer(torch.futures.Future):  # type: ignore[type-arg]
         self._depths.add(self, callback, None)
 
     def finish(self, value: Any, error: Optional[BaseException] = None) -> None:
-        """Has its value, or an error."""
+        """Sets its value, or an error."""
         if error is None:
             self.set_result(value)
         else:

@@ -26,7 +26,7 @@ def load_checkpoint(
     Args:
         path: the file.
         named_parameters: as they were given to `DistributedOptimizer`. Every one must be in the file.
-        optimizer: of the kind that the hub ran; the settings of its groups stay as they are.
+        optimizer: of the kind that the hub ran; the settings of its groups do not change.
 
     Returns:
         The number of steps that are in it.

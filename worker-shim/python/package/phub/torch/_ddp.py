@@ -37,7 +37,8 @@ class _Sent(NamedTuple):
 
 
 class _Jobs:
-    """The jobs of a state. They do not know the state, so that one that a script drops can leave them."""
+    """The jobs of a state. They hold no reference to the state, so that a state that a script drops can leave
+    them."""
 
     def __init__(self, place: Tuple[Any, ...], settings: Dict[str, Any]) -> None:
         self._place = place
@@ -63,9 +64,9 @@ class _Jobs:
 class HubState:
     """The state of `ddp_hook`: `model.register_comm_hook(phub.torch.HubState(), phub.torch.ddp_hook)`.
 
-    DDP does not say which buckets it will have, and builds new ones after its first pass. So in the first passes each bucket
-    has a job of its own, and the pass waits for it. After two passes with the same buckets these have one job. From then on
-    nothing waits, and a compression is used.
+    DDP does not say which buckets it will have, and builds new ones after its first pass. For this reason each bucket has a
+    separate job in the first passes, and the pass waits for it. After two passes with the same buckets these have one job.
+    From then on nothing waits, and a compression is used.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class HubState:
         self._keys: _Pass = ()
         self._words: Dict[int, str] = {}
         self._answers: "queue.SimpleQueue[Optional[_Sent]]" = queue.SimpleQueue()
-        # The thread does not know this state: one that a script has dropped leaves its jobs.
+        # The thread holds no reference to this state: when a script drops it, it leaves its jobs.
         self._thread = threading.Thread(target=_receive, args=(self._answers,), name="phub-ddp", daemon=True)
         self._thread.start()
         weakref.finalize(self, _drop, self._jobs, self._answers).atexit = False

@@ -116,7 +116,8 @@ class Exchange:
         self.has_stepped = self._buffers_are_old = True
 
     def _follow_order(self, keys: List[str]) -> None:
-        """Sends keys in the order of the forward pass as it was seen. Workers need not have seen the same."""
+        """Sends keys in the order of the forward pass that was observed. Workers need not have seen the
+        same."""
         if keys != list(self.parameters):
             self.session.need(*keys)
             self._weights.arrange(keys)

@@ -103,8 +103,8 @@ class Gradients:
                 self._follow(key)
 
     def _follow(self, key: str) -> None:
-        """Has a hook in the backward pass watch a parameter's gradients: of those that leave there, and those that the script may
-        have in its hands before the backward pass."""
+        """Adds a hook to the backward pass that watches a parameter's gradients: those that leave there, and those that the
+        script may hold before the backward pass."""
         parameter = self._parameters[key]
         is_asked = self._mean is not None or key in self._ahead
         if is_asked and parameter.requires_grad and key not in self._hooks:
@@ -179,7 +179,7 @@ class Gradients:
         self._left.update(keys)
 
     def _call_back(self) -> bool:
-        """Has the backward pass that runs on this thread call back at its end. Returns whether one runs."""
+        """Makes the backward pass that runs on this thread call back at its end. Returns whether one runs."""
         try:
             _ENGINE.queue_callback(self._backward_ended)
         except RuntimeError:
@@ -355,8 +355,8 @@ class Gradients:
 
 
 class Mean:
-    """The mean of all workers' gradients, for scripts that touch gradients before `step()`: a job of its own, which is joined
-    when it is needed first."""
+    """The mean of all workers' gradients, for scripts that touch gradients before `step()`: a separate job, which is joined
+    at its first use."""
 
     def __init__(self, join: Callable[[], Session], windows: Callable[[Session], Windows]) -> None:
         self._join, self._make_windows = join, windows

@@ -1,6 +1,6 @@
 """Parameters whose values the hub makes: a read waits for the values, and a write is noticed.
 
-A held parameter is of a class of its own, in one of two states:
+A held parameter is of a separate class, in one of two states:
 
 ```
    Held      its values are here. Torch does not ask it anything, so that functions cost nothing more.

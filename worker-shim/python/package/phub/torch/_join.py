@@ -141,7 +141,7 @@ def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Param
 
 
 def _by_module(names: Iterable[str]) -> List[List[str]]:
-    """Parameters of one module together, in the order of its first parameter. A number is a layer by itself."""
+    """Parameters of one module together, in the order of its first parameter. A number is a separate layer."""
     layers: Dict[str, List[str]] = {}
     for name in names:
         module, _, own = name.rpartition(".")

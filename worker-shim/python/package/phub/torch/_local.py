@@ -86,4 +86,4 @@ class StepsItself(Joined):
         super().add_param_group(param_group)
 
     def synchronize(self) -> None:
-        """Does nothing: parameters are there when `step` returns."""
+        """Does nothing: parameters have their values when `step` returns."""

@@ -51,7 +51,7 @@ class _Piece(NamedTuple):
 class Means:
     """Sums or averages tensors in host memory, in place, in the order of the calls, which is the same at all workers.
 
-    A thread of its own does it, so no call waits. There is a session for each way, joined when the first tensor of it comes.
+    A separate thread does it, so no call waits. There is a session for each way, joined when the first tensor of it comes.
     """
 
     def __init__(self, join: Callable[..., Session], begin: Callable[[], None]) -> None:

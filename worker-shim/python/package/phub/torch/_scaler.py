@@ -9,8 +9,8 @@ finite.
    scaler.update()                 reads what was found: it waits for the norm of the round
 ```
 
-The mean of all workers therefore costs no exchange of its own. It does if the scaler unscales and searches by
-itself.
+The mean of all workers therefore costs no separate exchange. It does if the scaler itself unscales and
+searches.
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ def unscaling(optimizer: torch.optim.Optimizer) -> float:
 
 
 def found_infinite(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the scaler that is in its step has searched the gradients by itself, and has found one that is not finite."""
+    """Whether the scaler that is in its step has itself searched the gradients, and has found one that is not finite."""
     found: Optional[torch.Tensor] = vars(optimizer).get("found_inf")
     return found is not None and found.item() > 0

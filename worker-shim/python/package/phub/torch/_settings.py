@@ -30,7 +30,7 @@ _KIND = ("momentum", "dampening", "nesterov", "amsgrad", "maximize", "decoupled_
 # All settings that a step depends on.
 _FOLLOWED = ("lr", "weight_decay", "betas", "eps", *_KIND, *_REFUSED)
 
-# Multipliers that differ less are the same: so far a ratio of numbers may be off by roundings.
+# Multipliers that differ by less are the same: roundings may change a ratio of numbers by this much.
 _ROUNDING = 2e-7
 
 Groups = List[Dict[str, Any]]

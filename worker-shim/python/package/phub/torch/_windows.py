@@ -106,11 +106,11 @@ class HostWindows:
             call(*keys)
 
     def wait(self, key: str) -> None:
-        """Waits until the hub's answer is there, for a module that computes with it next."""
+        """Waits until the hub's answer has arrived, for a module that computes with it next."""
         self._session.wait(key)
 
     def settle(self, key: str) -> None:
-        """Waits until the hub's answer is there."""
+        """Waits until the hub's answer has arrived."""
         self._session.settle(key)
 
     def ready(self, keys: Sequence[str]) -> List[str]:
@@ -157,7 +157,7 @@ class CudaWindows(HostWindows):
     """The windows of parameters on a GPU: bytes cross on a stream of their own, beside the computation. Windows are pinned,
     except weights that are the hub's pages.
 
-    A call waits for its copy on a thread of its own, so that the backward pass does not.
+    A call waits for its copy on a separate thread, so that the backward pass does not wait.
     """
 
     crosses_a_bus = True
