@@ -51,7 +51,7 @@ def search(arguments):
     target = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "miscompiled"
     mir = target / "mir"
     cargo = [os.environ.get("CARGO", "cargo")]
-    # Results of other crates are kept. Our own are removed, so that no deleted function stays.
+    # Results of other crates are kept. Our own functions are removed, so that no deleted function is left.
     metadata = subprocess.run([*cargo, "metadata", "--no-deps", "--format-version=1"], cwd=ROOT, check=True,
                               stdout=subprocess.PIPE)
     members = json.loads(metadata.stdout)["packages"]

@@ -42,19 +42,19 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
 }
 
 /// Makes the file. Several processes may do this at the same time, also on machines that share the directory: an
-/// existing file is whole and stays.
+/// existing complete file is not replaced.
 fn make(path: &Path) -> io::Result<()> {
     let directory = path.parent().expect("it is in a directory");
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let secret = Secret::random()?;
-    // A name that nobody else has: by another secret, since this one is not to be in a name.
+    // A name that nobody else has. It comes from another secret, since this secret must not be in a name.
     let own = directory.join(format!(".secret-{}", Secret::random()?.reveal()));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&own)?;
     let written = writeln!(file, "{}", secret.reveal()).and_then(|()| file.sync_all());
     let linked = written.and_then(|()| fs::hard_link(&own, path));
     fs::remove_file(&own)?;
     match linked {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()), // somebody was faster
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()), // another process was faster
         other => other,
     }
 }

@@ -22,7 +22,8 @@ fn tiny_model(dir: &Path) -> PathBuf {
     path
 }
 
-/// A command that starts processes in its own group, in another session and as an orphan, prints their ids, and stays.
+/// A command that starts processes in its own group, in another session and as an orphan, prints their ids, and does
+/// not end.
 const FAMILY: &str = "sleep 1000 & echo $!; setsid sh -c 'sleep 1000 & echo $!; echo $$; wait' & \
                       (sleep 1000 & echo $!); echo leader $$; wait";
 
@@ -37,7 +38,7 @@ fn a_family_does_not_outlive_its_limit() {
     let mut guard = guarded("1");
     let mut family: Vec<u32> = Vec::new();
     // All processes of the family hold the pipe's other end, so it ends with the last of them. On a slow machine some have
-    // not printed their ids by then.
+    // not printed their ids at that time.
     while let Some(line) = guard.read_line() {
         family.push(line.trim_start_matches("leader ").parse().unwrap());
     }

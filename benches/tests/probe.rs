@@ -188,7 +188,7 @@ fn a_hub_with_checkpoints_takes_one_run_after_another() {
         std::fs::read_dir(dir.path().join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
     let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("safetensors")).collect();
     assert!(left.is_empty(), "{left:?}");
-    // A run that is to outlive its hub has checkpoints: the next one goes on from there.
+    // A run that is to outlive its hub has checkpoints: the next one continues from there.
     for run in 0..2 {
         let asked =
             ["--hub", &address, "--workers", "1", "--rank", "0", "--job", "kept", "--hub-wait-s", "30"];

@@ -1,9 +1,9 @@
 //! The example `train`, run as a user runs it: hub and workers are processes.
 //!
 //! `cargo test` and `cargo nextest run` build examples beside the tests, so the program lies at
-//! `<target>/<profile>/examples/train` while this test lies in `<target>/<profile>/deps`. When this
-//! program alone is asked for (`--test programs`), cargo does not build the example anew: run
-//! `cargo build --release --example train` first.
+//! `<target>/<profile>/examples/train` while this test lies in `<target>/<profile>/deps`. When this program
+//! alone is requested (`--test programs`), cargo does not build the example again: run `cargo build --release
+//! --example train` first.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

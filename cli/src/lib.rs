@@ -1,6 +1,6 @@
-//! The `phub-server` program: `serve` runs the hub, `demo` shows one at work, `status`, `stop` and `drain` ask one, `top` shows how its jobs go, `topology`
-//! shows a machine and a plan for it, `doctor` checks what a hub needs here, `replay` plays the record of a hub again. The Python
-//! package runs it, too.
+//! The `phub-server` program. `serve` runs the hub, and `demo` shows a hub at work. `status`, `stop` and `drain` ask a hub,
+//! and `top` shows the progress of its jobs. `topology` shows a machine and a plan for it. `doctor` checks what a hub needs
+//! on this machine, and `replay` plays the record of a hub again. The Python package runs the program, too.
 //!
 //! A separate crate, so that programs that contain a hub are built without it.
 

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 
 use anyhow::Context;
 
-/// Prints a line. Where nobody reads any more, as behind `| head`, the process ends: its reader has seen enough.
+/// Prints a line. If nobody reads any more, as after `| head`, the process ends: its reader has seen enough.
 ///
 /// # Errors
 /// Returns an error if stdout takes nothing for another reason.

@@ -15,7 +15,7 @@ const ONE_SIGTERM: Duration = Duration::from_secs(2);
 /// The reason why a hub has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// A signal, or want of use.
+    /// A signal, or a long time without use.
     Stopped,
     /// A drain: it was to take no more jobs, and the last one has ended.
     Drained,
@@ -123,6 +123,6 @@ fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
         return anyhow!("ended at once by {signal}; no checkpoint was left to write");
     }
     anyhow!(
-        "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which go on from the ones before"
+        "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which continue from the ones before"
     )
 }

@@ -31,7 +31,7 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 /// Settings of `phub-server top`.
 ///
 /// Shows the progress of a hub's jobs, as its page does: a verdict for each job, and the ranks that the hub waits for most.
-/// In a terminal it is drawn anew each second until Ctrl-C. Otherwise there is a line for each job and second.
+/// In a terminal it is drawn again each second until Ctrl-C. Otherwise there is a line for each job and second.
 #[derive(Clone, Debug, Parser)]
 pub struct TopArgs {
     /// The hub's control port.

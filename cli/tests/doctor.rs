@@ -110,7 +110,7 @@ fn a_port_that_another_program_has_is_a_failure() {
 #[test]
 fn an_address_of_another_machine_is_a_failure() {
     let _watchdog = Watchdog::start();
-    // TEST-NET-1: nobody has it.
+    // TEST-NET-1: no host has this address.
     let (status, text) = doctor(&["--listen", "192.0.2.1:7077", "--transports", "shm"]);
     assert_eq!(status, Some(1), "{text}");
     says(check(&text, "control port"), &["FAIL", "192.0.2.1:7077", "ip -brief address"]);
@@ -134,7 +134,7 @@ fn the_way_to_a_hub_is_measured() {
     let serve = ["serve", "--listen", "127.0.0.1:0", "--transports", "shm,tcp", "--cores", "1"];
     let hub = Serve::start(phub_server(&serve).env("RUST_LOG", "warn"));
     let here = ["--listen", "127.0.0.1:0", "--transports", "shm"];
-    // Hubs are reached directly, whatever proxies there are: nobody listens at this one.
+    // Hubs are reached directly, for any proxy settings: nobody listens at this proxy.
     let nowhere = "http://127.0.0.1:1";
     let proxies =
         ["http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"].map(|name| (name, nowhere));
@@ -191,7 +191,7 @@ fn help_teaches() {
     says(&help, &["--transports verbs --nics mlx5", "Exit status: 0", "--workers", "--manifest", "--json"]);
 }
 
-/// Each of these stops `serve`, and the doctor said that nothing was in the way.
+/// Each of these stops `serve`, although the doctor said that nothing was wrong.
 #[test]
 fn what_stops_serve_is_a_failure() {
     let _watchdog = Watchdog::start();

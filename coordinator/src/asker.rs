@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The longest name of a machine that is kept.
 const HOST_BYTES: usize = 64;
 
-/// Somebody who asks.
+/// A client that asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asker {

@@ -74,7 +74,7 @@ impl Digests {
         Err(match compared.written {
             false => format!(
                 "weights differ before round {round}: those of {who} {} are not the same (compare_every); a network, memory or a \
-                 program has altered them on some machine: look at these, and go on from a checkpoint before that round",
+                 program has altered them on some machine: look at these, and continue from a checkpoint before that round",
                 equal.join(" and of ")
             ),
             true => format!(

@@ -60,7 +60,7 @@ pub struct Join {
     pub differs: Option<Differs>,
     /// The place.
     pub from: Option<Asker>,
-    /// A token that nobody has had.
+    /// A token that no member has had.
     pub token: Token,
     /// Whether this hub writes checkpoints.
     pub saves: bool,

@@ -10,7 +10,7 @@ use pbox_core::control::LinkReply;
 /// A link of a member.
 #[derive(Debug, Default)]
 pub struct MemberLink {
-    /// The interface or RDMA device that its bytes cross here. Empty if nobody knows, and on shared memory.
+    /// The interface or RDMA device that its bytes cross here. Empty if it is unknown, and on shared memory.
     pub nic: String,
     /// The bytes that have crossed it, when the core was asked last; none on shared memory.
     pub crossed: Option<Crossed>,

@@ -13,7 +13,7 @@ const FRESH: Duration = Duration::from_millis(200);
 /// The time over which rounds a second are counted; with slower rounds, the last two changes.
 const RATE_OVER: Duration = Duration::from_secs(10);
 
-/// A job's last rounds, as they were when the cores were asked last.
+/// A job's last rounds at the time when the cores were asked last.
 #[derive(Debug, Default)]
 pub struct LastRounds {
     pub(crate) watched: Watched,
@@ -91,7 +91,7 @@ impl LastRounds {
         Some(GradientsReply { every: self.gauged.every(), not_finite, skipped, last, recent })
     }
 
-    /// Returns how rounds went; nothing while nobody was waited for.
+    /// Returns how rounds went; nothing if no worker was waited for.
     pub fn reply(&self) -> Option<RoundsReply> {
         let Watched { first, last, rows, waits_for } = &self.watched;
         let ranks = rows.first()?.1.len();

@@ -59,7 +59,7 @@ pub struct Tokens {
 #[derive(Debug)]
 enum State {
     Serves(Owner),
-    /// The token serves nobody any more, which is known until this time.
+    /// The token is not valid any more, which is known until this time.
     Served(Unserved, Instant),
 }
 

@@ -10,7 +10,7 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
-    /// Changes the limit. Bytes that are held now stay counted.
+    /// Changes the limit. Bytes that are held now are still counted.
     pub fn limit_to(&mut self, limit: Option<usize>) {
         self.limit = limit;
     }

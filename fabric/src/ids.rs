@@ -17,7 +17,7 @@ impl Span {
         self.offset.checked_add(self.bytes)
     }
 
-    /// Returns the span from this span's first byte to the last byte of a span behind it.
+    /// Returns the span from this span's first byte to the last byte of a later span.
     pub fn to(self, last: Span) -> Span {
         Span { offset: self.offset, bytes: last.offset + last.bytes - self.offset }
     }

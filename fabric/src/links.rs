@@ -153,7 +153,7 @@ impl<L> Links<L> {
         }
     }
 
-    /// Shows arrivals of all links. Each link gets an equal share of the room. A poll begins behind the last link that showed
+    /// Shows arrivals of all links. Each link gets an equal share of the room. A poll begins after the last link that showed
     /// something in the poll before: links that found no room are therefore first.
     #[inline]
     pub fn poll(

@@ -46,7 +46,8 @@ impl Traces {
         }
     }
 
-    /// Asserts that nothing else is left. A joined thread stays in /proc for a moment: looks again for a while.
+    /// Asserts that nothing else is left. A joined thread is visible in /proc for a moment: looks again for a
+    /// while.
     fn is_all_there_is(&self) {
         for _ in 0..1000 {
             if Traces::look() == *self {

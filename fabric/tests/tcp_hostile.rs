@@ -1,5 +1,5 @@
 //! Bytes over a TCP connection that no correct peer sends: torn frames, lengths that do not fit, garbage as a
-//! handshake, half of the connections. Each costs its sender the link, and nobody else anything.
+//! handshake, half of the connections. Each costs its sender the link, and does no harm to others.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};

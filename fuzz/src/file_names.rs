@@ -5,7 +5,7 @@
 use pbox_core::control::check_job_name;
 use phub_server::checkpoint::named;
 
-/// Reads the bytes as a name; then as a job, behind which stands the rest.
+/// Reads the bytes as a name; then as a job, followed by the rest.
 pub fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     check(&text);

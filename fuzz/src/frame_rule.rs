@@ -1,9 +1,9 @@
 //! The rule of frames on a TCP link: the spans that each immediate may come with. The first byte chooses the job and the end,
 //! and each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
 //!
-//! Whatever bytes the rule takes lie in the window and belong to a chunk of the job. Without a codec it is the whole chunk at its
-//! place, or nothing. Each notice asks for one pull, each chunk's first weights are left out once, and bytes that came ahead are
-//! not sent again with their push.
+//! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec it is the whole chunk at
+//! its place, or nothing. Each notice asks for one pull, each chunk's first weights are left out once, and bytes that came ahead
+//! are not sent again with their push.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};

@@ -237,7 +237,7 @@ fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, Strin
     Ok(nics)
 }
 
-/// The way to a hub, by the hub's reply.
+/// The route to a hub, from the hub's reply.
 struct Route<'a> {
     hub: &'a LetIn,
     ports: &'a Ports,

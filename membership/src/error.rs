@@ -56,7 +56,7 @@ pub enum MemberError {
         /// The source of the secret or token that was shown.
         shown: String,
     },
-    /// This process has no secret or token that is of use.
+    /// This process has no usable secret or token.
     #[error("the token or secret of this process: {0}")]
     Credential(#[from] CredentialError),
     /// The hub uses a version of the protocol that this member does not speak.
@@ -75,7 +75,7 @@ pub enum MemberError {
     /// The certificates by which this process trusts hubs cannot be used.
     #[error("the TLS settings of this process: {0}")]
     Trust(Box<TlsError>),
-    /// The other end speaks no TLS, or is nobody that this process trusts.
+    /// The other end speaks no TLS, or this process does not trust it.
     #[error("no TLS with the hub's control port at {hub}: {why}")]
     NoTls {
         /// The address.
@@ -149,7 +149,7 @@ pub enum MemberError {
     },
     /// The worker has left, and the hub could not save the trained state.
     #[error(
-        "job {job:?}: this worker has left, but the hub at {hub} did not write the last checkpoint: {why}; the job goes on \
+        "job {job:?}: this worker has left, but the hub at {hub} did not write the last checkpoint: {why}; the job continues \
          from the checkpoint before"
     )]
     CheckpointLost {

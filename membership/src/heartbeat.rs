@@ -1,5 +1,5 @@
 //! The heartbeat: one thread for each hub of a member, which keeps a request open there. The request says that this
-//! member lives. Its reply brings news, and wakes the member's port, so that nobody sleeps through them.
+//! member lives. Its reply brings news, and wakes the member's port, so that nobody misses them in sleep.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -163,7 +163,7 @@ impl Beat {
             }
             self.shared.publish(|news| news.reply = reply);
         } else {
-            self.shared.lock().reply = reply; // nothing to wake for: how long somebody has been late
+            self.shared.lock().reply = reply; // nothing to wake for: how long a member has been late
         }
         // A hub that stops does not wait for this thread.
         (!failed).then_some(Duration::ZERO)

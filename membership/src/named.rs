@@ -152,7 +152,7 @@ pub fn look_up_with(
     if let Err(error) = check_address(address) {
         return done(Err(io::Error::new(io::ErrorKind::InvalidInput, error.to_string())));
     }
-    // This asks nobody.
+    // This asks no name server.
     if ip_of(address).is_some() {
         return done(find(address, named));
     }

@@ -1,4 +1,4 @@
-//! The way from a member to a hub: a transport, and the NICs at both ends.
+//! The route from a member to a hub: a transport, and the NICs at both ends.
 
 use fabric::NicPair;
 use fabric::any::Transport;

@@ -7,8 +7,8 @@ use pbox_core::{Key, KeyId, Layout, Placement, Schedule, SendQueue, Slice, Slice
 /// Elements of a chunk of 64 bytes.
 const CHUNK: u64 = 16;
 
-/// Exchanges a gradient of each layer, which has so many chunks, and returns when its weights are there. The last layer's gradient is
-/// there at time 1, and one more layer's at each unit of time. All slices pass the stages one after the other.
+/// Exchanges a gradient of each layer, which has this many chunks, and returns when its weights have arrived. The last layer's
+/// gradient is there at time 1, and one more layer's at each unit of time. All slices pass the stages one after the other.
 fn exchange(layers: &[u64], schedule: Schedule, stages: usize) -> Vec<u64> {
     let keys = layers.iter().map(|&chunks| Key::f32("layer", [chunks * CHUNK]));
     let keys = keys.enumerate().map(|(layer, key)| Key { name: layer.to_string(), ..key }).collect();

@@ -45,12 +45,12 @@ pub struct Address {
 }
 
 impl Address {
-    /// Creates a `host:port` that somebody named. It is looked up when it is first asked.
+    /// Creates a `host:port` that a setting or a message named. It is looked up when it is first asked.
     pub fn new(name: &str, named: Named) -> Self {
         Address { name: name.to_owned(), named, found: Arc::default(), lookups: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Resolves several hubs, which somebody named together. Few are looked up at a time, so that other lookups find a
+    /// Resolves several hubs, which were named together. Few are looked up at a time, so that other lookups find a
     /// thread.
     pub fn several<'a>(names: impl IntoIterator<Item = &'a String>, named: &Named) -> Vec<Self> {
         let lookups = Arc::new(Semaphore::new(LOOKUPS));

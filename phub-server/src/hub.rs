@@ -214,14 +214,14 @@ impl Hub {
     }
 
     /// Returns a function that reads the secret again, for a hub with its secret in a file. Workers that have joined
-    /// stay. It returns an error if there is no usable secret; the hub then keeps its present one.
+    /// remain. It returns an error if there is no usable secret; the hub then keeps its present one.
     pub fn reload_secret(&self) -> impl Fn() -> Result<(), HubError> + use<> {
         let guard = Arc::clone(&self.guard);
         move || Ok(guard.reload()?)
     }
 
-    /// Returns a function that reads the certificate of the control port again, if the hub has one. Connections stay.
-    /// It is an error when certificate and key are of no use; the hub keeps those that it has.
+    /// Returns a function that reads the certificate of the control port again, if the hub has one. Open connections
+    /// remain. It returns an error if certificate and key cannot be used; the hub then keeps its present ones.
     pub fn reload_certificate(&self) -> Option<impl Fn() -> Result<(), HubError> + use<>> {
         let encryption = Arc::clone(&self.encryption);
         encryption.is_on().then_some(move || Ok(encryption.reload()?))

@@ -1,4 +1,5 @@
-//! Attacks on jobs of several hubs: a hub is cut off, slow, stands still, is replaced behind its address, or lacks a worker.
+//! Attacks on jobs of several hubs: a hub is cut off, is slow, stops running for a time, is replaced at its address, or
+//! lacks a worker.
 
 use std::time::Duration;
 
@@ -114,7 +115,7 @@ fn one_of_two_hubs_is_another_one_behind_the_same_address() {
                 jobs.map(|job| job.state).all(|state| matches!(state, JobState::Failed { .. }))
             });
         }
-        // The job of the same name is begun anew at once, with right bits.
+        // The job of the same name begins again at once, with right bits.
         two_workers(&list, "job", "").into_iter().for_each(|worker| worker.leave().unwrap());
     });
 }

@@ -97,7 +97,7 @@ fn a_hub_below_that_stands_still_is_named_on_the_other_machine() {
         says(&told[0], &["\"job\" failed", "machine 1", "silent"]);
         says(&told[1], &["\"job\""]);
         drop(sessions);
-        // The machine is of use again.
+        // The machine can be used again.
         ready(|machine| config_at(&below[machine as usize].address(), "after", 0, 1))
             .into_iter()
             .for_each(|session| session.leave().unwrap());

@@ -1,4 +1,5 @@
-//! A machine whose wall clock jumps, one whose disk stands still, and one whose name server is silent: by a library that is loaded before the hub.
+//! A machine whose wall clock jumps, a machine whose disk does not answer, and one whose name server is silent: by a library that
+//! is loaded before the hub.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

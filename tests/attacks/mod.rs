@@ -1,4 +1,4 @@
-//! Attacks by networks, machines and operators on a job, with an innocent job beside it at the same hubs. Its bits stay
+//! Attacks by networks, machines and operators on a job, with an innocent job beside it at the same hubs. Its bits are
 //! right all the time. The job under attack continues with right bits, or ends with an error that names the event.
 
 mod altered;

@@ -1,5 +1,5 @@
-//! The data path of a worker stands still, in one direction or both, and its control path lives; or both stand still for so
-//! long that the worker is lost.
+//! The data path of a worker carries nothing, in one direction or both, and its control path works; or both carry nothing
+//! for so long that the worker is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

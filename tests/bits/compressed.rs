@@ -35,7 +35,8 @@ fn the_bits_are_those_of_a_plain_model_by_every_transport() {
     }
 }
 
-/// Apart from the test above, because an emulated guest runs only this test: the test above takes too long there.
+/// Separate from the test above, because an emulated guest runs only this test: the test above takes too long
+/// there.
 #[test]
 fn by_rdma_the_bits_are_those_of_a_plain_model() {
     if !has_rdma() {

@@ -195,7 +195,7 @@ impl Driver<'_> {
     }
 
     /// Does an operator's work. If a job failed before its first checkpoint, some of its hubs may have saved no part of its
-    /// last state. Then it cannot continue, and is not begun anew in silence.
+    /// last state. Then it cannot continue, and does not begin from zero silently.
     fn take_away(&self, name: &str, past: &Past) {
         if past.last_key_value().is_some_and(|(&round, _)| round >= EVERY) {
             return;

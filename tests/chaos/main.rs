@@ -1,5 +1,5 @@
 //! The `phub-chaos` program: hubs and workers in processes of their own, and faults drawn from a seed. Every job ends with the
-//! oracle's bits or with an error that names it, nothing hangs, and nothing is left behind. Exit status 0 if that was so.
+//! oracle's bits or with an error that names it, nothing hangs, and no process or file is left. Exit status 0 if that was so.
 //!
 //! ```text
 //!   drivers (a thread a job): workers -> relay -> hub0            steady: never killed

@@ -31,7 +31,7 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// Looks at all hubs. Whatever stays is reported.
+    /// Looks at all hubs. All that is left is reported.
     pub fn look(&mut self, cluster: &Cluster, tally: &Tally) {
         for hub in &cluster.hubs {
             let pid = match hub.pid() {

@@ -29,7 +29,7 @@ pub enum Kind {
     /// BSP that continues without lost workers: each step is the mean of the workers that are left, this one
     /// included.
     Survivors,
-    /// A codec: the bits of the plain model, which begins anew where the job did.
+    /// A codec: the bits of the plain model, which begins from zero at the same places as the job.
     Codec,
     /// SSP: weights that count pushes.
     Ssp,

@@ -1,5 +1,5 @@
-//! Checkpoints of a running hub: a job goes on from its last checkpoint with the bits of a job that was never interrupted.
-//! A checkpoint that cannot be written harms no job.
+//! Checkpoints of a running hub: a job continues from its last checkpoint with the bits of a job that was never
+//! interrupted. A checkpoint that cannot be written harms no job.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -65,7 +65,7 @@ pub(crate) fn weights_are(session: &Session, value: f32) {
     }
 }
 
-/// Goes on with a job whose gradients are those of [`Training`], until the hub is gone or the job is done. Returns the last
+/// Continues a job whose gradients are those of [`Training`], until the hub is gone or the job is done. Returns the last
 /// weights.
 pub(super) fn train(
     training: &Training,

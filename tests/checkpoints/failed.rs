@@ -45,7 +45,7 @@ fn lose_one(hubs: &[Hub], mut sessions: Vec<Session>) {
         jobs.flat_map(|job| job.held_up_by).map(|late| late.chunks).sum::<u32>() == chunks
     });
     drop(lost);
-    // With ASP it waits for nobody, and learns of the loss when it goes on.
+    // With ASP it waits for no worker, and learns of the loss when it continues.
     let error = loop {
         if let Err(error) = left.wait_all() {
             break error;

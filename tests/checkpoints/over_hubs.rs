@@ -1,5 +1,5 @@
 //! Checkpoints of a job over several hubs. Each hub writes its part, a round counts when all hubs have theirs, and the
-//! job goes on from the latest such round.
+//! job continues from the latest such round.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -304,7 +304,7 @@ fn a_job_is_not_begun_anew_in_silence() {
         std::fs::remove_file(part(&dirs, 1, round)).unwrap();
     }
     let error = refused(config_at(&addresses(&here), "job", 0, 1));
-    says(error, &["not whole", "hub 0, at", "has rounds [3, 5]", "hub 1, at", "has rounds []", "anew"]);
+    says(error, &["not whole", "hub 0, at", "has rounds [3, 5]", "hub 1, at", "has rounds []", "from zero"]);
     assert_eq!(rounds_in(dirs[0].path()), [3, 5], "nothing was removed");
     drop(here);
 

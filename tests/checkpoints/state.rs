@@ -152,7 +152,7 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
         }
         for _ in 0..30 {
             rounds(&mut session, 1).unwrap();
-            // A hub that misses more rounds than the other hubs keep for it stays behind.
+            // A hub that misses more rounds than the other hubs keep for it is left behind.
             if refused.len() < 3 {
                 refused.extend(session.checkpoint().err().map(|error| error.to_string()));
             }
@@ -303,7 +303,7 @@ fn a_bad_state_is_refused() {
     assert_eq!(bring(&hub, "long", &alone.token, vec![0; bytes + 1]).0, 413);
 }
 
-/// Numbers of rounds do not begin anew: the job ends long before.
+/// Numbers of rounds do not begin again: the job ends long before.
 #[test]
 fn a_job_ends_before_its_rounds_have_no_numbers() {
     let _watchdog = Watchdog::start();

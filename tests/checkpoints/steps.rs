@@ -1,5 +1,6 @@
-//! Keys that have made different numbers of steps: Adam goes on counting each of them, from a state that is brought and from a
-//! checkpoint, on one hub and on several, with the bits of a job that was never interrupted. So do all numbers of the optimizer.
+//! Keys that have made different numbers of steps: Adam continues to count the steps of each of them. The state is given by a
+//! worker or comes from a checkpoint, on one hub and on several, with the bits of a job that was never interrupted. So do all
+//! numbers of the optimizer.
 
 use super::checkpoint::{ADAM, hub_every};
 use super::state::{gather, train_to};
@@ -45,7 +46,7 @@ fn state() -> Saved {
     states.into_iter().flatten().next().unwrap()
 }
 
-/// Goes on with a job of these workers, which brings a state or has one, and makes rounds to this one.
+/// Continues a job of these workers, which gives a state or has one, and makes rounds up to this one.
 fn goes_on(
     training: &Training,
     hubs: &[Hub],
@@ -123,7 +124,7 @@ fn keys_with_different_steps_go_on_from_the_parts_of_several_hubs() {
     go_on_from_file(2);
 }
 
-/// A key begins anew between two rounds, and the other keys do not.
+/// A key begins from zero between two rounds, and the other keys do not.
 #[test]
 fn the_state_of_a_key_is_set_to_zero_between_rounds() {
     let _watchdog = Watchdog::start();

@@ -1,4 +1,4 @@
-//! A trial, as of the doctor, leaves nothing behind at a hub that keeps checkpoints.
+//! A trial, such as the doctor's, leaves no files at a hub that keeps checkpoints.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,5 @@
-//! Passing faults, which end no job: a proxy that answers for the hub, an answer that is lost, a hub that stands still.
+//! Passing faults, which end no job: a proxy that answers for the hub, an answer that is lost, a hub that stops running
+//! for a time.
 
 use authority::Credential;
 use std::time::Duration;

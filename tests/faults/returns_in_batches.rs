@@ -1,5 +1,5 @@
-//! A hub ends and returns while its weights are pulled in batches of layers. The plan begins anew, and no batch
-//! waits for a key that is not pushed again.
+//! A hub ends and returns while its weights are pulled in batches of layers. The plan begins again, and no
+//! batch waits for a key that is not pushed again.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;

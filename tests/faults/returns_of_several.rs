@@ -153,7 +153,7 @@ fn all_hubs_of_a_job_may_stop_at_once() {
     assert!(sessions.iter().all(|session| session.returns() == Returns { times: 1, lost_rounds: 0 }));
 }
 
-/// The arrays stay, whichever hub ends, by each transport, and by two at once.
+/// The arrays are kept, whichever hub ends, by each transport, and by two at once.
 #[test]
 fn the_arrays_stay_when_one_hub_of_several_comes_back() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! A hub of a job with Slim-DP ends and returns. The values that a worker has not sent stay in its gradients, and go with
-//! later pushes.
+//! A hub of a job with Slim-DP ends and returns. The values that a worker has not sent are kept in its gradients, and go
+//! with later pushes.
 
 use std::sync::atomic::AtomicU32;
 

@@ -1,5 +1,5 @@
 //! A stranger who reaches the control port, and a user with another secret. Neither learns anything of a job or
-//! changes anything, and the job's bits stay right.
+//! changes anything, and the job's bits are right.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

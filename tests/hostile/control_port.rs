@@ -1,6 +1,6 @@
 //! Clients of the control port that send slowly, nothing, garbage or too much, and more clients than there is room for.
-//! The hub refuses or closes each, a job goes on with the right bits, and no descriptor stays open. One test, because
-//! it counts the process's descriptors.
+//! The hub refuses or closes each, a job continues with the right bits, and no descriptor is left open. One test,
+//! because it counts the process's descriptors.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -90,7 +90,7 @@ fn bodies_that_do_not_come(hub: SocketAddr) {
     let mut client = Client::connect(hub);
     client.send(post("join", "transfer-encoding: chunked")).send("5\r\n12345\r\n");
     says(client.read_all(), &["408", "stalled: 5 bytes"]);
-    // A client that closes in the middle leaves nothing behind.
+    // A client that closes in the middle leaves nothing at the hub.
     Client::connect(hub).send(post("join", "content-length: 1000")).send("0123456789");
 }
 

@@ -1,5 +1,5 @@
-//! Garbage on the socket of the data path. Its sender loses the connection, a job goes on with the right bits, and no
-//! descriptor stays open. One test, because it counts the process's descriptors.
+//! Garbage on the socket of the data path. Its sender loses the connection, a job continues with the right bits, and
+//! no descriptor is left open. One test, because it counts the process's descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};
 

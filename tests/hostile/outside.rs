@@ -1,7 +1,7 @@
 //! Addresses that a join names: the hub shows no token there, and asks only peers that its operator allows.
 //!
 //! A hub shows such an address a proof of the request itself, and makes only a hub's requests. It repeats no text of the answer,
-//! believes no number that it cannot bear, and holds up nobody else.
+//! accepts no number that is too large for it, and delays nobody else.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;

@@ -56,7 +56,7 @@ fn train_a_round(sessions: &mut [Session]) {
     sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
 }
 
-/// A worker that is not heard of for 4 s is dead, and its heartbeats begin behind the data path. If each silent connection
+/// A worker that sends nothing for 4 s is dead, and its heartbeats begin after the data path. If each silent connection
 /// held a place for a time, 3000 of them would hold up the data path for longer.
 #[test]
 fn silent_connections_take_the_place_of_no_worker() {
@@ -78,7 +78,7 @@ fn silent_connections_take_the_place_of_no_worker() {
             }
             new.join().expect("a new job is made, and its bits are right");
         });
-        // The last ones may stay for their time.
+        // The last connections may remain for their time.
         let first = silent.into_iter().take(2900).map(told).collect::<Vec<_>>();
         assert!(first.iter().all(|told| told.is_empty() || told.contains("hung up")), "{first:?}");
         steady.into_iter().for_each(|session| session.leave().unwrap());

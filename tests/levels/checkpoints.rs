@@ -1,4 +1,4 @@
-//! Checkpoints are written at the top only, and a job on several machines goes on from them.
+//! Checkpoints are written at the top only, and a job on several machines continues from them.
 
 use fabric::conformance::Watchdog;
 use hub_tests::{PATIENT_S, settings};

@@ -57,7 +57,7 @@ fn a_lost_worker_is_named_on_all_machines_with_its_machine() {
     let _watchdog = Watchdog::start();
     for machines in [Machines::start(1, 2), Machines::mesh(2)] {
         lose_a_worker(&machines);
-        // A job of the same name begins anew.
+        // A job of the same name begins from zero.
         let mut sessions = ready(&machines, 2, OnLoss::Stop);
         for weight in round(sessions.iter_mut().flatten(), 1.0) {
             assert_eq!(weight.unwrap(), 0.5);
@@ -142,7 +142,7 @@ fn a_job_goes_on_without_a_lost_worker_and_its_mean_is_of_those_left() {
     for weight in round(sessions.iter_mut().flatten(), 1.0) {
         assert_eq!(weight.unwrap(), 0.0);
     }
-    // A worker returns to the other machine's hub, which joins the running job anew.
+    // A worker returns to the other machine's hub, which joins the running job again.
     let job = describe(&machines.address(0)).jobs.remove(0);
     assert_eq!(job.above, vec![machines.top[0].address().to_string()]);
     let hub = machines.address(1);

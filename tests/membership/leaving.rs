@@ -40,7 +40,7 @@ fn a_worker_that_leaves_early_is_named_to_the_others() {
     }
 }
 
-/// Lets worker 1 leave, which joined at this address, when two workers have the first key's round 0 behind them.
+/// Lets worker 1 leave, which joined at this address, when two workers have completed round 0 of the first key.
 fn leaves_with_one_key(hub: &Hub, address: &str) -> (Session, KeyId) {
     let address = |rank| if rank == 1 { address.to_owned() } else { hub.address().to_string() };
     let mut sessions = ready_all(2, |rank| config_at(&address(rank), "job", rank, 2));

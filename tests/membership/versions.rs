@@ -1,5 +1,5 @@
-//! Two adjacent versions of the protocol speak with each other. The other version is this program behind a proxy, which adds
-//! fields of a newer version to its messages.
+//! Two adjacent versions of the protocol speak with each other. The other version is this program with a proxy before it,
+//! which adds fields of a newer version to its messages.
 
 use fabric::conformance::Watchdog;
 use hub_tests::proxy::Proxy;

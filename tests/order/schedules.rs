@@ -72,7 +72,7 @@ fn late_bytes_of(
     worker.push(last).unwrap();
     (0..7).for_each(|_| assert_eq!(layout.chunk(look(&mut worker)).key, last));
     worker.push(first).unwrap();
-    // By link: one that has no more of the first layer goes on with the last.
+    // By link: a link that has no more of the first layer continues with the last.
     let mut missing = vec![0; cores];
     layout.key_chunks(first).for_each(|chunk| missing[placement.owner(ChunkId(chunk))] += 1);
     let mut late = 0;

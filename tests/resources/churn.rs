@@ -10,7 +10,8 @@ use worker_shim::Session;
 /// Joins before the count. Then the hub's allocator and tables have their size.
 const WARM_UP: u32 = 100;
 const TIMES: u32 = 1000;
-/// The most that the hub may grow: half a page for each join. A window that stayed would be eight times as much.
+/// The most that the hub may grow: half a page for each join. A window that was kept would be eight times as
+/// much.
 const GROWTH_BYTES: u64 = 2 << 20;
 
 fn comes_and_goes(hub: &str, job: &str) {

@@ -86,7 +86,7 @@ fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>
 }
 
 /// Checks that every push of a key arrives, chunk for chunk, before the chunk's step; then its answers leave, and then
-/// the worker has its answer. Times of two processes may differ by so many microseconds: at least by those that are
+/// the worker has its answer. Times of two processes may differ by this many microseconds: at least by those that are
 /// rounded away.
 fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>], same: f64) {
     for (key, chunks) in ["first.weight", "second.bias", "third.weight"].into_iter().zip(CHUNKS) {

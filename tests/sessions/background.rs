@@ -1,5 +1,5 @@
 //! Sessions on their own threads: the exchange goes on while callers do something else, and errors reach every caller that
-//! waits. `background_ends` shows that nothing is left behind.
+//! waits. `background_ends` shows that nothing is left.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;

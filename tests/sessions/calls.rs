@@ -13,7 +13,7 @@ use hub_tests::{
 use pbox_core::{KeyId, Optimizer, Round};
 use worker_shim::{Session, SessionError};
 
-/// Returns a worker and a peer that has pushed nothing: the first worker's pushes stay under way.
+/// Returns a worker and a peer that has pushed nothing: the first worker's pushes remain in flight.
 fn pair(hub: &phub_server::Hub) -> [Session; 2] {
     ready_all(2, |rank| config(hub, "job", rank, 2)).try_into().map_err(|_| "two workers").unwrap()
 }

@@ -22,7 +22,7 @@ const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.01, momentum: 0.9 };
 
-/// Returns small keys, which are groups, before and behind keys of several chunks.
+/// Returns small keys, which are groups, before and after keys of several chunks.
 fn layout() -> Arc<Layout> {
     let small = (0..9).map(|key| Key::f32(format!("small{key}"), [1 + key % 3]));
     let large = [Key::f32("b", [170]), Key::f32("c", [700]), Key::f32("d", [64, 9])];

@@ -1,5 +1,5 @@
 //! A network before a hub: one port for its control port and one for its data path over TCP. Connections are passed on, cut,
-//! stand still in one direction or in both, or have a bit altered on the way.
+//! halted in one direction or in both, or have a bit altered on the way.
 //!
 //! ```text
 //!   worker ---- control ----> relay ---- control ----> hub        answers that name the hub's data port name the relay's
@@ -20,7 +20,7 @@ pub enum Way {
     Data,
 }
 
-/// The bytes that stand still: nobody loses one, and nobody is notified.
+/// The halted bytes: none is lost, and nobody is notified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stall {
     /// The direction from the worker to the hub.
@@ -174,7 +174,7 @@ impl Line {
         let mut passed = 0;
         loop {
             let read = from.read(&mut bytes);
-            // The end of a connection stands still, too.
+            // The end of a connection is halted, too.
             let state = self.lock();
             let waited = self.changed.wait_while(state, |state| stands(state.stall));
             let mut state = waited.unwrap_or_else(PoisonError::into_inner);

@@ -112,7 +112,7 @@ fn head(processes: &[&Value]) -> String {
     format!("{{\"displayTimeUnit\":\"ns\",\"metadata\":{about},\"traceEvents\":[\n")
 }
 
-/// Ends the list of events: no comma is behind the last one.
+/// Ends the list of events: no comma follows the last one.
 fn end(mut text: String) -> String {
     if text.ends_with(",\n") {
         text.truncate(text.len() - 2);

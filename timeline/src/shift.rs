@@ -15,7 +15,7 @@ struct Shift {
 }
 
 /// Gives all events times of the first process's clock, and says in the metadata by how much they were shifted. Returns the
-/// names of processes with an unknown clock: their times stay.
+/// names of processes with an unknown clock: their times do not change.
 pub(crate) fn to_one_clock(processes: &mut [Process]) -> Vec<String> {
     let shifts = shifts(processes);
     let mut apart = Vec::new();

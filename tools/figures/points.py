@@ -48,9 +48,9 @@ class Point:
     def links(self):
         """Returns the Mb/s of each machine's link: one for each worker, and the hub's own if it is separate.
 
-        If each machine has a hub and a worker, it carries gradients and weights each way, and its own hub's share stays
-        in it. With a separate hub a worker's link carries the model once each way, and is slower accordingly. The hub's
-        link is as fast as all of them.
+        If each machine has a hub and a worker, it carries gradients and weights each way, and the share of its own hub
+        does not leave it. With a separate hub a worker's link carries the model once each way, and is slower
+        accordingly. The hub's link is as fast as all of them.
         """
         mbit = self.scale().mbit(self.gbps)
         if self.hubs == "beside":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 # P3's slice, 50,000 f32, and the size from which its baseline splits a tensor over servers.
 PAPER_SLICE_BYTES = 200_000
 # Bytes that may be under way on a link, there, with every schedule. Otherwise the kernel would hold as much of a connection
-# as on a fast link, `shrink` times too much, and urgent slices and the baseline's notices and pulls would wait behind it.
+# as on a fast link, `shrink` times too much, and urgent slices and the baseline's notices and pulls would wait for it.
 CREDIT_BYTES = 128 << 10
 # Bytes that a socket may have in its link's queue, there: as in Linux 4.4 on P3's machines. Today's default of 4 MiB is a
 # third of a shrunk ResNet-50.

@@ -1,4 +1,4 @@
-"""The rig itself: a run of two machines and a toy, which leaves nothing behind when it is killed. Without root and built
+"""The rig itself: a run of two machines and a toy, which leaves nothing when it is killed. Without root and built
 binaries it skips, with a message (check.sh)."""
 
 import os

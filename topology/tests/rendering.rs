@@ -1,4 +1,4 @@
-//! Pictures and text are complete and well-formed, and pictures stay within their page.
+//! Pictures and text are complete and well-formed, and pictures fit on their page.
 
 use topology::render::{NetworkBox, NetworkPicture};
 use topology::{CoreChoice, Host, Plan, Request, place, render};

@@ -73,7 +73,7 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.shown {
-            // Files that stay are removed when the directory is opened the next time.
+            // Files that are left are removed when the directory is opened the next time.
             drop(fs::remove_dir_all(&self.path));
         }
     }

@@ -17,7 +17,7 @@ pub enum VersionError {
     )]
     InUse { path: PathBuf },
 
-    #[error("{path}: {what}: {why}; publish a whole version anew, and look at the disk")]
+    #[error("{path}: {what}: {why}; publish a whole version again, and look at the disk")]
     Faulty { path: PathBuf, what: &'static str, why: String },
 
     #[error("{path} has no version {version}; it has {there}")]

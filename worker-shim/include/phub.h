@@ -90,7 +90,8 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Returns the text of this thread's last call that failed, never null. It stays until this thread's next failure.
+// Returns the text of this thread's last call that failed, never null. It is valid until this thread's next
+// failure.
 const char *phub_last_error(void);
 
 // Returns this library's version, such as "0.1.0".
@@ -163,7 +164,7 @@ PhubStatus phub_config_place(const PhubConfig *config,
                              size_t *offset,
                              size_t *bytes);
 
-// Frees settings; null is allowed. Sessions that were made from them stay.
+// Frees settings; null is allowed. Sessions that were made from them are not affected.
 //
 // What must hold:
 // `config` is null, or from phub_config_new and not yet freed.
@@ -264,8 +265,8 @@ PhubStatus phub_norm(const PhubSession *session,
                      uint32_t *round,
                      uint64_t *skipped);
 
-// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights stays until
-// phub_session_free.
+// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights remains
+// until phub_session_free.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.

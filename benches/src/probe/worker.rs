@@ -19,7 +19,7 @@ use crate::child;
 use crate::compute::{ComputePlan, Times};
 
 /// A worker checks a line of each chunk once in this many rounds, and all elements after the last round. A wrong bit
-/// stays in weights and state. A line of every chunk in every round cost a miss of cache and TLB each: 4% of the
+/// is kept in weights and state. A line of every chunk in every round cost a miss of cache and TLB each: 4% of the
 /// processors' time, and half of the hub's wait for pushes.
 const ROUNDS_PER_LOOK: u32 = 16;
 
@@ -144,7 +144,7 @@ impl<E: Element> Worker<E> {
         if self.expected.is_slow() {
             self.session.wait_all()?;
             self.go_where_the_job_is();
-            return Ok(()); // a wrong bit stays, and is seen after the last round
+            return Ok(()); // a wrong bit is kept, and is detected after the last round
         }
         // Computes the expected weights while the hub works.
         self.expect();

@@ -62,11 +62,11 @@ pub fn on_a_disk_for_two(dir: &Path) {
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(5), &[(0, f32::NAN)])).unwrap_err();
     says(error, &["job.safetensors", "No space left", "as it was"]);
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
-    // One that nobody goes on from goes before those.
+    // A file that no job continues from is removed before those.
     std::fs::rename(dir.join("job@3.safetensors"), dir.join("job@not-finite.safetensors")).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(6))).unwrap();
     assert_eq!(files(dir), ["job.safetensors", "job@4.safetensors"]);
-    // Without a newest file the newest generation stays: it is all that the job has.
+    // Without a newest file the newest generation is kept: it is all that the job has.
     std::fs::remove_file(store.path("job").unwrap()).unwrap();
     std::fs::write(dir.join("filler"), vec![1; 800_000]).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(7))).unwrap_err();

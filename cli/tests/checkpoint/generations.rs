@@ -51,7 +51,7 @@ fn a_damaged_newest_falls_back_and_only_all_damaged_are_refused() {
     damage(&store.path("job").unwrap());
     let loaded = job.loaded(&store, "job").unwrap();
     job.check(&loaded.restored, Round(10));
-    let words = ["goes on from", "job@10.safetensors", "digest", "job@damaged.safetensors"];
+    let words = ["continues from", "job@10.safetensors", "digest", "job@damaged.safetensors"];
     says(loaded.warning.unwrap(), &words);
     // The job continues as often as it likes, and the damaged file is no generation.
     let loaded = job.loaded(&store, "job").unwrap();
@@ -85,9 +85,10 @@ fn a_flipped_bit_in_the_version_is_damage_and_a_newer_version_is_not() {
         std::fs::write(&newest, bytes).unwrap();
         let loaded = job.loaded(&store, "job").unwrap();
         job.check(&loaded.restored, Round(5));
-        says(loaded.warning.unwrap(), &["goes on from", "job@5.safetensors", "job@damaged.safetensors"]);
+        says(loaded.warning.unwrap(), &["continues from", "job@5.safetensors", "job@damaged.safetensors"]);
     }
-    // A newer program's, with the digest that belongs to it, is no damage: an older generation would hide the mistake.
+    // A newer program's file, with the digest that belongs to it, is no damage: an older generation would hide the
+    // mistake.
     let mut bytes = whole;
     bytes[at] = b'2';
     bytes[35..67].fill(b'0');
@@ -140,7 +141,7 @@ fn a_state_that_is_not_finite_replaces_nothing() {
     // In the optimizer's state alone.
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(9), &[(40, f32::NAN)]));
     says(error.unwrap_err(), &["1 value", "optimizer/exp_avg_sq/fc.weight"]);
-    // Nobody goes on from it, not even a job without a checkpoint.
+    // No job continues from it, not even a job without a checkpoint.
     std::fs::remove_file(store.path("job").unwrap()).unwrap();
     assert!(job.load(&store, "job").is_none());
 }

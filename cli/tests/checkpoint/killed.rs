@@ -34,7 +34,7 @@ fn a_killed_hub_leaves_a_whole_checkpoint() {
         for _ in 0..kill % 3 {
             saved = saver.hear();
         }
-        assert!(saved > last, "saves go on with the round after the checkpoint's");
+        assert!(saved > last, "saves continue with the round after the checkpoint's");
         // Somewhere in the next saves: the child does nothing else.
         (0..kill * 300_000 % 2_000_003).for_each(|_| std::hint::spin_loop());
         drop(saver);

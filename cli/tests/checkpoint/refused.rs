@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::snapshots::{ADAM, Job, SGD, says};
 
-/// The place where the digest stands in a file.
+/// The place of the digest in a file.
 const DIGEST: std::ops::Range<usize> = 35..67;
 
 fn decoded(bytes: &[u8]) -> Result<(), DecodeError> {
@@ -150,7 +150,7 @@ proptest! {
         prop_assert!(decoded(&bytes).is_err());
     }
 
-    /// Mutated headers have the right digest, so that the checks behind the digest are reached.
+    /// Mutated headers have the right digest, so that the checks after the digest are reached.
     #[test]
     fn a_mutated_header_never_panics(
         place in 67usize..900,

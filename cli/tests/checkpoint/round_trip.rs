@@ -200,7 +200,7 @@ fn checkpoints_are_the_hubs_users_alone_unless_the_hub_is_told_otherwise() {
         assert_eq!(mode(&dir.join(".phub-lock")), 0o600, "{asked}");
     }
     assert_eq!(FileMode::default().to_string(), "600");
-    // A directory that is there stays as it is.
+    // An existing directory is not changed.
     let dir = parent.path().join("shared");
     std::fs::create_dir(&dir).unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,4 +1,4 @@
-//! Snapshots of made-up jobs, whose every value is known from where it stands.
+//! Snapshots of invented jobs: the place of each value determines the value.
 
 use std::collections::BTreeMap;
 use std::path::Path;

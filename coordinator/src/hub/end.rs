@@ -1,4 +1,5 @@
-//! Ends: a job fails, or all its workers have left it; the hub takes no more jobs, admits nobody, stops. Old failures are forgotten.
+//! Ends: a job fails, or all its workers have left it; the hub takes no more jobs, admits no worker, stops. Old failures are
+//! forgotten.
 //!
 //! A job that has failed is kept for its news, for [`KEEP_FAILED`]. There are no more of them than a hub may have jobs.
 
@@ -45,7 +46,7 @@ impl Hub {
         self.names.take(&job.spec.name, id);
         let is_being_saved = job.last.is_being_saved();
         if is_being_saved {
-            // Meanwhile no job goes on from the checkpoint before it.
+            // Meanwhile no job continues from the checkpoint before it.
             self.names.keep(&job.spec.name);
         }
         Some(Failed { blame, is_being_saved, effects: self.noted(id, effects, now) })
@@ -86,7 +87,7 @@ impl Hub {
 pub struct End {
     /// Whether it takes no more jobs.
     pub(crate) draining: bool,
-    /// Whether nobody may join any more: it writes its checkpoints, and then stops.
+    /// Whether no worker may join any more: it writes its checkpoints, and then stops.
     pub(crate) closed: bool,
     /// Whether all jobs end, or have ended, because it stops.
     stopping: bool,
@@ -102,7 +103,7 @@ impl End {
         self.draining
     }
 
-    /// Whether the hub admits nobody.
+    /// Whether the hub admits no worker.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
@@ -118,10 +119,10 @@ impl End {
         !self.untold.is_empty() || !self.untold_above.is_empty()
     }
 
-    /// Refuses with this code once the hub admits nobody.
+    /// Refuses with this code once the hub admits no worker.
     ///
     /// # Errors
-    /// Returns the refusal if the hub admits nobody.
+    /// Returns the refusal if the hub admits no worker.
     pub fn check_open(&self, code: RefusalCode) -> Result<(), Refused> {
         if self.closed { Err(Refused::new(code, STOPS.to_owned())) } else { Ok(()) }
     }

@@ -25,7 +25,8 @@ impl Hub {
     /// Looks up a name for a worker at this address. A free name is reserved for it.
     ///
     /// # Errors
-    /// Returns an error if there may not be one more job, or not of this address; or the hub admits nobody.
+    /// Returns an error if there may not be one more job, or not of this address; or the hub admits no
+    /// worker.
     pub(crate) fn find_or_reserve(&mut self, name: &str, owner: Option<IpAddr>) -> Result<Found, Refused> {
         if self.names.is_reserved(name) {
             return Ok(Found::Reserved);

@@ -37,7 +37,7 @@ use crate::job::{Cause, Effect, Job, LateLimits};
 use crate::refused::Refused;
 use crate::tokens::{KEEP_FAILED, Tokens, Unserved};
 
-/// The reason why a hub that stops takes nobody.
+/// The reason why a hub that stops admits no worker.
 pub const STOPS: &str = "the hub is stopping";
 
 /// The job ended meanwhile. Its workers know the reason.
@@ -190,7 +190,7 @@ impl Hub {
         self.job_mut(id).filter(|job| !job.life.failed()).ok_or(JobEnded)
     }
 
-    /// Updates tokens and counts by the effects of a job. Returns the effects: who drives does the rest.
+    /// Updates tokens and counts by the effects of a job. Returns the effects: the driver does the rest.
     pub(crate) fn noted(&mut self, id: JobId, effects: Vec<Effect>, now: Instant) -> Vec<Effect> {
         for effect in &effects {
             let lost = &mut self.counts.lost;

@@ -39,7 +39,7 @@ impl Names {
         self.jobs.get(name).copied()
     }
 
-    /// Whether a name is nobody's.
+    /// Whether a name is free.
     pub fn is_free(&self, name: &str) -> bool {
         !self.jobs.contains_key(name) && !self.is_reserved(name)
     }

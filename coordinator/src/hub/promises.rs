@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The promises are those of jobs that have not failed, of jobs that are being made, and of joins that are being
-//! read. When one of these ends, its promise goes with it.
+//! read. When one of these ends, its promise ends, too.
 
 use std::fmt;
 

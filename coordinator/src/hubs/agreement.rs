@@ -15,7 +15,8 @@ const GENERATIONS: usize = 2;
 /// must not fill up.
 const UNDECIDED: usize = 4;
 
-/// The most rounds of files that another hub is believed to have: several times [`GENERATIONS`] and [`UNDECIDED`].
+/// The most rounds of files that another hub may have; more are not believed. Several times [`GENERATIONS`] and
+/// [`UNDECIDED`].
 const MOST_FILES: usize = 64;
 
 /// The cuts of hub 0, as another hub of the job sees them.

@@ -1,5 +1,5 @@
 //! The hubs of a job, as one of them knows them. Hub 0 leads: it decides where the job is cut, and which workers take
-//! part after the cut. A job of one hub is led by it, and has nobody to ask.
+//! part after the cut. A job of one hub is led by this hub, which asks no other hub.
 //!
 //! Plain state. Asks no hub.
 

@@ -1,4 +1,5 @@
-//! Requests for the end of a hub: it takes no more jobs, admits nobody, stops, and its members are notified.
+//! Requests for the end of a hub: it takes no more jobs, admits no worker, stops, and its members are
+//! notified.
 
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ impl Request for Drain {
     }
 }
 
-/// The hub admits nobody any more.
+/// The hub admits no worker any more.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Close;
 

@@ -119,7 +119,7 @@ pub struct Begin {
     pub spec: JobSpec,
     /// The place of this hub among its hubs.
     pub hub: HubOf,
-    /// The round that it begins with, and the numbers by then.
+    /// The round that it begins with, and the numbers at that time.
     pub from: (Round, NumbersByRound),
 }
 

@@ -105,7 +105,7 @@ pub struct Attach {
     pub member: MemberOf,
     /// The name of their transport.
     pub transport: String,
-    /// The interface or RDMA device of each. Empty if nobody knows, and on shared memory.
+    /// The interface or RDMA device of each. Empty if it is unknown, and on shared memory.
     pub nics: Vec<String>,
 }
 
@@ -197,7 +197,7 @@ impl Request for AskForLinks {
 pub struct GrantLinks {
     /// The member.
     pub member: MemberOf,
-    /// A token that nobody has had.
+    /// A token that no member has had.
     pub token: Token,
 }
 

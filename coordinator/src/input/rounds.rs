@@ -132,7 +132,7 @@ impl Request for Compare {
     }
 }
 
-/// This hub itself stood still, and could get no heartbeat. The clocks of all members begin anew.
+/// This hub itself stood still, and could get no heartbeat. The clocks of all members begin again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoodStill;
 

@@ -149,7 +149,7 @@ impl Request for HasFiles {
     }
 }
 
-/// Somebody wants a job's state. The answer has the number of the want.
+/// A job's state is wanted. The answer has the number of the want.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WantState {

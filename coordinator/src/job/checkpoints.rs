@@ -130,8 +130,7 @@ impl Checkpoints {
         self.followed.end();
     }
 
-    /// Begins a snapshot that a cut is for. Hub 0 gets the result of it, if nobody at this hub wants the
-    /// snapshot.
+    /// Begins a snapshot that a cut is for. Hub 0 gets its result, if nobody at this hub wants the snapshot.
     pub(super) fn begin(&mut self, before: Round, want: Option<WantId>) -> Occasion {
         self.asked += 1;
         let occasion = Occasion::Asked(self.asked);

@@ -14,7 +14,7 @@
 //! | a client has read the state | the driver | the next client gets it |
 //! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
 //!
-//! Requests of members are methods of their own, which have answers. A look at the rounds, and a loss that somebody else has
+//! Requests of members are methods of their own, which have answers. A look at the rounds, and a loss that another party has
 //! seen, are methods, too.
 
 use std::sync::Arc;

@@ -71,7 +71,7 @@ pub type Model = (Arc<JobTerms>, Vec<Piece>);
 /// changed.
 #[derive(Debug)]
 pub struct Job {
-    /// The parts that stay as they were when it began.
+    /// The parts that do not change after it begins.
     pub spec: JobSpec,
     /// The state.
     pub life: Life,
@@ -97,7 +97,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Begins the life of a job. `from` is the round that it begins with, and the numbers by then.
+    /// Begins the life of a job. `from` is the round that it begins with, and the numbers at that time.
     pub(crate) fn new(spec: JobSpec, hubs: Hubs, from: (Round, NumbersByRound), now: Instant) -> Self {
         let workers = spec.terms.workers;
         let life = Life::new(workers);

@@ -16,7 +16,7 @@ const MOST: usize = 1 << 22;
 pub enum Change {
     /// The learning rate, and no other number.
     Rate(f32),
-    /// All numbers. Multipliers that are not given stay.
+    /// All numbers. Multipliers that are not given do not change.
     All(Numbers),
 }
 

@@ -1,4 +1,4 @@
-//! The parts of a job that stay as they were when it began.
+//! The parts of a job that do not change after it begins.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -22,7 +22,7 @@ fn ring(capacity: u32) -> (Producer<HeapCells>, Consumer<HeapCells>) {
     (Producer::new(cells.clone()), Consumer::new(cells))
 }
 
-/// Bytes behind items, one cell an item.
+/// The bytes that belong to items, one cell an item.
 struct Window([UnsafeCell<u32>; 3]);
 
 // SAFETY: loom checks each access to a cell; a race fails the test.
@@ -109,7 +109,7 @@ fn a_full_ring_comes_free_again() {
 #[derive(Clone)]
 struct Bell {
     asleep: Arc<AtomicU32>,
-    /// The number of datagrams that its receiver has. The kernel's queue is behind a lock: the thread that takes a
+    /// The number of datagrams that its receiver has. The kernel's queue has a lock: the thread that takes a
     /// datagram sees all that its sender did before.
     datagrams: Arc<AtomicU32>,
 }

@@ -1,4 +1,4 @@
-//! One end of a meeting: a port, its links, and the windows behind them.
+//! One end of a meeting: a port, its links, and their windows.
 //!
 //! On the `unsafe` list, for one look into a receive window.
 

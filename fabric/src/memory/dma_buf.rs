@@ -1,4 +1,5 @@
-//! Memory behind a dma-buf, such as a GPU's. NICs read it by its descriptor; this process needs no address of it.
+//! Memory that a dma-buf describes, such as a GPU's. NICs read it by its descriptor; this process needs no
+//! address of it.
 //!
 //! On the `unsafe` list: a descriptor that comes as a number, from another language.
 

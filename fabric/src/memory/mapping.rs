@@ -170,8 +170,9 @@ impl Mapping {
     /// Where the kernel refuses, the range reads as zeros: the kernel may have removed the former pages before it failed.
     pub fn replace(&self, what: &'static str, fd: BorrowedFd) -> Result<(), MapError> {
         let (start, bytes) = (self.start.as_ptr().cast(), self.bytes.get());
-        // SAFETY: the range is this mapping's own and stays so. Its bytes are shared memory, which readers read as
-        // bytes that may change at any time. The callers have checked that the file is sealed against shrinking.
+        // SAFETY: the range is this mapping's own and remains so. Its bytes are shared memory, which readers read
+        // as bytes that may change at any time. The callers have checked that the file is sealed against
+        // shrinking.
         let replaced =
             unsafe { mmap(start, bytes, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
         if let Err(errno) = replaced {
@@ -305,7 +306,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Gives free pages of the heap back to the machine: the C library keeps them, if something lives behind them.
+/// Returns free pages of the heap to the machine: the C library keeps them if a live allocation follows them.
 pub fn trim_heap() {
     // SAFETY: it takes the allocator's own locks, and touches only memory that nobody has.
     #[cfg(target_env = "gnu")]

@@ -130,7 +130,7 @@ fn limits<'a>(root: &'a Path, group: &'a Path) -> impl Iterator<Item = MemoryRoo
     })
 }
 
-/// Returns the number behind a name at the start of a line.
+/// Returns the number after a name at the start of a line.
 fn number_of(text: &str, name: &str) -> Option<u64> {
     let fields = |line: &'_ str| line.split_ascii_whitespace().next() == Some(name);
     text.lines().find(|line| fields(line))?.split_ascii_whitespace().nth(1)?.parse().ok()

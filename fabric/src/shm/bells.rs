@@ -37,8 +37,8 @@ impl OwnBell {
 
 impl Ring for OwnBell {
     /// Rings without asking the word whether anybody sleeps, or where. A peer that was killed between clearing the word
-    /// and waking the sleeper leaves a sleeper behind a clear word; so does a hostile peer. The call is rare enough to
-    /// pay for the system calls each time.
+    /// and waking the sleeper leaves the sleeper asleep with a clear word; so does a hostile peer. The call is rare
+    /// enough to pay for the system calls each time.
     fn ring(&self) {
         bell::published();
         bell::awake(self.asleep());

@@ -222,8 +222,7 @@ impl Hello {
         if self.given.is_some() {
             return Ok(());
         }
-        // Descriptors behind the hello are closed here, and no more can arrive: later this socket is closed by a
-        // core.
+        // Descriptors after the hello are closed here, and no more can arrive: later a core closes this socket.
         let (bytes, fds) =
             receive(self.socket.as_fd(), Duration::from_secs(1)).map_err(|error| error.to_string())?;
         let _ = shutdown(&self.socket, Shutdown::Read);

@@ -108,7 +108,7 @@ impl Net {
         self.lock().ends[end.0].sent.except_next(Exception::Duplicate);
     }
 
-    /// Delays the next post that this end flushes by this many ticks. Unless the net reorders, the posts behind it wait
+    /// Delays the next post that this end flushes by this many ticks. Unless the net reorders, the posts after it wait
     /// for it.
     pub fn delay_next(&self, end: EndId, ticks: u64) {
         self.lock().ends[end.0].sent.except_next(Exception::Delay(ticks));

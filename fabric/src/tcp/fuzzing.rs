@@ -48,7 +48,7 @@ impl Receiver {
     }
 }
 
-/// Returns a hello that has `said` behind the name of handshake and worker, with its proof.
+/// Returns a hello that has `said` after the name of handshake and worker, with its proof.
 pub fn hello(token: [u8; 16], said: &[u8]) -> Vec<u8> {
     let mut bytes = [&MAGIC[..], &name_of(token), said].concat();
     bytes.extend(proof(token, &bytes));

@@ -85,7 +85,7 @@ impl Link {
         self.outgoing.credit.limit_to(bytes);
         let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(UNSENT_BYTES);
         let unsent = bytes.clamp(LEAST_UNSENT, UNSENT_BYTES);
-        // If the kernel refuses, its bound stays wider. No byte is wrong.
+        // If the kernel refuses, its bound remains wider. No byte is wrong.
         let _ = limit_unsent(self.socket.as_fd(), unsent);
     }
 
@@ -106,7 +106,7 @@ impl Link {
     /// Sends as many bytes as the socket takes.
     pub fn pump(&mut self) {
         if !self.broken && self.outgoing.pump(self.socket.as_fd()).is_err() {
-            // The reading half finds the reason, behind all that the peer sent before.
+            // The reading half finds the reason after all that the peer sent before.
             self.broken = true;
             (self.incoming.readable, self.incoming.ended) = (true, true);
         }

@@ -58,7 +58,7 @@ impl Header {
     }
 
     /// Returns the checksum of the span's bytes that the sender has computed. Refused when the header is not the
-    /// sender's: nothing in it can be believed.
+    /// sender's: nothing in it can be trusted.
     pub fn sealed(&self) -> Result<u64, String> {
         let (expected, seen) = (self.sum.get(), checksum(&self.as_bytes()[..SUMMED_PART]));
         if expected == seen {

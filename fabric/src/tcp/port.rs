@@ -124,7 +124,7 @@ impl Port {
     }
 
     /// Does the same for a descriptor that nobody reads: each write to it ends one sleep. A descriptor that
-    /// was added before stays.
+    /// was added before is kept.
     pub(crate) fn sleep_beside_edges(&self, fd: BorrowedFd) -> std::io::Result<()> {
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), edges) {

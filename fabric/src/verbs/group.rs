@@ -155,7 +155,7 @@ impl Group {
         };
         for (port, wanted) in self.ports.iter().zip(&self.wanted).filter(|(_, nics)| nics.contains(options)) {
             let now = |other: &NicOptions| if other == options { Some(&nic) } else { open(other) };
-            // NICs that the group was lent stay: links may be on them.
+            // NICs that were lent to the group are kept: links may be on them.
             let is_own = |nic: &Arc<Nic>| {
                 let is_it = |own: &NicOptions| {
                     own.device == nic.context.device && own.port.is_none_or(|port| port == nic.port)

@@ -110,7 +110,7 @@ impl Nic {
         })
     }
 
-    /// Whether it is used for want of a better one only.
+    /// Whether it is used only if there is no better one.
     pub(super) fn is_link_local(&self) -> bool {
         self.address.link_layer == LinkLayer::Ethernet && self.address.gid.is_link_local()
     }

@@ -124,7 +124,7 @@ pub static PATH_SETTINGS: [&PathSetting; 9] = [
     &RELAXED_ORDERING,
 ];
 
-/// The values of flags, by flag. The environment has the rest.
+/// The values of flags, by flag. The environment has the other values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathFlags(BTreeMap<&'static str, u16>);
 

@@ -1,4 +1,4 @@
-//! Tests that need a NIC and a look behind the interface: hostile peers, forks, counts. They run on the devices of
+//! Tests that need a NIC and a look at internals: hostile peers, forks, counts. They run on the devices of
 //! `PHUB_TEST_DEVICE`. Without it they are skipped, and say so.
 //!
 //! On the `unsafe` list, for the fork.
@@ -119,7 +119,7 @@ impl End {
 fn keys_open_nothing_that_is_another_workers() {
     let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
-    // A key that nobody has, and the key of the other worker's window.
+    // A key that no window has, and the key of the other worker's window.
     for stolen in [false, true] {
         let (mut hub, mut workers) = meet(&nic, 2, 8);
         hub.attach_all();
@@ -147,7 +147,7 @@ fn keys_open_nothing_that_is_another_workers() {
         // SAFETY: the hub has written chunk 5 once, and that has arrived.
         let answer = unsafe { honest.recv.elements::<f32>(honest.spans.span(5)) }.unwrap();
         assert!(answer.iter().all(|&value| value == 1.0));
-        // SAFETY: nobody wrote chunk 3 of this window: the hostile worker's is refused.
+        // SAFETY: nobody wrote chunk 3 of this window: the hostile worker's write is refused.
         let untouched = unsafe { hub.recv.elements::<f32>(hub.spans.span(3)) }.unwrap();
         assert!(untouched.iter().all(|&value| value == 0.0), "a refused write left bytes");
     }

@@ -14,7 +14,7 @@ const DEVICES: &str = "PHUB_TEST_DEVICE";
 /// The timeout of each step of a handshake; the suite's watchdog is twice as patient.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the devices to test on; none where nobody named any, which is said once.
+/// Returns the devices to test on; none if none were named, which is reported once.
 pub fn devices() -> Vec<String> {
     static SAID: Once = Once::new();
     let named = std::env::var(DEVICES).unwrap_or_default();

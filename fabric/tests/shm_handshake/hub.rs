@@ -83,7 +83,7 @@ fn sockets_that_linger_hold_nobody_up() {
     let hub = Hub::new();
     let good = || [memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD)];
     let accepted = || hub.listener.accept().unwrap().unwrap();
-    // Behind a hello that is none, of a stranger, and of a worker.
+    // After an invalid hello, a stranger's hello, and a worker's hello.
     for bytes in [b"nonsense".to_vec(), hello_bytes(WINDOW as u64, 1)] {
         let (socket, _peer) = lingering();
         let peer = RawPeer::connect(&hub.address());

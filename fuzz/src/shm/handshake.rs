@@ -68,7 +68,7 @@ pub fn run(bytes: &[u8]) {
     OURS.with_borrow_mut(|ours| {
         shake_hands(ours, &peer);
         ours.runs += 1;
-        // Every 512 runs: check that no descriptor stays open.
+        // Every 512 runs: check that no descriptor is left open.
         if ours.runs.is_multiple_of(512) {
             let limit = if ours.descriptors == 0 { usize::MAX } else { ours.descriptors };
             ours.descriptors = open_descriptors(limit);

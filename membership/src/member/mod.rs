@@ -116,7 +116,7 @@ pub enum End {
     JobOver,
 }
 
-/// A step of a member, which somebody else carries out.
+/// A step of a member, which its driver carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Takes in the weights with which it begins, or continues.
@@ -167,7 +167,7 @@ enum State {
         since: Instant,
         stage: Relink,
     },
-    /// A link ended, and nobody knows why yet.
+    /// A link ended, and the reason is not known yet.
     Explaining {
         may_return: bool,
     },
@@ -179,7 +179,7 @@ enum State {
     Over,
 }
 
-/// The way to other links.
+/// The path to other links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Relink {
     Asking { hub: usize },
@@ -188,7 +188,7 @@ enum Relink {
     Pausing,
 }
 
-/// The way back to a hub.
+/// The path back to a hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Return {
     Telling { again: bool },

@@ -138,7 +138,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
     /// One step is under way at most, so one request to a hub at most. Only that step's end begins another. After the end of the
-    /// membership nothing is tried. No pause begins behind the limit.
+    /// membership nothing is tried. No pause begins after the limit.
     #[test]
     fn one_step_is_under_way_at_a_time_in_any_order_of_events(
         (hubs, links, hub) in (1..4usize, 0..4u64, 0..4u64),
@@ -153,7 +153,7 @@ proptest! {
         }
     }
 
-    /// Whatever fails, and however fast: a member that lost something goes on or gives up before long.
+    /// Whatever fails, and however fast: a member that lost something continues or gives up soon.
     #[test]
     fn every_wait_has_an_end(
         (hubs, links, hub) in (1..4usize, 1..3u64, 0..3u64),

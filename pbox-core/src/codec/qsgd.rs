@@ -20,7 +20,7 @@ use super::{Codec, Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 
-/// The codes that are packed at once: whole bytes for any number of bits. They and their values stay in the first
+/// The codes that are packed at once: whole bytes for any number of bits. They and their values fit in the first
 /// level of cache.
 const BLOCK: usize = 512;
 /// The buckets of answers are multiples of this, so that they have whole vectors.

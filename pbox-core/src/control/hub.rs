@@ -83,7 +83,7 @@ impl fmt::Display for RefusalReply {
     }
 }
 
-/// Returns the place of somebody, in words: `10.0.0.5 (node7)`.
+/// Returns the place of a client, in words: `10.0.0.5 (node7)`.
 fn place(address: Option<&str>, host: Option<&str>) -> String {
     let address = address.unwrap_or("nowhere");
     host.map_or_else(|| address.to_owned(), |host| format!("{address} ({host})"))
@@ -204,7 +204,7 @@ pub struct JobReply {
     /// The verdict on its rounds, in one line.
     #[serde(default)]
     pub verdict: String,
-    /// The last rounds, once somebody was waited for.
+    /// The last rounds, once a worker was waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsReply>,
     /// The size of the job's gradients, once a round was looked at.
@@ -246,7 +246,7 @@ impl MemberReply {
 /// The bytes that have crossed a worker's links by one NIC of the hub, since the worker joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkReply {
-    /// The interface, or the NIC as [`CoreReply::nic`] has it; empty if nobody knows which.
+    /// The interface, or the NIC as [`CoreReply::nic`] has it; empty if it is unknown.
     pub nic: String,
     /// The bytes that were sent to the worker.
     pub sent_bytes: u64,

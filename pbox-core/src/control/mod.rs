@@ -1,7 +1,7 @@
 //! The requests and replies of the control port: JSON bodies that hub and workers exchange over HTTP.
 //!
 //! Plain data, spoken by both roles and by people with `curl`; `docs/protocol/control-port.md` shows examples.
-//! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
+//! Unknown fields are refused, so that a misspelt setting is not ignored silently.
 
 mod address;
 mod answer;

@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn no_more_keys_are_read_than_a_manifest_has() {
         let key = r#"{"name":"k","shape":[1],"dtype":"f32"},"#.repeat(MAX_KEYS + 1);
-        // The text behind it is no key, and is not read.
+        // The text after it is no key, and is not read.
         let body = join().replace(r#""keys":[]"#, &format!(r#""keys":[{key}7]"#));
         let error = parse_join(body.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("262145 keys or more, at most 262144 are allowed"), "{error}");

@@ -43,7 +43,7 @@ impl std::fmt::Debug for Pass {
     }
 }
 
-/// `GET /v1/jobs/{job}/parts/{hub}/{hubs}`: the checkpoints that a hub has of its share. With `/{round}` behind it, the hub
+/// `GET /v1/jobs/{job}/parts/{hub}/{hubs}`: the checkpoints that a hub has of its share. With `/{round}` after it, the hub
 /// first reads its part of that round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartsReply {

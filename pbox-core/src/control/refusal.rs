@@ -79,7 +79,7 @@ codes! {
     WorkerLost = "worker_lost", 404;
     /// The job ended while the hub worked on the request.
     JobEnded = "job_ended", 404;
-    /// The hub stops, and admits nobody.
+    /// The hub stops, and admits no worker.
     HubStops = "hub_stops", 404;
     /// A part of the hub failed; its log says why.
     Internal = "internal", 404;

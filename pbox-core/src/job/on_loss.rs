@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The fate of a job when a worker is lost, or leaves before the rest.
+/// The fate of a job when a worker is lost, or leaves before the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnLoss {

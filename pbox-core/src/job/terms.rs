@@ -63,7 +63,7 @@ pub struct JobTerms {
     /// The seed of the randomness of compression: equal seeds give equal bits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u64,
-    /// The fate of the job when a worker is lost, or leaves before the rest. Default: the job stops.
+    /// The fate of the job when a worker is lost, or leaves before the others. Default: the job stops.
     #[serde(default)]
     pub on_loss: OnLoss,
     /// The number of hubs the job is spread over. Default 1.

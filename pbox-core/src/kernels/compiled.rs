@@ -100,7 +100,7 @@ impl Kernels {
     ///
     /// `kept` stays in the hub: [`Optimizer::kept_per_element`] f32 for each element. The master weights are first, if there
     /// are any; without them, `window` holds the weights. Then comes the optimizer's state: for Adam and AdamW, all first
-    /// moments of the chunk, then all second moments. AMSGrad has the highest second moments behind.
+    /// moments of the chunk, then all second moments. AMSGrad has the highest second moments after these.
     ///
     /// # Panics
     /// Panics if lengths differ.

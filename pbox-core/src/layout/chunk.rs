@@ -37,12 +37,12 @@ impl ChunkId {
 pub struct Round(pub u32);
 
 impl Round {
-    /// A job ends before this round, with an error: numbers of rounds have 32 bits, and must not begin anew. The rest is
-    /// the room that a job has until its hub sees how far it is.
+    /// A job ends before this round, with an error: numbers of rounds have 32 bits, and must not begin again. The rest
+    /// is the room that a job has until its hub detects how far it is.
     pub const LIMIT: Round = Round(u32::MAX - (1 << 28));
 
     /// The most rounds between two chunks of one job at its hubs. Workers push every key in every round, so that chunks
-    /// differ by a round or two. A round of another hub is believed within this bound.
+    /// differ by a round or two. A round of another hub is accepted within this bound.
     pub const APART: u32 = 64;
 
     /// Whether another hub may report that a chunk is in this round, if this hub's highest is `ours`.
@@ -68,7 +68,7 @@ pub struct NoRound {
     seen: u32,
 }
 
-/// A number in a message or a file. Half of the room behind the [limit](Round::LIMIT) is taken: a job may be there for a moment.
+/// A number in a message or a file. Half of the room after the [limit](Round::LIMIT) is taken: a job may be there for a moment.
 impl TryFrom<u32> for Round {
     type Error = NoRound;
 
@@ -87,8 +87,8 @@ pub enum Content {
     /// A gradient, or the push of one if its bytes came ahead. In an answer: the weights after the step.
     #[default]
     Gradient = 0,
-    /// No content: the worker has no gradient of the chunk in this round. In an answer: nobody had one, and the weights
-    /// stay.
+    /// No content: the worker has no gradient of the chunk in this round. In an answer: no worker had one, and the
+    /// weights do not change.
     Nothing = 1,
     /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
     Weights = 2,

@@ -146,8 +146,8 @@ impl CoreNodes {
     }
 }
 
-/// Cuts pieces of a layout at the boundaries of blocks of the window. `length` gives the length of the block
-/// behind the bytes before it.
+/// Cuts pieces of a layout at the boundaries of blocks of the window. `length` takes the number of bytes
+/// before a block, and gives the block's length.
 fn parts(layout: &Layout, pieces: Vec<Range<u32>>, length: impl Fn(u64) -> u64) -> Vec<Vec<Range<u32>>> {
     let mut parts: Vec<Vec<Range<u32>>> = Vec::new();
     let (mut before, mut last) = (0, None);

@@ -11,8 +11,8 @@
 //!
 //! Small keys share runs, and a [group](crate::Layout::group) of them is on one core.
 //!
-//! A core that owns every other chunk starts each of its `workers + 2` streams through memory anew every 32 KiB, and
-//! prefetches its neighbour's data. With two cores, four workers and Nesterov this took a fifth of the memory's
+//! A core that owns every other chunk starts each of its `workers + 2` streams through memory again every 32 KiB,
+//! and prefetches its neighbour's data. With two cores, four workers and Nesterov this took a fifth of the memory's
 //! bandwidth. Runs of 16 chunks give it back (`docs/design/turn-of-a-core.md#placement-in-runs`).
 
 use std::ops::Range;

@@ -149,7 +149,7 @@ impl Capture {
     /// Begins a snapshot. Whether it has begun: if another snapshot is not done, [`taken`](Self::taken) says so.
     pub fn begin(&mut self, occasion: Occasion, before: Round) -> bool {
         if self.chunks.is_empty() {
-            return false; // no part, and nobody expects one
+            return false; // no part, and no hub expects one
         }
         let memory = self.memory();
         let begins = memory.is_ok();

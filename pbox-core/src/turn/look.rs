@@ -42,7 +42,7 @@ impl Look {
         let mut look = Look::default();
         let chunks = shard.keys().len();
         if shard.is_held() || chunks == 0 {
-            look.is_moving = shard.is_held(); // for a moment: nobody is late
+            look.is_moving = shard.is_held(); // for a moment: no worker is late
             return look;
         }
         look.round = shard.pace.round(0);

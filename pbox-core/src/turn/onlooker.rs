@@ -1,4 +1,5 @@
-//! The observer of a core's turns: nobody, or a timeline. A turn is compiled for each, and nobody costs nothing.
+//! The observer of a core's turns: none, or a timeline. A turn is compiled for each, and the observer that does
+//! nothing costs nothing.
 //!
 //! ```text
 //!   polled -> (sum + step) -> posted, posted -> arrived -> done -> (sum + step) -> posted ...

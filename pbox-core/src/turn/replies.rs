@@ -59,8 +59,8 @@ impl Done {
     const POSTED: Done = Done { steps: 0, bytes: 0, round: Round(0), has_task: false };
 }
 
-/// The links of a job's shard, and the chunks that wait for them. Links to workers are numbered by rank; behind them
-/// come links that lead up to hubs above.
+/// The links of a job's shard, and the chunks that wait for them. Links to workers are numbered by rank; after them
+/// follow links that lead up to hubs above.
 #[derive(Debug)]
 pub(super) struct Replies {
     workers: u32,
@@ -460,7 +460,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     }
 
     /// Whether a worker's post repeats a push, because it has lost the answer with its links. If it is, the chunk
-    /// is answered again. In BSP nobody has stepped it since, because this worker has not pushed the next round.
+    /// is answered again. In BSP no worker has stepped it since, because this worker has not pushed the next
+    /// round.
     #[cold]
     fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
         let place = self.shard.place(immediate.chunk).filter(|_| immediate.content != Content::Ahead);
@@ -551,7 +552,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Sends one chunk to one worker, behind the answers that wait already, by its priority.
+    /// Sends one chunk to one worker, after the answers that wait already, by its priority.
     #[inline]
     fn answer(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };

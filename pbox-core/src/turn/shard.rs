@@ -324,7 +324,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// # Errors
     /// Returns an error if the broadcast of the weights is not complete: possibly no other worker has them. From then
     /// on no chunk is stepped and no worker gets an answer: the remaining workers would broadcast other weights.
-    /// Below other hubs, this also holds when nobody is left to push a round and the hub above waits for its sum.
+    /// Below other hubs, this also holds when no worker is left to push a round and the hub above waits for its sum.
     pub fn remove_worker(&mut self, rank: u32, discarded: &mut Discarded) -> Result<(), String> {
         P::take_back(self);
         self.pace.remove(rank);

@@ -40,7 +40,7 @@ pub struct ShardSpec {
     pub(super) scopes: Vec<Scope>,
 }
 
-/// The way of one core's sums to the hubs above.
+/// The path of one core's sums to the hubs above.
 #[derive(Debug)]
 pub(super) struct AboveSpec {
     /// The terms of both levels for the links between them.

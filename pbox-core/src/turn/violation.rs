@@ -119,7 +119,7 @@ impl fmt::Display for Violation {
             Violation::NotYet { chunk, round } => {
                 write!(
                     f,
-                    "pushed chunk {} in round {}, which it takes no part in: its job has not begun, or goes on without it",
+                    "pushed chunk {} in round {}, which it takes no part in: its job has not begun, or continues without it",
                     chunk.0, round.0
                 )
             }

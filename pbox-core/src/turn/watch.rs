@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The watch runs between two turns, when a core begins or ends to wait: the path of a chunk does not know of it. A core that
-//! never waits looks at nothing: then nobody is late. Must not read clocks: the driver of the core says what time it is.
+//! never waits looks at nothing: then no worker is late. Must not read clocks: the driver of the core says what time it is.
 
 use super::pace::Pace;
 use crate::layout::Round;
@@ -73,7 +73,7 @@ impl Watch {
         }
     }
 
-    /// Begins a wait: the core has done all that arrived. `chunks` is 0 while nobody can be late.
+    /// Begins a wait: the core has done all that arrived. `chunks` is 0 while no worker can be late.
     pub fn look(&mut self, pace: &impl Pace, chunks: usize, now: u64) {
         self.still.clear();
         if chunks > 0 {

@@ -14,7 +14,7 @@ use crate::snapshot::Restored;
 pub(super) struct StepCounts {
     /// Steps of the chunk at each place.
     steps: Vec<u32>,
-    /// The chunks of each group that steps as one. A group's place is behind those of the chunks.
+    /// The chunks of each group that steps as one. A group's place follows those of the chunks.
     groups: Vec<Range<usize>>,
     /// Steps of a round in which every worker pushes.
     of_a_round: u32,

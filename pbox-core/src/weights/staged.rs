@@ -30,7 +30,7 @@ use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
-    /// The chunks, by place. Behind the shard's chunks come the groups that step as one.
+    /// The chunks, by place. The groups that step as one follow the shard's chunks.
     chunks: Vec<Chunk>,
     /// The number of the shard's chunks.
     single: usize,
@@ -241,7 +241,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Puts the first push of `ranks` as a chunk's weights in `round`, and prepares its answers. The optimizer's state
-    /// stays.
+    /// does not change.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -303,7 +303,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Shows in the window of a chunk the weights that a step with the pushes of `ranks` would make; nothing else
-    /// changes. They stay until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
+    /// changes. They are kept until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
     ///
     /// # Safety
     /// All of `ranks` have posted bytes of this chunk.
@@ -409,7 +409,7 @@ impl<M: Mode> Staged<M> {
         if M::Gather::WAITS {
             let (mean, workers) = gather.mean(chunk, place);
             let found = gather.found(place, round).filter(|&found| found != Found::Skip);
-            let Some(found) = found else { return 0 }; // nobody steps this round
+            let Some(found) = found else { return 0 }; // no worker steps this round
             typed!(chunk.dtype, E => {
                 let weights = weights.elements_mut::<E>(place);
                 steps.run_on_mean(kernels, (place, chunk), (mean, workers), found, weights, round);
@@ -437,7 +437,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Steps a chunk by the norm of the round before, and adds its squares to those of this round. Its mean is in a place that
-    /// all chunks share, which stays in the cache.
+    /// all chunks share, which remains in the cache.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -505,8 +505,8 @@ impl<M: Mode> Staged<M> {
         Ok(())
     }
 
-    /// Unlinks a worker that has lost its links: its pushes are not read any more. Its answers stay until it
-    /// has [other](Self::add_worker) links.
+    /// Unlinks a worker that has lost its links: its pushes are not read any more. Its answers are kept until
+    /// it has [other](Self::add_worker) links.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         discarded.add(self.gradients.remove(rank));
     }
@@ -567,7 +567,8 @@ impl<M: Mode> Staged<M> {
         Gauged { found: self.gather.last_found(), ..self.gauge.gauged() }
     }
 
-    /// Sets a chunk's optimizer state to zero, as if it had made no step. Its weights and their average stay.
+    /// Sets a chunk's optimizer state to zero, as if it had made no step. Its weights and their average do
+    /// not change.
     pub fn reset_state(&mut self, place: usize) {
         let Staged { chunks, steps, .. } = self;
         let chunk = &chunks[place];

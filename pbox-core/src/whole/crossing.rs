@@ -6,8 +6,8 @@
 //!                         core 1 <-- wakes, and posts the line --> hub above 1
 //! ```
 //!
-//! The cores of the hub share it. No lock and no allocation: a core writes the line, then its round. A line stays until the round four
-//! behind, and by then all cores have posted it (`docs/design/norms-and-averages.md#steps-that-know-the-norm`).
+//! The cores of the hub share it. No lock and no allocation: a core writes the line, then its round. A line is kept until the
+//! round four later, and at that time all cores have posted it (`docs/design/norms-and-averages.md#steps-that-know-the-norm`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -18,7 +18,7 @@
 //!   chunks   hub 0: [line][line][line][line]   hub 1: [line][line][line][line]     a line has 128 bytes
 //! ```
 //!
-//! Where the members of a level are hubs, each chunk of a gradient window is a sum, with its [count](counted) behind it:
+//! If the members of a level are hubs, each chunk of a gradient window is a sum, with its [count](counted) after it:
 //!
 //! ```text
 //!   chunk 0               chunk 1
@@ -52,8 +52,8 @@ use frame::{FrameError, HEADER_BYTES, Kind};
 /// Frames start on a cache line, as keys do.
 const FRAME_ALIGN: usize = 64;
 
-/// The lines of a hub in a window. A line is written again when the round three behind it has begun: by then all members that take
-/// part have read it.
+/// The lines of a hub in a window. A line is written again when the round three later has begun: at that time all members that
+/// take part have read it.
 const LINES: usize = 4;
 
 /// The number that means the hub when it draws randomness for its answers. No worker has it.
@@ -243,7 +243,8 @@ impl Wire {
         (0..LINES as u32).map(move |round| self.weights_line(hub, Round(round)))
     }
 
-    /// Returns the spans of a core's chunks in a gradient window, and behind them of the lines that it takes.
+    /// Returns the spans of a core's chunks in a gradient window, and after them the spans of the lines that
+    /// it takes.
     pub fn gradient_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
         let lines = self.hub_of(chunks).into_iter().flat_map(|_| self.gradient_lines());
         chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
@@ -280,8 +281,8 @@ impl Wire {
         (chunks.max(1) + 3 * self.hubs.len()) as u32
     }
 
-    /// Whether each chunk of a gradient window has a line behind it that counts gradients. Frames count them in their
-    /// headers.
+    /// Whether each chunk of a gradient window is followed by a line that counts gradients. Frames count them in
+    /// their headers.
     fn has_counts(&self) -> bool {
         self.members.are_hubs() && self.framing.is_none()
     }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::format::FORMAT;
 
 /// The remedy for a file that cannot be used.
-const ANEW: &str = "to start the job anew move the file away, or give the job another name";
+const ANEW: &str = "to start the job from zero, move the file away, or give the job another name";
 
 /// A checkpoint that cannot be saved or loaded, or a directory that cannot hold checkpoints.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,7 @@ pub enum CheckpointError {
     },
 
     #[error(
-        "the state before round {} has {found}; it is in {aside}, {kept}, and no job goes on from it; look at the learning \
+        "the state before round {} has {found}; it is in {aside}, {kept}, and no job continues from it; look at the learning \
          rate and at the gradients",
         round.0
     )]
@@ -155,7 +155,7 @@ pub enum DecodeError {
 
     #[error(
         "it is not a checkpoint that a parameter hub wrote (its first bytes are {seen:?}); other safetensors files \
-         have no round and no optimizer to go on with"
+         have no round and no optimizer to continue with"
     )]
     Foreign { seen: String },
 

@@ -78,7 +78,7 @@ pub fn named(file: &str) -> Option<(String, Option<Round>)> {
 
 impl CheckpointStore {
     /// Returns the job's checkpoint; `None` when it has none. A newest file that is missing or damaged is an error only
-    /// if no older generation is whole. So no job begins anew in silence. Keys that could not be saved are an error,
+    /// if no older generation is whole. So no job begins from zero silently. Keys that could not be saved are an error,
     /// too.
     pub fn load(
         &self,
@@ -112,7 +112,7 @@ impl CheckpointStore {
                 Some(error) => self.put_aside(job, &newest, &error),
             };
             let path = path.display();
-            let warning = format!("it goes on from the checkpoint before, {path}: {why}");
+            let warning = format!("it continues from the checkpoint before, {path}: {why}");
             return Ok(Some(Loaded { restored, warning: Some(warning) }));
         }
         damage.or(damage_of_older).map_or(Ok(None), Err)
@@ -161,7 +161,7 @@ impl CheckpointStore {
 
     /// Removes the file of a job that is needed least, so that the state before `round` has room. It is a file
     /// that no job continues from, one of a past that the job went back from, or the oldest generation. The newest
-    /// that can be read stays. Returns whether there was one.
+    /// generation that can be read is kept. Returns whether there was one.
     pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
         let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
         if share.is_whole() {

@@ -32,8 +32,8 @@ impl CheckpointStore {
     /// Returns the rounds that there are parts of, ascending; none for the whole of a job, which has one file.
     ///
     /// # Errors
-    /// Returns an error if the job has checkpoints here that are not of this share: a job is not begun anew
-    /// in silence.
+    /// Returns an error if the job has checkpoints here that are not of this share: a job does not begin from
+    /// zero silently.
     pub fn rounds(&self, job: &str, share: Share) -> Result<Vec<Round>, CheckpointError> {
         let own = self.path(job)?;
         if !share.is_whole() && (own.exists() || !self.generations(job)?.is_empty()) {

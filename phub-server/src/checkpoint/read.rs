@@ -108,7 +108,7 @@ fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file
     compare_rest(&written, header, file, file_bytes).err().unwrap_or(version)
 }
 
-/// Reads the file behind its header, and compares the digest of all bytes with the written one.
+/// Reads the file after its header, and compares the digest of all bytes with the written one.
 fn compare_rest(
     written: &str,
     mut header: Vec<u8>,
@@ -163,7 +163,7 @@ pub struct About {
     pub ended: Option<String>,
 }
 
-/// Reads the beginning of a checkpoint file, and nothing else: the file may be damaged behind it.
+/// Reads the beginning of a checkpoint file, and nothing else: the file may be damaged after it.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, or is no beginning of a checkpoint.

@@ -50,9 +50,9 @@ pub struct CheckpointStore {
     /// The files of how many jobs are kept; of all, if nothing is said.
     pub(super) jobs: Option<NonZeroU32>,
     mode: FileMode,
-    /// Taken anew if the directory was replaced.
+    /// Taken again if the directory was replaced.
     lock: Mutex<Lock>,
-    /// Removals of old files for want of room, for the log.
+    /// Removals of old files because of missing room, for the log.
     pub(super) made_room: Seldom,
 }
 
@@ -222,7 +222,7 @@ impl CheckpointStore {
     }
 
     /// Returns what other users can do and how to close the directory, if its mode allows more than the files' mode.
-    /// The mode itself stays: somebody may have chosen it, and other programs may need it.
+    /// The mode itself is not changed: a person may have chosen it, and other programs may need it.
     fn is_open_to_others(&self) -> io::Result<Option<String>> {
         let (mode, wanted, dir) = (self.dir.metadata()?.mode(), self.mode.of_directory(), self.dir.display());
         let more = mode & 0o066 & !wanted;

@@ -54,8 +54,8 @@ pub(super) async fn read(
             None => held = Some(permit),
             Some(held) => held.merge(permit),
         }
-        // The body is compared part by part: a whole join takes a second, in which nobody else would get an
-        // answer.
+        // The body is compared part by part: a whole join takes a second, in which no other client would get
+        // an answer.
         if proof.is_some() {
             digest.update(&part);
         }

@@ -82,8 +82,8 @@ impl Encryption {
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
             Ok(stream) => Ok((Box::new(stream), router)),
             Err((error, refused)) => {
-                // The client may have sent a request already. If it stayed unread, the end of the connection would overtake the
-                // alert that says why.
+                // The client may have sent a request already. If it remained unread, the end of the connection would overtake
+                // the alert that says why.
                 shutdown(&refused, Shutdown::Write)?;
                 read_to_end(&refused).await?;
                 Err(error)

@@ -247,7 +247,7 @@ impl Page {
         self.gauge(
             "job_checkpoint_round",
             None,
-            "The first round of a job that goes on from the last checkpoint",
+            "The first round of a job that continues from the last checkpoint",
             of(|job| Some(f64::from(job.checkpoint.as_ref()?.round.0))),
         );
         self.gauge(

@@ -57,7 +57,7 @@ pub(crate) enum Command {
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
     /// Take back the memory of a snapshot's part, unless it is lost. The next snapshot may be taken.
     GiveBack { job: JobId, values: Option<Slab> },
-    /// Go on with the rounds of a held job. The admitted ranks take part from a round on; `ahead` is added to it, by rank.
+    /// Continue with the rounds of a held job. The admitted ranks take part from a round on; `ahead` is added to it, by rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
     /// Change the optimizer's numbers from a round on, and set the state of keys to zero. Say the oldest round in flight.
     SetNumbers { job: JobId, from: Round, numbers: Numbers, reset: Arc<[KeyId]>, reply: Reply<Option<Round>> },

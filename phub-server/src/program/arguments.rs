@@ -23,7 +23,7 @@ impl Unusable {
     /// Returns why, in one sentence or two.
     pub fn in_words(&self) -> String {
         let text = self.error.render().to_string();
-        // The text behind an empty line is advice for people who type.
+        // The text after an empty line is advice for people who type.
         let why = text.split("\n\n").next().unwrap_or_default();
         let why = why.trim_start_matches("error: ").trim_end().to_owned();
         self.notes.iter().fold(why, |why, note| format!("{why}\n  {note}"))

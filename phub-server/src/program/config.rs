@@ -82,7 +82,7 @@ fn is_in_environment(arg: &Arg) -> bool {
     arg.get_env().and_then(std::env::var_os).is_some_and(|value| !value.is_empty())
 }
 
-/// Returns the rest of one argument behind a flag: nothing, or its value.
+/// Returns the rest of one argument after a flag: nothing, or its value.
 fn rest<'a>(flag: &str, given: &'a OsStr) -> Option<Option<&'a OsStr>> {
     match given.as_bytes().strip_prefix(flag.as_bytes())? {
         [] => Some(None),

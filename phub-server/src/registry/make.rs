@@ -218,7 +218,7 @@ impl Registry {
         let of_core = |(&core, spec): (&usize, &ShardSpec)| (self.cores[core].lane.cpu, spans(&spec.weights));
         let (owned, window) = (cores.iter().zip(specs).map(of_core), first.weights.window());
         let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| window.collapse_by_node(nodes, go_to);
-        // A thread that goes near cores stays there. Without it pages are small.
+        // A thread that goes near cores remains there. Without it pages are small.
         let thread = std::thread::Builder::new().name("phub-memory".into());
         std::thread::scope(|scope| {
             thread.spawn_scoped(scope, guarded(|| Near::new().huge_pages(owned, collapse))).is_ok()

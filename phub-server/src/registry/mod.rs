@@ -108,7 +108,7 @@ pub(crate) struct Parts {
     pub up: Up,
     pub timeline: Option<Timeline>,
     pub runtime: Handle,
-    /// Dropped behind everything else.
+    /// Dropped after everything else.
     pub gone: Sender<Infallible>,
 }
 

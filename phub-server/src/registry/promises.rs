@@ -16,8 +16,7 @@ pub(crate) struct Promise<'a> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         self.registry.lock().ask(EndJoin { bytes: self.bytes });
-        // Memory that the join left behind in the allocator goes back to the machine, by the thread that
-        // frees.
+        // Memory that the join left in the allocator goes back to the machine, by the thread that frees.
         self.registry.free(Discarded::default());
     }
 }

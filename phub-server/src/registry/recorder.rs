@@ -50,7 +50,7 @@ struct Waiting {
 
 impl Recorder {
     /// Begins the record of a hub with these settings in a new file that only its owner may read. The file has at most this
-    /// number of `bytes`, and a last line. A file of the same name gets the name with `.before` behind it.
+    /// number of `bytes`, and a last line. A file of the same name gets `.before` after its name.
     ///
     /// # Errors
     /// Returns an error if there is no file, or no thread.

@@ -95,7 +95,7 @@ impl Tree {
         };
         let lost = furthest.map_or(0, |furthest| furthest.0.saturating_sub(first.0));
         for (hub, node) in self.job.nodes.iter().enumerate() {
-            // Machines that begin anew alone know of themselves only.
+            // Machines that begin from zero alone know of themselves only.
             if hub == 0 || !steps_alone {
                 assert_eq!(node.control.heard().lost, lost, "rounds are lost, hub {hub} says");
             }

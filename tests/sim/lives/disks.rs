@@ -101,7 +101,7 @@ impl Disks {
             Ok::<_, Infallible>(hubs)
         };
         let Ok(last) = files.go_on(&mut damaged);
-        // Without a whole round somebody moves the files away, and the job begins anew.
+        // Without a whole round a person moves the files away, and the job begins from zero.
         self.files.values_mut().for_each(|files| files.retain(|&round, _| Some(round) <= last));
         let left = Files::new(self.files.iter().map(|(&hub, files)| (hub, rounds(files))));
         let Some(before) = last else { return (None, left, is_damaged) };

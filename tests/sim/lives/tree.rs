@@ -293,7 +293,8 @@ impl Tree {
         }
     }
 
-    /// Whether a worker or a hub stays, so that the job goes on: worker 0, and the hubs above it; and in a mesh a worker of each machine.
+    /// Whether a worker or a hub remains, so that the job continues: worker 0, and the hubs above it; and in a mesh a worker of
+    /// each machine.
     fn stays(&self, worker: usize) -> bool {
         worker == 0 || self.terms.mesh && self.job.workers[worker].rank == 0
     }

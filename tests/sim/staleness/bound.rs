@@ -34,7 +34,7 @@ fn race(seed: u64, consistency: Consistency) -> Race {
     Race::new(seed, net, &layout(), terms, ROUNDS)
 }
 
-/// Returns for how many rounds after the broadcast a worker gets answers while another worker stands still.
+/// Returns for how many rounds after the broadcast a worker gets answers while another worker does nothing.
 fn rounds_alone(seed: u64, consistency: Consistency) -> u32 {
     let mut race = race(seed, consistency);
     race.run(1);

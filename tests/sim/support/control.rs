@@ -172,8 +172,8 @@ impl Drop for Control {
 }
 
 impl Control {
-    /// The control of a job that gathers, at the hub of this share, on this many cores. Each of its hubs has so many shards that own
-    /// chunks.
+    /// The control of a job that gathers, at the hub of this share, on this many cores. Each of its hubs has this many shards
+    /// that own chunks.
     pub fn with_owners(
         named: (JobId, String),
         terms: &Arc<JobTerms>,
@@ -521,7 +521,7 @@ impl Control {
         (*left == 0).then_some(Event::Cut(cut, stepped))
     }
 
-    /// Notes an event, which the job takes in behind those before.
+    /// Notes an event, which the job takes in after the earlier ones.
     pub fn report(&mut self, event: Event) {
         self.reports.push_back(event);
     }

@@ -94,7 +94,7 @@ impl Model {
         self.round = self.round.next();
     }
 
-    /// Goes on from a checkpoint, with new workers.
+    /// Continues from a checkpoint, with new workers.
     pub fn restart(&mut self) {
         for id in 0..self.chunks.len() {
             let (_, _, dtype) = self.place(id);
@@ -104,7 +104,7 @@ impl Model {
         }
     }
 
-    /// Goes on from a state that it had, with new workers.
+    /// Continues from a state that it had, with new workers.
     pub fn restart_with(&mut self, state: &Saved) {
         let [weights, first, second] = state.tensors(self.layout.keys());
         for id in 0..self.chunks.len() {

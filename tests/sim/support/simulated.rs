@@ -41,11 +41,11 @@ pub struct Terms {
     pub late: Option<u64>,
     /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
-    /// The job goes on from a state.
+    /// The job continues from a state.
     pub again: Option<Again>,
 }
 
-/// A job that goes on from a state after its hubs have ended.
+/// A job that continues from a state after its hubs have ended.
 #[derive(Clone, Debug)]
 pub struct Again {
     /// The state of all hubs, if there is one.
@@ -379,7 +379,7 @@ impl Simulated {
         self.cores.iter_mut().for_each(|core| core.release(JOB, from, admitted, &mut self.notices));
     }
 
-    /// Hangs a worker: it does nothing any more, and its links stay.
+    /// Hangs a worker: it does nothing any more, and its links remain.
     pub fn hang(&mut self, rank: u32) {
         self.alive[rank as usize] = false;
     }

@@ -85,7 +85,7 @@ pub fn reg_dmabuf_mr(
     if start as isize == -1 {
         return std::ptr::null_mut();
     }
-    // SAFETY: the caller's domain, and a range of the mapping, which stays until the region is gone.
+    // SAFETY: the caller's domain, and a range of the mapping, which remains until the region is gone.
     let made = unsafe {
         ibv_reg_mr_iova2(pd, start.wrapping_byte_add(offset as usize), bytes, iova, access as c_uint)
     };

@@ -30,7 +30,7 @@ pub fn real(name: &str) -> *mut c_void {
         unsafe { dlopen(file.as_ptr(), RTLD_NOW | RTLD_GLOBAL) as usize }
     });
     let symbol = CString::new(name).unwrap();
-    // SAFETY: a library that stays loaded, and a name.
+    // SAFETY: a library that is never unloaded, and a name.
     let found = unsafe { dlsym(library as *mut c_void, symbol.as_ptr()) };
     assert!(!found.is_null(), "the real libibverbs has no {name}");
     found

@@ -192,7 +192,7 @@ pub unsafe extern "C" fn phub_config_place(
     })
 }
 
-/// Frees settings; null is allowed. Sessions that were made from them stay.
+/// Frees settings; null is allowed. Sessions that were made from them are not affected.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
     unsafe { free(config) }
 }
 
-/// Returns the settings behind C's pointer, to change. They are not shared while they are made.
+/// Returns the settings that C's pointer refers to, to change. They are not shared while they are made.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
@@ -211,7 +211,7 @@ unsafe fn changeable<'a>(config: *mut PhubConfig) -> Result<&'a mut PhubConfig, 
     unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))
 }
 
-/// Returns the settings behind C's pointer.
+/// Returns the settings that C's pointer refers to.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.

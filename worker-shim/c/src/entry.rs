@@ -68,7 +68,8 @@ pub(crate) unsafe fn free<T>(given: *mut T) {
     }
 }
 
-/// Returns the text of this thread's last call that failed, never null. It stays until this thread's next failure.
+/// Returns the text of this thread's last call that failed, never null. It is valid until this thread's next
+/// failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn phub_last_error() -> *const c_char {
     last()

@@ -296,8 +296,8 @@ pub unsafe extern "C" fn phub_norm(
     unsafe { enter_session(session, call) }
 }
 
-/// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights stays until
-/// phub_session_free.
+/// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights remains
+/// until phub_session_free.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Steps with the hub, and with DDP over gloo, on links of a limited rate: four workers behind 1 Gbit/s each and a hub
-# behind four times that, as namespaces of this machine. Needs root, a release build of phub-server and `make python`.
+# Steps with the hub, and with DDP over gloo, on links of a limited rate: four workers with 1 Gbit/s each and a hub
+# with four times that, as namespaces of this machine. Needs root, a release build of phub-server and `make python`.
 #
 #     sudo worker-shim/python/benches/links.sh [options of steps.py]
 #

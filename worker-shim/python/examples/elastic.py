@@ -24,7 +24,7 @@ if os.path.exists(checkpoint):
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     first = state["step"]
-    print(f"rank {dist.get_rank()}: goes on at step {first}\n", end="", flush=True)
+    print(f"rank {dist.get_rank()}: continues at step {first}\n", end="", flush=True)
 dist.barrier()  # nobody writes a checkpoint while other ranks read it
 mine = slice(dist.get_rank(), None, dist.get_world_size())
 for step in range(first, 40):

@@ -35,7 +35,7 @@ exceptions! {
     OutOfMemoryError: "There was no memory for a window.",
     ConnectError: "No transport leads to the hub's data path.",
     MissingWorkersError: "Other workers did not join within the limit.",
-    JobFailedError: "The job cannot go on: a worker died, or broke the protocol.",
+    JobFailedError: "The job cannot continue: a worker died, or broke the protocol.",
     PeerLeftError: "A worker left before the round that this worker waits for.",
     HubLostError: "The hub died or was cut off.",
     StalledError: "All workers are alive, but some worker does not push the key.",

@@ -66,7 +66,7 @@ def fresh(kind):
 
 
 def batches(kind, rounds, rank=0, world_size=1):
-    """Yields a worker's share of each of so many batches."""
+    """Yields a worker's share of each of this many batches."""
     inputs, targets = digits() if kind == "cnn" else text()
     for number in range(rounds):
         rows = torch.arange(number * BATCH, (number + 1) * BATCH) % len(inputs)

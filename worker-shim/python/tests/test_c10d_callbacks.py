@@ -132,7 +132,7 @@ def nested(rank, store, world_size, hub):
     mean = dist.all_reduce(torch.tensor([4 * rank]), op=dist.ReduceOp.AVG, async_op=True).get_future()
     assert mean.then(lambda future: future.wait()[0].item() + sum_of(1)).wait() == 4.0
 
-    # Errors are those of the callback, also behind it.
+    # Errors are those of the callback, also after it.
     def fails(_future):
         raise KeyError("x")
 

@@ -96,6 +96,6 @@ def test_elastic_training_goes_on_after_a_kill(tmp_path):
             break
     said += rest_of(process)
     assert process.returncode == 0, said
-    went_on = [int(step) for step in re.findall(r"goes on at step (\d+)", said)]
+    went_on = [int(step) for step in re.findall(r"continues at step (\d+)", said)]
     assert len(went_on) == 2 and went_on[0] == went_on[1] and 10 <= went_on[0] < 40, said
     check_ranks(said)

@@ -105,7 +105,7 @@ def free_ports(count):
 
 
 def by_hand(port, addresses, **settings):
-    """Returns the settings of workers that somebody starts by hand, with the names of torch."""
+    """Returns the settings of workers that a person starts by hand, with the names of torch."""
     names = {"WORLD_SIZE": str(len(addresses)), "MASTER_PORT": str(port), **settings}
     return [{**names, "RANK": str(rank), "MASTER_ADDR": address} for rank, address in enumerate(addresses)]
 
@@ -195,9 +195,9 @@ def test_a_run_goes_on_from_a_checkpoint_only_if_its_name_says_so(tmp_path):
         jobs = [re.search(r"job (train-\w+):", line)[1] for lines, _ in own for line in lines]
         assert jobs[0] == jobs[1] != jobs[2] == jobs[3]
         first, second = run(PHUB_JOB="mine"), run(PHUB_JOB="mine")
-        assert all(line.endswith("of job mine: from 0 to [-1.0, -1.0, -1.0]") for line in first[0]) and "goes on" not in first[1]
+        assert all(line.endswith("of job mine: from 0 to [-1.0, -1.0, -1.0]") for line in first[0]) and "continues" not in first[1]
         assert all(line.endswith("of job mine: from 2 to [-2.0, -2.0, -2.0]") for line in second[0])
-        assert "job mine goes on before round 2, with the weights that its hub had of it" in second[1]
+        assert "job mine continues before round 2, with the weights that its hub had of it" in second[1]
 
 
 def test_sessions_of_one_process_have_names_by_the_order_in_which_they_are_made(hub, monkeypatch):

@@ -145,7 +145,7 @@ def test_the_hub_may_answer_before_the_push(hub):
         for rank, session in enumerate(sessions):
             session.gradient("weight")[:] = 1 + 2 * rank
             session.send_ahead("weight")
-        if number % 2 == 0:  # nothing but the answer can be waited for, so this may be before the hub's or behind
+        if number % 2 == 0:  # nothing but the answer can be waited for, so this may be before or after the hub's
             sessions[0].gradient("weight")[:] = 5
             sessions[0].push("weight", rewritten=True)
         else:

@@ -66,7 +66,7 @@ def test_a_hub_that_is_lost(group):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     model.register_comm_hook(phub.torch.HubState(hub, 0, 1), phub.torch.ddp_hook)
     inputs = torch.ones(4, requires_grad=True)
-    for _ in range(5):  # torch builds its buckets anew after the first
+    for _ in range(5):  # torch builds its buckets again after the first
         model(inputs).sum().backward()
     with pytest.raises((RuntimeError, phub.Error), match=BUCKET.format(20, "float32", ".*") + ".*for the test"):
         Stops.apply(model(inputs)).sum().backward()

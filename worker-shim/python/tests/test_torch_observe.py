@@ -193,7 +193,7 @@ def test_training_goes_on_without_the_hub(tmp_path):
     first, second = in_processes(2, survives, None, tmp_path / "store")
     for words, records, _ in (first, second):
         assert words.startswith("nobody is observed any more: ")
-        assert sum("nobody is observed any more, and training goes on" in each for each in records) == 1
+        assert sum("nobody is observed any more, and training continues" in each for each in records) == 1
     assert first[-1] == second[-1]
 
 

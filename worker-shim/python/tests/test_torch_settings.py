@@ -142,7 +142,7 @@ def test_a_change_is_told_once_and_multipliers_only_if_they_change():
     assert [each.learning_rate for each in settings.groups] == pytest.approx([1.0, 0.3])
     assert settings.changed(groups) is None
     for group in groups:
-        group["lr"] = group["lr"] * (1 / 3)  # the ratio stays, but for roundings
+        group["lr"] = group["lr"] * (1 / 3)  # the ratio does not change, except for roundings
     assert settings.differs(groups)
     change = settings.changed(groups)
     assert math.isclose(change.optimizer.learning_rate, 0.1 / 3) and change.groups is None

@@ -1,5 +1,5 @@
-"""The hub's optimizer state in torch's own form: a training that was stopped goes on with the bits of one that was not,
-and as torch's own optimizer does."""
+"""The hub's optimizer state in torch's own form: a training that was stopped continues with the bits of one that was
+not, in the same way as with torch's own optimizer."""
 
 import io
 

@@ -59,7 +59,7 @@ def with_hub(rank, kind, hub, world_size, job, settings):
 def with_gloo(rank, kind, store, world_size, hub):
     """DDP, by gloo's all-reduce or by the hub's average."""
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world_size)
-    # Small buckets, so that there are several, and that they are built anew after the first iteration.
+    # Small buckets, so that there are several, and that they are built again after the first iteration.
     model = torch.nn.parallel.DistributedDataParallel(models.fresh(kind), bucket_cap_mb=0.01)
     if hub is not None:
         state = phub.torch.HubState(hub, rank, world_size, job="ddp")

@@ -1,5 +1,5 @@
-"""Training on real data with NumPy alone: any number of workers walks the way of one process on the whole batch,
-and two runs end with equal bits."""
+"""Training on real data with NumPy alone: any number of workers makes the same steps as one process on the whole
+batch, and two runs end with equal bits."""
 
 import numpy as np
 import pytest

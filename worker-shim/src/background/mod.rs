@@ -85,7 +85,7 @@ pub struct KeyMemory {
     pub bytes: usize,
 }
 
-/// The windows of a background session. They stay mapped while this value lives, also after the session.
+/// The windows of a background session. They are mapped while this value lives, also after the session.
 #[derive(Debug, Default)]
 pub struct Memory {
     /// The windows of a session that is over. Before that the session has them.
@@ -176,7 +176,7 @@ impl Background {
         self.shared()?.send_ahead(keys)
     }
 
-    /// Whether the key's last answer left its weights as they were, as [`Session::was_left_alone`]; not while it is under way.
+    /// Whether the key's last answer did not change its weights, as [`Session::was_left_alone`]; not while it is under way.
     pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.shared()?.was_left_alone(key)
     }

@@ -116,7 +116,7 @@ mod tests {
     fn each_is_noted_once_between_two_pushes_and_in_order() {
         let mut notes = Notes::of_times(2);
         for key in KEYS {
-            notes.asked(key); // nobody has pushed it
+            notes.asked(key); // it was not pushed
             notes.used(key);
         }
         assert_eq!(taken(&mut notes), []);

@@ -258,7 +258,7 @@ impl Shared {
         ExchangeError::UnderWay { key, round, doing }.into()
     }
 
-    /// Whether a key's last answer left its weights as they were.
+    /// Whether a key's last answer did not change its weights.
     pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
         let (state, open) = self.look(key)?;
         Ok(!open && state.left_alone[key.index()])

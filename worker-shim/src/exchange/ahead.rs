@@ -114,8 +114,8 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Sends the bytes of a key's gradient before its push, if that gains something; may be called again. The push is then
-    /// without bytes, if they have left by then and are not [rewritten](Self::rewritten). The [`flush`](Self::flush) must follow
-    /// soon.
+    /// without bytes, if they have left at that time and are not [rewritten](Self::rewritten). The [`flush`](Self::flush) must
+    /// follow soon.
     ///
     /// # Errors
     /// Returns an error while the key is under way.

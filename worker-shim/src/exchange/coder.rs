@@ -150,7 +150,7 @@ impl Coder {
         posted
     }
 
-    /// Notes that the hub has answered a chunk without a frame: the next gradient is encoded anew.
+    /// Notes that the hub has answered a chunk without a frame: the next gradient is encoded from the start.
     pub fn is_answered(&mut self, chunk: ChunkId) {
         self.encoded[chunk.index()] = None;
     }

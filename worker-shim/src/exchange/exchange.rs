@@ -36,7 +36,7 @@ pub(super) struct KeyState {
     pub content: Content,
     /// Whether chunks of the push under way, or of the next one, have left ahead or are queued to.
     pub ahead: bool,
-    /// Whether all answers of the push under way, or of the last one, left the weights as they were.
+    /// Whether all answers of the push under way, or of the last one, did not change the weights.
     pub left_alone: bool,
 }
 
@@ -121,7 +121,7 @@ pub struct Exchange<P: Port> {
     found: Option<Told>,
     /// The place of each key in the order in which keys are needed, if it differs from the layout's order.
     pub(super) needed: Vec<u32>,
-    /// Keys that have got their last answer since somebody took them; `None` if nobody does.
+    /// Keys that have got their last answer since the caller took them; `None` if no caller takes them.
     pub(super) answered: Option<Vec<KeyId>>,
     /// Bytes of keys that were put since the last flush.
     unflushed: usize,
@@ -185,7 +185,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Drops the lost links; [new ones](Self::relink) at `port` come later. Pushes under way stay under way.
+    /// Drops the lost links; [new ones](Self::relink) at `port` come later. Pushes under way are still under
+    /// way.
     pub fn cut(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -238,7 +239,8 @@ impl<P: Port> Exchange<P> {
         (self.parts, self.found) = (Parts::new(self.parts.hubs()), None);
     }
 
-    /// Takes other links in the place of those that were lost. The memory stays; [`begin`](Self::begin) follows.
+    /// Takes other links in the place of those that were lost. The memory is kept; [`begin`](Self::begin)
+    /// follows.
     pub(crate) fn reconnect(
         &mut self,
         mut port: P,
@@ -266,7 +268,7 @@ impl<P: Port> Exchange<P> {
         self.flush()
     }
 
-    /// Pushes a key like [`push`](Self::push), but small keys may stay here until the [`flush`](Self::flush), which
+    /// Pushes a key like [`push`](Self::push), but small keys may wait here until the [`flush`](Self::flush), which
     /// must follow soon. Each flush checks whether the hub's cores sleep, and that costs more than the push of a small
     /// key.
     #[inline]
@@ -547,7 +549,7 @@ impl<P: Port> Exchange<P> {
         self.under_way_from(KeyId(0))
     }
 
-    /// Returns the first of this key and the keys behind it that is under way.
+    /// Returns the first key in flight among this key and the later ones.
     pub fn under_way_from(&self, KeyId(first): KeyId) -> Option<KeyId> {
         let behind = self.keys[first as usize..].iter().position(|key| key.outstanding > 0);
         behind.map(|key| KeyId(first + key as u32))

@@ -33,7 +33,7 @@ struct Group {
     open: u32,
 }
 
-/// The properties that keys share which are put one after another and belong to one group.
+/// The common properties of keys that are put one after another and belong to one group.
 #[derive(Default)]
 struct Begun {
     number: u32,

@@ -69,7 +69,8 @@ impl<P: Port> Exchange<P> {
         Ok((weights, gradient.ok_or_else(|| in_dma_buf(layout, key))?))
     }
 
-    /// Returns a key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
+    /// Returns a key's weights, to write. With Slim-DP, weights that are not sent are those that the worker
+    /// writes.
     ///
     /// # Errors
     /// Returns an error while the key is under way, and in any other job.

@@ -131,7 +131,8 @@ impl Outbox {
         }
     }
 
-    /// Returns the chunks that leave next: the rest of the slice that is begun, else the first slice in the queue.
+    /// Returns the chunks that leave next: the rest of the slice that has begun, else the first slice in the
+    /// queue.
     fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
         let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
         self.begun.clone().or_else(first)

@@ -7,7 +7,7 @@
 //! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of all pairs that are left we take the smallest `l2`.
 //!   Its pull exceeds the computing least, as in the rule of lines 7 to 13. In algorithm 2 we take the largest
 //!   `l(N-2)`; candidates differ only in layers that take no time. In later steps we take the smaller batch.
-//! - *No choice satisfies the constraint*: every pull that is left fits behind the computing. Then we take the choice
+//! - *No choice satisfies the constraint*: every pull that is left fits after the computing. Then we take the choice
 //!   that is nearest to the constraint. In the first step of algorithm 1 that is the first layer, and then all the rest.
 //!   In the first step of algorithm 2 the batch before the last has one layer, which may be any layer but the last. In
 //!   later steps it is all the rest (algorithm 1), or the one layer before (algorithm 2).

@@ -130,7 +130,7 @@ impl Pulling {
         Ok(count)
     }
 
-    /// Returns the time until the next pull begins: nobody may sleep longer.
+    /// Returns the time until the next pull begins: the thread may not sleep longer.
     pub fn sleep_limit(&self) -> Option<Duration> {
         self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
     }

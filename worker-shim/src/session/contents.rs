@@ -20,7 +20,7 @@ pub enum Pushed {
     /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state do not change.
     Nothing,
     /// New weights, which the worker has written into its gradient. Every worker pushes weights of the key in the same round, and
-    /// the weights of the lowest rank count. The optimizer's state stays.
+    /// the weights of the lowest rank count. The optimizer's state does not change.
     Weights,
 }
 
@@ -57,8 +57,8 @@ impl Session {
         !self.steps_alone() && self.exchange.leaves_ahead(key)
     }
 
-    /// Puts a key like [`send_ahead`](Self::send_ahead), which stays here until the [`flush`](Self::flush). The flush
-    /// must follow soon.
+    /// Puts a key like [`send_ahead`](Self::send_ahead). The key waits here until the [`flush`](Self::flush). The
+    /// flush must follow soon.
     pub(crate) fn put_ahead(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.exchange.check_exists(key)?;
         let is_skipped = self.skips.get(key.index()).is_some_and(|&skips| skips > 0);

@@ -167,7 +167,8 @@ impl Session {
 
     /// Joins again, until it takes part. `own` is this worker's furthest round.
     fn join_again(&mut self, own: Round, until: Instant) -> Result<(), Again<SessionError>> {
-        // Before the join: nothing that a hub sends which only stood still may come into the new one's window.
+        // Before the join: a hub that only stood still may still send, and none of it may get into the new
+        // one's window.
         let (_group, mut ports) = any::group(1, None).map_err(SessionError::from)?;
         self.exchange.disconnect(ports.remove(0));
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
@@ -240,7 +241,7 @@ impl Session {
             job,
             round,
             lost,
-            "the hub is back; the job goes on from its round, and {lost} round(s) are lost"
+            "the hub is back; the job continues from its round, and {lost} round(s) are lost"
         );
         Ok(())
     }

@@ -43,7 +43,7 @@ impl Session {
     }
 
     /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues without some.
-    /// With several hubs, a rank that takes part at any of them.
+    /// With several hubs, all ranks that take part at any of them.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }

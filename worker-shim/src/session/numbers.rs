@@ -47,7 +47,7 @@ impl Session {
 
     /// Changes the numbers like [`set_optimizer`](Self::set_optimizer), with groups of keys that have other numbers.
     /// Sets the optimizer state of the keys `reset` to zero before the next round, as if they had made no step. Their
-    /// weights stay.
+    /// weights do not change.
     ///
     /// # Errors
     /// Returns the errors of [`set_optimizer`](Self::set_optimizer), also for each group. With `reset` in SSP and

@@ -2,8 +2,8 @@
 //! an answer. `drive` has other ways to drive the exchange, `join` the first call, `hubs` the calls over the control
 //! port.
 //!
-//! Runs on the caller's thread. Knows when to give up, not how answers come. Must not know how gradients are
-//! summed.
+//! Runs on the caller's thread. Knows when to give up, not how answers arrive. Must not know how gradients
+//! are summed.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -70,7 +70,7 @@ pub struct Session {
     pub(super) stopwatch: Stopwatch,
 }
 
-/// A question whether the caller gives up waiting.
+/// A question whether the caller stops waiting.
 pub(crate) type GivenUp = Box<dyn Fn() -> bool + Send>;
 
 impl Session {
@@ -194,7 +194,7 @@ impl Session {
         put.and(self.flush())
     }
 
-    /// Pushes a key that may stay here, if it is small, until the [`flush`](Self::flush), which must follow soon.
+    /// Pushes a key that may wait here, if it is small, until the [`flush`](Self::flush), which must follow soon.
     pub(crate) fn put_as(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         if !self.ready {
             return Err(SessionError::NoWeights);
@@ -339,7 +339,7 @@ impl Session {
         true
     }
 
-    /// Returns the time until the next pull begins, if one is due: nobody may sleep longer.
+    /// Returns the time until the next pull begins, if one is due: the thread may not sleep longer.
     pub(super) fn pull_in(&self) -> Option<Duration> {
         self.pulling.as_ref().and_then(Pulling::sleep_limit)
     }

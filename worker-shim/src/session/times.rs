@@ -35,7 +35,8 @@ pub struct Times {
     /// The time in calls that waited for the hub, and while a lost hub was waited for. A wait whose answer is there at
     /// the first look is not timed, and is computing.
     pub waiting: Duration,
-    /// The part of `waiting` in which the thread slept. The rest are looks for the answer, and its decoding.
+    /// The part of `waiting` in which the thread slept. The rest of the time it looks for the answer, and
+    /// decodes it.
     pub asleep: Duration,
     /// Bytes of gradients and weights that crossed.
     pub traffic: Traffic,
@@ -81,7 +82,7 @@ pub(crate) struct Stopwatch {
     /// Calls that wait now, and since when the first of them does.
     waits: u32,
     since: Instant,
-    /// The timeline, if somebody wants to see the times and threads of all work. Then all pushes are timed.
+    /// The timeline, if the caller wants to see the times and threads of all work. Then all pushes are timed.
     timeline: Option<(Timeline, Who)>,
     every: u32,
 }

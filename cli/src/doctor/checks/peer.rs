@@ -32,7 +32,7 @@ const MOST_CHUNKS: usize = 4096;
 const HEADERS: u32 = 28;
 const DEFAULT_PORT: u16 = 7077;
 
-/// Checks the way to `peer`, host:port or a host.
+/// Checks the route to `peer`, host:port or a host.
 pub(crate) fn check(
     peer: &str,
     credential: Option<&Credential>,
@@ -106,9 +106,9 @@ fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check
 /// The fate of a packet that must not be fragmented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Echo {
-    /// The peer says that nobody listens: it came.
+    /// The peer says that nobody listens: the packet arrived.
     Came,
-    /// Something on the way says that it is too large.
+    /// Something on the route says that it is too large.
     TooLarge,
     /// No answer came.
     Silence,

@@ -1,4 +1,4 @@
-//! The events of a cut: somebody asks for it, a step is done, hub 0 releases the job, the job fails, time passes.
+//! The events of a cut: it is requested, a step is done, hub 0 releases the job, the job fails, time passes.
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ impl Job {
                         moved.held_everywhere()
                     }
                     Err(why) => {
-                        // The hub that did not answer may hold the job all the same, and is released with the rest.
+                        // The hub that did not answer may hold the job even so, and is released with the others.
                         (cut.failed, cut.before) = (Some(NotCut::Hub(why)), cut.front.unwrap_or_default());
                         moved.release()
                     }

@@ -1,4 +1,4 @@
-//! The way of a cut from step to step.
+//! The path of a cut from step to step.
 //!
 //! ```text
 //!   next -> hold -> held here -> held everywhere -> snapshot -> release of other hubs -> release here -> over -> next

@@ -39,7 +39,7 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers, named as at all hubs, take part from the cut on. A rank may have another worker by then.
+    /// Workers, named as at all hubs, take part from the cut on. A rank may have another worker at that time.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),

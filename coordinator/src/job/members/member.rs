@@ -98,7 +98,7 @@ pub struct Unlinked {
     relink: Relink,
 }
 
-/// The way to other links.
+/// The path to other links.
 #[derive(Debug)]
 enum Relink {
     /// This many cores have not dropped the former links yet.

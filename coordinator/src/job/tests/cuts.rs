@@ -22,7 +22,7 @@ enum Event {
     Repeat(usize),
     /// The job fails at hub 0.
     Fail,
-    /// Hub 0 gives up a request. It may be delivered all the same.
+    /// Hub 0 gives up a request. It may be delivered even so.
     GiveUp(usize),
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// The variable that has the test make the record anew.
+/// The variable that makes the test write the record again.
 const MAKE: &str = "PHUB_MAKE_RECORD";
 
 fn path() -> PathBuf {
@@ -17,7 +17,7 @@ fn path() -> PathBuf {
 
 /// Returns the advice when the record has another outcome here than it had.
 fn remedy(error: &NotReplayed) -> String {
-    let make = format!("make the record of the life anew: {MAKE}=1 cargo test -p coordinator record");
+    let make = format!("make the record of the life again: {MAKE}=1 cargo test -p coordinator record");
     match error {
         NotReplayed::OtherForm { .. } => format!("{error}; FORM is another one: {make}"),
         NotReplayed::Line { .. } => format!(
@@ -35,7 +35,7 @@ fn a_record_of_this_form_can_be_read_and_has_the_same_answers() {
     if std::env::var_os(MAKE).is_some() {
         let former =
             read_to_string(path()).map(|text| replayed(&Vec::from_iter(text.lines().map(str::to_owned))));
-        // Nobody makes it anew in place of the new number that the form needs.
+        // Nobody writes it again in place of the new number that the form needs.
         if let Ok(Err(error @ NotReplayed::Line { .. })) = &former {
             panic!("{}", remedy(error));
         }
@@ -49,7 +49,7 @@ fn a_record_of_this_form_can_be_read_and_has_the_same_answers() {
         Input::NAMES.iter().filter(|name| !text.contains(&format!("\"input\":{{\"{name}\":"))).collect();
     assert!(
         missing.is_empty(),
-        "no record has a request of these names: {missing:?}; have them happen in record/tests/life.rs, and make the record anew: \
+        "no record has a request of these names: {missing:?}; have them happen in record/tests/life.rs, and make the record again: \
          {MAKE}=1 cargo test -p coordinator record"
     );
 }

@@ -26,7 +26,7 @@ pub(in crate::verbs) const MAX_TRIALS: usize = 256;
 const MAX_REASON: usize = 1024;
 /// The longest message, with the ports of the largest hub.
 pub(in crate::verbs) const MAX_BYTES: usize = 1 << 19;
-/// Stands for a prefix that is not known.
+/// Used for a prefix that is not known.
 const UNKNOWN: u8 = 255;
 /// Queue pairs and packets are numbered with 24 bits.
 const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
@@ -42,8 +42,8 @@ pub(in crate::verbs) enum Message {
     Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
     /// Hub: its ends of these pairs, or why it has none.
     Tried(Vec<Result<LinkEnd, String>>),
-    /// Worker: none of its NICs leads to the NICs of these ports. The hub says its ports anew. Empty: links are
-    /// made.
+    /// Worker: none of its NICs leads to the NICs of these ports. The hub reports its ports again. Empty: links
+    /// are made.
     Unreached(Vec<u16>),
     /// Either: its ends of the links.
     Links(Links),

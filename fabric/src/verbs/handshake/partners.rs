@@ -183,7 +183,7 @@ mod tests {
     fn a_nic_that_is_missing_shifts_no_other_rail() {
         let (hub, worker) = (numbered("mlx5_", 0..8, 100), numbered("mlx5_", [0, 1, 2, 4, 5, 6, 7], 200));
         assert_eq!(nics(&hub, &worker), [[0], [1], [2], [0], [3], [4], [5], [6]]);
-        // The worker's rail 3 goes with some NIC of the hub rather than none.
+        // The worker's rail 3 is joined with some NIC of the hub rather than with none.
         assert_eq!(nics(&worker, &hub), [vec![0, 3], vec![1], vec![2], vec![4], vec![5], vec![6], vec![7]]);
     }
 

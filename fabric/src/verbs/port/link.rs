@@ -347,7 +347,7 @@ impl Link {
         self.receives.post(&self.qp, RECEIVES)
     }
 
-    /// Posts a fence behind the earlier posts. [`fence_passed`](Self::fence_passed) follows when all of it is
+    /// Posts a fence after the earlier posts. [`fence_passed`](Self::fence_passed) follows when all of it is
     /// done.
     pub fn fence(&mut self) -> Result<(), i32> {
         if !self.waiting.is_empty() {

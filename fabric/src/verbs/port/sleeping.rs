@@ -1,7 +1,7 @@
 //! Sleep: on the completion channels of a port's NICs, and on its bell.
 //!
 //! No wake-up is lost: a queue is armed first and polled once more after that. A later completion makes the channel
-//! readable. Completions that are taken on the way go into the stash.
+//! readable. Completions that are taken meanwhile go into the stash.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};

@@ -110,7 +110,7 @@ fn an_address_without_a_path_is_refused_with_states_both_ends_and_the_gid_table(
     }
     let hub = Hub::new(&nic);
     let ours = hub.group.nics(0)[0].address().gid;
-    // Of a block that is nobody's (RFC 5737).
+    // Of a block that is assigned to nobody (RFC 5737).
     let nowhere = Gid(Ipv4Addr::new(203, 0, 113, 9).to_ipv6_mapped().octets());
     let (error, _) = hub.meets(BYTES as u64, links(|links| links.nics[0].gid = nowhere), LONG);
     for expected in ["from INIT to RTR", "STATE | AV | PATH_MTU", "The GID table of"] {

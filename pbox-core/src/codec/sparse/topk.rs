@@ -61,8 +61,8 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Adds `values` to `state`, without values that are not finite. Returns the number of these. An empty state stays
-/// empty.
+/// Adds `values` to `state`, without values that are not finite. Returns the number of these. An empty state
+/// remains empty.
 #[inline(always)]
 pub fn add_to_state(values: &[f32], state: &mut [f32]) -> u32 {
     for (kept, &value) in state.iter_mut().zip(values) {

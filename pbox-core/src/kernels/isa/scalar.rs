@@ -11,7 +11,7 @@ use crate::kernels::{Element, Slots, Step, body};
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Scalar<const N: usize>;
 
-// Functions of their own, as for the other instruction sets: their callers stay small.
+// Separate functions, as for the other instruction sets: their callers remain small.
 
 #[inline(never)]
 pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {

@@ -51,7 +51,7 @@ impl Numbers {
         next
     }
 
-    /// Returns the numbers that follow these. Multipliers that are not given stay.
+    /// Returns the numbers that follow these. Multipliers that are not given do not change.
     pub fn then(&self, next: Numbers) -> Self {
         Numbers { multipliers: next.multipliers.or_else(|| self.multipliers.clone()), ..next }
     }
@@ -99,7 +99,7 @@ impl NumbersByRound {
     }
 
     /// Sets numbers from round `from` on, until the next change. Workers in different rounds set the same schedule at different
-    /// times: numbers that a faster worker set for later rounds stay.
+    /// times: numbers that a faster worker set for later rounds are kept.
     pub fn change(&mut self, from: Round, numbers: Numbers) {
         let place = self.changes.partition_point(|&(round, _)| round < from);
         match self.changes.get_mut(place) {

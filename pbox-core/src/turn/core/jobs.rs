@@ -34,7 +34,7 @@ impl<P: Port> Core<P> {
     /// Takes a shard of a job. A key's chunks are in one shard, and so are a group's. Workers come
     /// [later](Self::add_worker), and take part when [`release`](Self::release) admits them.
     pub fn add_shard(&mut self, id: JobId, MadeShard { shard, replies }: MadeShard) {
-        // The place is behind the job's other shards.
+        // The place follows those of the job's other shards.
         let from = self.shards.iter_mut().rposition(|entry| of_job(entry, id).is_some());
         let free = (from.unwrap_or(0)..self.shards.len()).find(|&place| self.shards[place].is_none());
         let place = free.unwrap_or(self.shards.len());
@@ -46,8 +46,8 @@ impl<P: Port> Core<P> {
         self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
     }
 
-    /// Makes a job below other hubs, in which nobody takes part yet, begin with the round from which this hub takes
-    /// part there.
+    /// Makes a job below other hubs, which has no workers yet, begin with the round from which this hub takes part
+    /// there.
     pub fn begin_below(&mut self, id: JobId, first: Round) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.begin_at(first));
@@ -75,7 +75,7 @@ impl<P: Port> Core<P> {
                 work.shard.release();
                 for &rank in admitted {
                     if work.replies.link(rank).is_none() && work.shard.goes_on() {
-                        continue; // lost meanwhile: nobody may wait for it
+                        continue; // lost meanwhile: no worker may wait for it
                     }
                     work.shard.admit(rank, from);
                     work.replies.listen(rank);
@@ -116,7 +116,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Makes a job, in which nobody takes part yet, begin with a state.
+    /// Makes a job, which has no workers yet, begin with a state.
     pub fn restore(&mut self, id: JobId, layout: &Layout, restored: &Restored) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.restore(layout, restored));
@@ -195,7 +195,7 @@ impl<P: Port> Core<P> {
     /// which workers the core waits for.
     pub fn begin_wait(&mut self, now: u64) {
         for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
-            // While it is held, and without chunks, it waits for nobody.
+            // While it is held, and without chunks, it waits for no worker.
             of_mode!(shard, shard => watch.look(&shard.pace, if shard.is_held() { 0 } else { shard.keys().len() }, now));
         }
     }

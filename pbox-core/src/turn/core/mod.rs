@@ -39,7 +39,7 @@ const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 struct Member {
     /// Place of the job's first shard in `shards`.
     shard: usize,
-    /// The worker's; behind the workers' ranks come the numbers of links that lead up.
+    /// The worker's number; the numbers of links that lead up follow the workers' ranks.
     rank: u32,
 }
 

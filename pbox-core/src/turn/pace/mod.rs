@@ -82,7 +82,7 @@ pub(crate) trait Pace: Sized {
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
     }
 
-    /// Returns a round in flight that nobody is left to push, if the job cannot continue without it.
+    /// Returns a round in flight that no worker is left to push, if the job cannot continue without it.
     fn abandoned(&self) -> Option<Round> {
         None
     }
@@ -90,7 +90,7 @@ pub(crate) trait Pace: Sized {
     /// Returns the round in flight of the chunk at a place.
     fn round(&self, place: usize) -> Round;
 
-    /// Whether the chunk at a place is as it belongs in a snapshot before a round.
+    /// Whether the chunk at a place has the form for a snapshot before a round.
     fn has_come_to(&self, place: usize, round: Round) -> bool {
         self.round(place) == round
     }
@@ -212,8 +212,8 @@ pub(crate) trait Pace: Sized {
     /// before everything but arrivals.
     fn take_back<M: Mode>(_shard: &mut ShardOf<Self, M>) {}
 
-    /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: nobody is answered. False
-    /// where rounds of this pace cannot be ended like this.
+    /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: no worker is answered.
+    /// False where rounds of this pace cannot be ended like this.
     fn end_rounds<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,

@@ -47,7 +47,7 @@ pub(crate) struct PassOn {
     awaits: bool,
 }
 
-/// The way to a hub at the top.
+/// The path to a hub at the top.
 #[derive(Debug)]
 struct Way {
     hub: usize,

@@ -4,9 +4,9 @@
 //! 1. A job continues from one state that was written in this way, and is whole at all of its hubs. It never goes on
 //!    from parts of several states, from torn contents, or from a state whose writing failed.
 //! 2. The state is never older than the last state that was reported as written, or that the job has continued from.
-//! 3. So there is always one. A job begins anew only if no state of it was reported as written, or its files were
-//!    removed. While they are removed, it never continues from an older state than its newest.
-//! 4. Where a disk damages a file that was written, the state may be older; 1 holds, and nothing begins anew in silence.
+//! 3. So there is always one. A job begins from zero only if no state of it was reported as written, or its files
+//!    were removed. While they are removed, it never continues from an older state than its newest.
+//! 4. If a disk damages a file that was written, the state may be older; 1 holds, and no job begins from zero silently.
 //! 5. After any of this the next checkpoint is written.
 //!
 //! Hubs of one job are driven as the registry drives them, with the coordinator's [`Files`], [`may_write`] and [`is_needed`].
@@ -94,12 +94,12 @@ impl Job {
     /// Checks the state that the job continues from.
     fn goes_on(&mut self, state: Option<(Round, Vec<f32>)>) {
         tell(format!(
-            "job {} goes on from {:?}",
+            "job {} continues from {:?}",
             self.name,
             state.as_ref().map(|(round, all)| (round.0, all[0]))
         ));
         let Some((round, values)) = state else {
-            assert!(self.floor.is_none() || self.may_be_gone, "job {} begins anew", self.name);
+            assert!(self.floor.is_none() || self.may_be_gone, "job {} begins from zero", self.name);
             return;
         };
         assert!(values.iter().all(|value| *value == values[0]), "job {}: a mixture {values:?}", self.name);
@@ -251,7 +251,7 @@ impl Story {
         is_written
     }
 
-    /// Removes all files of one of the jobs of hub 0, which then begins anew.
+    /// Removes all files of one of the jobs of hub 0, which then begins from zero.
     fn removes(&mut self) {
         let trouble = self.trouble();
         let Some(Some(old)) = self.does(0, Trouble::default(), |_, store| store.old_jobs().unwrap().0.pop())
@@ -313,7 +313,7 @@ impl Story {
     /// Moves the job's files away, after a justified refusal to start.
     fn begins_anew(&mut self, job: usize) {
         let Job { floor, is_damaged, name, .. } = self.jobs[job];
-        assert!(floor.is_none() || is_damaged, "job {name} cannot go on");
+        assert!(floor.is_none() || is_damaged, "job {name} cannot continue");
         for hub in 0..self.hubs.len() {
             take_away(&self.dir(hub), |file| self.jobs[job].has(file));
         }

@@ -12,8 +12,8 @@
 //! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then the others (`last`) |
 //! | last: save its last state | hub 0 | the others (`last`) |
 //!
-//! Runs on the control thread. A request is carried out even if the client hangs up meanwhile: a job must not stay
-//! held.
+//! Runs on the control thread. A request is carried out even if the client hangs up meanwhile: a job must not be
+//! held forever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn not_released(why: NotReleased) -> Refusal {
 /// Says that hub 0 holds a job for too long.
 pub(crate) fn held_too_long(job: &Job, limit: Duration) -> String {
     format!(
-        "hub 0 of the job, at {}, holds its rounds and did not let them go on within {:.1} s: it hangs, was stopped, or was \
+        "hub 0 of the job, at {}, holds its rounds and did not let them continue within {:.1} s: it hangs, was stopped, or was \
          cut off",
         job.peers.name(0),
         limit.as_secs_f64()
@@ -189,7 +189,7 @@ impl Registry {
         let peers = Arc::clone(&job.peers);
         let request = LostRequest { secret: peers.secret.show(), worker, reason: reason.to_owned() };
         self.runtime.spawn(async move {
-            let what = "go on without a worker";
+            let what = "continue without a worker";
             let told = match peers.own {
                 0 => peers.ask_all::<Value>("lost", what, request).await,
                 _ => vec![peers.ask::<Value>(0, "lost", what, &request).await],

@@ -72,7 +72,8 @@ impl Registry {
                 self.command(job, || Command::TakeSnapshot { job: id, occasion, before });
             }
             Step::ReleaseOthers(request) => self.tell_step(id, cut, async move {
-                let released = peers.ask_all::<Value>("release", "let the job's rounds go on", request).await;
+                let released =
+                    peers.ask_all::<Value>("release", "let the job's rounds continue", request).await;
                 Ok(Stepped::OthersReleased(released.into_iter().try_for_each(|released| released.map(drop))))
             }),
             Step::Release { from, admitted, ahead } => {

@@ -34,7 +34,7 @@ impl Registry {
 pub(in crate::registry) fn say_held_up(job: &coordinator::Job) {
     let late = &job.news.now().held_up_by;
     match late.is_empty() {
-        true => tracing::info!(job = job.spec.name, "rounds go on"),
+        true => tracing::info!(job = job.spec.name, "rounds continue"),
         false => late.iter().for_each(|late| tracing::warn!(job = job.spec.name, "{late}")),
     }
 }

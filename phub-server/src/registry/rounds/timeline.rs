@@ -120,7 +120,7 @@ impl Track<'_> {
         let mut rounds: HashMap<JobId, Round> = HashMap::new();
         for event in events.iter().rev() {
             if let Event::Stepped { job, round, .. } = event {
-                rounds.insert(*job, *round); // the oldest stays
+                rounds.insert(*job, *round); // the oldest is kept
             }
         }
         for &event in events {

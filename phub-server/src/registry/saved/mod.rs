@@ -2,7 +2,7 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `restore` | a new job goes on from its checkpoint |
+//! | `restore` | a new job continues from its checkpoint |
 //! | `bring` | takes the state that rank 0 brings |
 //! | `collected` | what a job has of checkpoints |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |

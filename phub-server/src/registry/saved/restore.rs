@@ -87,7 +87,7 @@ impl Registry {
             tracing::info!(
                 job = name,
                 round = restored.round().0,
-                "the job goes on from its checkpoint; to start anew, remove the file or use another job name"
+                "the job continues from its checkpoint; to start from zero, remove the file or use another job name"
             );
         }
         let names = peers.addresses.iter().map(|hub| hub.name.clone()).collect();
@@ -121,7 +121,7 @@ impl Registry {
         match (whole, newest) {
             (Some(round), Some(newest)) if newest > round => {
                 let warning = format!(
-                    "not all hubs have a whole part of the newest checkpoint, before round {}; the job goes on from the \
+                    "not all hubs have a whole part of the newest checkpoint, before round {}; the job continues from the \
                      one before round {}{damage}",
                     newest.0, round.0
                 );
@@ -134,7 +134,7 @@ impl Registry {
                 });
                 Err(format!(
                     "its checkpoint is not whole, because no round is at all hubs: {}{damage}; bring the missing files \
-                     back, or move these away to start the job anew",
+                     back, or move these away to start the job from zero",
                     have.collect::<Vec<_>>().join(", ")
                 ))
             }
@@ -221,8 +221,8 @@ impl Registry {
         let later = &rounds[rounds.partition_point(|&round| round <= first_round)..];
         if !later.is_empty() {
             // A pass may belong to a job that hub 0 no longer has, or that has written later rounds since it began. A
-            // state that hub 0 confirms stays valid: no later round is at all hubs, and none is written without this
-            // one.
+            // state that hub 0 confirms remains valid: no later round is at all hubs, and none is written without
+            // this one.
             let request = BeginsRequest { secret: pass.secret.clone(), first_round };
             let asked =
                 peers.ask::<Value>(0, "begins", "confirm the round that the job begins with", &request);

@@ -89,7 +89,7 @@ impl Alone {
         }
     }
 
-    /// Begins again from a state, with its pushes, or anew. Nobody takes part yet.
+    /// Begins again from a state, with its pushes, or from zero. Nobody takes part yet.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         let Alone { layout, former, workers, .. } = self;
         workers.fill_with(|| None);

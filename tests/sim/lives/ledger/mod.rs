@@ -95,7 +95,7 @@ impl Ledger {
         }
     }
 
-    /// Begins again from a state, or anew.
+    /// Begins again from a state, or from zero.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         match self {
             Ledger::Together(together) => {

@@ -131,7 +131,7 @@ impl Control {
         }
     }
 
-    /// Lets a member leave; other members stay.
+    /// Lets a member leave; other members remain.
     pub fn leaves(&mut self, rank: u32) {
         let (member, owner) = (self.member(rank), Ok((self.id, rank)));
         let token =

@@ -52,7 +52,8 @@ pub struct Terms {
     pub is_orderly: bool,
     /// The lateness of the control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
-    /// The job goes on from a state, with the rounds that workers had reached, by worker. Then nobody waits until all take part.
+    /// The job continues from a state, with the rounds that workers had reached, by worker. Then nobody waits until all take
+    /// part.
     pub again: Option<Again>,
 }
 

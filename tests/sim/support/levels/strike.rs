@@ -19,8 +19,8 @@ pub enum Strike {
 }
 
 impl Levels {
-    /// Returns the event of this step, by the dice. Worker 0 and the hubs above it stay if the job continues
-    /// without lost workers. `begun`: all living workers have the first weights.
+    /// Returns the event of this step, by the dice. Worker 0 and the hubs above it remain if the job
+    /// continues without lost workers. `begun`: all living workers have the first weights.
     pub fn strike(&self, trouble: Trouble, dice: &mut Dice, begun: bool) -> Option<Strike> {
         let worker = dice.below(self.workers.len() as u64) as usize;
         let hub = dice.below(self.nodes.len() as u64) as usize;

@@ -50,7 +50,7 @@ within 20 lost rxe1 "IBV_EVENT_DEVICE_FATAL"
 if wait $doomed; then exit 1; fi
 grep -F "rxe1 says IBV_EVENT_DEVICE_FATAL" /tmp/hub
 runs_over rxe0
-# A NIC that opens and has no usable address stays lost.
+# A NIC that opens and has no usable address is still lost.
 has_address() { cat /sys/class/infiniband/rxe2/ports/1/gids/* 2>/dev/null | grep "ffff:0a4d:0201" >/dev/null; } # 10.77.2.1
 ip address flush dev nic2 scope global
 is_bare() { ! has_address; }

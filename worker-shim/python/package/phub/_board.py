@@ -21,7 +21,7 @@ from ._phub import MissingWorkersError, SettingsError
 _PAUSE_S = 0.02
 # The store's value for a key that was never written.
 _NOTHING = "-"
-# How long rank 0 waits for a worker's word before it looks whether the worker has asked anew, in seconds.
+# How long rank 0 waits for a worker's word before it checks whether the worker has asked again, in seconds.
 _LOOK_AGAIN_S = 0.2
 _LIMIT_S = 60.0
 

@@ -38,7 +38,7 @@ def _own(checkpoints: str, number: int, of: int) -> str:
         if others != f"hubs-{of}":
             raise SettingsError(
                 f"{checkpoints}/{others} has this run's checkpoint, of another number of hubs than this attempt's {of}: give the "
-                f"run as many nodes as before, or move these files away and go on from Ray's own checkpoint "
+                f"run as many nodes as before, or move these files away and continue from Ray's own checkpoint "
                 f"(ray.train.get_checkpoint)"
             )
     own = os.path.join(checkpoints, f"hubs-{of}", str(number))

@@ -157,7 +157,7 @@ class Session:
                 by name.
             optimizer: the rule that the hub applies to the sum, such as `phub.Adam(learning_rate=1e-3)`.
             job: name of the job. Default: `PHUB_JOB`; else the launcher's name of the run, with a word that no other run
-                has. The second session without a name has "-2" behind it, and so on: all workers make their sessions in one
+                has. The second session without a name has "-2" after it, and so on: all workers make their sessions in one
                 order. With `on_loss` "continue" workers may join later, and no word is added.
             compression: how gradients and weights are made smaller, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`.
                 Default: not at all.
@@ -168,9 +168,10 @@ class Session:
             clip_norm_last: the most that the norm of the round before may be. If it was longer, this round's mean gradient is scaled down
                 by as much: another algorithm than `clip_norm`, and no key waits for all. The first round is not scaled, and `norm` is
                 `None`. For "bsp" at one hub, and not with `clip_norm` or `skip_nonfinite`. Default: no bound.
-            skip_nonfinite: whether all workers leave out a round if its mean gradient has a value that is infinite or NaN:
-                weights, optimizer state and numbers of steps stay. `skipped` counts these rounds. Keys are answered as with
-                `clip_norm`. It needs no codec, or "f16" or "bf16": in frames of other codecs such values count as zero.
+            skip_nonfinite: whether all workers leave out a round if its mean gradient has a value that is infinite or NaN.
+                Weights, optimizer state and numbers of steps then do not change. `skipped` counts these rounds. Keys are
+                answered as with `clip_norm`. It needs no codec, or "f16" or "bf16": in frames of other codecs such values
+                count as zero.
             ema: the decay of an average of the weights that the hub keeps, such as 0.999. It begins with the first weights, and after each
                 step it is `ema * average + (1 - ema) * weights`. `ema()` fetches it, and checkpoints have it. Default: none.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
@@ -322,7 +323,7 @@ class Session:
             raise
         if self.rank == 0 and self.next_round > (0 if state is None else state.round) and _optimizers.keeps_weights(optimizer):
             _LOG.warning(
-                "job %s goes on before round %s, with the weights that its hub had of it; for a training from the start, give it "
+                "job %s continues before round %s, with the weights that its hub had of it; for a training from the start, give it "
                 "another name (job= or PHUB_JOB)",
                 *(self.job, self.next_round),
             )
@@ -456,7 +457,7 @@ class Session:
     def push_weights(self, *keys: str) -> None:
         """Pushes keys with new weights that replace the old ones; without names, none. Each worker writes the new
         weights to `gradient(key)` and pushes them in the same round; those of the lowest rank count. The optimizer's
-        state stays.
+        state does not change.
 
         Raises:
             OrderError: as for `push_nothing`.
@@ -483,7 +484,7 @@ class Session:
         return [key for key, leaves in zip(self._keys, leave) if leaves]
 
     def was_left_alone(self, key: str) -> bool:
-        """Whether the key's last answer left its weights as they were: no worker had a gradient, or the round is one of
+        """Whether the key's last answer did not change its weights: no worker had a gradient, or the round is one of
         `skipped`."""
         return self._native.was_left_alone(self._number(key))
 
@@ -555,7 +556,8 @@ class Session:
 
         Args:
             optimizer: of the same class as the job's, with all its numbers.
-            keys: by name of each key, the multipliers of its learning rate and weight decay. Default: they stay.
+            keys: by name of each key, the multipliers of its learning rate and weight decay. Default: they do
+                not change.
             groups: by name, the optimizers of keys that have other numbers, of the same class; at most 255 different ones. They hold
                 until the next call. Default: no key.
             reset: keys with an optimizer state that becomes zero before that round, as if they had made no step. For

@@ -57,7 +57,7 @@ def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
-        if "torch._dynamo" not in sys.modules:  # nobody compiles, and its import takes seconds
+        if "torch._dynamo" not in sys.modules:  # no script compiles it, and its import takes seconds
             return method(*args, **kwargs)
         if disabled is None:
             disabled = _torch.compiler.disable(method)
@@ -134,10 +134,10 @@ class _HubGroup(_Group):  # type: ignore[misc]
             return Session(hub, rank, size, job=name, **keys, **limits)
 
         self._depths = Depths(join)
-        # Under `Join` DDP's reducer keeps the C++ half of a call with one element, and asks it later. That half knows nothing
-        # without the other, so the last ones stay here.
+        # Under `Join` DDP's reducer keeps the C++ half of a call with one element, and asks it later. That half knows
+        # nothing without the other, so the last ones are kept here.
         self._small: Deque[_CallUnderWay] = collections.deque(maxlen=_SMALL_CALLS)
-        # Before torch 2.6 nobody calls `shutdown`.
+        # Versions of torch before 2.6 do not call `shutdown`.
         self._leave = weakref.finalize(self, self._depths.leave)
         self._leave.atexit = False
 

@@ -42,7 +42,7 @@ class HubConfig(TorchConfig):  # type: ignore[misc]
     resource: Optional[str] = None
     """Instead, a hub on each node that has this resource, such as "hub"; the job is spread over all of them."""
     checkpoints: Optional[str] = None
-    """A directory that all nodes share, with one in it for each run. A run whose name is there goes on from its
+    """A directory that all nodes share, with one in it for each run. A run whose name is there continues from its
     checkpoint."""
     settings: Dict[str, Any] = dataclasses.field(default_factory=dict)
     """More settings of the hubs, as for `phub.serve`, such as `{"checkpoint_every": 100}`."""

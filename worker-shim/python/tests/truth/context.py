@@ -110,7 +110,7 @@ class Context:
         return model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()
 
     def anew(self, model, net):
-        """DDP is made anew after parameters were frozen or unfrozen; with the hub nothing is to be done."""
+        """DDP is made again after parameters were frozen or unfrozen; with the hub nothing is to be done."""
         return self._ddp(net, True, False) if isinstance(model, DistributedDataParallel) else model
 
     def parallel(self, model, unused=False):

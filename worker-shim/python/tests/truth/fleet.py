@@ -37,7 +37,7 @@ class Fleet:
             rank.send((idiom, way, f"truth-{self.world}-{self._backend}-{self._starts}-{self._jobs}"))
         results = self._collect(idiom, time.monotonic() + idiom.limit_s)
         if any(each.failure for each in results):
-            self.stop()  # its groups and hooks are in a state that nobody knows
+            self.stop()  # its groups and hooks are in an unknown state
         return results
 
     def _collect(self, idiom, deadline):

@@ -8,9 +8,9 @@
 //!                                               Unlinked
 //! ```
 //!
-//! A job that ends at a cut ends for each worker at the worker's own line. This is the first round without a stepped
-//! push of the worker. All its chunks reach this line and go no further. Each push before it is stepped and answered, and none
-//! behind it is.
+//! A job that ends at a cut ends for each worker at the worker's own line. This line is the first round without a stepped push of
+//! the worker. All its chunks reach this line and go no further. Each push before it is stepped and answered, and none after it
+//! is.
 //!
 //! Owned by the core. Eight bytes per (chunk, worker) and eight per chunk.
 //!
@@ -75,7 +75,7 @@ struct State {
 }
 
 impl Clocks {
-    /// Creates clocks: all chunks begin with round 0, and nobody takes part.
+    /// Creates clocks: all chunks begin with round 0, and no worker takes part.
     pub fn new(consistency: Consistency, chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let ranks = workers as usize;
         let absent = Clock { next: Round(0), standing: Standing::Absent };
@@ -142,7 +142,7 @@ impl Clocks {
         true
     }
 
-    /// Finds the slowest worker anew, and returns the chunk's round.
+    /// Finds the slowest worker again, and returns the chunk's round.
     fn find_slowest(&mut self, index: usize) -> Round {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
@@ -153,7 +153,7 @@ impl Clocks {
         state.slowest
     }
 
-    /// Whether `rank` waits for an answer of chunk `index` that it may have now. Where the job ends, nobody is ahead of anybody:
+    /// Whether `rank` waits for an answer of chunk `index` that it may have now. If the job ends, no worker is ahead of another:
     /// all begin it again with the same round.
     #[inline]
     fn may_answer(&self, index: usize, rank: u32) -> bool {
@@ -355,7 +355,7 @@ impl Pace for Clocks {
         for rank in 0..terms.workers {
             let Some(round) = pace.pushed(place, rank) else { continue };
             let pushed = std::iter::once(rank);
-            // SAFETY: this worker has pushed the chunk, and nobody is answered any more.
+            // SAFETY: this worker has pushed the chunk, and no worker is answered any more.
             unsafe {
                 match pace.answered(place, rank, round) {
                     // In the broadcast, only rank 0's slot counts.

@@ -126,7 +126,7 @@ fn one_that_may_be_answered_waits_until_it_is() {
     assert_eq!(clocks.arrive(0, 0, 1), Ok(()));
 }
 
-/// Implements the documentation word for word: clocks in a map, the minimum found anew every time.
+/// Implements the documentation word for word: clocks in a map, the minimum found again every time.
 #[derive(Debug)]
 struct Model {
     consistency: Consistency,

@@ -232,7 +232,7 @@ impl Arrivals {
         if State::of(self.words[place * self.words_per_chunk]).count == 0 {
             return;
         }
-        // SAFETY: all of them have pushed this chunk, and nobody is answered any more.
+        // SAFETY: all of them have pushed this chunk, and no worker is answered any more.
         unsafe {
             match self.together(place) {
                 // The mean that was taken in has all pushes; some of their workers may have no links now.

@@ -65,7 +65,7 @@ pub(super) fn settle<M: Mode>(
     })
 }
 
-/// Takes in a chunk that passes a round which nobody is left to push: the other chunks wait for it.
+/// Takes in a chunk that passes a round without workers that could push it: the other chunks wait for it.
 pub(super) fn pass<M: Mode>(pace: &Arrivals, stages: &mut Staged<M>, place: usize, round: Round) {
     let counts = stages.gather.steps_at_once() || !pace.contents.must_be_weights(round);
     if counts && !stages.gather.has(place, round) {

@@ -78,8 +78,8 @@ impl State {
 }
 
 impl Arrivals {
-    /// Creates the arrivals: all chunks begin with round 0, and nobody takes part. `broadcasts`: round 0 is a broadcast
-    /// of weights.
+    /// Creates the arrivals: all chunks begin with round 0, and no worker takes part. `broadcasts`: round 0 is a
+    /// broadcast of weights.
     pub fn new(chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let words_per_chunk = 1 + workers.div_ceil(64) as usize;
         let mut arrivals = Arrivals {
@@ -170,7 +170,7 @@ impl Arrivals {
         let State { round, .. } = self.state(index);
         let Some(next) = self.roster.first_after(round) else { return 0 };
         let next = next.min(Round(round.0.saturating_add(most)));
-        self.begin(index, next); // nobody's slot is in
+        self.begin(index, next); // no worker's slot is in
         next.0 - round.0
     }
 
@@ -219,7 +219,7 @@ impl Arrivals {
         self.words[index * self.words_per_chunk] |= came | (content as u64) << FORMER;
     }
 
-    /// Begins a round: nobody's slot is in.
+    /// Begins a round: no worker's slot is in.
     #[inline]
     fn begin(&mut self, index: usize, round: Round) {
         let words = &mut self.words[index * self.words_per_chunk..][..self.words_per_chunk];
@@ -326,14 +326,14 @@ impl Pace for Arrivals {
 
     #[inline]
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content {
-        // A group that has stepped as one has a place behind the chunks.
+        // A group that has stepped as one has a place after the chunks.
         let former = self.words.get(place * self.words_per_chunk).map_or(0, |word| word >> FORMER & 3);
         if former == 0 { Content::Gradient } else { self.answered_other(former, place, rank, round) }
     }
 
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
-        // A group that has stepped as one has a place behind the chunks.
+        // A group that has stepped as one has a place after the chunks.
         let word = self.words.get(place * self.words_per_chunk).map_or(0, |word| *word);
         match word & (CAME | 3 << FORMER) {
             0 => (Content::Gradient, true),
@@ -387,7 +387,7 @@ impl Pace for Arrivals {
         }
     }
 
-    /// Returns a worker that takes part in the next round gets the weights of this one.
+    /// Returns whether a worker takes part in the next round, and so gets the weights of this one.
     #[inline]
     fn answer_due(&mut self, index: usize, finished: Round, rank: u32) -> Option<Round> {
         let is_due = self.roster.is_answered(rank, finished.next()) || self.greets(index, finished, rank);

@@ -6,8 +6,8 @@
 //!                                       +--the chunk has come there, then the push again--> answered
 //! ```
 //!
-//! A worker with other links pushes the round before its first one again, and gets one answer for it. A chunk that comes there
-//! before this push keeps the answer back: the worker's bytes could arrive behind the answer, and so behind the next push.
+//! A worker with other links pushes the round before its first one again, and gets one answer for it. A chunk that arrives
+//! there before this push holds the answer back: the worker's bytes could arrive after the answer, and so after the next push.
 //!
 //! Owned by the core. Memory for a newcomer's loss only: no push of a worker with links looks here.
 

@@ -86,8 +86,8 @@ class AtTheHub(Joined):
             self._phub.zeroed()
 
     def no_sync(self) -> ContextManager[None]:
-        """Returns a context in which backward passes add to this worker's own gradients, as in DDP's: no bytes leave, and the script
-        reads its own gradients. The first backward pass behind it makes the mean of the whole sum."""
+        """Returns a context in which backward passes add to this worker's own gradients, as in DDP's: no bytes leave, and
+        the script reads its own gradients. The first backward pass after it makes the mean of the whole sum."""
         return self._phub.apart()
 
     def synchronize(self) -> None:
@@ -104,7 +104,7 @@ class AtTheHub(Joined):
 
     def averaged(self) -> ContextManager[None]:
         """Returns a context in which the parameters have the averages that the hub keeps with `ema=`, for an evaluation.
-        Behind it they have their own values again, bit for bit. Buffers, such as those of BatchNorm, stay. The averages are
+        After it they have their own values again, bit for bit. Buffers, such as those of BatchNorm, stay. The averages are
         fetched, and the averages of 16-bit
         parameters rounded. Not every worker need enter it: other workers wait for this one at their next step.
 

@@ -18,8 +18,8 @@ def load_checkpoint(
     named_parameters: Iterable[Tuple[str, torch.Tensor]],
     optimizer: Optional[torch.optim.Optimizer] = None,
 ) -> int:
-    """Loads the weights of a hub's checkpoint into parameters, and the state of its optimizer (momentum, the means of
-    Adam) into an optimizer of torch's own that has these parameters and is not distributed.
+    """Loads the weights of a hub's checkpoint into parameters. Loads the state of its optimizer (momentum, the means of
+    Adam) into an optimizer of torch, which has these parameters and is not distributed.
 
     The file is the hub's `JOB.safetensors`, all in f32; parameters and state are of the parameters' own type.
 

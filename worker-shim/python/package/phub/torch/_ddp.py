@@ -1,4 +1,4 @@
-"""A communication hook for DistributedDataParallel: gradients are averaged by the hub, the optimizer stays local."""
+"""A communication hook for DistributedDataParallel: the hub averages gradients, and the optimizer remains local."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ A held parameter is of a separate class, in one of two states:
    Pending   its values are on their way. Torch asks it before each function, which waits for them first.
 ```
 
-In both states the class notes accesses by which a script can write the values without a trace: torch counts the writes to a
-tensor, but not those to its `data` or to a NumPy array over it. It does not know sessions.
+In both states the class notes accesses by which a script can write the values without a trace. Torch counts the writes to a
+tensor, but not the writes to its `data` or to a NumPy array over it. The class does not know sessions.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Held:
 
     def data_ptr(self) -> int:
         """Returns the address of the values, and notes it."""
-        _expose(self, forever=True)  # nobody knows how long an address is used
+        _expose(self, forever=True)  # the time for which an address is used is unknown
         return super().data_ptr()  # type: ignore[misc, no-any-return]
 
     def storage(self) -> Any:

@@ -86,7 +86,7 @@ class Join:
         try:
             if state is not None and joined.rank == 0 and joined.next_round != state.round:
                 warnings.warn(
-                    f"job {joined.job!r} has a state at its hub already, before round {joined.next_round}, and goes on "
+                    f"job {joined.job!r} has a state at its hub already, before round {joined.next_round}, and continues "
                     f"with that: the loaded state is not used; take another job name, or remove the hub's checkpoint",
                     stacklevel=4,
                 )

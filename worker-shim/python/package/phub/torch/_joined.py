@@ -60,7 +60,7 @@ class Joined(torch.optim.Optimizer):
         """Refuses `torch.distributed.algorithms.join.Join`, which would have this worker make steps of its own accord."""
         raise WrapError(
             "Join([optimizer]): this optimizer's steps are the hub's, and all workers make as many. For uneven inputs, let a worker "
-            "that has no more inputs go on with zero_grad() and step() as often as the others, so that its gradients count as "
+            "that has no more inputs continue with zero_grad() and step() as often as the others, so that its gradients count as "
             "zeros; or give all as many (drop_last=True). Join([model]) is for DistributedDataParallel, by phub.torch.ddp_hook or "
             "phub.c10d, with an optimizer of torch's own"
         )

@@ -17,8 +17,8 @@ from ._windows import tensor
 
 
 class LocalExchange:
-    """Parameters by key. Values that are sent become the hub's; the other values stay as the worker's own steps make
-    them."""
+    """Parameters by key. Values that are sent become the hub's; the other values are those that the worker's own
+    steps make."""
 
     def __init__(self, parameters: Dict[str, torch.nn.Parameter], settings: Dict[str, Any]) -> None:
         self.parameters = parameters
@@ -26,7 +26,7 @@ class LocalExchange:
         # The hub's weights change by the mean of the workers' changes.
         self.session = Session(keys=keys, optimizer=Sgd(1.0), **settings)
         try:
-            # A change that is not sent stays here, and leaves with a later one.
+            # A change that is not sent is kept here, and leaves with a later one.
             self._changes = {name: tensor(self.session, name, "gradient") for name in parameters}
             self._weights = {name: tensor(self.session, name, "weights") for name in parameters}
             with torch.no_grad():

@@ -219,7 +219,7 @@ class _Rows:
     def _end(self, error: Error) -> None:
         self.error = error
         self.session.close()
-        _LOG.warning("job %s: nobody is observed any more, and training goes on: %s", self.session.job, error)
+        _LOG.warning("job %s: nobody is observed any more, and training continues: %s", self.session.job, error)
 
     def late(self) -> Optional[Late]:
         """Returns the rank that holds up the job most."""
@@ -359,7 +359,7 @@ def observe(
 
     Every rank calls it once, before training. Each step sends a few bytes to the hub; no step waits for them. Rank 0 logs a
     warning of the logger "phub" when a rank becomes late, and the hub's page shows the job. If the hub is lost, observing
-    ends, and training continues. Passes in DDP's `no_sync()` count to the step behind them.
+    ends, and training continues. Passes in DDP's `no_sync()` count to the step after them.
 
     With FSDP every layer waits for all ranks, so a rank that is slow in its passes makes the passes of all ranks as long. A rank
     that is late before its forward pass is named, and the hub's page shows the last rank. FSDP was not tried.

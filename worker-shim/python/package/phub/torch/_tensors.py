@@ -30,8 +30,9 @@ def broadcast_parameters(
 ) -> None:
     """Gives every worker rank 0's tensors, exactly, in place: a `model.state_dict()`, or `named_parameters()`.
 
-    `DistributedOptimizer` does so with its parameters; this is for the rest, such as the means of a BatchNorm. Every
-    worker calls it, with the same names, shapes and types. Integers, f64 and bool are taken apart for the transfer.
+    `DistributedOptimizer` does so with its parameters; this is for other tensors, such as the means of a BatchNorm.
+    Every worker calls it, with the same names, shapes and types. Integers, f64 and bool are taken apart for the
+    transfer.
 
     Args:
         parameters: tensors by name.

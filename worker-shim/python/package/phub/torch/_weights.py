@@ -8,8 +8,8 @@ are found at the next `step()`.
    bytes sent ahead    the window is the hub's, which may answer them there before `step()`
 ```
 
-A parameter keeps its memory, so views that a script has taken stay right: if there are any, `step()` waits. Owned by the
-thread of the script.
+A parameter keeps its memory, so views that a script has taken are still right: if there are any, `step()` waits. Owned
+by the thread of the script.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _of_torch() -> Callable[[Any], int]:
     if count is not None:
         return lambda storage: int(count(storage._cdata))
 
-    # A storage of torch before 2.1 begins with a pointer to its functions, and has its count behind it.
+    # A storage of torch before 2.1 begins with a pointer to its functions, and its count follows.
     def read(storage: Any) -> int:
         return ctypes.c_size_t.from_address(storage._cdata + ctypes.sizeof(ctypes.c_void_p)).value
 

@@ -1,5 +1,5 @@
-"""Calls of torch.distributed that a script makes itself. The way "c10d" has them go by the hub; in the other ways they are gloo's,
-beside whatever the optimizer does. DDP's own hooks keep the optimizer local."""
+"""Calls of torch.distributed that a script makes itself. With the mode "c10d" the hub carries them; in the other modes gloo
+does, in addition to the work of the optimizer. DDP's own hooks keep the optimizer local."""
 
 import torch
 import torch.distributed as dist
@@ -86,7 +86,7 @@ def call_in_a_callback(ctx):
 
     def again(future):
         each = future.wait()[0] * 10
-        if ctx.way == "c10d":  # gloo pairs calls by their number, and nobody orders those of its threads
+        if ctx.way == "c10d":  # gloo pairs calls by their number, and the calls of its threads have no order
             dist.all_reduce(each)
             return each
         return each * 2
@@ -112,7 +112,7 @@ def low_rank_gradients_in_a_hook(ctx):
 
     def hook(state, bucket):
         future = powerSGD_hook.powerSGD_hook(state, bucket)
-        if ctx.way != "c10d":  # gloo pairs calls by their number, and nobody orders those of its threads
+        if ctx.way != "c10d":  # gloo pairs calls by their number, and the calls of its threads have no order
             future.wait()
         return future
 

@@ -174,7 +174,7 @@ def hook_that_reads_gradients_of_others(ctx):
 
 @idiom(workers=(1,))
 def training_stopped_by_a_hook(ctx):
-    """A hook raises, the script catches it, and goes on with the next batch."""
+    """A hook raises, the script catches it, and continues with the next batch."""
     run = ctx.run()
     is_bad = []
 

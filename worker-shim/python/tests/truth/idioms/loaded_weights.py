@@ -120,7 +120,7 @@ def lookahead(ctx):
 
 @idiom()
 def soup_of_snapshots(ctx):
-    """Weights of several steps are averaged, and training goes on from there."""
+    """Weights of several steps are averaged, and training continues from there."""
     run = ctx.run()
     states = []
     for _ in run.after_steps(4):

@@ -7,7 +7,7 @@ from ..idiom import idiom
 
 
 class Branches(torch.nn.Module):
-    """Two branches behind one layer; a batch uses one or both."""
+    """Two branches after one layer; a batch uses one or both."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ def branch_unused_at_first(ctx):
 
 @idiom()
 def unused_branch_with_zeros(ctx):
-    """Gradients that are set to zeros and not to None: momentum goes on."""
+    """Gradients that are set to zeros and not to None: momentum continues."""
     branches(ctx, sgd, [["lr"], ["l"], ["r"], ["lr"], ["l"]], set_to_none=False)
 
 
@@ -71,7 +71,7 @@ def never_used(ctx):
 
 @idiom()
 def unfrozen_later(ctx):
-    """DDP is made anew, as it must be; the optimizer has had all parameters from the start."""
+    """DDP is made again, which is necessary; the optimizer has had all parameters from the start."""
     net = Mlp()
     for each in net.first.parameters():
         each.requires_grad_(False)

@@ -296,7 +296,8 @@ def attention(ctx):
 
 @idiom(workers=(1,))
 def convolutions_in_another_order_of_memory(ctx):
-    """`channels_last` after the wrap: the parameters' memory is laid out anew. DDP of torch 1.13 then mixes up gradients."""
+    """`channels_last` after the wrap: the parameters' memory gets a new layout. DDP of torch 1.13 then mixes up
+        gradients."""
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 2), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(8, 3))
     run = ctx.run(torch.nn.Sequential(torch.nn.Unflatten(1, (2, 1, 3)), torch.nn.ZeroPad2d((0, 0, 0, 1)), net))
     run.net.to(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Layers that are initialised anew in the run."""
+"""Layers that are initialised again in the run."""
 
 import torch
 

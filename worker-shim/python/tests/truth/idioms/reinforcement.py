@@ -9,7 +9,7 @@ from ..idiom import idiom
 
 
 def actions(ctx, logits):
-    """Actions that are drawn with random numbers that do not depend on the way of the run."""
+    """Actions that are drawn with random numbers that do not depend on the mode of the run."""
     return (logits.detach() + 0.1).argmax(1)
 
 

@@ -75,7 +75,7 @@ def state_dict_between_backward_and_step(ctx):
 
 
 def resumed(ctx, make):
-    """Trains, saves, and goes on with a model and an optimizer that are loaded before the wrap."""
+    """Trains, saves, and continues with a model and an optimizer that are loaded before the wrap."""
     run = ctx.run(make=make)
     run.train(3)
     saved = through_a_file({"model": run.net.state_dict(), "optimizer": run.optimizer.state_dict()})
@@ -104,7 +104,7 @@ def resumed_with_adamw(ctx):
 
 @idiom()
 def resumed_after_skipped_steps(ctx):
-    """One parameter has fewer steps than the rest, in the state as well."""
+    """One parameter has fewer steps than the others, in the state as well."""
     run = ctx.run(make=adamw)
     for step, _ in enumerate(run.before_steps(4)):
         if step < 2:
@@ -222,7 +222,7 @@ def another_optimizer_in_the_middle(ctx):
 
 @idiom()
 def another_optimizer_after_an_error(ctx):
-    """An exception in a step; the script goes on with another optimizer."""
+    """An exception in a step; the script continues with another optimizer."""
     run = ctx.run()
     try:
         for step, _ in enumerate(run.before_steps()):
@@ -235,7 +235,7 @@ def another_optimizer_after_an_error(ctx):
 
 @idiom()
 def a_local_optimizer_afterwards(ctx):
-    """The script leaves, and goes on with torch alone."""
+    """The script leaves, and continues with torch alone."""
     net = Mlp()
     run = ctx.run(net)
     run.train(3)
