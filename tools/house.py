@@ -73,7 +73,7 @@ class Crate:
                 reached[file] |= new
                 left += new
         circles = {frozenset(other for other in reached[file] if file in reached.get(other, ())) for file in edges}
-        parents = {file.parent for file in edges}  # a folder with only tests is no home
+        parents = {file.parent for file in edges}  # a folder with only tests is not a home
         homes = {file: path if (path := file.with_suffix("")) in parents else file.parent for file in edges}
         return [circle for circle in circles if len({homes[file] for file in circle}) > 1]
 

@@ -91,7 +91,7 @@ pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
 /// the certificates of clients that it accepts, if it asks for any.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read, or certificate and key are no pair.
+/// Returns an error if a file cannot be read, or certificate and key are not a pair.
 pub fn serve(
     certificate: &Path,
     key: &Path,

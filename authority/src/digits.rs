@@ -7,8 +7,8 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads the bytes of a text. `None` for another length, a sign, a capital letter, and any other text that is no
-/// digit.
+/// Reads the bytes of a text. `None` for another length, a sign, a capital letter, and any other text that is
+/// not a digit.
 pub fn unhex<const BYTES: usize>(text: &str) -> Option<[u8; BYTES]> {
     let pairs = text.as_bytes().chunks_exact(2);
     if text.len() != 2 * BYTES {

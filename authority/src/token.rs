@@ -63,7 +63,7 @@ pub struct Token {
     pub(crate) proof: String,
 }
 
-/// A text is no token.
+/// A text is not a token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a token; expected phub-RIGHT.JOB.PROOF or phub-RIGHT@SECONDS.JOB.PROOF, as `phub-server token` prints it"

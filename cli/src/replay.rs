@@ -24,7 +24,7 @@ impl ReplayArgs {
     /// Replays the file. Returns whether all answers are equal, and prints the first that differs.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or is no record.
+    /// Returns an error if the file cannot be read, or is not a record.
     pub fn run(&self) -> anyhow::Result<bool> {
         let shown = || self.file.display().to_string();
         let file = File::open(&self.file)

@@ -27,7 +27,7 @@ impl TraceArgs {
     /// Writes the file.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read or written, or is no timeline.
+    /// Returns an error if a file cannot be read or written, or is not a timeline.
     pub fn run(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
             !self.files.contains(&self.to),
@@ -39,7 +39,7 @@ impl TraceArgs {
         TraceFile::create(&self.to)?.write(&processes)?;
         for name in apart {
             eprintln!(
-                "phub-server: the clock of {name} is not known from the other files: its times stay as they are. Add the \
+                "phub-server: the clock of {name} is not known from the other files: its times do not change. Add the \
                  file of a worker that was on its machine, or of a worker of that hub"
             );
         }

@@ -1,5 +1,5 @@
-//! The program's command line: its errors for settings that make no sense and for files that are none. Each
-//! error names the setting or the object, the value that was seen, and the next step.
+//! The program's command line: its errors for settings that make no sense and for invalid files. Each error
+//! names the setting or the object, the value that was seen, and the next step.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -59,7 +59,7 @@ fn flags_of_rdma_paths_are_those_of_the_table() {
             says(String::from_utf8_lossy(&help), &[setting.flag, &setting.variables.join(", ")]);
         }
     }
-    // Ours stops a hub, also where there is no RDMA.
+    // Ours stops a hub, also on a machine without RDMA.
     for command in ["serve", "doctor"] {
         let mut program =
             phub_server(&[command, "--rdma-sl", "15", "--listen", "127.0.0.1:0", "--unused-limit-s", "0"]);
@@ -107,7 +107,7 @@ fn nics_that_are_not_there_are_refused() {
     assert!(["no_such_nic7", "libibverbs", "RDMA"].iter().any(|word| error.contains(word)), "{error}");
 }
 
-/// One rule for all variables: empty is unset, on and off have the same words, and a name that is none is
+/// One rule for all variables: empty is unset, on and off have the same words, and an unknown name is
 /// reported.
 #[test]
 fn the_environment_has_one_rule() {
@@ -153,7 +153,7 @@ fn the_environment_has_one_rule() {
     says(
         log,
         &[
-            "PHUB_CHECKPOINT is no setting",
+            "PHUB_CHECKPOINT is not a setting",
             "was PHUB_CHECKPOINTS meant?",
             "Kubernetes sets PHUB_PORT for a Service",
         ],
@@ -528,10 +528,10 @@ fn a_configuration_file_has_the_flags() {
     for (text, words) in [
         ("cores = \"four\"", ["--cores comes from", "\"four\"", named]),
         ("lisen = \"127.0.0.1:0\"", ["--lisen comes from", "'--listen'", named]),
-        ("Cores = 4", ["Cores is no flag", "like late-limit-s", named]),
+        ("Cores = 4", ["Cores is not a flag", "like late-limit-s", named]),
         ("config = \"more.toml\"", ["config cannot be in", "on the command line", named]),
         ("insecure = \"yes\"", ["insecure is on or off", "true or false", named]),
-        ("[cores]\nnumber = 4", ["cores is no value", "a number or a list", named]),
+        ("[cores]\nnumber = 4", ["cores is not a value", "a number or a list", named]),
         ("cores 4", ["is no TOML", "line 1", named]),
         (
             "nics = \"=no_such_nic7\"\nlisten = \"127.0.0.1:0\"",
@@ -551,5 +551,5 @@ fn a_configuration_file_has_the_flags() {
     let output = phub_server(&["serve"]).arg(named_by_bytes).output().unwrap();
     says(String::from_utf8_lossy(&output.stderr), &["cannot read /no/such/", "--config wants a TOML file"]);
     let large = "#".repeat((1 << 20) + 1);
-    says(serve(&large, &[], &[]).1, &[named, "no configuration"]);
+    says(serve(&large, &[], &[]).1, &[named, "not a configuration"]);
 }

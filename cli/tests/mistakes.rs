@@ -29,7 +29,7 @@ fn settings_that_cannot_be_end_a_hub_before_it_begins() {
     for (arguments, words) in [
         (["--unused-limit-s", &endless], ["--unused-limit-s", "31536000"]),
         (["--above-limit-s", &endless], ["--above-limit-s", "86400"]),
-        (["--cores", "0-4294967295"], ["--cores", "no range of cpus"]),
+        (["--cores", "0-4294967295"], ["--cores", "not a range of cpus"]),
         (["--checkpoints", text(&file)], ["the path is a file", "make the directory, or give another one"]),
         (["--checkpoints", text(&link)], ["or a symbolic link without a target", "make the directory"]),
         (["--checkpoints", "~/checkpoints"], ["~/checkpoints", "make the directory"]),

@@ -61,7 +61,7 @@ fn a_user_needs_to_do_nothing_on_one_machine() {
     let expires = token(home.path(), &["--right", "join", "--job", "job", "--expires", "30d"]);
     assert!(expires.starts_with("phub-join@"), "{expires}");
     join(&hub.address, "job", &expires).leave().unwrap();
-    // A token that says another time is none.
+    // A token that says another time is invalid.
     let longer = expires.replacen("@1", "@9", 1);
     says(refused(&hub.address, "job", &longer), &["not of its secret"]);
     for wrong in ["0d", "30", "d", "1.5d", "30w"] {

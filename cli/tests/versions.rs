@@ -174,7 +174,7 @@ fn what_cannot_be_published_is_named() {
     says(failure(&[&publish[..], &["--names", &names]].concat()), &["job \"job\" has no key \"c\""]);
     says(failure(&[&publish[..], &["--ema"]].concat()), &["keeps no averages of its weights"]);
     std::fs::write(&file, "").unwrap();
-    says(failure(&["pull", "job", &hub.address, "--to", &file]), &["is there already"]);
+    says(failure(&["pull", "job", &hub.address, "--to", &file]), &["exists already"]);
     says(
         failure(&["versions", "verify", dir.path().join("nowhere").to_str().unwrap()]),
         &["nowhere", "listing versions"],

@@ -32,7 +32,8 @@ pub fn run(bytes: &[u8]) {
     if reading.whole {
         assert!(window == reading.window);
     }
-    // Checksums are no secret: a stream may have right ones. But no bit of a correct peer's is altered unseen.
+    // Checksums are not a secret: a stream may have right ones. But no bit of a correct peer's is altered
+    // unseen.
     receive(Frames::Summed, stream, at_a_time);
     if let [first, second, payload @ ..] = stream {
         let payload = &payload[..payload.len().min(WINDOW)];

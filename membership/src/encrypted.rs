@@ -59,7 +59,7 @@ impl<In: Transport> Connector<In> for Encrypt {
         // An IPv6 address has brackets in a URI.
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name =
-            ServerName::try_from(host).map_err(|_| Error::Tls("the hub's name is no name of a host"))?;
+            ServerName::try_from(host).map_err(|_| Error::Tls("the hub's name is not the name of a host"))?;
         let wrong = |error| Error::Io(std::io::Error::other(error));
         let mut session = ClientConnection::new(self.0.config(), name).map_err(wrong)?;
         let mut socket = TransportAdapter::new(plain.boxed(), details.current_time.clone());

@@ -106,7 +106,7 @@ fn warning(name: &str, value: &str, known: &[&str]) -> Option<String> {
     }
     if is_of_a_service(name, value) {
         return Some(format!(
-            "Kubernetes sets {name} for a Service with a name that begins with \"phub\", and it is no setting \
+            "Kubernetes sets {name} for a Service with a name that begins with \"phub\", and it is not a setting \
              of ours: give the Service another name, or the pod enableServiceLinks: false"
         ));
     }
@@ -115,7 +115,7 @@ fn warning(name: &str, value: &str, known: &[&str]) -> Option<String> {
     }
     let near = known.iter().min_by_key(|known| distance(name, known));
     let meant = near.filter(|near| distance(name, near) <= NEAR).map(|near| format!("; was {near} meant?"));
-    Some(format!("{name} is no setting, and changes nothing{}", meant.unwrap_or_default()))
+    Some(format!("{name} is not a setting, and changes nothing{}", meant.unwrap_or_default()))
 }
 
 /// Whether Kubernetes made a variable for a Service, such as PHUB_PORT=tcp://10.0.0.1:7077 or PHUB_SERVICE_HOST.
@@ -160,9 +160,9 @@ mod tests {
             ("HOME", "/"),
         ]);
         let expected = [
-            "PHUB_CHECKPOINT is no setting, and changes nothing; was PHUB_CHECKPOINTS meant?",
-            "PHUB_FAVOURITE_COLOUR is no setting, and changes nothing",
-            "PHUB_LISTN is no setting, and changes nothing; was PHUB_LISTEN meant?",
+            "PHUB_CHECKPOINT is not a setting, and changes nothing; was PHUB_CHECKPOINTS meant?",
+            "PHUB_FAVOURITE_COLOUR is not a setting, and changes nothing",
+            "PHUB_LISTN is not a setting, and changes nothing; was PHUB_LISTEN meant?",
         ];
         assert_eq!(seen, expected);
     }
@@ -197,7 +197,7 @@ mod tests {
                     continue;
                 }
                 if path.ends_with("environment.rs") {
-                    continue; // the names below that are none
+                    continue; // the unknown names below
                 }
                 let text = std::fs::read_to_string(&path).unwrap_or_default();
                 let is_of_a_name =

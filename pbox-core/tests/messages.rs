@@ -1,4 +1,4 @@
-//! Messages of the control port as programs of former versions send them: they must be readable for ever.
+//! Messages of the control port as programs of former versions send them: they must be readable forever.
 //!
 //! `data/protocol-11.json` has them by type, and `data/protocol-12.json` has the new ones. A message is never changed or taken
 //! away; a version that adds a field adds a message. Only a version that is not spoken any more (`PROTOCOL_LOWEST`) may lose its

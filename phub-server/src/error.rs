@@ -57,7 +57,7 @@ pub enum HubError {
     #[error("--checkpoints: {0}")]
     Checkpoints(#[from] CheckpointError),
     /// The record cannot be begun.
-    #[error("--record {}: {error}; name a file in a directory that is there and that this user may write", file.display())]
+    #[error("--record {}: {error}; name a file in an existing directory that this user may write", file.display())]
     Record {
         /// The file.
         file: PathBuf,
@@ -111,7 +111,7 @@ pub enum HubError {
         /// The RDMA devices of this machine.
         there_are: Vec<String>,
     },
-    /// A setting asks for RDMA, and there is none.
+    /// A setting asks for RDMA, and the machine has none.
     #[error("{setting} asks for RDMA, and this hub has none: {error}")]
     Asked {
         /// The flag.

@@ -76,7 +76,7 @@ impl JobMemory {
         let own_weights = wire.has_own_weights();
         let workers = u64::from(terms.workers);
         let of_workers = if own_weights { workers } else { 0 };
-        // Frames are no place for the hub's own weights.
+        // Frames have no place for the hub's own weights.
         let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
         let window = wire.gradient_window_bytes() as u64;
         let shows_ahead = terms.has_answers_ahead() && !is_below;

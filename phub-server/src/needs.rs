@@ -64,7 +64,7 @@ fn checkpoints(settings: &HubSettings) -> Found {
     let Some(dir) = &settings.checkpoints else { return Ok(None) };
     if dir.exists() {
         CheckpointStore::open(dir)?;
-        return Ok(Some(format!("{} is there and can be written", dir.display())));
+        return Ok(Some(format!("{} exists and can be written", dir.display())));
     }
     // A hub makes the directory itself, but not its parents.
     let parent = parent(dir);

@@ -1,5 +1,5 @@
-//! Averages of weights that a hub keeps beside them, bit for bit: of every optimizer, any type, any number of cores and hubs, codecs
-//! and rounds that are no step. The hub's state has them.
+//! Averages of weights that a hub keeps beside them, bit for bit: of every optimizer, any type, any number of cores and hubs,
+//! codecs and rounds without a step. The hub's state has them.
 
 use std::time::Duration;
 

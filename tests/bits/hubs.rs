@@ -78,7 +78,7 @@ fn a_bad_list_of_hubs_is_refused() {
         ("a:1,,b:1", "one of them is empty"),
         ("a:1, a:1", "a:1 is there twice"),
         ("", "empty"),
-        ("a:1,b", "\"b\" is no address"),
+        ("a:1,b", "\"b\" is not the address"),
         ("a:0", "\"a:0\""),
         ("a:65536", "\"a:65536\""),
         ("::1:7077", "\"::1:7077\""),

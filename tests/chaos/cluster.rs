@@ -118,7 +118,7 @@ impl HubProcess {
         }
     }
 
-    /// Returns the process; an error when it ended by itself.
+    /// Returns the process; an error if it has ended.
     pub fn pid(&self) -> Result<u32> {
         let mut place = self.lock();
         let (child, _) = place.as_mut().with_context(|| format!("{} does not run", self.name))?;

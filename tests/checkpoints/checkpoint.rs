@@ -78,7 +78,7 @@ pub(super) fn train(
     training.broadcast(&mut session, rank)?;
     for round in session.next_round().0..=rounds {
         for key in session.keys() {
-            // The reference counts steps, and the broadcast is no step.
+            // The reference counts steps, and the broadcast is not a step.
             training.write(&mut session, key, |gradient| {
                 values::fill_gradient(training.seed, rank, round - 1, key, gradient);
             });
@@ -184,7 +184,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
     all_push_rounds(&mut sessions, 2, Round(5), -0.5);
     sessions.into_iter().for_each(|session| session.leave().unwrap());
 
-    // The end of the job writes a checkpoint, and so does a stop between two rounds.
+    // The end of the job writes a checkpoint. A stop between two rounds writes one, too.
     let mut sessions = join_all(2, |rank| config(&second, "job", rank, 2));
     all_push_rounds(&mut sessions, 1, Round(7), -1.5);
     second.stop("it is Friday");

@@ -41,7 +41,7 @@ pub(crate) fn ones(before: u32, values: usize) -> State {
 pub(super) fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     for round in session.next_round().0..=last {
         for key in session.keys() {
-            // The reference counts steps, and the broadcast is no step.
+            // The reference counts steps, and the broadcast is not a step.
             training.write(session, key, |gradient| {
                 values::fill_gradient(training.seed, rank, round - 1, key, gradient);
             });
@@ -269,7 +269,7 @@ fn a_bad_state_is_refused() {
     let offered = |token: &str, before: u32| offer(&hub, "job", token, before);
     says(offered(&second.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
     says(offered(&first.token, 0).unwrap_err(), &["400: a state before round 0", "expected 1"]);
-    says(offered(&first.token, u32::MAX).unwrap_err(), &["400", "is no round"]);
+    says(offered(&first.token, u32::MAX).unwrap_err(), &["400", "is not a round"]);
     says(offered(&first.token, Round::LIMIT.0).unwrap_err(), &["400", "below 4026531839"]);
     says(offered("none", 3).unwrap_err(), &["404", "no worker"]);
     let bytes = offered(&first.token, 3).unwrap().unwrap() as usize;

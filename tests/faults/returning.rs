@@ -143,7 +143,7 @@ pub(super) fn weights(session: &Session) -> Vec<Vec<u32>> {
     session.keys().map(|key| bits(session.weights::<f32>(key).unwrap())).collect()
 }
 
-/// Returns where all arrays of a session lie.
+/// Returns the addresses of all arrays of a session.
 pub(super) fn places(session: &mut Session) -> Vec<(usize, usize)> {
     let keys: Vec<_> = session.keys().collect();
     let place = |key| {

@@ -22,7 +22,7 @@ pub(super) const MACHINES: u32 = 2;
 
 /// Hubs as processes: of each machine, and of those above them.
 pub(super) struct Cluster {
-    /// The hub of machine 0, of machine 1, and the one above if this is no mesh.
+    /// The hub of machine 0, of machine 1, and the hub above if this is not a mesh.
     pub programs: Vec<Program>,
     addresses: Vec<SocketAddr>,
     variables: Vec<Vec<(&'static str, String)>>,

@@ -162,7 +162,7 @@ fn an_address_is_a_host_and_a_port() {
         let (status, why) =
             refusal(&hub, JOIN, body(&JoinRequest { peers, terms: two, ..join_request(0, 1) }));
         assert_eq!(status, 400, "{wrong}: {why}");
-        says(&why, &["no address of a control port", "expected a host and a port"]);
+        says(&why, &["not the address of a control port", "expected a host and a port"]);
 
         let meet = value!({"protocol": PROTOCOL, "machine": "0/2", "address": wrong, "wait_ms": 1});
         let (status, why) = refusal(&hub, "/v1/jobs/job/meet", meet.to_string());

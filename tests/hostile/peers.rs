@@ -108,7 +108,7 @@ fn hubs_that_know_the_secret_hold_and_release() {
     for (from, admitted, words) in [
         (65, &[][..], "at most 64 rounds apart"),
         (4_000_000_000, &[1], "at most 64 rounds apart"),
-        (u32::MAX, &[1], "is no round"),
+        (u32::MAX, &[1], "is not a round"),
         (0, &[1; 1025], "at most 1024"),
     ] {
         let (status, why) = until(from, admitted);

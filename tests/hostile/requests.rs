@@ -1,6 +1,5 @@
 //! Requests of the control port that no worker sends: several at once, headers twice, parts of chunked bodies without an end,
-//! paths and methods that are none, floods. Each is refused in words or closed, and a job at the same time continues with right
-//! bits.
+//! invalid paths and methods, floods. Each is refused in words or closed, and a job at the same time continues with right bits.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! The hub notes how large gradients are in some rounds, and how many of their values are no numbers.
+//! The hub notes how large gradients are in some rounds, and how many of their values are not numbers.
 
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
@@ -31,7 +31,8 @@ fn norms(hub: &Hub) -> Option<(u64, GradientNorm)> {
     Some((gradients.not_finite, gradients.last))
 }
 
-/// Trains two workers on two cores, whose means are 2 in round 1, and 0.5 with two values that are no numbers in round 65.
+/// Trains two workers on two cores, whose means are 2 in round 1, and 0.5 with two values that are not numbers in round
+/// 65.
 fn train(hub: &Hub, change: impl Fn(&mut SessionConfig) + Sync) {
     let mut sessions = ready_all(2, |rank| {
         let mut config = config(hub, "job", rank, 2);

@@ -145,7 +145,7 @@ fn numbers_of_another_optimizer_are_refused() {
     };
     for (optimizer, rest, words) in [
         (r#"{"name":"average"}"#, r#","from_round":1"#.to_owned(), "numbers are of average"),
-        (sgd, r#","from_round":4294967295"#.to_owned(), "4294967295 is no round"),
+        (sgd, r#","from_round":4294967295"#.to_owned(), "4294967295 is not a round"),
         (sgd, r#","from_round":1,"keys":[]"#.to_owned(), "0 pairs of multipliers"),
         (sgd, format!(r#","from_round":1,"keys":{:?}"#, vec![[1e38, 1e39]; keys]), "number out of range"),
         (
@@ -181,7 +181,7 @@ fn learning_rates_are_finite_and_not_negative() {
         assert_eq!(status, 400, "{rate}: {error}");
         says(error, &["learning"]);
     }
-    // Zero is a rate. A rate that overflows with a key's multiplier is none.
+    // Zero is a rate. A rate that overflows with a key's multiplier is invalid.
     session.set_learning_rate(0.0).unwrap();
     session.set_learning_rate(0.5).unwrap();
     request.terms.keys[1].lr_mult = 10.0;

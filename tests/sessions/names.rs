@@ -1,4 +1,4 @@
-//! Names in a worker's environment that are no settings are named in a warning, with the setting that was meant.
+//! A warning names the unknown names in a worker's environment, with the setting that was meant.
 
 use fabric::conformance::rerun;
 use hub_tests::{NOWHERE, config_at, refused, says};
@@ -19,6 +19,6 @@ fn a_worker_names_a_variable_that_is_no_setting_once() {
     let mut worker = rerun(worker_process);
     let output = worker.env(VARIABLE, "1").env("PHUB_CHEKSUM", "1").output().unwrap();
     let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-    says(&said, &["PHUB_CHEKSUM is no setting, and changes nothing; was PHUB_CHECKSUM meant?"]);
+    says(&said, &["PHUB_CHEKSUM is not a setting, and changes nothing; was PHUB_CHECKSUM meant?"]);
     assert_eq!(said.matches("PHUB_CHEKSUM").count(), 1, "{said}");
 }

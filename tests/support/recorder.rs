@@ -24,12 +24,12 @@ pub struct Seen {
 pub struct Recorder {
     address: SocketAddr,
     seen: Arc<(Mutex<Vec<Seen>>, Condvar)>,
-    /// Clients that wait for ever.
+    /// Clients that wait forever.
     kept: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Recorder {
-    /// Answers each request by `answer`; `None` keeps it waiting for ever.
+    /// Answers each request by `answer`; `None` keeps it waiting forever.
     pub fn start(answer: impl Fn(&Seen) -> Option<Answer> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let recorder = Recorder {

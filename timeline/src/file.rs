@@ -23,7 +23,7 @@ const END: &str = "]}";
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A file cannot be read.
-    #[error("trace {}: reading it failed: {error}; name a file that is there and that this user may read", .path.display())]
+    #[error("trace {}: reading it failed: {error}; name an existing file that this user may read", .path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum TraceError {
         /// The kernel's answer.
         error: std::io::Error,
     },
-    /// The file is no trace.
+    /// The file is not a trace.
     #[error("trace {}: expected a trace that this version has written, read {read:?}", .path.display())]
     Other {
         /// The file.
@@ -125,7 +125,7 @@ fn end(mut text: String) -> String {
 /// processes with a clock that no file relates to it: their times stay unchanged.
 ///
 /// # Errors
-/// Returns an error if one of them is no trace, or cannot be read.
+/// Returns an error if one of them is not a trace, or cannot be read.
 pub fn merge(parts: &[PathBuf]) -> Result<(Vec<Process>, Vec<String>), TraceError> {
     let mut processes = Vec::new();
     for path in parts {

@@ -138,7 +138,7 @@ def check(name, done, out, tasks):
 
 
 def refused(name, done, out):
-    """Checks that a process that is none of the tasks gets an error at once."""
+    """Checks that a process outside the tasks gets an error at once."""
     if done.returncode == 0 or WORDS not in out:
         sys.exit(f"slurm: {name}: exit status {done.returncode}, expected an error with {WORDS!r}\n{out}\n{done.stderr}")
     print(f"slurm: {name}: an error that says to use srun", flush=True)

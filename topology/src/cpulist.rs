@@ -5,8 +5,8 @@
 /// No real machine has more cpus. A typo such as `0-4000000000` must not cost memory.
 const CPU_LIMIT: u32 = 65_536;
 
-/// Parses the numbers of a list, ascending and without repeats. Empty text is an empty list. `None` if the text is no
-/// list.
+/// Parses the numbers of a list, ascending and without repeats. Empty text is an empty list. `None` if the text is
+/// not a list.
 pub fn parse(text: &str) -> Option<Vec<u32>> {
     let text = text.trim();
     let mut cpus = Vec::new();

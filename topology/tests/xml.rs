@@ -1,4 +1,5 @@
-//! Machines from XML: small files of this crate, files of real machines if available, and files that are no topology.
+//! Machines from XML: small files of this crate, files of real machines if available, and files that are not a
+//! topology.
 
 use std::path::{Path, PathBuf};
 use topology::Host;

@@ -65,7 +65,7 @@ pub(crate) fn apply(frame: &[u8], bytes: &mut [u8]) -> io::Result<String> {
         xor(bytes, block);
         hash.update(bytes);
     }
-    // Bytes after the last byte are no part of the tensor, however many there are.
+    // Bytes after the last byte do not belong to the tensor, however many there are.
     if contents.read(&mut [0])? > 0 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is longer than its tensor"));
     }

@@ -13,7 +13,7 @@ pub enum VersionError {
     Disk { path: PathBuf, doing: &'static str, error: io::Error },
 
     #[error(
-        "{path}: another program publishes versions in this directory; give each publisher a directory of its own"
+        "{path}: another program publishes versions in this directory; give each publisher a separate directory"
     )]
     InUse { path: PathBuf },
 
@@ -37,7 +37,7 @@ pub enum VersionError {
     Checksum { path: PathBuf, version: VersionId, tensor: String, expected: String, seen: String },
 
     #[error(
-        "{path} has versions of job {theirs:?}, and this is job {ours:?}; give each job a directory of its own"
+        "{path} has versions of job {theirs:?}, and this is job {ours:?}; give each job a separate directory"
     )]
     OtherJob { path: PathBuf, ours: String, theirs: String },
 }

@@ -131,8 +131,8 @@ impl Publisher {
     /// Publishes weights as the next version, and removes old versions.
     ///
     /// # Errors
-    /// Returns an error if the directory is another job's, or cannot be written: then there is no new version, and it
-    /// may be tried again.
+    /// Returns an error if the directory is another job's, or cannot be written: then there is no new version, and
+    /// the caller may try again.
     pub fn publish(&mut self, origin: Origin, weights: Weights) -> Result<Published, VersionError> {
         if let Some(theirs) = self.last().filter(|last| last.job != origin.job) {
             let (ours, theirs) = (origin.job, theirs.job.clone());

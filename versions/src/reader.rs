@@ -147,7 +147,7 @@ impl Reader {
                         let tensor =
                             Tensor { dtype: stored.dtype, shape: stored.shape, bytes: stored.bytes.to_vec() };
                         if weights.0.insert(name.clone(), tensor).is_some() {
-                            return Err(faulty(format!("tensor {name:?} is there twice")));
+                            return Err(faulty(format!("tensor {name:?} occurs twice")));
                         }
                         seen
                     }

@@ -56,7 +56,7 @@ pub(crate) fn write(mut to: impl Write, is_whole: bool, tensors: &[Stored<'_>]) 
 /// Reads a file of a version with these `names` in its index, and gives each tensor to `take`.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, is no safetensors file, or has other tensors. Returns the
+/// Returns an error if the file cannot be read, is not a safetensors file, or has other tensors. Returns the
 /// errors of `take`, too.
 pub(crate) fn read(
     path: &Path,

@@ -65,7 +65,7 @@ pub enum NotWeights {
     #[error("tensor {name:?} has {values} values, and its shape {shape:?} needs another number")]
     Shape { name: String, shape: Vec<usize>, values: usize },
 
-    #[error("tensor {name:?} is there twice")]
+    #[error("tensor {name:?} occurs twice")]
     Twice { name: String },
 
     #[error("a tensor cannot have the name {name:?}: safetensors files use it themselves")]

@@ -27,12 +27,13 @@
 typedef enum {
   // The call succeeded.
   PHUB_STATUS_OK = 0,
-  // An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is no number.
+  // An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is not a
+  // number.
   PHUB_STATUS_INVALID = 1,
   // Calls were made in the wrong order: a key is still under way, there are no weights yet, or the session has
   // left.
   PHUB_STATUS_ORDER = 2,
-  // The hub cannot be reached, or is no hub of this version.
+  // The hub cannot be reached, or is not a hub of this version.
   PHUB_STATUS_UNREACHABLE = 3,
   // The hub refused.
   PHUB_STATUS_REFUSED = 4,

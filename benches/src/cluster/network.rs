@@ -35,7 +35,7 @@ pub(super) fn share_out(flows: &mut [Flow], links: usize, capacity: f64) {
             flows[flow].rate += rise;
             flows[flow].shares.iter().for_each(|&(link, share)| free[link] -= rise * share);
         }
-        // Without a link, the rate of the flow would rise for ever.
+        // Without a link, the rate of the flow would rise forever.
         rising.retain(|&flow| {
             !flows[flow].shares.is_empty() && !flows[flow].shares.iter().any(|&(link, _)| full[link])
         });

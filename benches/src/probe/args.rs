@@ -206,7 +206,7 @@ pub struct Args {
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = ELSEWHERE)]
     pub join_limit_s: u64,
 
-    /// The time that workers wait for a lost hub, or for lost links: a rate with a pause in it is no rate.
+    /// The time that workers wait for a lost hub, or for lost links: a rate with a pause in it says nothing.
     #[arg(long, default_value_t = 0, value_name = "SECONDS", help_heading = ELSEWHERE)]
     pub hub_wait_s: u64,
 
@@ -411,7 +411,7 @@ impl Args {
         }
     }
 
-    /// Returns where this process, a child of a run, writes its part of the trace.
+    /// Returns the path to which this process, a child of a run, writes its part of the trace.
     fn trace_part(&self) -> Option<PathBuf> {
         self.trace.as_ref().map(|path| part(path, std::process::id()))
     }

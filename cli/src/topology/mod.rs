@@ -133,7 +133,7 @@ impl TopologyArgs {
                 let _ = writeln!(text, "\nPicture: {}", path.display());
             }
         }
-        // A closed pipe is no error: the reader has seen enough.
+        // A closed pipe is not an error: the reader has seen enough.
         let mut out = std::io::stdout();
         let _ = out.write_all(text.as_bytes());
         if out.is_terminal() {

@@ -28,7 +28,7 @@ impl PullArgs {
     /// # Errors
     /// Returns an error if the hub is not reached or refuses, or the file cannot be written.
     pub fn run(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(!self.to.exists(), "{} is there already; give a new file", self.to.display());
+        anyhow::ensure!(!self.to.exists(), "{} exists already; give a new file", self.to.display());
         let (origin, weights) = self.source.source()?.fetch()?;
         weights.save(&self.to)?;
         let (to, tensors, bytes) = (self.to.display(), weights.tensors(), spoken(weights.bytes()));

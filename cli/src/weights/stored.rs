@@ -81,7 +81,7 @@ fn verify(directory: &Path) -> anyhow::Result<()> {
     let mut reader = Reader::new(directory);
     let all = list(directory)?;
     if all.is_empty() {
-        // An empty directory is no success: it may be the wrong one.
+        // An empty directory is not a success: it may be the wrong one.
         return Err(VersionError::Empty { path: directory.to_owned() }.into());
     }
     for Listed { id, origin, .. } in &all {

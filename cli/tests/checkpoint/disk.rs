@@ -58,7 +58,7 @@ pub fn on_a_disk_for_two(dir: &Path) {
         job.check(&job.load(&store, "job").unwrap(), Round(round));
     }
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
-    // A state that is not finite is no reason to remove one that is.
+    // A state that is not finite is not a reason to remove a finite one.
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(5), &[(0, f32::NAN)])).unwrap_err();
     says(error, &["job.safetensors", "No space left", "as it was"]);
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);

@@ -53,7 +53,7 @@ fn a_damaged_newest_falls_back_and_only_all_damaged_are_refused() {
     job.check(&loaded.restored, Round(10));
     let words = ["continues from", "job@10.safetensors", "digest", "job@damaged.safetensors"];
     says(loaded.warning.unwrap(), &words);
-    // The job continues as often as it likes, and the damaged file is no generation.
+    // The job continues any number of times, and the damaged file is not a generation.
     let loaded = job.loaded(&store, "job").unwrap();
     says(loaded.warning.unwrap(), &["there is no", "job.safetensors"]);
     store.save("job", Share::WHOLE, &job.snapshot(Round(12))).unwrap();
@@ -87,8 +87,8 @@ fn a_flipped_bit_in_the_version_is_damage_and_a_newer_version_is_not() {
         job.check(&loaded.restored, Round(5));
         says(loaded.warning.unwrap(), &["continues from", "job@5.safetensors", "job@damaged.safetensors"]);
     }
-    // A newer program's file, with the digest that belongs to it, is no damage: an older generation would hide the
-    // mistake.
+    // A newer program's file, with the digest that belongs to it, is not damaged: an older generation would hide
+    // the mistake.
     let mut bytes = whole;
     bytes[at] = b'2';
     bytes[35..67].fill(b'0');

@@ -82,7 +82,8 @@ impl Saver {
         Saver { child, stdout }
     }
 
-    /// Returns the next round that it saved. The harness of the child writes lines of its own, which are none.
+    /// Returns the next round that it saved. The harness of the child writes its own lines, which name no
+    /// rounds.
     fn hear(&mut self) -> Round {
         let mut lines = self.stdout.by_ref().lines();
         let said = lines.find_map(|line| Some(line.unwrap().split_once('@')?.1.parse().unwrap()));

@@ -216,7 +216,7 @@ fn a_copy_under_another_name_is_that_jobs_checkpoint() {
     store.save("old", Share::WHOLE, &job.snapshot(Round(7))).unwrap();
     std::fs::copy(store.path("old").unwrap(), store.path("new").unwrap()).unwrap();
     job.check(&job.load(&store, "new").unwrap(), Round(7));
-    // Other chunks and cores are no difference.
+    // Other chunks and cores make no difference.
     (job.chunk_bytes, job.cores) = (128, 4);
     job.check(&job.load(&store, "new").unwrap(), Round(7));
 }

@@ -69,7 +69,7 @@ fn files_are_listed_verified_and_exported() {
     assert_eq!(SafeTensors::deserialize(&bytes).unwrap().len(), 3 * job.keys.len());
 }
 
-/// A process that opens a FIFO would wait for ever.
+/// A process that opens a FIFO would wait forever.
 #[test]
 fn what_is_no_directory_and_what_is_no_file_is_said_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
 //! Ends: a job fails, or all its workers have left it; the hub takes no more jobs, admits no worker, stops. Old failures are
 //! forgotten.
 //!
-//! A job that has failed is kept for its news, for [`KEEP_FAILED`]. There are no more of them than a hub may have jobs.
+//! A job that has failed is kept for its news, for [`KEEP_FAILED`]. At most as many of them are kept as a hub may have
+//! jobs.
 
 use std::collections::HashSet;
 use std::time::Instant;

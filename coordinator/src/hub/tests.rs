@@ -194,7 +194,7 @@ fn what_is_promised_and_not_used_is_used() {
     assert!(fits(9, room(9, 14), &first).is_ok());
     assert!(fits(9, room(16, 7), &first).is_ok());
     assert!(fits(10, room(16, 7), &first).is_err());
-    // Other memory of the process is no room.
+    // Other memory of the process does not count as room.
     assert!(fits(9, room(8, 14), &none).is_err());
     assert!(fits(9, None, &first).is_ok(), "who knows");
 }

@@ -204,7 +204,7 @@ impl Checkpoints {
         self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }
 
-    /// Begins to write a file. Returns the rounds that are whole by now: files of other rounds are no longer
+    /// Begins to write a file. Returns the rounds that are now whole: files of other rounds are no longer
     /// needed.
     ///
     /// # Errors

@@ -214,7 +214,8 @@ impl Job {
                 let why = format!("{} is gone: {reason}", self.spec.spoken(rank));
                 let waits = self.members.get(rank).is_some_and(Member::waits_for_links);
                 match by_itself && waits && self.life.runs() {
-                    // The ends of its links at the other cores are no news, and the worker watches its new links itself.
+                    // The ends of its links at the other cores are not news, and the worker watches its new links
+                    // itself.
                     true if self.members.unlinked(rank).is_some() => Vec::new(),
                     true => vec![self.members.unlink(rank, &why, now)],
                     false => self.lose(rank, Cause::Link, &why),

@@ -341,7 +341,8 @@ fn over(saved: Saved) -> Vec<Effect> {
     vec![Effect::Holds(holds), Effect::HasPart(part), Effect::LastOver(saved)]
 }
 
-/// Checks that all hubs can save the state before this round; 0 is no state. `own` are the rounds of this hub's chunks.
+/// Checks that all hubs can save the state before this round; there is no state before round 0. `own` are the rounds of
+/// this hub's chunks.
 fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String> {
     match own {
         Some(own) if before > Round(0) && (before < own.highest || !before.is_near(own.highest)) => {

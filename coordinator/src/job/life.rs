@@ -11,8 +11,8 @@
 //! | `Gathering`, `Running` | the job fails, or its hub stops | `Failed` |
 //! | `Failed` | a minute is over, or too many jobs have failed since | (forgotten) |
 //!
-//! A cut is no state of a life: a job is held while it gathers, when it begins, and while it runs. The news show the state to the
-//! workers.
+//! A cut is not a state of a life: a job is held while it gathers, when it begins, and while it runs. The news show the state to
+//! the workers.
 
 use std::time::Instant;
 

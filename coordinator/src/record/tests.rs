@@ -17,7 +17,7 @@ fn recorded() -> Vec<String> {
     let mut lines = vec![head("a test", settings)];
     let mut ask = |input: Input| {
         let answer = input.clone().apply(&mut hub, now);
-        // The answer is compared as if it were no text.
+        // The answer is compared as if it were not a text.
         lines.push(step(Duration::from_millis(1500), &input, &format_args!("{answer}")));
     };
     ask(Find { name: "job".into(), owner: None }.into());

@@ -126,7 +126,8 @@ impl Bell {
             return;
         }
         match bell::claim_wake(&self.asleep) {
-            // The futex wakes who sleeps while the word is set; here the sleeper looks by itself.
+            // The futex wakes the thread that sleeps while the word is set; here the sleeper checks it
+            // itself.
             Some(Place::Futex) | None => {}
             Some(Place::Descriptors) => {
                 self.datagrams.fetch_add(1, Ordering::Release);

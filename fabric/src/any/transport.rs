@@ -36,7 +36,7 @@ impl fmt::Display for Transport {
 
 /// No transport has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no transport; expected shm, verbs or tcp")]
+#[error("{0:?} is not a transport; expected shm, verbs or tcp")]
 pub struct ParseTransportError(String);
 
 impl FromStr for Transport {

@@ -7,8 +7,8 @@ use super::peer::FOR_EVER;
 use super::{Bed, Shape, Watchdog, pair};
 use crate::{Port, Until};
 
-/// Checks that `wait` never sleeps past an arrival that it waits for: both ends sleep for ever again and again, and
-/// only their posts wake them.
+/// Checks that `wait` never sleeps past an arrival that it waits for: both ends sleep again and again without a
+/// time limit, and only their posts wake them.
 pub fn wait_returns_on_arrival<B: Bed>(bed: &B) {
     const ROUNDS: u32 = 100;
     let _watchdog = Watchdog::on(bed.name());

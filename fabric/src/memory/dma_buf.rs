@@ -20,7 +20,7 @@ pub struct DmaBuf {
     offset: u64,
 }
 
-/// Memory that is no window's.
+/// Memory that does not belong to a window.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaBufError {
     /// The text is not a descriptor's number and an offset.

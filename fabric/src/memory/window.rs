@@ -34,7 +34,7 @@ pub enum WindowError {
         /// The kernel's answer.
         errno: Errno,
     },
-    /// The dma-buf is none, or too small.
+    /// The descriptor is not a dma-buf, or the memory is too small.
     #[error(transparent)]
     DmaBuf(#[from] DmaBufError),
     /// The peer's window is smaller than the layout.
@@ -115,7 +115,7 @@ impl SendWindow {
     /// Something else than this process writes them, such as a GPU.
     ///
     /// # Errors
-    /// Returns an error if the descriptor is no dma-buf, or if the window does not fit into it.
+    /// Returns an error if the descriptor is not a dma-buf, or if the window does not fit into it.
     pub fn in_dma_buf(dma_buf: &DmaBuf, bytes: usize) -> Result<Self, WindowError> {
         dma_buf.check(bytes)?;
         let memory = Memory::DmaBuf(dma_buf.clone());

@@ -8,7 +8,7 @@ use super::random::Random;
 /// one post) are methods of [`Net`](super::Net).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// Ticks from flush to arrival; an empty range is no delay.
+    /// Ticks from flush to arrival; an empty range means no delay.
     pub delay: Range<u64>,
     /// Whether a post with a shorter delay overtakes on its link. Without it, a link is first in, first out,
     /// for any delays. The contract promises no order.

@@ -140,7 +140,7 @@ fn events_befall_the_next_posts_of_one_end() {
     assert_eq!(b.poll(3), [], "the delayed one");
     assert_eq!(b.poll(3), [2]);
     assert_eq!(a.poll(9), [10, 11, 12]);
-    // Posts that were dropped, or arrived twice, do not take room for ever.
+    // Posts that were dropped, or arrived twice, do not take room forever.
     (0..3).for_each(|imm| assert_eq!(a.post(imm), Posted::Accepted));
     assert_eq!(a.post(3), Posted::Full);
     assert_eq!(b.poll(9), [0, 1, 2]);

@@ -117,7 +117,7 @@ impl fmt::Display for Congestion {
 
 /// A text that cannot name a congestion control.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no congestion control; expected auto, system, or a name of the kernel's, like cubic")]
+#[error("{0:?} is not a congestion control; expected auto, system, or a name of the kernel's, like cubic")]
 pub struct ParseCongestionError(String);
 
 impl FromStr for Congestion {

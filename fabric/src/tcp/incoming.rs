@@ -38,7 +38,7 @@ pub(super) enum Received {
 /// The reason why a connection can no longer be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Broken {
-    /// The bytes are no frame of this window.
+    /// The bytes are not a frame of this window.
     Frame(String),
     /// The bytes are not the bytes that the sender sent.
     Altered(String),

@@ -266,7 +266,8 @@ impl Group {
         Ok(rail.expect("the port was just given it"))
     }
 
-    /// Returns where each port of a hub is reached, or was, or will be: a joiner pairs its NICs with all.
+    /// Returns the present, former or future addresses of each port of a hub: a joiner pairs its NICs with
+    /// all.
     pub(super) fn addresses(&self) -> Vec<Address> {
         let nics = self.nics_in_use();
         let address = |wanted: &Vec<NicOptions>| {

@@ -118,7 +118,7 @@ impl NicList {
         found
     }
 
-    /// Whether it names the devices to be used, rather than those not to be.
+    /// Whether it names the devices to use, rather than the devices to leave out.
     pub fn names_devices(&self) -> bool {
         !self.except && !self.entries.is_empty()
     }
@@ -160,8 +160,8 @@ fn entry(text: &str) -> Result<NicOptions, ParseNicListError> {
     }
     Ok(NicOptions {
         device: device.to_owned(),
-        port: number(port, "has a port that is no number")?,
-        gid_index: number(gid, "has a GID index that is no number from 0 to 255")?,
+        port: number(port, "has a port that is not a number")?,
+        gid_index: number(gid, "has a GID index that is not a number from 0 to 255")?,
     })
 }
 
@@ -239,7 +239,7 @@ mod tests {
         for (text, what) in [
             ("^", "names no device"),
             ("=,", "names no device"),
-            ("mlx5_0:x", "a port that is no number"),
+            ("mlx5_0:x", "a port that is not a number"),
             ("mlx5_0@256", "a GID index"),
             (":1", "has no device"),
             ("^mlx5_0@1", "has no GID"),

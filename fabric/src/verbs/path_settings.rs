@@ -29,7 +29,7 @@ pub struct PathSetting {
 /// The local time-out of a packet is 4.096 us x 2 to this power: 0.54 s, times the retries and one. Longer than the
 /// time in which a full queue drains: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 14 (67 ms) NICs
 /// there sent a fifth of all packets twice. In one of four runs a hub saw a write arrive twice, which it has not since.
-/// Why is not shown: the retries of soft-RoCE (Linux 6.1) are suspected. 0 would be for ever.
+/// Why is not shown: the retries of soft-RoCE (Linux 6.1) are suspected. 0 would mean forever.
 const TIMEOUT: PathSetting = PathSetting {
     flag: "--rdma-timeout",
     variables: &["PHUB_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"],
@@ -39,7 +39,7 @@ const TIMEOUT: PathSetting = PathSetting {
     help: "A packet is sent again after 4.096 us x 2 to this power",
 };
 /// About 4 s until the peer is taken for gone: a port may be down for so long. It is not 7, the most that the field
-/// holds: soft-RoCE takes that for ever, and a link without a path would never fail.
+/// holds: soft-RoCE takes that as forever, and a link without a path would never fail.
 const RETRIES: PathSetting = PathSetting {
     flag: "--rdma-retries",
     variables: &["PHUB_RDMA_RETRIES", "NCCL_IB_RETRY_CNT"],
@@ -48,7 +48,7 @@ const RETRIES: PathSetting = PathSetting {
     default: 6,
     help: "How often a packet is sent again before its link fails",
 };
-/// 7 means for ever. A peer without a receive request is backpressure, and within the protocol never happens
+/// 7 means forever. A peer without a receive request is backpressure, and within the protocol never happens
 /// ([decision 59](../../../docs/design/rdma.md#settings-of-paths)).
 const RNR_RETRIES: PathSetting = PathSetting {
     flag: "--rdma-rnr-retries",

@@ -209,7 +209,7 @@ fn a_message_that_is_no_write_costs_its_sender_the_link() {
     workers[0].endpoints[0].link.send_plainly();
     workers[0].attach_all();
     let (_, reason) = hub.closing();
-    assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("no write")), "{reason}");
+    assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("not a write")), "{reason}");
     assert_eq!(workers[0].closing().1, CloseReason::PeerGone);
 }
 

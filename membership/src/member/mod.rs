@@ -123,7 +123,8 @@ pub enum Step {
     CatchUp,
     /// Asks the hub of this number for other links.
     Ask(usize),
-    /// Drops its links. The hubs have been asked before, so that the end of links on shared memory is no death.
+    /// Drops its links. The hubs have been asked before, so that the end of links on shared memory does not
+    /// count as a death.
     DropLinks,
     /// Makes links to all hubs, and sends pushes without an answer again.
     MakeLinks,

@@ -42,8 +42,8 @@ impl Key {
     ///
     /// A permutation of 32 bits: multiply and xor-shift, with the constants of Wellons' search for little bias. Half
     /// of the key enters before it and half in its middle. With one half only, all sequences would be parts of one
-    /// sequence. Keys are hashes, so similar keys are no concern. Every instruction set has these operations for
-    /// vectors of 32-bit numbers.
+    /// sequence. Keys are hashes, so similar keys do no harm. Every instruction set has these operations for vectors
+    /// of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
         let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);

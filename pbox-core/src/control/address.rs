@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv6Addr};
 /// The longest name of a host.
 const MAX_HOST_BYTES: usize = 253;
 
-/// A text that is no address of a control port.
+/// A text that is not the address of a control port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{seen:?} is no address of a control port; expected a host and a port, like 10.0.0.1:7077, [::1]:7077 or name:7077"
+    "{seen:?} is not the address of a control port; expected a host and a port, like 10.0.0.1:7077, [::1]:7077 or name:7077"
 )]
 pub struct NotAnAddress {
     seen: String,
@@ -18,7 +18,7 @@ pub struct NotAnAddress {
 /// no path, query or user.
 ///
 /// # Errors
-/// Returns an error if the text is no address.
+/// Returns an error if the text is not an address.
 pub fn check_address(text: &str) -> Result<(), NotAnAddress> {
     let is_port = |port: &str| {
         port.bytes().all(|digit| digit.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
@@ -36,7 +36,7 @@ pub fn host_of(address: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// Returns the host of an address, if it is no name.
+/// Returns the host of an address, if it is not a name.
 pub fn ip_of(address: &str) -> Option<IpAddr> {
     host_of(address).parse().ok()
 }
@@ -91,7 +91,7 @@ mod tests {
             "häuser:80",
             ".:80",
         ] {
-            assert!(check_address(wrong).unwrap_err().to_string().contains("no address"), "{wrong:?}");
+            assert!(check_address(wrong).unwrap_err().to_string().contains("not the address"), "{wrong:?}");
         }
         let long = format!("{}:80", "a".repeat(MAX_HOST_BYTES + 1));
         assert!(check_address(&long).unwrap_err().to_string().len() < 300);

@@ -225,7 +225,7 @@ mod tests {
             (
                 "pass",
                 serde_json::json!({"secret": "", "worker": 0, "first_round": u32::MAX, "checkpoints": false}),
-                "4294967295 is no round",
+                "4294967295 is not a round",
             ),
         ] {
             let mut answer = join();
@@ -252,7 +252,7 @@ mod tests {
         };
         assert_eq!(parts(serde_json::json!([1, 2])), Ok(()));
         assert!(parts(serde_json::json!([2, 1])).unwrap_err().contains("ascending"));
-        assert!(parts(serde_json::json!([1, u32::MAX])).unwrap_err().contains("4294967295 is no round"));
+        assert!(parts(serde_json::json!([1, u32::MAX])).unwrap_err().contains("4294967295 is not a round"));
         let part = serde_json::json!({"rounds": [], "part": {"written": u64::MAX}});
         assert!(checked::<WrittenReply>(part).unwrap_err().contains("bytes of a part"));
         let meet = checked::<MeetReply>(serde_json::json!({"hubs": ["a:1", "b:1/path"]}));

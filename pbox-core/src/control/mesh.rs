@@ -29,7 +29,7 @@ pub struct Mesh {
     pub meet: String,
 }
 
-/// The text is no machine, or no mesh.
+/// The text is not a machine, or not a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAMachine {
     /// Two numbers are missing.

@@ -13,7 +13,7 @@ use super::{JoinRequest, PROTOCOL, Versions};
 /// The longest part of the parser's message that an error repeats: the message may quote a string of any length.
 const ECHOED_CHARS: usize = 400;
 
-/// A body that is no request.
+/// A body that is not a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// The body does not have the form of the request.
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn no_more_keys_are_read_than_a_manifest_has() {
         let key = r#"{"name":"k","shape":[1],"dtype":"f32"},"#.repeat(MAX_KEYS + 1);
-        // The text after it is no key, and is not read.
+        // The text after it is not a key, and is not read.
         let body = join().replace(r#""keys":[]"#, &format!(r#""keys":[{key}7]"#));
         let error = parse_join(body.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("262145 keys or more, at most 262144 are allowed"), "{error}");

@@ -171,7 +171,7 @@ impl FromStr for Compression {
                 word if *setting == "explorer" => Ok(Value::from(word)),
                 number => serde_json::from_str(number),
             };
-            let value: Value = value.map_err(|_| not(format!("{setting} {given:?} is no number")))?;
+            let value: Value = value.map_err(|_| not(format!("{setting} {given:?} is not a number")))?;
             said.insert((*setting).to_owned(), value);
         }
         let compression: Compression =
@@ -243,7 +243,7 @@ mod tests {
             ("zip", "no codec has this name"),
             ("bf16:8", "bf16 has 0 settings, not 1"),
             ("qsgd", "missing field `bits`"),
-            ("qsgd:x", "bits \"x\" is no number"),
+            ("qsgd:x", "bits \"x\" is not a number"),
             ("qsgd:9", "bits is 9"),
             ("topk:0", "ratio is 0"),
             ("slim:0.2:0.3", "beta is 0.3 with alpha 0.2"),

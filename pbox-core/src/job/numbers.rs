@@ -9,15 +9,13 @@ use crate::layout::{Key, KeyId};
 /// A learning rate that no step can have.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum InvalidRate {
-    /// The number is no valid rate.
-    #[error(
-        "learning rate {seen}: expected a finite number, at least 0 (with 0 the weights stay as they are)"
-    )]
+    /// The number is not a valid rate.
+    #[error("learning rate {seen}: expected a finite number, at least 0 (with 0 the weights do not change)")]
     Range {
         /// The number that was asked for.
         seen: f32,
     },
-    /// The number is no valid rate of this key.
+    /// The number is not a valid rate of this key.
     #[error(
         "learning rate {seen}: times lr_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
     )]
@@ -66,7 +64,7 @@ pub enum InvalidNumbers {
         /// Pairs.
         seen: usize,
     },
-    /// A multiplier that is no number.
+    /// A multiplier that is not a number.
     #[error("{multiplier} of key {key:?} is {seen}; expected a finite number")]
     Multiplier {
         /// The key.
@@ -76,7 +74,7 @@ pub enum InvalidNumbers {
         /// The number that was asked for.
         seen: f32,
     },
-    /// A weight decay that is no number of this key.
+    /// A weight decay that is not a number of this key.
     #[error(
         "weight decay {seen}: times wd_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
     )]

@@ -104,7 +104,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::WholeGradient,
         Term::StepsAlone,
-        "each push is a step of its own, and no step has the gradients of all keys; use bsp",
+        "each push is a separate step, and no step has the gradients of all keys; use bsp",
     ),
     (
         Term::WholeGradient,
@@ -121,7 +121,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::LastNorm,
         Term::StepsAlone,
-        "each push is a step of its own, and no round has the gradients of all keys; use bsp",
+        "each push is a separate step, and no round has the gradients of all keys; use bsp",
     ),
     (Term::LastNorm, Term::SeveralHubs, "hubs do not tell each other the last norm yet; use clip_norm"),
     (Term::LastNorm, Term::HubsBelow, "norms of sums from hubs below are not gathered yet; use clip_norm"),
@@ -131,7 +131,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::ByKey,
         Term::StepsAlone,
-        "each push is a step of its own, and no step has the mean of the whole key; use bsp",
+        "each push is a separate step, and no step has the mean of the whole key; use bsp",
     ),
     (
         Term::ByKey,

@@ -61,9 +61,9 @@ impl Round {
     }
 }
 
-/// A number from outside that is no round.
+/// A number from outside that is not a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{seen} is no round: a job ends before round {}", Round::LIMIT.0)]
+#[error("{seen} is not a round: a job ends before round {}", Round::LIMIT.0)]
 pub struct NoRound {
     seen: u32,
 }
@@ -139,8 +139,8 @@ impl Immediate {
         Immediate { round_bits: round.low_bits() ^ 0x20, ..Self::new(chunk, round) }
     }
 
-    /// Returns the immediate of the line that has a hub's part of the whole gradient in a round. Its id is none of a
-    /// chunk.
+    /// Returns the immediate of the line that has a hub's part of the whole gradient in a round. Its id is not the
+    /// id of a chunk.
     pub fn line(hub: usize, round: Round) -> Self {
         Self::new(ChunkId(MAX_CHUNKS + hub as u32), round)
     }
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&Round(7)).unwrap(), "7");
         for text in ["4294967295", "4294967294"] {
             let error = read(text).unwrap_err();
-            assert!(error.contains("is no round: a job ends before round 4026531839"), "{error}");
+            assert!(error.contains("is not a round: a job ends before round 4026531839"), "{error}");
         }
         assert!(Round(71).is_near(Round(7)) && !Round(72).is_near(Round(7)) && Round(1).is_near(Round(7)));
     }

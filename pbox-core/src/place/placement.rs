@@ -131,7 +131,7 @@ impl Placement {
     }
 
     /// Allocates a window like [`weights_window`](Self::weights_window), for the job. When each worker has its own
-    /// weights and they are sent in frames, the hub's own weights are no frames: then nothing touches the window.
+    /// weights and they are sent in frames, the hub's own weights are not frames: then nothing touches the window.
     pub fn job_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         if wire.framing().is_none() || !wire.has_own_weights() {
             return self.weights_window(wire);
@@ -152,7 +152,7 @@ impl Placement {
         self.chunks_by_core().iter().map(|chunks| wire.weights_spans(chunks)).collect()
     }
 
-    /// Returns where each core's chunks lie, by the place of each chunk.
+    /// Returns the places of each core's chunks, by the place of each chunk.
     pub fn spans_by_core(&self, place: impl Fn(ChunkId) -> Span) -> Vec<Vec<Span>> {
         let spans = |ids: Vec<ChunkId>| ids.into_iter().map(&place).collect();
         self.chunks_by_core().into_iter().map(spans).collect()

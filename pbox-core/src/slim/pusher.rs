@@ -95,7 +95,7 @@ impl Pusher {
     /// Merges the answer to the last push of a chunk into the weights.
     ///
     /// # Errors
-    /// Returns an error if the payload is no answer to this push. Then nothing is changed.
+    /// Returns an error if the payload is not an answer to this push. Then nothing is changed.
     pub fn merge<E: Element>(
         &mut self,
         chunk: ChunkId,

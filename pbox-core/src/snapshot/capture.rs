@@ -119,7 +119,7 @@ impl Capture {
         }
     }
 
-    /// Returns where to copy a chunk that has reached `round`: `range` of the part's values.
+    /// Returns the place for a copy of a chunk that has reached `round`: `range` of the part's values.
     #[cold]
     pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
         if round == self.due {

@@ -203,8 +203,8 @@ impl Snapshot {
     }
 }
 
-/// Returns where each chunk's values are. Every chunk of the pieces must be in one part, and every part as long as its
-/// chunks.
+/// Returns the place of each chunk's values. Every chunk of the pieces must be in one part, and every part as long as
+/// its chunks.
 fn places(
     layout: &Layout,
     pieces: &[Piece],

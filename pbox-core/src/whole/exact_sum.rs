@@ -28,7 +28,7 @@ impl ExactSum {
 
     /// Adds a square, or a sum of squares.
     pub fn add(&mut self, square: f64) {
-        debug_assert!(square.is_nan() || square.is_sign_positive(), "{square} is no square");
+        debug_assert!(square.is_nan() || square.is_sign_positive(), "{square} is not a square");
         if !square.is_finite() {
             self.not_finite += square;
             return;

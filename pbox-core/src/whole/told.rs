@@ -31,7 +31,7 @@ impl Told {
         line[2..][..ExactSum::WORDS].copy_from_slice(&self.sum.to_words());
     }
 
-    /// Reads a line; `None` if its words are no sum, or no round.
+    /// Reads a line; `None` if its words are not a sum, or not a round.
     pub fn read(line: &[u64]) -> Option<Self> {
         let sum = line[2..][..ExactSum::WORDS].try_into().expect("the words of a sum");
         let round = Round(u32::try_from(line[0]).ok()?);

@@ -227,7 +227,7 @@ impl FrameRule for Expected {
     fn posted_empty(&mut self, imm: Imm) {
         if let End::Hub { noticed, .. } = &mut self.end {
             let Immediate { chunk, round_bits, content } = Immediate::decode(imm);
-            // An answer without weights is no notice.
+            // An answer without weights is not a notice.
             if content == Content::Gradient {
                 noticed.insert(chunk, round_bits);
             }

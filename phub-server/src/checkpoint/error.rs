@@ -218,7 +218,7 @@ pub enum Mismatch {
     Multipliers { name: String, file: [f32; 2], job: [f32; 2] },
 
     #[error(
-        "key {name:?} has numbers of its own in it, and the job has no key of this name; train the same model"
+        "key {name:?} has separate numbers in it, and the job has no key of this name; train the same model"
     )]
     Group { name: String },
 }

@@ -62,8 +62,8 @@ fn aside_name(job: &str, why: &str, share: Share) -> String {
     }
 }
 
-/// Returns the job in the name of a checkpoint file, and the round if the name has one. Returns nothing if it is no
-/// checkpoint that a job continues from.
+/// Returns the job in the name of a checkpoint file, and the round if the name has one. Returns nothing if it is
+/// not a checkpoint that a job continues from.
 pub fn named(file: &str) -> Option<(String, Option<Round>)> {
     if let Some(part) = PartName::parse(file) {
         return Some((part.job, Some(part.round)));

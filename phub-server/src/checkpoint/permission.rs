@@ -58,7 +58,9 @@ impl FromStr for FileMode {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            format!("{text:?} is no mode of files that the hub's user reads and writes, like 600, 640 or 660")
+            format!(
+                "{text:?} is not a mode of files that the hub's user reads and writes, like 600, 640 or 660"
+            )
         };
         let digits = text.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
         let mode = u32::from_str_radix(text, 8).ok().filter(|_| digits).ok_or_else(wrong)?;

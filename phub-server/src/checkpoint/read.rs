@@ -166,7 +166,7 @@ pub struct About {
 /// Reads the beginning of a checkpoint file, and nothing else: the file may be damaged after it.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, or is no beginning of a checkpoint.
+/// Returns an error if the file cannot be read, or is not the beginning of a checkpoint.
 pub fn about(path: &Path) -> Result<About, DecodeError> {
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len();
@@ -434,7 +434,8 @@ impl Decoded {
         self.numbers.iter().map(of).collect()
     }
 
-    /// Returns where each key's tensors begin in the values. The file has exactly the job's tensors.
+    /// Returns the place in the values where each key's tensors begin. The file has exactly the job's
+    /// tensors.
     fn starts(&self, keys: usize, entries: &[Entry]) -> Result<Vec<RestoredKey>, Mismatch> {
         let elements = |key: &Key| key.elements().expect("checked with the header") as usize;
         let mut found = HashMap::with_capacity(self.tensors.len());

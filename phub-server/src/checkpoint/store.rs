@@ -235,9 +235,7 @@ impl CheckpointStore {
         };
         let closes = match mode & 0o1000 {
             0 => format!("chmod {wanted:03o} {dir} closes it"),
-            _ => {
-                "it is for files of all users: give --checkpoints a directory of its own below it".to_owned()
-            }
+            _ => "it is for files of all users: give --checkpoints a separate directory below it".to_owned(),
         };
         let mode = mode & 0o7777;
         Ok(Some(format!(
@@ -359,7 +357,7 @@ mod tests {
             (0o755, "600", "755: other users can list it, and lock it so that no hub starts; chmod 700 "),
             (0o775, "600", "775: other users can remove and replace files in it"),
             (0o755, "640", "chmod 750 "),
-            (0o1777, "600", "a directory of its own below it"),
+            (0o1777, "600", "a separate directory below it"),
         ] {
             let told = told(mode, files).unwrap();
             assert!(told.contains(words), "{told}");

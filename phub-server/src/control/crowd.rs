@@ -57,7 +57,7 @@ pub(super) struct Place {
     gone: oneshot::Receiver<()>,
 }
 
-/// A connection that may show that it is no stranger.
+/// A connection that may show that it is not a stranger.
 #[derive(Clone, Debug)]
 pub(super) struct Newcomer {
     crowd: Crowd,
@@ -128,7 +128,7 @@ impl Open {
         self.strangers_of.values().filter_map(of_address).max().map(|(_, Reverse(number))| number)
     }
 
-    /// Notes that this connection is no stranger any more.
+    /// Notes that this connection is not a stranger any more.
     fn take_stranger(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
         let tell = self.strangers.remove(&number)?;
         if let Some(from) = self.places.get(&number)

@@ -182,8 +182,8 @@ impl Guard {
     }
 }
 
-/// Says if other users can read the secret's file. It is no error: Kubernetes mounts secrets with the mode 644 in containers
-/// without other users.
+/// Says if other users can read the secret's file. It is not an error: Kubernetes mounts secrets with the mode 644 in
+/// containers without other users.
 fn warn_of_readers(file: Option<&Path>) {
     let Some((file, about)) = file.and_then(|file| Some((file, file.metadata().ok()?))) else { return };
     let mode = about.mode() & 0o777;

@@ -44,7 +44,7 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
         nccl.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         match with_rdma(host, settings, &nccl) {
             Ok(lanes) => return Ok(lanes),
-            // A wrong setting is no lack of RDMA.
+            // A wrong setting does not mean a lack of RDMA.
             Err(error @ HubError::Rdma(VerbsError::Setting(_))) => return Err(error),
             Err(error) if wants_rdma(settings) => {
                 let setting = if settings.nics.is_some() { "--nics" } else { "--transports" };

@@ -13,7 +13,7 @@ use toml::{Table, Value};
 
 /// The flag that names a file.
 const CONFIG: &str = "--config";
-/// A longer file is no configuration.
+/// A longer file is not a configuration.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// The settings of a file that the command line and the environment lack.
@@ -45,7 +45,7 @@ pub(super) fn read(command: &Command, arguments: &[OsString]) -> Result<Option<C
         let wrong = |what: &str| format!("{}: {key} {what}", path.display());
         if !key.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-') {
             return Err(wrong(
-                "is no flag: expected a flag of this command without its dashes, like late-limit-s",
+                "is not a flag: expected a flag of this command without its dashes, like late-limit-s",
             ));
         }
         if flag == CONFIG {
@@ -60,7 +60,7 @@ pub(super) fn read(command: &Command, arguments: &[OsString]) -> Result<Option<C
             (_, true) => return Err(wrong("is on or off: expected true or false")),
             _ => Some(format!(
                 "{flag}={}",
-                words(value).ok_or_else(|| wrong("is no value: expected a string, a number or a list"))?
+                words(value).ok_or_else(|| wrong("is not a value: expected a string, a number or a list"))?
             )),
         };
         flags.extend(argument.filter(|_| !is_given).map(|argument| (flag, argument.into())));
@@ -108,7 +108,7 @@ fn text(path: &Path) -> Result<String, String> {
             Err(format!("cannot read {at}: {error}; --config wants a TOML file that this user may read"))
         }
         Ok(bytes) if bytes as u64 > MAX_BYTES => {
-            Err(format!("{at} has more than {MAX_BYTES} bytes: it is no configuration"))
+            Err(format!("{at} has more than {MAX_BYTES} bytes: it is not a configuration"))
         }
         Ok(_) => Ok(text),
     }

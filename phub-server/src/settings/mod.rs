@@ -381,7 +381,7 @@ impl FromStr for CoreSelection {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |part: &str| {
             part.trim().parse::<u32>().map_err(|_| {
-                format!("{part:?} is no cpu number; give a count like 4, a list like 0,2,4-7, or half")
+                format!("{part:?} is not a cpu number; give a count like 4, a list like 0,2,4-7, or half")
             })
         };
         if text == "half" {
@@ -395,7 +395,7 @@ impl FromStr for CoreSelection {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (number(first)?, number(last)?);
             if last < first || last - first > 4096 {
-                return Err(format!("{part:?} is no range of cpus; the lower number comes first"));
+                return Err(format!("{part:?} is not a range of cpus; the lower number comes first"));
             }
             cpus.extend((first..=last).map(CpuId));
         }

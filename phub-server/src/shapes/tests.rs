@@ -101,7 +101,8 @@ fn racks_take_what_the_papers_formula_says() {
     let [flat, mesh] = both(&shares, RackSpeeds { hub: 10.0, ..speeds });
     assert_eq!((flat.bottleneck().link, mesh.bottleneck().link), (Link::RackHub, Link::RackHub));
     assert!(is(&flat, 2.56) && is(&mesh, 0.64), "{flat:?} {mesh:?}");
-    // An uplink of 1 Gb/s: 2.4/0.125 = 19.2 s, and 0.15/0.125 = 1.2 s. So does a hub of 1 Gb/s limit the other racks.
+    // An uplink of 1 Gb/s: 2.4/0.125 = 19.2 s, and 0.15/0.125 = 1.2 s. A hub of 1 Gb/s limits the other racks in the
+    // same way.
     let [flat, mesh] = both(&shares, RackSpeeds { uplink: 1.0, ..speeds });
     assert_eq!((flat.bottleneck().link, mesh.bottleneck().link), (Link::Uplink, Link::Uplink));
     assert!(is(&flat, 19.2) && is(&mesh, 1.2), "{flat:?} {mesh:?}");

@@ -433,7 +433,7 @@ impl Control {
                 let (rank, reason, by_itself) = (*rank, reason.clone(), *by_itself);
                 self.reports.push_back(Event::LinkEnded { rank, reason, by_itself });
             }
-            // The ends of links that are lost anyway are no news.
+            // The ends of links that are lost anyway are not news.
             Notice::AboveGone { .. } if self.unlinked_above.is_some() => {}
             Notice::AboveGone { reason, .. } => self.fails(reason.clone(), Blame::Hub),
             Notice::JobFailed { reason, .. } => self.fails(reason.clone(), Blame::Job),

@@ -28,9 +28,9 @@ use std::path::PathBuf;
 ///
 /// An Ethernet or InfiniBand net device with real hardware below it (`/sys/class/net/X/device` exists), and every RDMA
 /// device. An RDMA device and its net devices are one [`Nic`] with all their names. Not NICs are loopback, bridges,
-/// bonds, VLANs, veth, tun, container devices and wireless. An SR-IOV virtual function is no NIC either if its
-/// physical function is also listed (they share one wire). With soft-RoCE, any net device below an RDMA device is a
-/// NIC.
+/// bonds, VLANs, veth, tun, container devices and wireless. An SR-IOV virtual function does not count as a NIC either
+/// if its physical function is also listed (they share one wire). With soft-RoCE, any net device below an RDMA device
+/// is a NIC.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     /// The host's name, if the source says it.

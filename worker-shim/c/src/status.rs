@@ -11,12 +11,13 @@ use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 pub enum PhubStatus {
     /// The call succeeded.
     Ok = 0,
-    /// An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is no number.
+    /// An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is not a
+    /// number.
     Invalid = 1,
     /// Calls were made in the wrong order: a key is still under way, there are no weights yet, or the session has
     /// left.
     Order = 2,
-    /// The hub cannot be reached, or is no hub of this version.
+    /// The hub cannot be reached, or is not a hub of this version.
     Unreachable = 3,
     /// The hub refused.
     Refused = 4,

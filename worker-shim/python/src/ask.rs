@@ -66,7 +66,7 @@ pub fn fetch_state(
 fn lost(error: &MemberError, address: &str, job: &str) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => HubLostError::new_err(format!(
-            "the state of job {job:?} did not come from the hub at {address}: {}",
+            "the state of job {job:?} did not arrive from the hub at {address}: {}",
             chain(error)
         )),
         _ => of_member(error),
@@ -92,7 +92,7 @@ impl StateBytes {
             Ok(bytes)
         });
         let lost = |error: std::io::Error| {
-            HubLostError::new_err(format!("the state of job {:?} did not come whole: {error}", self.job))
+            HubLostError::new_err(format!("the state of job {:?} did not arrive whole: {error}", self.job))
         };
         read.map(|bytes| PyBytes::new(py, &bytes)).map_err(lost)
     }

@@ -102,7 +102,7 @@ def the_rest(rank, store, world_size, hub):
     dist.destroy_process_group()
     assert counts["hub"] == {}
     assert counts["gloo"]["allreduce"] == 5 and counts["gloo"]["broadcast"] == 1 and counts["gloo"]["barrier"] == 1
-    assert counts["gloo"]["new_group"] == (2 if rank == 0 else 1), counts  # a group of another backend is none
+    assert counts["gloo"]["new_group"] == (2 if rank == 0 else 1), counts  # a group of another backend does not count
 
 
 def test_gloo_takes_the_rest(hub, tmp_path):

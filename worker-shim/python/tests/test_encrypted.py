@@ -67,6 +67,6 @@ def test_a_state_from_a_hub_that_is_gone_is_an_error_of_the_hub():
     with phub.serve(cores=1, idle="sleep") as hub:
         session = phub.Session(hub, 0, 1, keys={"a": (3,)}, optimizer=phub.Sgd(0.5))
         session.broadcast({"a": np.ones(3)})
-    with pytest.raises(phub.HubLostError, match='the state of job "train-.*did not come from the hub at 127.0.0.1'):
+    with pytest.raises(phub.HubLostError, match='the state of job "train-.*did not arrive from the hub at 127.0.0.1'):
         session.state()
     session.close()

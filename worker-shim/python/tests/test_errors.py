@@ -99,7 +99,7 @@ def test_calls_out_of_order(hub):
         session.push()
     assert error.value.code is None
     session.broadcast()
-    with pytest.raises(phub.OrderError, match="'added' is none of this job's 2; keys are fixed at the join"):
+    with pytest.raises(phub.OrderError, match="'added' is not one of this job's 2; keys are fixed at the join"):
         session.push("added")
     session.leave()
     with pytest.raises(phub.LeftError, match="has left"):

@@ -230,7 +230,7 @@ def test_pulls_that_cannot_be(hub):
         ({"pull": None}, "pull_layers without pull"),
         ({"pull": "all", "schedule": "p3"}, "pull all with schedule p3: only kvstore"),
         ({"pull": "all", "pull_layers": LAYERS[1:]}, "key 0 is in 0 layers"),
-        ({"pull": "all", "pull_layers": [["fourth"]]}, "'fourth' is none of this job's 4"),
+        ({"pull": "all", "pull_layers": [["fourth"]]}, "'fourth' is not one of this job's 4"),
     ]:
         with pytest.raises(phub.SettingsError, match=words):
             pulling(hub, **settings)

@@ -176,7 +176,7 @@ def test_groups_of_a_session_have_their_own_numbers_until_the_next_change(hub):
         train(1, -2.25, -1.6875)
         session.set_optimizer(phub.Momentum(1.0, 0.0))
         train(1, -3.25, -2.6875)
-        for groups, words in (({"c": phub.Momentum(1.0, 0.5)}, "groups: 'c' is none of"), ({"a": phub.Sgd(1.0)}, "are of sgd")):
+        for groups, words in (({"c": phub.Momentum(1.0, 0.5)}, "groups: 'c' is not one of"), ({"a": phub.Sgd(1.0)}, "are of sgd")):
             with pytest.raises(phub.SettingsError, match=words):
                 session.set_optimizer(phub.Momentum(1.0, 0.0), groups=groups)
 
@@ -198,9 +198,9 @@ def test_multipliers_of_a_session_are_those_of_all_its_keys(hub):
         session.wait()
         assert session.weights("a").tolist() == [-2.5] * 4, "its momentum is that of one gradient"
         assert session.weights("b").tolist() == [-2.5] * 3, "half of the former gradient and a new one"
-        with pytest.raises(phub.SettingsError, match="reset: 'c' is none of the job's keys"):
+        with pytest.raises(phub.SettingsError, match="reset: 'c' is not one of the job's keys"):
             session.set_optimizer(phub.Momentum(1.0, 0.5), reset=["c"])
-        for wrong, words in (({"a": (1, 1)}, "'b' is missing"), ({"a": (1, 1), "b": (1, 1), "c": (1, 1)}, "'c' is none of")):
+        for wrong, words in (({"a": (1, 1)}, "'b' is missing"), ({"a": (1, 1), "b": (1, 1), "c": (1, 1)}, "'c' is not one of")):
             with pytest.raises(phub.SettingsError, match=words):
                 session.set_optimizer(phub.Momentum(1.0, 0.0), wrong)
         with pytest.raises(phub.SettingsError, match="optimizer is momentum, and these numbers are of sgd"):

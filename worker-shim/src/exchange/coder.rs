@@ -204,7 +204,7 @@ impl Coder {
     /// the model. With Slim-DP the gradients that were sent become zero. Returns the number of bytes of the frame.
     ///
     /// # Errors
-    /// Returns an error if it is no frame of this chunk and round.
+    /// Returns an error if it is not a frame of this chunk and round.
     pub fn decode(
         &mut self,
         chunk: ChunkId,

@@ -8,7 +8,7 @@
 //!
 //! Owned by the worker's thread. It keeps the rule that the whole design needs: one round in flight per chunk. A key is
 //! pushed again only after all its answers came. `keys` lends gradients and weights to the caller, and `notices` has
-//! the arrivals that are no plain answer. On the `unsafe` list: taking in arrivals.
+//! the arrivals other than plain answers. On the `unsafe` list: taking in arrivals.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -112,7 +112,7 @@ pub struct Exchange<P: Port> {
     pub(super) hand_outs: u32,
     /// Answers that came before the first round was known; `None` once it is.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
-    /// Bytes that went over links that are no more.
+    /// Bytes that went over links that no longer exist.
     pub(super) sent_before: u64,
     pub(super) received: u64,
     /// The parts of the whole gradient that hubs have sent.
@@ -448,7 +448,7 @@ impl<P: Port> Exchange<P> {
         self.take_answer(core, key, arrival)
     }
 
-    /// Takes in an arrival that is no answer of a step.
+    /// Takes in an arrival that is not an answer of a step.
     fn take_other(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
         let (core, key) = (self.slices.core_of(arrival.chunk), self.layout.chunk(arrival.chunk).key);
         let KeyState { round, content, .. } = self.keys[key.index()];

@@ -1,4 +1,4 @@
-//! Arrivals that are no plain answer. They are notices of a schedule that pulls, demands for another push, answers
+//! Arrivals other than plain answers. They are notices of a schedule that pulls, demands for another push, answers
 //! before the first round is known, and violations of the protocol.
 //!
 //! Part of the exchange, on the worker's thread. Knows that keys are pulled, not which ones together.
@@ -68,7 +68,7 @@ impl<P: Port> Exchange<P> {
         self.slices.of_key(key).len()
     }
 
-    /// Takes in an arrival that is no answer awaited now.
+    /// Takes in an arrival that is not an answer awaited now.
     ///
     /// # Errors
     /// Returns an error if the arrival breaks the protocol.

@@ -251,7 +251,7 @@ impl Windows {
     /// of bytes that came.
     ///
     /// # Errors
-    /// Returns an error if it is no frame of this chunk and round.
+    /// Returns an error if it is not a frame of this chunk and round.
     ///
     /// # Safety
     /// See [`weights`](Self::weights), for this chunk.

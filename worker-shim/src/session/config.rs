@@ -106,7 +106,7 @@ fn congestion_of_environment() -> Result<Congestion, ParseCongestionError> {
 }
 
 impl SessionConfig {
-    /// Checks the environment's settings of sessions, and warns of names that are no settings.
+    /// Checks the environment's settings of sessions, and warns of unknown names.
     pub(super) fn check_environment() -> Result<(), InvalidSetting> {
         membership::warn_of_environment();
         let refused =
@@ -121,7 +121,7 @@ impl SessionConfig {
     /// command line. Time limits are in seconds.
     ///
     /// # Errors
-    /// Returns an error if there is no such setting, or the text is no value of it.
+    /// Returns an error if there is no such setting, or the text is not a value of it.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), InvalidSetting> {
         let changed = self.try_to_set(name, value);
         // A secret with a mistake in it is a secret.

@@ -390,7 +390,7 @@ impl Session {
         self.exchange.traffic()
     }
 
-    /// Returns where this session's time went.
+    /// Returns the parts of this session's time.
     pub fn times(&self) -> Times {
         self.stopwatch.times(self.next_round(), self.traffic())
     }

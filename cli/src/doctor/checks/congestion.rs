@@ -23,7 +23,7 @@ fn judge(asked: &Congestion, got: &Controlled, rules: &CongestionRules) -> Check
     let (available, allowed) = (says(&rules.available), says(&rules.allowed));
     let seen = format!("{got}; the kernel has {available}, and lets every process have {allowed}");
     if *asked == Congestion::Auto && got.is_paced() {
-        let fix = "as root: modprobe tcp_cubic; sysctl -w net.ipv4.tcp_allowed_congestion_control=\"reno cubic\", and append the algorithms that are there already";
+        let fix = "as root: modprobe tcp_cubic; sysctl -w net.ipv4.tcp_allowed_congestion_control=\"reno cubic\", and append the present algorithms";
         return Check::warn(NAME, seen, fix);
     }
     Check::pass(NAME, seen)

@@ -10,7 +10,7 @@ use crate::doctor::check::Check;
 const BYTES: usize = 8 << 20;
 
 /// Moves the bytes over a NIC, by a link as deep as the job's deepest lane. The depth of queues that a device announces
-/// is no promise (decision 39).
+/// is not guaranteed (decision 39).
 pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     let name = format!("bytes over {nic}");
     match loopback(nic, BYTES, chunks, paths) {

@@ -162,8 +162,8 @@ impl Moved<'_> {
     pub fn held_everywhere(mut self) -> Vec<Effect> {
         let (cut, job) = (&mut self.cut, &self.job);
         match cut.purpose {
-            // With several hubs, each would need the lines of all hubs. Their workers step on, as if the hub were killed after
-            // the cut.
+            // With several hubs, each would need the lines of all hubs. Their workers continue to step, as if the hub were
+            // killed after the cut.
             Purpose::Snapshot(CutAt::LastRound) if job.hubs.share.is_whole() => {
                 self.waits(WaitsFor::Lines, Step::Lines)
             }

@@ -111,7 +111,7 @@ pub enum Stepped {
     Released,
 }
 
-/// The reason why a cut is none.
+/// The reason why a cut is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCut {
     /// There is no state for a snapshot.
@@ -166,7 +166,7 @@ struct Cut {
     release: Option<ReleaseRequest>,
     /// The reason why the cut changes nothing.
     failed: Option<NotCut>,
-    /// The reason why another hub may hold the job for ever.
+    /// The reason why another hub may hold the job forever.
     unreleased: Option<String>,
 }
 

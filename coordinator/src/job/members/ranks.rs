@@ -121,7 +121,7 @@ impl Ranks {
         self.standing(rank)?.unlinked()
     }
 
-    /// Notes that a worker is no member any more, and that the job continues.
+    /// Notes that a worker is not a member any more, and that the job continues.
     pub(crate) fn lose(&mut self, rank: u32) {
         let cores = self.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));

@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A hub's job fails by itself.
+    /// A hub's job fails without a cause from outside.
     Fail(usize),
     /// A hub takes its next step on its cores or its disk, which work, or not.
     Step(usize, bool),

@@ -104,7 +104,7 @@ impl SendChain {
         posted
     }
 
-    /// Hands over a message that is no write. No correct peer does so.
+    /// Hands over a message that is not a write. No correct peer does so.
     #[cfg(test)]
     pub fn post_plain(qp: &QueuePair) -> Result<(), i32> {
         let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };

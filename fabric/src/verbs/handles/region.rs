@@ -183,8 +183,8 @@ impl Drop for Region {
     }
 }
 
-/// Checks whether a device's driver takes dma-bufs, and returns the reason if not. It is given a descriptor that is
-/// none: a driver that does not take any does not look at it.
+/// Checks whether a device's driver takes dma-bufs, and returns the reason if not. The driver gets a descriptor
+/// that is not a dma-buf: a driver without support does not look at it.
 pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
     let answer = match domain.context.verbs.ibv_reg_dmabuf_mr {
         // SAFETY: the domain is alive, and there is no memory.

@@ -347,7 +347,7 @@ fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<
         *body = rest;
         // The name goes into logs.
         if !name.iter().all(u8::is_ascii_graphic) {
-            return Err("a device's name that is no printable ASCII".into());
+            return Err("a device's name that is not printable ASCII".into());
         }
         let device = String::from_utf8_lossy(name).into_owned();
         addresses.push(Address { device, link_layer, gid, prefix, lid, mtu });

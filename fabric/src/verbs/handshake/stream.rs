@@ -70,7 +70,7 @@ impl MessageStream {
         Ok(())
     }
 
-    /// Returns the next message. Bytes that are no message are an error of kind `InvalidData`.
+    /// Returns the next message. Bytes that are not a message are an error of kind `InvalidData`.
     pub fn receive(&mut self) -> io::Result<Message> {
         let deadline = Instant::now() + self.timeout;
         let mut length = [0; 4];

@@ -130,7 +130,7 @@ impl Port {
                 self.tally.arrivals += 1;
                 if completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM {
                     let what =
-                        format!("a message of opcode {} is no write with immediate", completion.opcode);
+                        format!("a message of opcode {} is not a write with immediate", completion.opcode);
                     self.end(id, CloseReason::Corrupt(what));
                     return None;
                 }

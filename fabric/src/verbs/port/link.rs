@@ -26,9 +26,8 @@ const FENCES: u32 = 2;
 const MAX_INTERVAL: u32 = 32;
 /// The number of sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
 const LATE: u32 = 64;
-/// The most sends of a link that a NIC has at a time. Other sends wait here. A device's own figure is no promise. mlx5 reports
-/// 32768 and makes no queue above about 8192: it rounds a send request to 256 bytes. 1024 chunks of 32 KiB are 32 MiB. They
-/// take 0.7 ms at 400 Gb/s: far longer than any round trip.
+/// The most sends of a link that a NIC has at a time. Other sends wait here. A device's own figure is not guaranteed. 1024
+/// chunks of 32 KiB are 32 MiB. They take 0.7 ms at 400 Gb/s: far longer than any round trip.
 const MOST_SENDS: u32 = 1024;
 
 /// The number of requests a link of a capacity has in its queues.
@@ -396,7 +395,7 @@ impl Link {
         self.qp.vanish(&self.registered.nic);
     }
 
-    /// Returns where posts go, and the key of the first range.
+    /// Returns the address that posts go to, and the key of the first range.
     pub fn target(&self) -> (u32, u64) {
         (self.keys[0].remote, self.to)
     }
@@ -407,7 +406,7 @@ impl Link {
         self.keys.iter_mut().for_each(|keys| keys.remote = key);
     }
 
-    /// Sends a message of nothing that is no write.
+    /// Sends an empty message that is not a write.
     pub fn send_plainly(&self) {
         SendChain::post_plain(&self.qp).unwrap();
     }

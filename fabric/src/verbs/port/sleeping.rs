@@ -13,7 +13,7 @@ use super::Port;
 use crate::port::Until;
 
 impl Port {
-    /// Sleeps until `until` holds or the deadline passed. Without a deadline it may sleep for ever.
+    /// Sleeps until `until` holds or the deadline passed. Without a deadline it may sleep forever.
     pub(in crate::verbs) fn sleep(&mut self, until: Until, deadline: Option<Instant>) {
         while !self.arm(until) && deadline.is_none_or(|at| Instant::now() < at) {
             self.nap(deadline);

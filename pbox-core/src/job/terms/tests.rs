@@ -78,7 +78,7 @@ fn terms_that_exclude_each_other_are_refused() {
     }
 }
 
-/// Each term by itself makes a difference, and the difference names it.
+/// Each term alone makes a difference, and the difference names it.
 #[test]
 fn the_first_difference_is_named() {
     let level = |change: &dyn Fn(&mut LevelTerms)| {

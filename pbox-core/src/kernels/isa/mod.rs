@@ -77,7 +77,7 @@ pub trait Convert<E>: Isa {
 }
 
 /// A pair of registers as a vector. Two additions run at once, and one register of 16-bit elements becomes two
-/// registers of f32. Four registers are no faster.
+/// registers of f32. Four registers are not faster.
 macro_rules! pairs {
     (
         $Isa:ident, $Pair:ident, $Register:ident, $length:literal, $splat:ident,

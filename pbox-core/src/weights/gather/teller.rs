@@ -41,8 +41,8 @@ impl Refused {
     pub fn why(self) -> &'static str {
         match self {
             Refused::NotOfHub => "no other hub of the job has this number, or it owns no chunks",
-            Refused::NoPart => "its line is no sum of squares of this round",
-            Refused::NoSuchRound => "no hub can have come to this round",
+            Refused::NoPart => "its line is not a sum of squares of this round",
+            Refused::NoSuchRound => "no hub can have reached this round",
             Refused::Other => "another worker has passed on another sum",
         }
     }

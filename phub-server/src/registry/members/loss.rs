@@ -123,7 +123,7 @@ impl Registry {
     /// Ends every job in order: admits nobody, writes the checkpoints that can be written, and notifies all workers of the
     /// reason. Not on the control thread.
     pub fn end_all(self: &Arc<Self>, reason: &str) {
-        // A worker that came now would begin with a state that is no longer the hub's last.
+        // A worker that joined now would begin with a state that is no longer the hub's last.
         self.close();
         self.save_all(reason);
         self.stop(reason);

@@ -38,7 +38,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Returns the number of its pushes before a round. The broadcast is none.
+    /// Returns the number of its pushes before a round. The broadcast is not one of them.
     fn pushes(&self, Round(before): Round) -> u32 {
         before.saturating_sub(self.first.0.max(1))
     }

@@ -107,7 +107,7 @@ fn check(tag: &str, parent: Option<&mut Object>) -> Result<Object, String> {
     let mut sets: [Vec<u32>; 4] = Default::default();
     for (name, set) in SETS.iter().zip(&mut sets) {
         let text = attribute(tag, name).ok_or_else(|| format!("an object {kind} without {name}"))?;
-        *set = words(text).ok_or_else(|| format!("an object {kind} whose {name} is no set of numbers"))?;
+        *set = words(text).ok_or_else(|| format!("an object {kind} whose {name} is not a set of numbers"))?;
     }
     if let Some(parent) = parent {
         parent.check_child(kind, &sets)?;

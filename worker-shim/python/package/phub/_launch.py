@@ -254,7 +254,7 @@ def wait_for_hub() -> float:
     """Returns how many seconds sessions wait for a hub: 0 if the launcher's hubs are never started again.
 
     Raises:
-        SettingsError: it is no number of seconds.
+        SettingsError: it is not a number of seconds.
     """
     text = os.environ.get("PHUB_HUB_WAIT") or "60"
     try:

@@ -58,5 +58,5 @@ def numbers(layers: Sequence[Sequence[str]], keys: Dict[str, int]) -> List[List[
     for layer in layers:
         for key in layer:
             if key not in keys:
-                raise SettingsError(f"layers to pull by: key {key!r} is none of this job's {len(keys)}")
+                raise SettingsError(f"layers to pull by: key {key!r} is not one of this job's {len(keys)}")
     return [[keys[key] for key in layer] for layer in layers]

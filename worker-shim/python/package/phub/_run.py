@@ -166,7 +166,7 @@ def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
 # How many jobs of a name and a kind this process has made at a place.
 _MADE: Dict[Tuple[Place, str, Optional[Helper]], int] = {}
 
-# A child of a fork is no worker of this run.
+# A child of a fork is not a worker of this run.
 os.register_at_fork(after_in_child=lambda: [each.clear() for each in (_AGREED, _WORDS, _MADE)])  # type: ignore[attr-defined]
 
 

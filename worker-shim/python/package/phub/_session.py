@@ -387,7 +387,7 @@ class Session:
         number = self._numbers.get(key)
         if number is None:
             raise _phub.OrderError(
-                f"key {key!r} is none of this job's {len(self._keys)}; keys are fixed at the join: first "
+                f"key {key!r} is not one of this job's {len(self._keys)}; keys are fixed at the join: first "
                 f"{next(iter(self._keys))!r}, last {next(reversed(self._keys))!r}"
             )
         return number
@@ -571,14 +571,14 @@ class Session:
         if keys is not None:
             if keys.keys() != self._keys.keys():
                 strange = next(name for name in [*keys, *self._keys] if name not in keys or name not in self._keys)
-                seen = "is missing" if strange in self._keys else "is none of the job's keys"
+                seen = "is missing" if strange in self._keys else "is not one of the job's keys"
                 raise _phub.SettingsError(
                     f"set_optimizer: {strange!r} {seen}: expected multipliers of each of the {len(self._keys)} keys, or none"
                 )
             multipliers = [keys[name] for name in self._keys]
         for name in reset:
             if name not in self._keys:
-                raise _phub.SettingsError(f"set_optimizer: reset: {name!r} is none of the job's keys")
+                raise _phub.SettingsError(f"set_optimizer: reset: {name!r} is not one of the job's keys")
         numbers = [self._numbers[name] for name in reset]
         self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers, numbers, self._of_groups(groups or {}))
 
@@ -586,7 +586,7 @@ class Session:
         """Returns the different optimizers, and for each key the number of its optimizer from 1, or 0 for the job's."""
         strange = next((name for name in groups if name not in self._keys), None)
         if strange is not None:
-            raise _phub.SettingsError(f"set_optimizer: groups: {strange!r} is none of the job's keys")
+            raise _phub.SettingsError(f"set_optimizer: groups: {strange!r} is not one of the job's keys")
         optimizers = list(dict.fromkeys(groups.values()))
         if len(optimizers) > _MOST_GROUPS:
             raise _phub.SettingsError(f"set_optimizer: groups: {len(optimizers)} different optimizers; expected at most {_MOST_GROUPS}")

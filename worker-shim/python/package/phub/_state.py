@@ -204,7 +204,7 @@ def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
     """Returns how many steps each of these keys has made; `None` if that is one in each round.
 
     Raises:
-        SettingsError: a number of steps is none.
+        SettingsError: a number of steps is invalid.
     """
     for key, made in state.steps.items():
         if not 0 <= made < 2**32 - 1 or made != int(made):

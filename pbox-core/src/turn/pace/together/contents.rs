@@ -1,4 +1,4 @@
-//! Rounds of a chunk that are no plain step: pushes without a gradient, and pushes of new weights.
+//! Rounds of a chunk without a plain step: pushes without a gradient, and pushes of new weights.
 //!
 //! ```text
 //!   all gradients          the step, which `Arrivals` makes itself
@@ -136,7 +136,7 @@ impl Contents {
 }
 
 impl Arrivals {
-    /// Notes that the push of a worker is no gradient, before it [is noted](Self::note).
+    /// Notes that the push of a worker is not a gradient, before it [is noted](Self::note).
     #[cold]
     pub(in crate::turn) fn note_content(&mut self, index: usize, rank: u32, content: Content) {
         self.words[index * self.words_per_chunk] |= OTHER;

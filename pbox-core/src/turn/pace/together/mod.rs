@@ -1,6 +1,6 @@
 //! Workers that step together (BSP): the last push of a round steps the chunk, and all are answered.
 //!
-//! Owned by the core. A bit per (chunk, worker) and a word per chunk. `contents` has the rounds of a chunk that are no plain
+//! Owned by the core. A bit per (chunk, worker) and a word per chunk. `contents` has the rounds of a chunk without a plain
 //! step, and `ahead` those with bytes ahead.
 //!
 //! On the `unsafe` list: the call of the step.

@@ -32,7 +32,7 @@ def load_checkpoint(
         The number of steps that are in it.
 
     Raises:
-        SettingsError: the file is no checkpoint, is cut short, or is of another model.
+        SettingsError: the file is not a checkpoint, is cut short, or is of another model.
     """
     with open(path, "rb") as file:
         state = read(file, os.fspath(path))

@@ -54,7 +54,7 @@ class Found:
         self.answer()
 
     def puts_off(self, found: Any) -> bool:
-        """Refuses: an answer is no gradient."""
+        """Refuses: an answer is not a gradient."""
         return False
 
 

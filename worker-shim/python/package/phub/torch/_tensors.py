@@ -39,7 +39,7 @@ def broadcast_parameters(
         hub, rank, world_size, session: as for `phub.Session`.
 
     Raises:
-        SettingsError: one of them is no tensor of numbers, such as a module's extra state.
+        SettingsError: one of them is not a tensor of numbers, such as a module's extra state.
     """
     tensors = dict(parameters.items() if isinstance(parameters, Mapping) else parameters)
     for name, each in tensors.items():

@@ -22,7 +22,7 @@ def trained(ctx, net, make=sgd, loss_of=torch.nn.functional.cross_entropy, steps
 class Slowly(torch.autograd.Function):
     """A backward pass that takes its time: an answer that comes too early finds the weights in use.
 
-    There is no event to wait for, because such an answer must not be.
+    There is no event to wait for, because such an answer must not occur.
     """
 
     @staticmethod

@@ -72,7 +72,7 @@ def autocast_with_clipping(ctx):
 
 @idiom()
 def layers_of_both_kinds(ctx):
-    """A part in float32, and a frozen part in float64, which is no key of the hub."""
+    """A part in float32, and a frozen part in float64, which is not a key of the hub."""
 
     class Mixed(Mlp):
         def __init__(self):
