@@ -57,8 +57,8 @@ pub(super) fn begun(config: SessionConfig) -> Session {
     session
 }
 
-/// Waits for the last answers of all workers. A worker that ends before, or is missing when a hub returns, ends the
-/// others.
+/// Waits for the last answers of all workers. A worker that ends before this moment, or is missing when a hub returns,
+/// ends the others.
 pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u32) {
     session.wait_all().unwrap();
     ended.fetch_add(1, Ordering::Relaxed);
@@ -78,7 +78,7 @@ pub(super) struct Stops {
     span: u32,
     made: AtomicU32,
     over: AtomicU32,
-    /// Returns of all workers, one of each for a stop.
+    /// How often a worker has returned: each stop adds one return of each worker.
     back: AtomicU32,
 }
 

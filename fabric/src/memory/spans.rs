@@ -127,7 +127,7 @@ impl RecvWindow {
     /// # Panics
     /// Panics if the view is of memory of this end.
     pub(crate) fn reopen(&self, fd: BorrowedFd) -> Result<(), WindowError> {
-        assert!(!self.local, "a view is mapped again, not memory of this end");
+        assert!(!self.local, "only a view can be mapped again, not memory of this end");
         check_file(fd, self.bytes)?;
         Ok(self.mapping.replace("a peer's window", fd)?)
     }

@@ -48,7 +48,7 @@ impl CheckpointStore {
         Ok(rounds)
     }
 
-    /// Loads the part of a round, which [`rounds`](Self::rounds) names.
+    /// Loads this hub's part of a round that [`rounds`](Self::rounds) returned.
     pub fn load_part(
         &self,
         part: PartOf<'_>,

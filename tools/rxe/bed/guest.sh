@@ -96,7 +96,7 @@ printf '%q ' "$@" >"$run/command"
     printf 'export PATH=%q\ncd %q\n' "$PATH" "$PWD"
 } >"$run/environment"
 
-# The output, live and in the log. The first line with the text pulls the plug.
+# Shows the output live and writes it to the log. The first line that contains $kill_when cuts the guest's power.
 show() {
     local line
     while IFS= read -r line || [ -n "$line" ]; do

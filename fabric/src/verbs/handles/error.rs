@@ -144,13 +144,13 @@ impl CreateError {
     pub(in crate::verbs) fn new(made: Made, device: &str, size: String, error: io::Error) -> Self {
         let advice = match error.raw_os_error() {
             Some(libc::ENOMEM) => {
-                "it is out of memory or of such objects: raise the limit on locked memory (ulimit -l unlimited), or have fewer connections to one NIC"
+                "it is out of memory or of such objects: raise the limit on locked memory (ulimit -l unlimited), or use fewer connections to one NIC"
             }
             Some(libc::EINVAL) => {
-                "it does not take this size: larger chunks or more cores make smaller queues"
+                "it does not take this size; use larger chunks or more cores, which make smaller queues"
             }
             Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
-                "its driver has no such function: larger chunks, more cores, or fewer workers on this NIC need fewer entries"
+                "its driver has no such function; use larger chunks, more cores, or fewer workers on this NIC, which need fewer entries"
             }
             Some(libc::EMFILE) => "raise the number of open files (ulimit -n)",
             _ => "dmesg may have the driver's messages",
