@@ -27,7 +27,7 @@ const RIGHTS: [(Right, &str); 4] =
 pub const SUMS: &str = ".above";
 
 impl Right {
-    /// Whether it contains another one.
+    /// Whether this right contains another one.
     pub fn contains(self, other: Right) -> bool {
         self == other || (self >= other && self != Right::Peer)
     }
@@ -74,7 +74,7 @@ impl Token {
     /// The beginning of the text of every token.
     pub(crate) const BEGIN: &str = "phub-";
 
-    /// Whether it gives this right to this job.
+    /// Whether the token gives this right to this job.
     pub fn allows(&self, right: Right, job: &str) -> bool {
         self.right.contains(right) && self.covers(job)
     }

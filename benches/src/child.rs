@@ -85,7 +85,7 @@ impl ChildProcess {
         serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
     }
 
-    /// Sends it a line.
+    /// Sends a line to the child.
     pub fn send(&mut self, line: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().expect("stdin is open until finish");
         writeln!(stdin, "{line}").with_context(|| format!("sending {line:?} to {}", self.name))

@@ -44,7 +44,7 @@ pub struct TopArgs {
 }
 
 impl TopArgs {
-    /// Shows it until it is interrupted.
+    /// Shows the jobs until it is interrupted.
     ///
     /// # Errors
     /// Returns an error if the hub does not answer the first time, or there is a token that cannot be read.

@@ -46,7 +46,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Starts it with variables such as `PHUB_TLS_FINGERPRINT`.
+    /// Starts the program with variables such as `PHUB_TLS_FINGERPRINT`.
     fn start(hub: &str, variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "tls::a_worker", "--ignored", "--nocapture"]);

@@ -50,9 +50,9 @@ pub struct Join {
     pub lead: Option<(String, Option<Pass>)>,
     /// The mesh that the worker asks for.
     pub mesh: Option<Mesh>,
-    /// Whether it asks for a trial.
+    /// Whether the worker asks for a trial.
     pub trial: bool,
-    /// Whether it makes its links again.
+    /// Whether the worker makes its links again.
     pub relinks: bool,
     /// The round that it had reached when it lost a hub.
     pub reached: Option<Round>,

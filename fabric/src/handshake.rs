@@ -61,7 +61,7 @@ pub struct NicPair {
     pub hub: String,
     /// The device at the other end.
     pub joiner: String,
-    /// The names of the NICs, and why they were chosen, in words.
+    /// The names of the NICs, and the reason for the choice, in words.
     pub words: String,
 }
 

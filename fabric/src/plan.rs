@@ -49,8 +49,8 @@ pub struct Carries {
 }
 
 impl PlannedLink {
-    /// Plans links. Port `i` of the hub has a link of `capacities[i]`, or none if that is 0. The links end in turn at
-    /// the ports `joiner` of the end that connects. Each may carry all of both windows.
+    /// Plans links. Port `i` of the hub has a link of `capacities[i]`, or none if that is 0. The links end at the
+    /// ports `joiner` of the end that connects, one after another. Each may carry all of both windows.
     ///
     /// # Panics
     /// Panics if `joiner` is empty and there is a link.

@@ -49,8 +49,8 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Sends a stream to a port in pieces. Returns the immediates that the port shows, the bytes of its window, and why the
-/// link closes.
+/// Sends a stream to a port in pieces. Returns the immediates that the port shows, the bytes of its window, and the
+/// reason why the link closes.
 fn receive(frames: Frames, stream: &[u8], at_a_time: u8) -> (Vec<Imm>, Vec<u8>, CloseReason) {
     let (peer, ours) = UnixStream::pair().expect("descriptors for a pair");
     ours.set_nonblocking(true).expect("our own socket");

@@ -28,7 +28,7 @@ pub struct Ports {
     /// The group of transports that the ports belong to.
     pub group: any::Group,
     /// The ports of the group that get links. The first core of each hub has its link at the first port, the next core
-    /// at the next, and so on in turn.
+    /// at the next, and so on.
     pub dealt_to: Vec<PortId>,
     /// Whether the group has RDMA, else why not.
     pub rdma: Result<(), String>,
@@ -325,7 +325,8 @@ impl<'a> Route<'a> {
         Err(error)
     }
 
-    /// Returns the address that an offer leads to from here and why it is chosen, or why it leads nowhere.
+    /// Returns the address that an offer leads to from here with the reason for the choice, or the reason why
+    /// it leads nowhere.
     fn way_by(&self, offer: &TransportAddress, receive: &Receive) -> Result<(Address, &'static str), String> {
         if self.ports.transport.is_some_and(|wanted| wanted != offer.transport()) {
             return Err("not the transport that was asked for".into());

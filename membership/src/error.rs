@@ -122,7 +122,7 @@ pub enum MemberError {
         job: String,
         /// The hub's words.
         reason: String,
-        /// Whether it failed because a hub of the job stops or is lost.
+        /// Whether the job failed because a hub of the job stops or is lost.
         hub_stops: bool,
     },
     /// The hub died or was cut off.

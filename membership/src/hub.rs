@@ -50,7 +50,7 @@ pub struct Missing {
     pub ranks: Vec<u32>,
     /// The machines that lack a ready hub above, if no rank is missing.
     pub machines: Vec<u32>,
-    /// A worker that came and was refused, and why.
+    /// A worker that was refused, with the reason.
     pub refused: Option<String>,
 }
 
@@ -232,7 +232,7 @@ impl Hub {
         reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
     }
 
-    /// Says within `limit` that this member's own job has failed, and why.
+    /// Reports within `limit` that this member's own job has failed, with the reason.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).

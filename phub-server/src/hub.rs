@@ -262,7 +262,7 @@ impl Hub {
     }
 
     /// Ends when a thread of the hub has panicked, and the hub's jobs have ended for it: their checkpoints are written, and their
-    /// workers know. Says which thread, and why. Does not hold the hub.
+    /// workers know. Reports the thread and the reason. Does not hold the hub.
     pub fn broken(&self) -> impl Future<Output = String> + use<> {
         let mut broken = self.broken.clone();
         async move {
@@ -298,8 +298,8 @@ impl Hub {
         }
     }
 
-    /// Writes the checkpoints that can be written, notifies all workers that the hub stops and why, and ends all
-    /// threads.
+    /// Writes the checkpoints that can be written, notifies all workers that the hub stops, with the reason, and
+    /// ends all threads.
     pub fn stop(mut self, reason: &str) {
         self.shut_down(reason);
     }

@@ -35,7 +35,7 @@ const NEEDS: [(&str, Look); 6] = [
     ("timeline", timeline),
 ];
 
-/// Looks at each need in turn.
+/// Looks at each need, one after another.
 pub fn needs(settings: &HubSettings) -> impl Iterator<Item = (&'static str, Found)> + '_ {
     NEEDS.into_iter().map(move |(name, find)| (name, find(settings)))
 }

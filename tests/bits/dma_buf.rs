@@ -1,8 +1,8 @@
 //! Gradients that lie in a dma-buf have the bits of a plain model; a device or setting without dma-bufs is named.
 //!
-//! A video driver's buffer replaces the memory of a GPU. Its dma-buf is one that something else than this process has
-//! made, and the test writes through a mapping of its own. With an RDMA device that takes dma-bufs, and
-//! `PHUB_TEST_VIDEO` that names the driver's device, as in a guest of `make rxe`; the hub is at `PHUB_TEST_HUB`.
+//! A video driver's buffer replaces the memory of a GPU. Another program has made its dma-buf, and the test writes
+//! through a separate mapping. With an RDMA device that takes dma-bufs, and `PHUB_TEST_VIDEO` that names the driver's
+//! device, as in a guest of `make rxe`; the hub is at `PHUB_TEST_HUB`.
 //!
 //! On the `unsafe` list: ioctls that give the dma-buf, and the mapping of it.
 

@@ -35,7 +35,7 @@ pub struct Job {
     hubs: &'static [&'static [usize]],
     /// The hubs above these.
     above: &'static [usize],
-    /// The transport of each worker, in turn.
+    /// The transport of each worker, in order.
     transports: &'static [Option<&'static str>],
     /// Hubs that this job depends on.
     pub touched_by: &'static [usize],

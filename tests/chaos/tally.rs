@@ -152,7 +152,7 @@ impl Tally {
     }
 }
 
-/// Returns an error without its numbers, so that alike ones are counted together.
+/// Returns an error without its numbers, so that similar errors are counted together.
 fn kind_of(error: &str) -> String {
     let mut kind = String::new();
     for c in error.chars() {

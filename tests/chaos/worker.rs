@@ -38,7 +38,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it waits for a lost hub.
+    /// Whether the worker waits for a lost hub.
     pub fn returns(self) -> bool {
         self == Kind::Returns
     }

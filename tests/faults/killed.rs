@@ -1,5 +1,5 @@
 //! Processes of workers and hubs that are killed or stopped in the middle of a round. All other workers get an error
-//! that says who and why, and no worker hangs.
+//! with the name of the party and the reason, and no worker hangs.
 
 use crate::processes::hub::start_hub;
 use crate::processes::worker::{Remote, Worker};

@@ -50,7 +50,8 @@ impl Behind {
     }
 }
 
-/// Cuts the links through these networks in turn, at any moment, until the run is over. Between two cuts a step is made.
+/// Cuts the links through these networks one after another, at any moment, until the run is over. Between two cuts a
+/// step is made.
 pub(super) fn cut(relays: &[&Relay], made: &AtomicU32, over: &AtomicBool) {
     let mut cuts = 0u32;
     while !over.load(Ordering::Relaxed) {
@@ -236,7 +237,7 @@ fn begun_beside_a_remote(hub: &str) -> Session {
     session
 }
 
-/// A worker that does not wait for hubs is lost with its links, at once and in the words of before.
+/// A worker that does not wait for hubs is lost with its links, at once and with the same words as before.
 #[test]
 fn a_worker_that_waits_for_nothing_is_lost_with_its_links() {
     let _watchdog = Watchdog::start();

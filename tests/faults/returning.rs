@@ -100,7 +100,8 @@ impl Stops {
         }
     }
 
-    /// Kills of hubs in turn, at any moment of a round, and every second time of the beginning after it.
+    /// Kills hubs one after another, at any moment of a round, and every second time at the beginning after
+    /// it.
     pub fn kill(&self, kills: u32, mut kill: impl FnMut(usize)) {
         let mut number = 0;
         self.make(kills, |stop| {

@@ -106,7 +106,8 @@ fn step(session: &mut Session, worker: u32, number: u32) {
     }
 }
 
-/// Kills these hubs in turn, at any moment: all workers make all their steps, and have the same weights at the end.
+/// Kills these hubs one after another, at any moment: all workers make all their steps, and have the same weights
+/// at the end.
 fn killed(is_mesh: bool, turn: &[usize]) {
     const STEPS: u32 = 200;
     const KILLS: u32 = 4;

@@ -20,7 +20,7 @@ fn job_above(hub: &Hub) -> JobReply {
 }
 
 /// Trains with three workers on each of two machines until a hub at the top names worker 2 of machine 1, which does
-/// something else in each round.
+/// other work in each round.
 fn train(machines: &Machines) {
     let top = if machines.is_mesh { &machines.below } else { &machines.top };
     let is_over = AtomicBool::new(false);

@@ -1,5 +1,5 @@
-//! Schedules: which chunks overtake which, and after how many bytes; the messages of the baseline; and that the bits do not
-//! depend on the schedule.
+//! Schedules: which chunks overtake other chunks, and after how many bytes; the messages of the baseline; and that the bits
+//! do not depend on the schedule.
 
 use std::sync::Arc;
 

@@ -48,7 +48,7 @@ fn no_thread_wakes_a_core_whose_workers_come_over_shared_memory_and_tcp() {
     rounds(&mut sessions); // all connections are there
     let count = || ["phub-core", "phub-watch"].map(|name| sleeps(hub.pid(), name));
     let before = count();
-    // On a busy machine the next push is there before a core looks for it, many times in turn.
+    // On a busy machine the next push arrives before a core looks for it, many times one after another.
     let core = loop {
         rounds(&mut sessions);
         let slept = count()[0] - before[0];

@@ -16,7 +16,7 @@ fn job(hub: &Hub) -> JobReply {
     describe(&hub.address().to_string()).jobs.remove(0)
 }
 
-/// Trains on a thread for each worker until `seen` holds; worker `late` does something else for so long in each round.
+/// Trains on a thread for each worker until `seen` holds; worker `late` does other work for this time in each round.
 fn train(hub: &Hub, late: u32, change: impl Fn(&mut SessionConfig) + Sync, seen: impl Fn(&JobReply) -> bool) {
     let sessions = ready_all(3, |rank| {
         let mut config = config(hub, "job", rank, 3);

@@ -1,4 +1,4 @@
-//! Sessions on their own threads: the exchange goes on while callers do something else, and errors reach every caller that
+//! Sessions on their own threads: the exchange continues while callers do other work, and errors reach every caller that
 //! waits. `background_ends` shows that nothing is left.
 
 use std::sync::atomic::{AtomicU32, Ordering};

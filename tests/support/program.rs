@@ -61,7 +61,7 @@ impl Program {
         self.child.stdin.as_mut().expect("stdin is a pipe")
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program.
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal);
     }
@@ -77,7 +77,8 @@ impl Program {
         self.child.wait().expect("our own child")
     }
 
-    /// Stops it with SIGSTOP. Returns when all its threads have stopped: until then, some may still run and answer.
+    /// Stops the program with SIGSTOP. Returns when all its threads have stopped: until then, some may still run
+    /// and answer.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let status = waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED);

@@ -51,7 +51,7 @@ def measure(machines, binaries, point, series_path=None):
 def started(machines, binaries, places, count, options):
     """Hubs on these machines, and the probe as a worker on each of `count` machines; afterwards all are killed.
 
-    A hub has all cores, or, if there are several, one each, in turn.
+    One hub has all cores. Several hubs get one core each, one after another.
     """
     processes = []
 

@@ -29,7 +29,7 @@ struct Said {
     kernels: Option<String>,
 }
 
-/// Runs every system `repeats` times in turn and prints the ratios, or guards one command.
+/// Runs every system `repeats` times, one after another, and prints the ratios, or guards one command.
 pub fn run(args: &Args) -> ExitCode {
     match &args.guard {
         Some(command) => guard::run(command, Duration::from_secs(args.limit_s)),

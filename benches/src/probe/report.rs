@@ -201,7 +201,7 @@ impl Report {
         })
     }
 
-    /// Prints it.
+    /// Prints the report.
     pub(super) fn print(&self, json: bool) -> Result<()> {
         let text = if json { serde_json::to_string(self)? + "\n" } else { self.table() };
         // A reader that closed the pipe wants no more.

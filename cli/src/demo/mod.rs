@@ -58,7 +58,7 @@ struct Stops {
 }
 
 impl DemoArgs {
-    /// Shows it.
+    /// Shows the demonstration.
     ///
     /// # Errors
     /// Returns an error if a hub cannot start here, or a worker fails.

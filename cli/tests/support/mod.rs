@@ -46,7 +46,7 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Starts it, and reads its address.
+    /// Starts the program, and reads its address.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
@@ -70,7 +70,7 @@ impl Serve {
         BufReader::new(self.child.stderr.take().expect("stderr is a pipe")).lines()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.pid() as i32).expect("a process id is positive");
         kill_process(pid, signal).expect("the process is there");

@@ -86,7 +86,7 @@ impl Hub {
 /// The end of a hub.
 #[derive(Debug, Default)]
 pub struct End {
-    /// Whether it takes no more jobs.
+    /// Whether the hub takes no more jobs.
     pub(crate) draining: bool,
     /// Whether no worker may join any more: it writes its checkpoints, and then stops.
     pub(crate) closed: bool,

@@ -148,7 +148,7 @@ impl Request for Ready {
 }
 
 /// A member is alive, and says which of its own workers is late. The answer is how long a heartbeat that brings news may be held,
-/// or why the member cannot say so.
+/// or the reason why the member cannot say so.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Heard {

@@ -57,7 +57,8 @@ impl Request for Crossed {
     }
 }
 
-/// A member changes the numbers of an optimizer from a round on. The answer is the numbers, or why the job cannot have them.
+/// A member changes the numbers of an optimizer from a round on. The answer is the numbers, or the reason why the job cannot
+/// have them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeNumbers {

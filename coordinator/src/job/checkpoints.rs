@@ -47,7 +47,7 @@ pub struct Checkpoints {
     pub last: Option<CheckpointReply>,
     /// The reason why the last attempt failed, or was skipped.
     pub error: Option<String>,
-    /// Whether it failed: the lost state can only be saved by another attempt.
+    /// Whether the last attempt failed: the lost state can only be saved by another attempt.
     pub has_failed: bool,
 }
 

@@ -239,7 +239,7 @@ impl Job {
     }
 }
 
-/// Returns the members that have been silent for longer than the limit, and why they are lost.
+/// Returns the members that have been silent for longer than the limit, each with the reason for its loss.
 fn silent(job: &Job, limit: Duration, now: Instant) -> impl Iterator<Item = (u32, Cause, String)> {
     let silence = move |(rank, member): (u32, &Member)| {
         let silence = Some(now - member.heard).filter(|&silence| silence > limit)?;

@@ -33,7 +33,7 @@ use crate::hubs::Hubs;
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Saves {
-    /// Whether it fails because this hub stops.
+    /// Whether the job fails because this hub stops.
     pub stops: bool,
 }
 

@@ -230,7 +230,7 @@ impl Hello {
         })
     }
 
-    /// Says no, and why.
+    /// Refuses, with a reason.
     pub fn refuse(self, why: &str) {
         match self {
             Hello::Shm(hello) => hello.refuse(why),

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A link's id is made of its transport and its id there. A transport without links costs nothing. Must not know who
-//! connects, or why a transport was chosen.
+//! connects, or the reason for the choice of a transport.
 
 mod connect;
 mod machine;

@@ -1,4 +1,4 @@
-//! The port over all transports. It asks the transports that have links, in turn.
+//! The port over all transports. It asks the transports that have links, one after another.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;

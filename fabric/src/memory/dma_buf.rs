@@ -34,7 +34,7 @@ pub enum DmaBufError {
         /// The kernel's answer.
         error: String,
     },
-    /// The descriptor is of something else.
+    /// The descriptor does not belong to a dma-buf.
     #[error(
         "the descriptor is of no dma-buf (its file system is {seen:#x}); CUDA makes one by cuMemGetHandleForAddressRange"
     )]

@@ -206,7 +206,7 @@ impl Hello {
         }
     }
 
-    /// Says no, and why.
+    /// Refuses, with a reason.
     pub fn refuse(self, why: &str) {
         refuse(self.socket.as_fd(), why);
     }

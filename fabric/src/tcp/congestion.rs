@@ -40,7 +40,7 @@ pub enum Congestion {
 }
 
 impl Congestion {
-    /// Sets it for a connection after its handshake, which has shown the round trip.
+    /// Sets the algorithm for a connection after its handshake, which has shown the round trip.
     pub(super) fn control(&self, socket: &TcpStream) -> Result<Controlled, CongestionError> {
         let own =
             sockopt::tcp_congestion(socket).map_err(|errno| CongestionError::new("of the system", errno))?;
@@ -201,7 +201,7 @@ pub struct CongestionRules {
 }
 
 impl CongestionRules {
-    /// Reads them of this process's network namespace.
+    /// Reads the settings of this process's network namespace.
     pub fn read() -> Self {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{name}congestion_control"));

@@ -209,7 +209,7 @@ impl Hello {
         }
     }
 
-    /// Says no, and why.
+    /// Refuses, with a reason.
     pub fn refuse(mut self, why: &str) {
         self.links.iter_mut().for_each(|(socket, _)| refuse(socket, why));
     }

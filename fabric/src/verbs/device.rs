@@ -43,7 +43,7 @@ pub struct DevicePort {
     pub netdev: Option<String>,
     /// All addresses of the port.
     pub gids: Vec<GidEntry>,
-    /// The GID that would be used, and why.
+    /// The GID that would be used, with the reason.
     pub gid: Result<Chosen, GidError>,
 }
 

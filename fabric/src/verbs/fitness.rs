@@ -12,7 +12,7 @@ use super::nic_list::NicList;
 pub struct Fitness {
     /// NICs that are left out although the port may be active.
     pub unfit: Vec<NicOptions>,
-    /// A line for each of them, and for other NICs that should be repaired: the NIC, and why.
+    /// A line for each of them, and for other NICs that should be repaired: the NIC, and the reason.
     pub warnings: Vec<String>,
 }
 

@@ -29,7 +29,7 @@ pub struct GidEntry {
     pub elsewhere: bool,
 }
 
-/// A GID that was chosen, and why.
+/// A GID that was chosen, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// The entry.

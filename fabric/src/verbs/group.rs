@@ -61,7 +61,7 @@ struct Nics {
 #[derive(Debug)]
 struct Wanted {
     options: NicOptions,
-    /// The NIC, or why the last try to open it failed.
+    /// The NIC, or the reason why the last try to open it failed.
     nic: Result<Arc<Nic>, VerbsError>,
     /// The time when that was.
     tried: Instant,
@@ -173,7 +173,7 @@ impl Group {
     }
 
     /// Tries to open the NICs that are lost, each at most once in 10 s, for links that are made from now on. Returns each NIC
-    /// that was tried, with its port and GID, or why it is still lost. Costs a lock when none is lost.
+    /// that was tried, with its port and GID, or with the reason why it is still lost. Costs a lock when none is lost.
     pub fn mend(&self) -> Vec<(NicOptions, Result<String, VerbsError>)> {
         let mut nics = self.nics_in_use();
         let mut tried = Vec::new();
@@ -192,7 +192,7 @@ impl Group {
         tried
     }
 
-    /// Returns the NICs that are lost, and why.
+    /// Returns the lost NICs, with the reasons.
     pub fn lost(&self) -> Vec<(NicOptions, VerbsError)> {
         let nics = self.nics_in_use();
         nics.wanted.iter().filter_map(|nic| Some((nic.options.clone(), nic.lost()?))).collect()
@@ -224,9 +224,10 @@ impl Group {
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()
     }
 
-    /// Returns the rail of a hub's port for links to a peer with these NICs, or why its NIC is lost. NICs that are up
-    /// and in a subnet of the peer are the best, then come those that are up, then any that is open. Of equals the
-    /// port's own serves, else another one of the group. Only NICs at addresses that `may_serve` allows count.
+    /// Returns the rail of a hub's port for links to a peer with these NICs, or the reason why its NIC is lost. NICs
+    /// that are up and in a subnet of the peer are the best, then come those that are up, then any that is open. Of
+    /// equals the port's own serves, else another one of the group. Only NICs at addresses that `may_serve` allows
+    /// count.
     pub(super) fn rail(
         &self,
         port: usize,

@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The result of a loop-back.
 #[derive(Clone, Debug)]
 pub struct Loopback {
-    /// The NIC, its port and GID, and why these.
+    /// The NIC, its port and GID, and the reason for this choice.
     pub reason: String,
     /// Bytes each way.
     pub bytes: usize,

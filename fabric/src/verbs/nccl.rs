@@ -11,7 +11,7 @@ pub struct Nccl {
     pub disabled: bool,
     /// The list of `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`; every NIC without them.
     pub list: NicList,
-    /// The settings that do not count, and why.
+    /// The settings that do not count, with the reasons.
     pub warnings: Vec<String>,
 }
 

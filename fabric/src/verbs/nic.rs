@@ -140,7 +140,7 @@ impl Nic {
         self.gbps
     }
 
-    /// Returns the port and GID, and why these: a line for logs.
+    /// Returns the port and GID, with the reason: a line for logs.
     pub fn reason(&self) -> &str {
         &self.reason
     }

@@ -27,7 +27,7 @@ pub struct HubReply {
     pub kernels: String,
     /// Resident memory of the hub's process, in bytes.
     pub rss_bytes: u64,
-    /// Whether it takes no more jobs.
+    /// Whether the hub takes no more jobs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
     /// The address of its data path, for each transport that it offers.
@@ -46,7 +46,7 @@ pub struct HubReply {
     /// need.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<RefusalReply>,
-    /// Whether it notes a timeline, which `GET /v1/trace` sends.
+    /// Whether the hub notes a timeline, which `GET /v1/trace` sends.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub timeline: bool,
 }

@@ -207,7 +207,7 @@ pub struct FailedRequest {
     pub secret: String,
     /// The reason, for the workers.
     pub reason: String,
-    /// Whether it failed because a hub stops or is lost.
+    /// Whether the job failed because a hub stops or is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hub_stops: bool,
 }

@@ -146,7 +146,7 @@ codes! {
 }
 
 impl RefusalCode {
-    /// Whether it says nothing that this program knows.
+    /// Whether the refusal says nothing that this program knows.
     pub fn is_other(&self) -> bool {
         *self == RefusalCode::Other
     }

@@ -159,7 +159,7 @@ impl Placement {
     }
 
     /// Returns the links to this hub, which has `ports` ports. Each core's port has one link, which carries the core's
-    /// chunks. The links end in turn at the ports `joiner` of the other end.
+    /// chunks. The links end at the ports `joiner` of the other end, one after another.
     pub fn links(
         &self,
         wire: &Wire,

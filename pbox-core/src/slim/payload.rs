@@ -277,7 +277,7 @@ pub fn answer<E: Element>(
 /// hub's set. If not, the next push must be whole, and its answer brings the set.
 ///
 /// # Errors
-/// Returns an error if the hub sent something else than was asked for. Then nothing is changed.
+/// Returns an error if the hub did not send what was requested. Then nothing is changed.
 pub fn merge<E: Element>(
     payload: &[u8],
     set: Option<&[u64]>,

@@ -200,7 +200,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Deals chunks with these weights and gradients to cores in turn, and makes one selection after round 1.
+    /// Deals chunks with these weights and gradients to cores one after another, and makes one selection
+    /// after round 1.
     fn selection(slim: &SlimDp, chunks: &[Vec<(f32, f32)>], cores: usize) -> Vec<Vec<bool>> {
         let elements = chunks.iter().map(Vec::len).sum::<usize>() as u64;
         let cores = cores.min(chunks.len());

@@ -31,7 +31,7 @@ pub struct Waits {
     pub owes: u32,
     /// The lowest round of these chunks.
     pub round: Option<Round>,
-    /// Whether it waits for other workers itself.
+    /// Whether the worker itself waits for other workers.
     pub is_waiting: bool,
 }
 

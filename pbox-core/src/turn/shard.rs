@@ -76,7 +76,7 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// Whether it finished the same round as another chunk, for the same links.
+    /// Whether the chunk finished the same round as another chunk, for the same links.
     pub fn is_beside(&self, other: &Finished) -> bool {
         self.round == other.round && self.ranks == other.ranks
     }

@@ -31,7 +31,7 @@ impl Image {
         self.plan.file_bytes
     }
 
-    /// Writes it in pieces of some MiB.
+    /// Writes the image in pieces of some MiB.
     pub fn write_to(&mut self, sink: impl Write) -> io::Result<()> {
         let (hash, _) = stream(io::sink(), &self.plan, &self.snapshot)?;
         self.plan.header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(digest_text(&hash).as_bytes());

@@ -202,7 +202,7 @@ pub(crate) fn mend(rdma: &verbs::Group) {
     }
 }
 
-/// Returns whether a NIC is among those that are lost, and why.
+/// Returns whether a NIC is among the lost ones, with the reason.
 pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)]) -> Option<&'a VerbsError> {
     let is_it =
         |lost: &NicOptions| lost.device == nic.device && (lost.port.is_none() || lost.port == nic.port);

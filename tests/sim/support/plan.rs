@@ -74,7 +74,7 @@ impl Plan {
 pub struct Drafts(BTreeMap<KeyId, bool>);
 
 impl Drafts {
-    /// Perhaps sends a key's gradient ahead. `write` writes it, or something else.
+    /// Perhaps sends a key's gradient ahead. `write` writes the gradient, or other values.
     pub fn perhaps<P: Port>(
         &mut self,
         dice: &mut Dice,

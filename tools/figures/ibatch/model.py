@@ -48,8 +48,8 @@ def solve(low, high, rises_at):
 
 
 def calibrate(binaries):
-    """Returns the trace's time scale, and the start-up in ms: each in turn, because the second moves the first a
-    little."""
+    """Returns the trace's time scale, and the start-up in ms. They are fitted one after another, because the
+    second moves the first a little."""
     start_up_ms, scale = 0.0, 1.0
     for _ in range(4):
         scale = solve(0.1, 1000, lambda scale, ms=start_up_ms: speedup(

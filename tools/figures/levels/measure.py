@@ -128,7 +128,7 @@ def run_peer(shape, machines, workers, rounds, model_bytes):
 
 
 def main():
-    """Measures all shapes in turn, as often as asked, and prints a table."""
+    """Measures all shapes one after another, as often as asked, and prints a table."""
     parser = common_options("tools/figures/run.sh levels", __doc__)
     parser.add_argument("--machines", type=int, default=2, metavar="N", help="machines, a hub on each (2)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="workers of each machine (4)")

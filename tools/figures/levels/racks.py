@@ -90,7 +90,7 @@ def run(racks, machines, binaries, shape, rounds, options):
 
 
 def main():
-    """Measures all points in turn, as often as asked, and prints a table."""
+    """Measures all points one after another, as often as asked, and prints a table."""
     parser = common_options("tools/figures/run.sh racks", __doc__)
     parser.add_argument("--racks", default="2x4,4x2", help="racks x workers of each (%(default)s)")
     parser.add_argument("--oversubscribed", default="1,2,4", help="a rack's workers together over its uplink (%(default)s)")

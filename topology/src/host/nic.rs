@@ -76,7 +76,7 @@ pub enum NicKind {
 }
 
 impl NicKind {
-    /// Whether it supports RDMA verbs.
+    /// Whether the NIC supports RDMA verbs.
     pub fn has_verbs(self) -> bool {
         self != Self::Ethernet
     }

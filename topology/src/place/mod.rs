@@ -147,7 +147,7 @@ pub enum PlaceError {
 /// - if a node has more NICs than cores, a core has several NICs, and its items are spread over them in
 ///   proportion to their speeds.
 ///
-/// [`Plan::reasons`] says how the plan departs from the ideal, and why.
+/// [`Plan::reasons`] says how the plan departs from the ideal, with the reasons.
 ///
 /// # Panics
 ///

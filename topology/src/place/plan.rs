@@ -129,7 +129,7 @@ impl Plan {
         (!self.nics.is_empty()).then(|| balance(self.nics.iter().map(|nic| (nic.load_bytes, nic.weight))))
     }
 
-    /// Returns how the plan departs from the ideal, and why, in sentences.
+    /// Returns how the plan departs from the ideal, with the reasons, in sentences.
     pub fn reasons(&self) -> &[String] {
         &self.reasons
     }

@@ -39,7 +39,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// A call that failed: its status, and why.
+/// A call that failed: its status, and the reason.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub status: PhubStatus,

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use worker_shim::Memory;
 
-/// One key's gradient or weights. `numpy.asarray(window)` is an array over the window itself, which holds
-/// this object, which keeps the memory mapped.
+/// One key's gradient or weights. `numpy.asarray(window)` is an array over the window itself. The array holds
+/// this object, and this object keeps the memory mapped.
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Window {
     address: usize,

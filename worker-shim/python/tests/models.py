@@ -59,7 +59,7 @@ def loss_of(model, inputs, targets):
 
 
 def fresh(kind):
-    """Returns a model, alike in every process."""
+    """Returns a model that is equal in every process."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     return {"cnn": Cnn, "transformer": Transformer}[kind]()

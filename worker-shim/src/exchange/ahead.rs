@@ -102,7 +102,7 @@ impl<P: Port> Exchange<P> {
         self.ahead.over = if over.contains(&true) { over } else { Vec::new() };
     }
 
-    /// Whether it gains something to send a key's gradient before its push.
+    /// Whether a send of a key's gradient before its push gains something.
     pub fn leaves_ahead(&self, key: KeyId) -> bool {
         let is_plain = self.first_awaited == Awaited::Answer && self.windows.coder().is_none();
         !self.ahead.over.is_empty() && is_plain && self.slices.group(key).is_none()

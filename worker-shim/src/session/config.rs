@@ -57,7 +57,7 @@ pub struct SessionConfig {
     pub trial: bool,
     /// The memory that weights are read from. Default: shared.
     pub weights: WeightsMode,
-    /// The dma-buf of the gradients, if something else than this process writes them, such as a GPU. NICs read the
+    /// The dma-buf of the gradients, if another party than this process writes them, such as a GPU. NICs read the
     /// dma-buf. Each key is at its span of the [layout](pbox_core::Layout), and must not change from its push to its
     /// wait. It needs RDMA, and excludes compression. Default: in memory that the session makes.
     pub dma_buf: Option<DmaBuf>,

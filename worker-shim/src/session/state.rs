@@ -29,7 +29,7 @@ impl std::fmt::Debug for State {
 }
 
 impl State {
-    /// Offers it to the hubs. Returns whether they wait for it.
+    /// Offers the state to the hubs. Returns whether they wait for it.
     pub(super) fn offer(&self, hubs: &mut [LetIn]) -> Result<bool, SessionError> {
         let wanted =
             membership::all_of(hubs.iter_mut().map(|hub| hub.offer(self.before, self.steps.clone())))?;

@@ -48,9 +48,9 @@ pub struct Member {
     pub transport: Option<Transport>,
     /// The links, one for each core of the job.
     pub links: Vec<MemberLink>,
-    /// Names it at all hubs of the job.
+    /// The number of the worker at all hubs of the job.
     pub(crate) worker: u64,
-    /// Whether it makes its links again when they are lost.
+    /// Whether the member makes its links again when they are lost.
     pub relinks: bool,
     /// The last heartbeat ended without an answer.
     pub hung_up: bool,

@@ -52,8 +52,8 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Creates a queue. Its interrupts go to the completion vector of this number; the device's vectors are taken in
-    /// turn.
+    /// Creates a queue. Its interrupts go to the completion vector of this number; the device's vectors are used one
+    /// after another.
     pub fn new(context: &Arc<Context>, vector: u32) -> Result<Arc<Self>, CreateError> {
         let most = context.limits.completions;
         let fail = |made| CreateError::new(made, &context.device, String::new(), io::Error::last_os_error());

@@ -173,7 +173,7 @@ impl Hello {
         self.stream.peer()
     }
 
-    /// Says no, and why.
+    /// Refuses, with a reason.
     pub fn refuse(mut self, why: &str) {
         let _ = self.stream.send(&Message::Refused(why.to_owned()));
     }

@@ -40,7 +40,7 @@ pub(in crate::verbs) enum Message {
     Ports { send_bytes: u64, ports: Vec<Address> },
     /// Worker: its ends of pairs of NICs that are to be tried before links are on them, each with the port of the hub.
     Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
-    /// Hub: its ends of these pairs, or why it has none.
+    /// Hub: its ends of these pairs, or the reason why it has none.
     Tried(Vec<Result<LinkEnd, String>>),
     /// Worker: none of its NICs leads to the NICs of these ports. The hub reports its ports again. Empty: links
     /// are made.
@@ -49,7 +49,7 @@ pub(in crate::verbs) enum Message {
     Links(Links),
     /// Worker: all links are connected.
     Ready,
-    /// Either: no, and why.
+    /// Either: a refusal, with the reason.
     Refused(String),
 }
 

@@ -59,7 +59,7 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
     found
 }
 
-/// Returns the joiner's NICs in the subnet of a hub's, or else all of its link layer; and why.
+/// Returns the joiner's NICs in the subnet of a hub's NIC, or else all of its link layer; and the reason.
 fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     let shared = |nic: usize| Some((nic, address.shared_subnet(&joiner[nic])?));
     let near: Vec<(usize, String)> = (0..joiner.len()).filter_map(shared).collect();

@@ -141,8 +141,8 @@ impl Unconnected {
         self.carried.sent.iter().len()
     }
 
-    /// Joins it with the peer's. The windows are at `from` here and at `to` there, where each range that is sent has its key.
-    /// `apart` says that the peer's immediates are separate writes.
+    /// Joins the queue pair with the peer's. The windows are at `from` here and at `to` there, where each range that is sent
+    /// has its key. `apart` says that the peer's immediates are separate writes.
     pub fn connect(
         self,
         peer: &Peer,

@@ -313,7 +313,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns it with another step size.
+    /// Returns the optimizer with another step size.
     pub fn with_learning_rate(mut self, rate: f32) -> Self {
         match &mut self {
             Optimizer::Average | Optimizer::Sum => {}

@@ -41,7 +41,7 @@ impl Numbers {
         Numbers { optimizer, multipliers: None, groups: None }
     }
 
-    /// Returns them with another learning rate, of all keys.
+    /// Returns the numbers with another learning rate, of all keys.
     pub fn with_learning_rate(&self, rate: f32) -> Self {
         let mut next = self.clone();
         next.optimizer = next.optimizer.with_learning_rate(rate);

@@ -289,7 +289,7 @@ pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round
 }
 
 impl JobShard {
-    /// Reports the results of snapshots, and why the job cannot continue. Seldom, not once a chunk.
+    /// Reports the results of snapshots, and the reason if the job cannot continue. Seldom, not once a chunk.
     #[cold]
     pub(super) fn report_events(&mut self, notices: &mut Vec<Notice>) {
         let job = self.id;

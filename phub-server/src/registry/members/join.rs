@@ -26,7 +26,7 @@ pub(crate) struct Admission {
     token: Token,
     pub job: JobId,
     pub rank: u32,
-    /// Whether it makes its links again.
+    /// Whether the worker makes its links again.
     pub relinks: bool,
     pub weights: Arc<SendWindow>,
     /// Each core's part of the weights; empty unless the worker has its own weights window.

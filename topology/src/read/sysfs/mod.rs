@@ -62,7 +62,7 @@ pub(crate) fn read(root: &Path, allowed: Option<&[u32]>) -> Result<Survey, Sysfs
     Ok(survey)
 }
 
-/// Returns the NICs below `root`. `notes` gets the devices that are left out, and why.
+/// Returns the NICs below `root`. `notes` gets the devices that are left out, with the reasons.
 #[cfg(feature = "hwloc")]
 pub(crate) fn read_nics(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError> {
     nics::read(root, notes)

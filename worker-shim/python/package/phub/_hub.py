@@ -33,12 +33,12 @@ class Hub:
 
     @property
     def is_own(self) -> bool:
-        """Whether it runs in this process, and not in the process that forked it."""
+        """Whether the hub runs in this process, and not in the process that forked it."""
         return self._owner == os.getpid()
 
     def stop(self, reason: str = "its script stopped it") -> None:
-        """Writes checkpoints, notifies all workers that the hub stops and why, and ends its threads. A second call
-        does nothing."""
+        """Writes checkpoints, notifies all workers that the hub stops, with the reason, and ends its threads. A
+        second call does nothing."""
         self._native.stop(reason)
 
     def __enter__(self) -> Hub:

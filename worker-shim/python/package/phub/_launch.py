@@ -347,7 +347,7 @@ def _machine(
         return None
     ranks: Sequence[int] = range(rank - local, rank - local + size)
     if launcher == "Slurm" and "SLURM_GTIDS" in env:
-        # Slurm may deal ranks to machines in turn.
+        # Slurm may deal ranks to machines one after another.
         ranks = tuple(int(each) for each in re.findall(r"\d+", env["SLURM_GTIDS"]))
         if len(ranks) != size or ranks[local] != rank:
             raise SettingsError(

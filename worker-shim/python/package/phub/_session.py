@@ -84,8 +84,8 @@ class Norm(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """The path by which a session reaches a hub: the transport, why this transport, and which NICs if there is
-    a choice."""
+    """The path by which a session reaches a hub: the transport, the reason for this transport, and the NICs if
+    there is a choice."""
 
     transport: str
     reason: str
@@ -461,7 +461,7 @@ class Session:
 
         Raises:
             OrderError: as for `push_nothing`.
-            JobFailedError: a later call raises it, if another worker pushed something else.
+            JobFailedError: a later call raises it, if another worker pushed a different content.
         """
         self._native.push_weights(self._numbered(keys))
 

@@ -17,7 +17,7 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Gather, Mode, Staged};
 
-/// The workers that have pushed something else than a gradient, or have sent bytes ahead, in the rounds in flight; and
+/// The workers that have pushed anything other than a gradient, or have sent bytes ahead, in the rounds in flight; and
 /// the workers that were answered ahead.
 #[derive(Debug)]
 pub(super) struct Contents {

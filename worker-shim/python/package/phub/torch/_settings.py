@@ -91,7 +91,7 @@ class Settings:
         return _kind_of("maximize", self._seen[0])
 
     def differs(self, groups: Groups) -> bool:
-        """Whether the groups say something else than they did last."""
+        """Whether the groups say anything other than they did last."""
         return _seen(groups) != self._seen
 
     def changed(self, groups: Groups) -> Optional[Change]:
