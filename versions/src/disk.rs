@@ -116,7 +116,10 @@ pub(crate) fn sweep(dir: &Path) -> Result<(), VersionError> {
     for entry in fs::read_dir(dir).map_err(failed(dir))? {
         let entry = entry.map_err(failed(dir))?;
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(HIDDEN)) {
-            fs::remove_dir_all(entry.path()).map_err(failed(&entry.path()))?;
+            let path = entry.path();
+            let is_dir = entry.file_type().map_err(failed(&path))?.is_dir();
+            let removed = if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(failed(&path))?;
         }
     }
     Ok(())

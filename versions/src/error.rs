@@ -37,6 +37,11 @@ pub enum VersionError {
     Checksum { path: PathBuf, version: VersionId, tensor: String, expected: String, seen: String },
 
     #[error(
+        "{path}: expected the name of the job whose versions are beside it, and the file is empty; write it there"
+    )]
+    NoJob { path: PathBuf },
+
+    #[error(
         "{path} has versions of job {theirs:?}, and this is job {ours:?}; give each job a separate directory"
     )]
     OtherJob { path: PathBuf, ours: String, theirs: String },
@@ -47,6 +52,17 @@ impl VersionError {
     pub(crate) fn disk(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |error| VersionError::Disk { path, doing, error }
+    }
+
+    /// Whether another look may find what this one did not: files that a publisher has not written yet, or has removed meanwhile.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            VersionError::Disk { error, .. } => error.kind() == io::ErrorKind::NotFound,
+            VersionError::NoSuchVersion { .. }
+            | VersionError::Empty { .. }
+            | VersionError::BaseGone { .. } => true,
+            _ => false,
+        }
     }
 
     /// Creates the error of a file that no publisher has written so.

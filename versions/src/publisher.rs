@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
@@ -16,13 +17,19 @@ use crate::delta::{checksum, encode};
 use crate::disk::{self, Draft};
 use crate::error::VersionError;
 use crate::index::{About, INDEX, Index, Origin, VersionId};
-use crate::reader::{At, Reader, list};
+use crate::reader::{At, Reader, readable};
 use crate::shard::{self, Stored};
 use crate::weights::Weights;
 use crate::work::on_all_cores;
 
 /// The name of the lock in the directory.
 const LOCK: &str = ".phub-publisher";
+
+/// The name of the file with the job's name, which is there before the first version.
+const JOB: &str = ".phub-job";
+
+/// The longest file of a job's name that is read.
+const JOB_BYTES: u64 = 4096;
 
 /// The rules of a publisher.
 #[derive(Clone, Debug)]
@@ -50,6 +57,8 @@ impl Default for Rules {
 pub struct Publisher {
     dir: PathBuf,
     rules: Rules,
+    /// The job whose versions these are, once there is one.
+    job: Option<String>,
     /// The number of the newest version, 0 if there is none.
     newest: VersionId,
     /// The newest version, which the next delta leads from.
@@ -100,6 +109,7 @@ impl Publisher {
         let mut publisher = Publisher {
             dir: dir.to_owned(),
             rules,
+            job: job_of(dir)?,
             newest: newest.unwrap_or(VersionId(0)),
             last: None,
             deltas: 0,
@@ -112,7 +122,7 @@ impl Publisher {
                 Ok(at) => publisher.last = Some(at.clone()),
                 Err(error) => publisher.unreadable = Some(error),
             }
-            let all = list(dir).unwrap_or_default();
+            let all = readable(dir)?;
             publisher.deltas = all.iter().rev().take_while(|version| version.base.is_some()).count() as u32;
         }
         Ok(publisher)
@@ -128,16 +138,38 @@ impl Publisher {
         self.last.as_ref().map(|at| &at.origin)
     }
 
+    /// Checks that the directory is this job's, or nobody's.
+    ///
+    /// # Errors
+    /// Returns an error if it is another job's.
+    pub fn check_job(&self, job: &str) -> Result<(), VersionError> {
+        match self.job.as_deref() {
+            Some(theirs) if theirs != job => {
+                let (ours, theirs) = (job.to_owned(), theirs.to_owned());
+                Err(VersionError::OtherJob { path: self.dir.clone(), ours, theirs })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the job's name, before its first version.
+    fn keep_job(&mut self, job: &str) -> Result<(), VersionError> {
+        let path = self.dir.join(JOB);
+        if !path.exists() {
+            disk::write_new(&path, |out| std::io::Write::write_all(out, job.as_bytes()))?;
+        }
+        self.job = Some(job.to_owned());
+        Ok(())
+    }
+
     /// Publishes weights as the next version, and removes old versions.
     ///
     /// # Errors
     /// Returns an error if the directory is another job's, or cannot be written: then there is no new version, and
     /// the caller may try again.
     pub fn publish(&mut self, origin: Origin, weights: Weights) -> Result<Published, VersionError> {
-        if let Some(theirs) = self.last().filter(|last| last.job != origin.job) {
-            let (ours, theirs) = (origin.job, theirs.job.clone());
-            return Err(VersionError::OtherJob { path: self.dir.clone(), ours, theirs });
-        }
+        self.check_job(&origin.job)?;
+        self.keep_job(&origin.job)?;
         let there = disk::versions(&self.dir)?.last().copied();
         self.newest = self.newest.max(there.unwrap_or(self.newest));
         let id = VersionId(self.newest.0 + 1);
@@ -206,13 +238,38 @@ impl Publisher {
     /// Removes versions that no kept one builds on, the newest of them first. If a kill stops it, the remaining versions begin
     /// with a whole version.
     fn remove_old(&self) -> Result<usize, VersionError> {
-        let all = list(&self.dir)?;
+        let all = readable(&self.dir)?;
+        if all.is_empty() {
+            return Ok(0);
+        }
         let oldest_kept = all.len().saturating_sub(self.rules.keep.get() as usize);
         let first = all[..=oldest_kept.min(all.len() - 1)].iter().rposition(|version| version.base.is_none());
         let old = &all[..first.unwrap_or(0)];
         old.iter().rev().try_for_each(|version| disk::remove(&self.dir, version.id))?;
         Ok(old.len())
     }
+}
+
+/// Returns the job whose versions are in a directory: by its file, or of a directory from before that file by its versions.
+fn job_of(dir: &Path) -> Result<Option<String>, VersionError> {
+    let path = dir.join(JOB);
+    let doing = "reading the name of the job whose versions these are";
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let all = disk::versions(dir)?;
+            let mut known =
+                all.iter().rev().filter_map(|&id| Index::read(&disk::of_version(dir, id), id).ok());
+            return Ok(known.next().map(|(_, about)| about.origin.job));
+        }
+        Err(error) => return Err(VersionError::disk(&path, doing)(error)),
+    };
+    let mut job = String::new();
+    file.take(JOB_BYTES).read_to_string(&mut job).map_err(VersionError::disk(&path, doing))?;
+    if job.is_empty() {
+        return Err(VersionError::NoJob { path });
+    }
+    Ok(Some(job))
 }
 
 /// Splits tensors over files of at most `file_bytes`, in order.

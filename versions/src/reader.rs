@@ -57,6 +57,11 @@ pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
     versions(dir)?.into_iter().map(|id| listed(dir, id)).collect()
 }
 
+/// Lists the versions whose index can be read. Others are nobody's to remove.
+pub(crate) fn readable(dir: &Path) -> Result<Vec<Listed>, VersionError> {
+    Ok(versions(dir)?.into_iter().filter_map(|id| listed(dir, id).ok()).collect())
+}
+
 fn listed(dir: &Path, id: VersionId) -> Result<Listed, VersionError> {
     let path = of_version(dir, id);
     let (index, About { id, base, origin }) = Index::read(&path, id)?;

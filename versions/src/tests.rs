@@ -179,7 +179,7 @@ fn a_failed_publication_leaves_the_versions_before_it() {
     let failed = publisher.publish(origin(1), weights(1)).unwrap_err().to_string();
     assert!(failed.contains("config.json"), "{failed}");
     assert!(matches!(Reader::new(&to).newest(), Ok(None)));
-    assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "the lock");
+    assert_eq!(std::fs::read_dir(&to).unwrap().count(), 2, "the lock and the job's name");
     std::fs::write(&config, "{}").unwrap();
     std::fs::create_dir(to.join(".phub-tmp-000001")).unwrap(); // it could not be removed
     assert_eq!(publish(&mut publisher, 1).id, VersionId(1));
@@ -220,6 +220,49 @@ fn damage_is_seen_and_the_next_version_is_whole() {
 }
 
 #[test]
+fn a_directory_stays_its_jobs_whatever_of_its_versions_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    for number in 1..=2 {
+        publish(&mut publisher, number);
+    }
+    drop(publisher);
+    let refused = || {
+        let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+        let other = Origin { job: "other".into(), round: 9 };
+        assert!(matches!(publisher.check_job("other"), Err(VersionError::OtherJob { .. })));
+        let error = publisher.publish(other, weights(9)).unwrap_err().to_string();
+        assert!(error.contains("versions of job \"job\", and this is job \"other\""), "{error}");
+        assert_eq!(disk::versions(dir.path()).unwrap().last(), Some(&VersionId(2)));
+    };
+    let index = |id: u64| disk::of_version(dir.path(), VersionId(id)).join("model.safetensors.index.json");
+    std::fs::write(index(2), "{").unwrap();
+    refused();
+    std::fs::remove_file(dir.path().join(".phub-job")).unwrap();
+    refused(); // a directory from before that file: version 1 says it
+    std::fs::write(dir.path().join(".phub-job"), "job").unwrap();
+    std::fs::write(index(1), "{").unwrap();
+    refused(); // the file alone
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    assert!(publish(&mut publisher, 3).is_whole);
+    assert_eq!(read(dir.path(), 3).unwrap().weights, weights(3));
+    drop(publisher);
+    std::fs::write(dir.path().join(".phub-job"), "").unwrap();
+    let error = Publisher::open(dir.path(), Rules::default()).unwrap_err().to_string();
+    assert!(error.contains(".phub-job") && error.contains("the file is empty"), "{error}");
+}
+
+#[test]
+fn what_a_killed_program_left_is_removed_be_it_a_file_or_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join(".phub-tmp-file"), "").unwrap();
+    std::fs::create_dir(dir.path().join(".phub-tmp-directory")).unwrap();
+    let _publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    let left = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), [".phub-publisher"]);
+}
+
+#[test]
 fn a_delta_whose_base_is_gone_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
@@ -240,8 +283,8 @@ fn a_version_whose_base_is_not_the_newest_in_the_directory_is_whole() {
     let next = publish(&mut publisher, 3);
     assert_eq!((next.id, next.is_whole), (VersionId(3), true), "somebody removed its base");
     std::fs::create_dir(dir.path().join("weight_v000004")).unwrap();
-    assert!(publisher.publish(origin(4), weights(4)).is_err(), "that one has no index");
-    assert_eq!(read(dir.path(), 5).unwrap().weights, weights(4), "and is published all the same");
+    assert_eq!(publish(&mut publisher, 4).id, VersionId(5), "that one has no index, and stays");
+    assert_eq!(read(dir.path(), 5).unwrap().weights, weights(4));
 }
 
 #[test]

@@ -36,6 +36,12 @@ impl Precision {
         }
     }
 
+    fn of(dtype: Dtype) -> Option<Self> {
+        [Precision::F32, Precision::Bf16, Precision::F16]
+            .into_iter()
+            .find(|precision| precision.dtype() == dtype)
+    }
+
     /// Returns values in this precision, as bytes.
     fn bytes_of(self, values: &[f32]) -> Vec<u8> {
         match self {
@@ -141,6 +147,12 @@ impl Weights {
     /// Returns the bytes of a tensor, little-endian and in rows.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.0.get(name).map(|tensor| tensor.bytes.as_slice())
+    }
+
+    /// Returns element type and shape of a tensor.
+    pub fn form(&self, name: &str) -> Option<(Precision, &[usize])> {
+        let tensor = self.0.get(name)?;
+        Some((Precision::of(tensor.dtype)?, &tensor.shape))
     }
 
     /// Returns the names, sorted.
