@@ -20,7 +20,7 @@ mod top;
 pub mod topology;
 mod trace;
 mod version;
-mod weights;
+pub mod weights;
 
 use std::ffi::OsString;
 

@@ -1,6 +1,7 @@
 //! `phub-server publish`, `pull` and `versions` beside a job that trains: each version has the bits of its round.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -158,6 +159,41 @@ fn a_signal_ends_a_publisher_and_leaves_whole_versions() {
     kill_process(Pid::from_child(&publisher.0), Signal::INT).unwrap();
     assert!(publisher.0.wait().unwrap().success());
     says(output(&["versions", "verify", &to]), &["1 versions"]);
+}
+
+/// Answers as a hub at another address describes itself, and with a state of this length. Returns the address.
+fn liar(honest: &str, state_bytes: u64) -> String {
+    let mut hub = TcpStream::connect(honest).unwrap();
+    write!(hub, "GET /v1/hub HTTP/1.1\r\nhost: {honest}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut described = Vec::new();
+    hub.read_to_end(&mut described).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = BufReader::new(client.unwrap());
+            let lines: Vec<String> =
+                client.by_ref().lines().map(Result::unwrap).take_while(|line| !line.is_empty()).collect();
+            let state = format!("HTTP/1.1 200 OK\r\ncontent-length: {state_bytes}\r\n\r\n");
+            let is_state = lines.first().is_some_and(|line| line.contains("/state"));
+            client.get_mut().write_all(if is_state { state.as_bytes() } else { &described }).unwrap();
+        }
+    });
+    address
+}
+
+#[test]
+fn a_state_that_is_longer_than_its_model_is_refused_before_memory_is_reserved() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("weights.safetensors").to_str().unwrap().to_owned();
+    let hub = serve(dir.path());
+    let _session = worker(&hub.address, SGD);
+    let liar = liar(&hub.address, 10 << 40);
+    says(
+        failure(&["pull", "job", &liar, "--to", &file]),
+        &["the weights of job", "have 10995116277760 bytes", "its model has room"],
+    );
 }
 
 #[test]

@@ -11,3 +11,4 @@ mod runs;
 pub(crate) mod state;
 mod steps;
 mod trial;
+mod weights;

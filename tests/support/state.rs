@@ -11,9 +11,16 @@ use super::authorization;
 
 /// Fetches a job's state from a hub: a checkpoint file, or the hub's part of one; empty if it has none.
 pub fn fetch(hub: &str, job: &str, limit: Duration) -> Result<Vec<u8>, ureq::Error> {
+    fetch_only(hub, job, "", limit)
+}
+
+/// Fetches what a query asks for.
+pub fn fetch_only(hub: &str, job: &str, query: &str, limit: Duration) -> Result<Vec<u8>, ureq::Error> {
     let mut file = Vec::new();
     let agent = ureq::Agent::config_builder().timeout_global(Some(limit)).build().new_agent();
-    let get = agent.get(format!("http://{hub}/v1/jobs/{job}/state")).header("authorization", authorization());
+    let get = agent
+        .get(format!("http://{hub}/v1/jobs/{job}/state{query}"))
+        .header("authorization", authorization());
     get.call()?.body_mut().as_reader().read_to_end(&mut file)?;
     Ok(file)
 }

@@ -11,9 +11,10 @@ mod pull;
 mod source;
 mod stored;
 
-pub use publish::PublishArgs;
-pub use pull::PullArgs;
-pub use stored::VersionsArgs;
+pub(crate) use publish::PublishArgs;
+pub(crate) use pull::PullArgs;
+pub use source::{NoWeights, Source};
+pub(crate) use stored::VersionsArgs;
 
 /// Returns bytes as people read them.
 fn spoken(bytes: u64) -> String {

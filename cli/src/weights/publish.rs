@@ -71,6 +71,7 @@ impl PublishArgs {
         let PublishArgs { whole_each, keep, ref also, .. } = *self;
         let rules = Rules { whole_each, keep, also: also.clone(), ..Rules::default() };
         let publisher = Publisher::open(&self.to, rules)?;
+        publisher.check_job(&self.source.job)?;
         if let Some(why) = publisher.unreadable() {
             line(format_args!("the next version is whole, because the newest cannot be read: {why}"))?;
         }
@@ -119,8 +120,10 @@ impl Publishing {
                 Err(why) if args.once => return Err(why.into()),
                 Err(NoWeights::Never(error)) => return Err(error),
                 Err(NoWeights::NoJob(_)) if seen => return Ok(End::OfJob),
-                Err(NoWeights::NotYet(why) | NoWeights::NoJob(why)) => {
-                    self.waits(why)?;
+                Err(why) => {
+                    // The jobs of a hub that was away come again.
+                    seen &= !matches!(why, NoWeights::Away(_));
+                    self.waits(anyhow::Error::from(why).to_string())?;
                     PAUSE
                 }
             };

@@ -91,6 +91,11 @@ impl Tensors {
         self.optimizer.master_per_element(dtype) + self.state_per_element()
     }
 
+    /// Returns the averages of weights, if the job keeps them.
+    pub fn averages(&self) -> Option<Tensor> {
+        self.state_names().position(|name| name == EMA).map(Tensor::State)
+    }
+
     /// Returns all tensors of a key, in the order of a chunk's values.
     pub fn all(&self) -> impl Iterator<Item = Tensor> + use<> {
         let saved = self.saved_per_element();

@@ -182,7 +182,12 @@ impl Metadata {
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),
             groups: groups(snapshot).as_ref().map(json),
-            steps: steps(snapshot).as_ref().map(json),
+            // Of keys that are in the file.
+            steps: Some(snapshot)
+                .filter(|of| of.kept().contains(&Tensor::Weights))
+                .and_then(steps)
+                .as_ref()
+                .map(json),
             multipliers: json(&multipliers(snapshot.layout().keys())),
             share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),
             ended: snapshot.ended().map(str::to_owned),
@@ -301,7 +306,8 @@ pub(super) struct Plan {
 impl Plan {
     pub fn new(job: &str, snapshot: &Snapshot, share: Share) -> Result<Self, UnusableKeys> {
         let pieces = snapshot.pieces().iter().map(of_piece);
-        let entries = entries(snapshot.layout().keys(), snapshot.tensors(), pieces)?;
+        let mut entries = entries(snapshot.layout().keys(), snapshot.tensors(), pieces)?;
+        entries.retain(|entry| snapshot.kept().contains(&entry.tensor));
         let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, share)));
         let mut end = 0;
         for Entry { shown, .. } in &entries {

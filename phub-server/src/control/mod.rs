@@ -26,8 +26,8 @@ use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
     ClockReply, CompareRequest, ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest,
-    NicReply, OfferRequest, OptimizerRequest, ReadyRequest, RefusalCode, RelinkRequest, parse, parse_join,
-    parse_versioned,
+    NicReply, OfferRequest, Only, OptimizerRequest, ReadyRequest, RefusalCode, RelinkRequest, parse,
+    parse_join, parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -64,7 +64,7 @@ POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/optimizer       other numbers of the optimizer from a round on
 POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
-GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
+GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file; ?only=weights or ?only=averages
 POST /v1/jobs/{job}/offer           rank 0 has a state for a new job
 POST /v1/jobs/{job}/state           rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses
@@ -336,8 +336,9 @@ async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer
     done(&to_its_end(async move { desk.registry.checkpoint(&job).await }).await?)
 }
 
-async fn state(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
-    let sent = to_its_end(async move { desk.registry.state(&job).await }).await?;
+async fn state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let only = Only::of_query(request.uri().query().unwrap_or_default())?;
+    let sent = to_its_end(async move { desk.registry.state(&job, only).await }).await?;
     let Some(Sent { bytes, pieces }) = sent else { return Ok(StatusCode::NO_CONTENT.into_response()) };
     let about = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
     Ok((about, Body::new(pieces)).into_response())

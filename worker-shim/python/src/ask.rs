@@ -57,7 +57,7 @@ pub fn fetch_state(
     token: Option<&str>,
 ) -> PyResult<Option<StateBytes>> {
     let credential = credential_of(token)?;
-    let found = py.detach(|| membership::fetch_state(address, job, bytes, credential.as_ref()));
+    let found = py.detach(|| membership::fetch_state(address, job, None, bytes, credential.as_ref()));
     let found = found.map_err(|error| lost(&error, address, job))?;
     Ok(found.map(|reader| StateBytes { reader: Mutex::new(reader), job: job.to_owned() }))
 }

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use coordinator::{AskedId, JobEnded, NoState, WantId};
-use fabric::Slab;
 use pbox_core::control::{CheckpointReply, WrittenReply};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart};
 
@@ -73,27 +72,6 @@ impl Collected {
     pub(super) fn take(&mut self, core: usize, part: SnapshotPart) {
         self.cores.push(core);
         self.parts.push(part);
-    }
-
-    /// Copies the parts, so that the cores have their memory back at once.
-    pub(crate) fn copy(&mut self) -> Result<(), String> {
-        let bytes: usize = self.parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
-        let available = fabric::available_bytes().unwrap_or(u64::MAX);
-        if available < bytes as u64 {
-            return Err(format!(
-                "a copy needs {bytes} bytes of memory, this machine has {available} available"
-            ));
-        }
-        let copied = self.parts.iter().map(|SnapshotPart { chunks, values, steps, squares }| {
-            let mut copy = Slab::zeroed("a copy of a state", values.as_slice().len())?;
-            copy.as_mut_slice().copy_from_slice(values.as_slice());
-            Ok(SnapshotPart { chunks: chunks.clone(), values: copy, steps: steps.clone(), squares: *squares })
-        });
-        let copied: Result<Vec<SnapshotPart>, fabric::MapError> = copied.collect();
-        let parts = std::mem::replace(&mut self.parts, copied.map_err(|error| error.to_string())?);
-        self.end(parts);
-        self.cores.clear();
-        Ok(())
     }
 
     /// Gives back the snapshot that was made of the parts, which is not needed any more.

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use axum::body::Bytes;
 use coordinator::{CutAt, Event, Use, WantId};
-use pbox_core::JobId;
-use pbox_core::control::RefusalCode;
+use pbox_core::control::{Only, RefusalCode};
+use pbox_core::{JobId, Snapshot, Tensor, Tensors};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
@@ -43,16 +43,19 @@ pub(crate) struct Sent {
 }
 
 impl Registry {
-    /// Returns a job's state as a checkpoint file, before the round that is furthest ahead. In a job over several
-    /// hubs, returns this hub's part before its own round. Nothing if this hub has no part.
-    pub async fn state(self: &Arc<Self>, name: &str) -> Result<Option<Sent>, Refusal> {
+    /// Returns a job's state as a checkpoint file, before the round that is furthest ahead. In a job over
+    /// several hubs, returns this hub's part before its own round. Nothing if this hub has no part. `only` leaves out
+    /// the rest.
+    pub async fn state(self: &Arc<Self>, name: &str, only: Option<Only>) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let id = self.lock().hub().id(name)?;
         let can_have = self.of_job(id, |state, job| {
             check_has_state(state, job)?;
-            Ok((state.hubs.share, !state.hubs.pieces.is_empty()))
+            Ok((state.hubs.share, !state.hubs.pieces.is_empty(), state.spec.terms.tensors()))
         });
-        let (share, has_part) = can_have?.map_err(conflict)?;
+        let (share, has_part, tensors) = can_have?.map_err(conflict)?;
+        let kept = kept(&tensors, only)
+            .map_err(|why| RefusalCode::BadRequest.because(format!("job {name:?}: {why}")))?;
         if !has_part {
             return Ok(None);
         }
@@ -63,12 +66,16 @@ impl Registry {
         let turn = Turn { registry: self.me.clone(), job: id, want };
         let met = met(wanted).await.map_err(|why| conflict(why.to_string()))?;
         let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
-        let copies = on_thread("phub-state", move || collected.copy().map(|()| collected)).await;
+        let (job, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
+        let copied = on_thread("phub-state", move || {
+            let copied = copy_of(&snapshot, kept);
+            collected.give_back(snapshot);
+            copied
+        });
         let exhausted = |why: String| {
             RefusalCode::NoMemory.because(format!("job {name:?}: its state cannot be sent: {why}"))
         };
-        let mut collected = copies?.map_err(exhausted)?;
-        let (name, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
+        let (name, snapshot) = (job, copied.await?.map_err(exhausted)?);
         let (sink, pieces) = Pieces::new(PIECES);
         let mut sink = Sink {
             pieces: sink,
@@ -85,7 +92,7 @@ impl Registry {
         let send = move || {
             let sent = image.write_to(&mut sink);
             // The memory goes, and then the next client's turn comes.
-            drop((image, collected, turn));
+            drop((image, turn));
             match sent.and_then(|()| sink.send_last()) {
                 Ok(()) => tracing::info!(job = name, bytes, "state sent"),
                 Err(error) => tracing::warn!(job = name, %error, "state not sent"),
@@ -95,6 +102,28 @@ impl Registry {
         tokio::spawn(on_thread("phub-state", send));
         Ok(Some(Sent { bytes, pieces }))
     }
+}
+
+/// Returns the tensors that a client gets.
+fn kept(tensors: &Tensors, only: Option<Only>) -> Result<Vec<Tensor>, String> {
+    match only {
+        None => Ok(tensors.all().collect()),
+        Some(Only::Weights) => Ok(vec![Tensor::Weights]),
+        Some(Only::Averages) => {
+            let averages = tensors.averages().map(|averages| vec![averages]);
+            averages.ok_or_else(|| "it keeps no averages of its weights; start it with `ema`".into())
+        }
+    }
+}
+
+/// Copies what a client gets.
+fn copy_of(snapshot: &Snapshot, kept: Vec<Tensor>) -> Result<Snapshot, String> {
+    let bytes = snapshot.bytes_of_tensor() * kept.len() as u64;
+    let available = fabric::available_bytes().unwrap_or(u64::MAX);
+    if available < bytes {
+        return Err(format!("a copy needs {bytes} bytes of memory, this machine has {available} available"));
+    }
+    snapshot.copy_of(kept).map_err(|error| error.to_string())
 }
 
 /// Checks that the state of a job is at this hub, and can be in a file.

@@ -176,9 +176,11 @@ mod tests {
         let (registry, mut core) = registry();
         let mut collected = collected(&registry, &mut core);
         let values = collected.parts[0].values.as_slice().to_vec();
-        collected.copy().unwrap();
+        let (_, snapshot) = registry.snapshot(&mut collected).unwrap();
+        let copy = snapshot.copy_of(snapshot.kept().to_vec()).unwrap();
+        collected.give_back(snapshot);
         assert_heard(&mut core);
-        assert_eq!(collected.parts[0].values.as_slice(), values);
+        assert_eq!(copy.into_parts()[0].values.as_slice(), values);
     }
 
     #[test]

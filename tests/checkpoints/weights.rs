@@ -1,0 +1,97 @@
+//! Weights alone, and averages alone, as readers of a job get them: the bits of the whole state, without the rest of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use hub_tests::state::{fetch, fetch_only};
+use hub_tests::training::Training;
+use hub_tests::{PATIENT_S, addresses, authorization, hub, says};
+use pbox_core::control::ErrorReply;
+use pbox_core::{Dtype, Key, Optimizer};
+use worker_shim::Session;
+
+use super::state::train_to;
+
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
+
+const PATIENT: Duration = Duration::from_secs(PATIENT_S);
+
+/// Returns the round, and the bytes of each tensor, of a checkpoint file.
+fn tensors(file: &[u8]) -> (String, BTreeMap<String, &[u8]>) {
+    let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut said: serde_json::Map<_, _> = serde_json::from_slice(&file[8..data]).unwrap();
+    let about = said.remove("__metadata__").unwrap();
+    let bytes = |entry: &serde_json::Value| {
+        let [begin, end] = [0, 1].map(|at| data + entry["data_offsets"][at].as_u64().unwrap() as usize);
+        &file[begin..end]
+    };
+    let tensors = said.iter().map(|(name, entry)| (name.clone(), bytes(entry))).collect();
+    (about["round"].as_str().unwrap().to_owned(), tensors)
+}
+
+/// Returns status and error of a request for a state.
+fn refused(hub: &str, query: &str) -> (u16, String) {
+    let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let get =
+        agent.get(format!("http://{hub}/v1/jobs/job/state{query}")).header("authorization", authorization());
+    let mut answer = get.call().unwrap();
+    let text = answer.body_mut().read_to_string().unwrap();
+    (answer.status().as_u16(), serde_json::from_str::<ErrorReply>(&text).unwrap().error)
+}
+
+fn has_them_alone(hubs: usize) {
+    let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
+    (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
+    let mut training = Training::new("job", keys, ADAM);
+    (training.workers, training.chunk_bytes, training.ema) = (1, 1024, Some(0.9));
+    let all: Vec<_> = (0..hubs).map(|_| hub(2)).collect();
+    let address = addresses(&all);
+    let mut session = Session::join(training.config(&address, 0)).unwrap();
+    training.broadcast(&mut session, 0).unwrap();
+    train_to(&training, &mut session, 0, 4);
+    for hub in address.split(',') {
+        let whole = fetch(hub, "job", PATIENT).unwrap();
+        let (round, whole) = tensors(&whole);
+        assert_eq!(round, "5");
+        let belongs = |query: &str, name: &str| match query {
+            "?only=weights" => !name.starts_with("optimizer/"),
+            _ => name.starts_with("optimizer/ema/"),
+        };
+        for query in ["?only=weights", "?only=averages"] {
+            let part = fetch_only(hub, "job", query, PATIENT).unwrap();
+            let (of, part) = tensors(&part);
+            let mut expected = whole.clone();
+            expected.retain(|name, _| belongs(query, name));
+            assert!(!expected.is_empty());
+            assert_eq!((of, part), (round.clone(), expected), "{query}");
+        }
+        let (status, why) = refused(hub, "?only=everything");
+        assert_eq!(status, 400);
+        says(why, &["only=everything", "expected none, only=weights or only=averages"]);
+    }
+    session.leave().unwrap();
+}
+
+#[test]
+fn weights_and_averages_come_alone_with_the_bits_of_the_whole_state() {
+    let _watchdog = Watchdog::start();
+    has_them_alone(1);
+    has_them_alone(2);
+}
+
+#[test]
+fn averages_of_a_job_that_keeps_none_are_refused_for_good() {
+    let _watchdog = Watchdog::start();
+    let mut training = Training::new("job", vec![Key::f32("a", [30])], ADAM);
+    training.workers = 1;
+    let hub = hub(1);
+    let address = hub.address().to_string();
+    let mut session = Session::join(training.config(&address, 0)).unwrap();
+    training.broadcast(&mut session, 0).unwrap();
+    let (status, why) = refused(&address, "?only=averages");
+    assert_eq!(status, 400);
+    says(why, &["job \"job\"", "keeps no averages of its weights; start it with `ema`"]);
+    session.leave().unwrap();
+}
