@@ -8,6 +8,7 @@
 
 mod ask;
 mod errors;
+mod follow;
 mod hub;
 mod session;
 mod setting;
@@ -38,5 +39,8 @@ fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ask::above, module)?)?;
     module.add_function(wrap_pyfunction!(ask::fetch_state, module)?)?;
     module.add_class::<ask::StateBytes>()?;
+    module.add_class::<follow::Follower>()?;
+    module.add_class::<follow::Version>()?;
+    module.add_class::<follow::Tensor>()?;
     errors::add_to(module)
 }

@@ -17,6 +17,7 @@
 """
 
 from ._compression import Bf16, Compression, Dgc, F16, OneBit, Qsgd, RandomK, SlimDP, TernGrad, TopK
+from ._follow import Subscription, Version, subscribe
 from ._hub import Hub, serve
 from ._keys import Key, Places, places
 from ._launch import Machine, Worker, worker
@@ -93,16 +94,19 @@ __all__ = [
     "SlimDP",
     "StalledError",
     "State",
+    "Subscription",
     "Sum",
     "TernGrad",
     "TopK",
     "Times",
     "Traffic",
     "UnreachableError",
+    "Version",
     "Way",
     "Worker",
     "__version__",
     "places",
     "serve",
+    "subscribe",
     "worker",
 ]

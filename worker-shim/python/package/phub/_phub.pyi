@@ -6,6 +6,7 @@ from typing import Any, final
 __all__ = [
     "ConnectError",
     "Error",
+    "Follower",
     "ForkError",
     "Hub",
     "HubLostError",
@@ -23,7 +24,9 @@ __all__ = [
     "SettingsError",
     "StalledError",
     "StateBytes",
+    "Tensor",
     "UnreachableError",
+    "Version",
     "Window",
     "__version__",
     "above",
@@ -127,6 +130,38 @@ class Hub:
     @property
     def address(self) -> str: ...
     def stop(self, reason: str) -> None: ...
+
+@final
+class Follower:
+    @staticmethod
+    def of_hub(
+        hub: str, job: str, dtype: str, ema: bool, names: list[tuple[str, str]], token: str | None
+    ) -> Follower: ...
+    @staticmethod
+    def of_directory(directory: str) -> Follower: ...
+    def next(self, every: float, timeout: float | None) -> Version | None: ...
+    def close(self) -> None: ...
+
+@final
+class Version:
+    @property
+    def job(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def id(self) -> int | None: ...
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def names(self) -> list[str]: ...
+    def tensor(self, name: str) -> Tensor: ...
+
+@final
+class Tensor:
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
 
 @final
 class StateBytes:

@@ -1,0 +1,180 @@
+//! Followers of a job's weights: version after version, from a hub or from a directory that a publisher writes.
+//!
+//! ```text
+//!   next() --way--> thread: Source::fetch, or Reader::go_to --way, step--> next(): shown, tried again, or the end
+//! ```
+//!
+//! Python's thread waits without the GIL, and looks every 50 ms for Ctrl-C and for `close`. A try that nobody waits for any
+//! more goes on, and the next call has its result. No worker waits for a follower.
+
+mod version;
+mod way;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+use crate::errors::{OrderError, ResourceError, SettingsError, UnreachableError};
+pub use version::{Tensor, Version};
+use way::{Step, Way};
+
+/// The time between two looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The time between two tries while there is nothing to show.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A follower of a job's weights.
+#[pyclass(frozen, module = "phub._phub")]
+pub struct Follower {
+    state: Mutex<State>,
+    is_closed: AtomicBool,
+}
+
+struct State {
+    work: Work,
+    /// The begin of the try that gave the last version.
+    begun: Option<Instant>,
+}
+
+/// The way to the weights, or the thread that has it.
+enum Work {
+    Idle(Box<Way>),
+    Busy(Receiver<(Box<Way>, Step)>, Instant),
+    Gone,
+}
+
+/// The limits of one call.
+struct Wait {
+    every: Duration,
+    deadline: Option<Instant>,
+}
+
+#[pymethods]
+impl Follower {
+    /// Follows a job at its hub. `names` are pairs of a key and the name that it gets.
+    #[staticmethod]
+    fn of_hub(
+        hub: &str,
+        job: &str,
+        dtype: &str,
+        ema: bool,
+        names: Vec<(String, String)>,
+        token: Option<&str>,
+    ) -> PyResult<Self> {
+        Ok(Follower::new(Way::of_hub(hub, job, (dtype, ema), names, token)?))
+    }
+
+    /// Follows a directory.
+    #[staticmethod]
+    fn of_directory(directory: std::path::PathBuf) -> Self {
+        Follower::new(Way::of_directory(&directory))
+    }
+
+    /// Returns the next version: `every` seconds after the begin of the one before, or later. None at the end. An error if
+    /// `timeout` seconds pass.
+    #[pyo3(name = "next")]
+    fn next_version(&self, py: Python<'_>, every: f64, timeout: Option<f64>) -> PyResult<Option<Version>> {
+        let every = seconds("every", every)?;
+        let timeout = timeout.map(|timeout| seconds("timeout", timeout)).transpose()?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        py.detach(|| {
+            let Ok(mut state) = self.state.try_lock() else {
+                return Err(OrderError::new_err(
+                    "another thread waits for the next version; let it have its own subscription",
+                ));
+            };
+            state.next(&self.is_closed, &Wait { every, deadline })
+        })
+    }
+
+    /// Ends all waits.
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Follower {
+    fn new(way: Way) -> Self {
+        let state = State { work: Work::Idle(Box::new(way)), begun: None };
+        Follower { state: Mutex::new(state), is_closed: AtomicBool::new(false) }
+    }
+}
+
+/// Returns a time that Python gives.
+fn seconds(what: &str, seconds: f64) -> PyResult<Duration> {
+    let wrong = |_| SettingsError::new_err(format!("{what} {seconds}: expected seconds, 0 or more"));
+    Duration::try_from_secs_f64(seconds).map_err(wrong)
+}
+
+impl State {
+    fn next(&mut self, is_closed: &AtomicBool, wait: &Wait) -> PyResult<Option<Version>> {
+        let mut why = "no version has come".to_owned();
+        // A wait that ends at this time.
+        let mut until = self.begun.and_then(|begun| begun.checked_add(wait.every));
+        loop {
+            if is_closed.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            Python::attach(|py| py.check_signals())?;
+            if wait.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(UnreachableError::new_err(format!("no version within the timeout: {why}")));
+            }
+            if let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
+                std::thread::sleep(left.min(LOOK));
+                continue;
+            }
+            until = None;
+            let Some((step, begun)) = self.look()? else { continue };
+            match step {
+                Step::Version(version) => {
+                    self.begun = Some(begun);
+                    return Ok(Some(version));
+                }
+                // A hub makes a copy for each try.
+                Step::Same(because) => (why, until) = (because, begun.checked_add(wait.every.max(PAUSE))),
+                Step::Later(because) => (why, until) = (because, Instant::now().checked_add(PAUSE)),
+                Step::End => return Ok(None),
+                Step::Fault(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Begins a try if none is under way. Returns its result, if it comes soon.
+    fn look(&mut self) -> PyResult<Option<(Step, Instant)>> {
+        if let Work::Idle(_) = self.work {
+            self.begin()?;
+        }
+        let Work::Busy(coming, begun) = &self.work else {
+            return Err(ResourceError::new_err("the thread that got the weights is gone; subscribe anew"));
+        };
+        match coming.recv_timeout(LOOK) {
+            Ok((way, step)) => {
+                let begun = *begun;
+                self.work = Work::Idle(way);
+                Ok(Some((step, begun)))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                self.work = Work::Gone;
+                Ok(None)
+            }
+        }
+    }
+
+    fn begin(&mut self) -> PyResult<()> {
+        let Work::Idle(mut way) = std::mem::replace(&mut self.work, Work::Gone) else { return Ok(()) };
+        let (result, coming) = channel();
+        let thread = std::thread::Builder::new().name("phub-follow".into()).spawn(move || {
+            let step = way.step();
+            // Nobody waits if the follower is gone.
+            let _ = result.send((way, step));
+        });
+        thread.map_err(|error| ResourceError::new_err(format!("a thread that gets weights: {error}")))?;
+        self.work = Work::Busy(coming, Instant::now());
+        Ok(())
+    }
+}

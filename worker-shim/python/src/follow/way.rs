@@ -1,0 +1,133 @@
+//! The ways to weights: a hub's control port, or a directory of versions. One try at a time, on the follower's thread.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use membership::MemberError;
+use phub_cli::weights::{NoWeights, Source};
+use pyo3::PyErr;
+use pyo3::prelude::*;
+use versions::{Origin, Precision, Reader, VersionError, VersionId};
+
+use super::version::Version;
+use crate::errors::{ProtocolError, SettingsError, of_member};
+use crate::setting::{choice, credential_of};
+
+/// The names of element types.
+pub(super) const DTYPES: [(&str, Precision); 3] =
+    [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
+
+/// A way to the weights of one job.
+pub(super) enum Way {
+    Hub {
+        source: Source,
+        /// The version that was shown last.
+        last: Option<Origin>,
+        /// Whether the job was at its hub, and the hub was never away since: without the job there, it has ended.
+        is_known: bool,
+    },
+    Directory {
+        reader: Reader,
+        /// The newest version that was looked at.
+        last: Option<VersionId>,
+        /// The version that was shown last.
+        shown: Option<VersionId>,
+    },
+}
+
+/// The result of one try.
+pub(super) enum Step {
+    Version(Version),
+    /// The version that was shown last, in words.
+    Same(String),
+    /// None now, and why.
+    Later(String),
+    End,
+    Fault(PyErr),
+}
+
+impl Way {
+    pub fn of_hub(
+        hub: &str,
+        job: &str,
+        (dtype, averages): (&str, bool),
+        names: Vec<(String, String)>,
+        token: Option<&str>,
+    ) -> PyResult<Self> {
+        let precision = choice("dtype", dtype, &DTYPES)?;
+        let names: BTreeMap<String, String> = names.into_iter().collect();
+        let source = Source::new(hub, job, credential_of(token)?, (precision, averages), names);
+        let source = source.map_err(|error| SettingsError::new_err(format!("{error:#}")))?;
+        Ok(Way::Hub { source, last: None, is_known: false })
+    }
+
+    pub fn of_directory(directory: &Path) -> Self {
+        Way::Directory { reader: Reader::new(directory), last: None, shown: None }
+    }
+
+    /// Tries once.
+    pub fn step(&mut self) -> Step {
+        match self {
+            Way::Hub { source, last, is_known } => of_hub(source, last, is_known),
+            Way::Directory { reader, last, shown } => of_directory(reader, last, shown),
+        }
+    }
+}
+
+fn of_hub(source: &mut Source, last: &mut Option<Origin>, is_known: &mut bool) -> Step {
+    match source.fetch() {
+        Ok((origin, weights)) => {
+            *is_known = true;
+            if last.as_ref() == Some(&origin) {
+                return Step::Same(format!("the job is still before round {}", origin.round));
+            }
+            *last = Some(origin.clone());
+            Step::Version(Version::new(origin, None, 0, weights))
+        }
+        Err(NoWeights::NoJob(_)) if *is_known => Step::End,
+        Err(NoWeights::Away(why)) => {
+            // A hub that comes back has no job until the workers are back.
+            *is_known = false;
+            Step::Later(why)
+        }
+        Err(NoWeights::NotYet(why) | NoWeights::NoJob(why)) => Step::Later(why),
+        Err(NoWeights::Never(error)) => Step::Fault(match error.downcast_ref::<MemberError>() {
+            Some(error) => of_member(error),
+            None => SettingsError::new_err(format!("{error:#}")),
+        }),
+    }
+}
+
+fn of_directory(reader: &mut Reader, last: &mut Option<VersionId>, shown: &mut Option<VersionId>) -> Step {
+    let newest = match reader.newest() {
+        Ok(newest) => newest.filter(|newest| Some(*newest) > *last),
+        Err(error) => return fault(&error),
+    };
+    let Some(newest) = newest else {
+        return Step::Later(
+            last.map_or("there is none".to_owned(), |last| format!("none is newer than {last}")),
+        );
+    };
+    match reader.go_to(newest) {
+        Ok(at) => {
+            let (origin, weights) = (at.origin.clone(), at.weights.clone());
+            let skipped = shown.map_or(0, |shown| newest.0 - shown.0 - 1);
+            (*last, *shown) = (Some(newest), Some(newest));
+            Step::Version(Version::new(origin, Some(newest), skipped, weights))
+        }
+        Err(error) => {
+            if !error.may_pass() {
+                // The next call waits for a newer one.
+                *last = Some(newest);
+            }
+            fault(&error)
+        }
+    }
+}
+
+fn fault(error: &VersionError) -> Step {
+    match error {
+        error if error.may_pass() => Step::Later(error.to_string()),
+        error => Step::Fault(ProtocolError::new_err(error.to_string())),
+    }
+}

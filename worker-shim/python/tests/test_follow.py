@@ -1,0 +1,286 @@
+"""Readers of a job's weights: `phub.subscribe`, from hubs and from directories, while a job trains."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import phub
+
+SHAPES = {"a": (100,), "b": (30, 50)}
+# Every wait has a limit, so that a mistake is no hang.
+LIMIT_S = 120
+
+
+def join(hub, job="job", optimizer=None, **settings):
+    """Returns the worker of a job whose weights are `1 - steps / 2`, so that each version tells its round."""
+    session = phub.Session(hub, 0, 1, keys=SHAPES, optimizer=optimizer or phub.Sgd(0.5), job=job, **settings)
+    session.broadcast({key: np.ones(shape, np.float32) for key, shape in SHAPES.items()})
+    return session
+
+
+def step(session, count=1):
+    for _ in range(count):
+        for key in session.keys:
+            session.gradient(key)[...] = 1
+            session.push(key)
+        for key in session.keys:
+            session.wait(key)
+
+
+def check(version, names=("a", "b")):
+    """Asserts that a version has all weights of its round."""
+    assert sorted(version) == sorted(names)
+    for values in version.values():
+        np.testing.assert_array_equal(values, 1 - (version.round - 1) / 2)
+
+
+@contextlib.contextmanager
+def stepping(session):
+    """Steps all the time, on a thread. Yields the number of steps so far, in a list."""
+    count, ends = [0], threading.Event()
+
+    def run():
+        while not ends.is_set():
+            step(session)
+            count[0] += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield count
+    finally:
+        ends.set()
+        thread.join()
+
+
+def test_each_version_has_all_weights_of_one_round_and_the_last_ends_with_the_job(hub):
+    session = join(hub, optimizer=phub.Sgd(0.5))
+    versions = phub.subscribe(hub.address, "job", every=0, timeout=LIMIT_S)
+    rounds = []
+    with stepping(session):
+        for version in versions:
+            check(version)
+            rounds.append(version.round)
+            if len(rounds) == 20:
+                break
+    assert rounds == sorted(set(rounds)), "each is newer than the one before"
+    step(session)
+    last = next(versions)
+    assert last.round == session.next_round and (last.id, last.skipped, last.job) == (None, 0, "job")
+    assert not last["a"].flags.writeable
+    with pytest.raises(ValueError):
+        last["a"][0] = 0
+    session.leave()
+    assert list(versions) == []
+    check(last)
+
+
+def test_types_names_and_averages_are_those_that_are_asked_for(hub):
+    with join(hub, ema=0.5) as session:
+        step(session)
+        names = {"b": "decoder.weight"}
+        halves = next(phub.subscribe(hub.address, "job", dtype="f16", names=names, timeout=LIMIT_S))
+        check(halves, ["a", "decoder.weight"])
+        assert halves["decoder.weight"].dtype == np.float16 and halves["decoder.weight"].shape == (30, 50)
+        coarse = next(phub.subscribe(hub.address, "job", dtype="bf16", timeout=LIMIT_S))
+        assert coarse.dtype("a") == "bf16" and np.all(coarse["a"] == 0x3F00), "0.5"
+        averages = next(phub.subscribe(hub.address, "job", ema=True, timeout=LIMIT_S))
+        for key in SHAPES:
+            np.testing.assert_array_equal(averages[key], session.ema()[key])
+            assert not np.array_equal(averages[key], session.weights(key))
+        for wrong, said in (
+            ({"dtype": "f64"}, "dtype.*f64.*f32"),
+            ({"names": {"c": "x"}, "timeout": LIMIT_S}, "no key.*c"),
+            ({"every": -1.0}, "every -1.*expected seconds"),
+            ({"directory": "/nowhere", "timeout": 1}, "a directory has"),
+        ):
+            with pytest.raises(phub.SettingsError, match=said):
+                next(phub.subscribe(hub.address, "job", **wrong))
+    with join(hub, "plain") as session, pytest.raises(phub.RefusedError, match="keeps no averages"):
+        next(phub.subscribe(hub.address, "plain", ema=True, timeout=LIMIT_S))
+
+
+def test_a_reader_that_is_slow_or_waits_holds_up_nobody(hub):
+    session = join(hub)
+    versions = phub.subscribe(hub.address, "job", every=0, timeout=LIMIT_S)
+    with stepping(session) as count:
+        held, before = next(versions), count[0]
+        while count[0] < before + 200:  # it does not read on meanwhile
+            time.sleep(0.01)
+        check(held)
+        newest = next(versions)
+        check(newest)
+        assert newest.round > before + 200, "the newest comes next"
+    # A wait is without the GIL: this thread counts on.
+    waits = threading.Thread(target=lambda: list(versions))
+    waits.start()
+    time.sleep(1)  # it has the newest, and waits for another
+    assert waits.is_alive()
+    with pytest.raises(phub.OrderError, match="another thread waits"):
+        next(versions)
+    versions.close()
+    waits.join(LIMIT_S)
+    assert not waits.is_alive(), "close ends a wait"
+    session.leave()
+
+
+def test_a_timeout_and_ctrl_c_end_a_wait_and_leave_the_reader_as_it_was(hub):
+    versions = phub.subscribe(hub.address, "job", every=0, timeout=0.5)
+    with pytest.raises(phub.UnreachableError, match="no version within the timeout.*no job"):
+        next(versions)
+    patient = phub.subscribe(hub.address, "job", every=0)
+    timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(patient)
+    with join(hub) as session:
+        step(session)
+        check(next(patient))
+
+
+def serve(port):
+    command = [sys.executable, "-m", "phub", "serve", "--listen", f"127.0.0.1:{port}", "--cores", "1", "--idle", "sleep"]
+    hub = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "RUST_LOG": "error"})
+    assert hub.stdout.readline()
+    return hub
+
+
+def test_a_reader_goes_on_with_a_hub_that_was_killed_and_comes_back():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    versions = phub.subscribe(address, "job", every=0, timeout=LIMIT_S)
+    coming = []
+    reader = threading.Thread(target=lambda: coming.extend(versions))
+    reader.start()  # before there is a hub
+    for life in (1, 2):
+        hub = serve(port)
+        try:
+            time.sleep(1)  # without its job, the hub is no end of it
+            assert reader.is_alive()
+            session = join(address)
+            before = len(coming)
+            step(session, life)
+            while len(coming) == before or coming[-1].round != life + 1:
+                assert reader.is_alive()
+                time.sleep(0.02)
+            if life == 2:
+                session.leave()
+                reader.join(LIMIT_S)
+                assert not reader.is_alive(), "the job has ended"
+            else:
+                hub.kill()
+                hub.wait()
+                time.sleep(1)  # the reader sees that it is away
+                session.close()
+        finally:
+            hub.kill()
+            hub.wait()
+    for version in coming:
+        check(version)
+
+
+def publish(address, directory, *more):
+    command = [sys.executable, "-m", "phub", "publish", "job", address, "--to", str(directory), "--once", *more]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_directory_of_versions_is_followed_and_what_was_skipped_is_told(hub, tmp_path):
+    directory = tmp_path / "versions"
+    versions = phub.subscribe(directory=directory, every=0, timeout=LIMIT_S)
+    with pytest.raises(phub.UnreachableError, match="versions"):
+        next(phub.subscribe(directory=directory, timeout=0.2))
+    with join(hub) as session:
+        step(session)
+        publish(hub.address, directory)
+        first = next(versions)
+        check(first)
+        assert (first.id, first.skipped, first.round) == (1, 0, 2)
+        for _ in range(3):
+            step(session)
+            publish(hub.address, directory)
+        fourth = next(versions)
+        check(fourth)
+        check(first)
+        assert (fourth.id, fourth.skipped, fourth.round) == (4, 2, 5)
+        step(session)
+        publish(hub.address, directory)
+        # A bit that is not as it was published: the version is never shown.
+        [file] = (directory / "weight_v000005").glob("*.safetensors")
+        damaged = bytearray(file.read_bytes())
+        damaged[-3] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(phub.ProtocolError, match="weight_v000005"):
+            next(versions)
+        step(session)
+        publish(hub.address, directory)
+        sixth = next(versions)
+        check(sixth)
+        assert (sixth.id, sixth.skipped) == (6, 1), "after a damaged one comes a whole one"
+
+
+def test_the_script_of_the_docs_follows_a_job_to_its_end(hub, tmp_path):
+    page = Path(__file__).parents[3] / "docs/engines.md"
+    script = tmp_path / "monitor.py"
+    script.write_text(page.read_text().split("## In Python")[1].split("```python\n")[1].split("```")[0])
+    with join(hub) as session:
+        step(session)
+        command = [sys.executable, script, hub.address, "job"]
+        monitor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert monitor.stdout.readline() == "2 {'a': 0.5, 'b': 0.5}\n"
+        step(session)
+        assert monitor.stdout.readline() == "3 {'a': 0.0, 'b': 0.0}\n"
+    assert monitor.communicate(timeout=LIMIT_S)[0] == "" and monitor.returncode == 0
+
+
+torch = pytest.importorskip("torch")
+
+
+class Model(torch.nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.zeros(100, dtype=dtype))
+        self.b = torch.nn.Parameter(torch.zeros(30, 50, dtype=dtype))
+        self.register_buffer("steps", torch.tensor(7))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_go_into_a_model_in_its_own_types(hub, dtype, own):
+    with join(hub) as session:
+        step(session, 2)
+        model = Model(own)
+        places = [model.a.data_ptr(), model.b.data_ptr()]
+        version = next(phub.subscribe(hub.address, "job", dtype=dtype, timeout=LIMIT_S))
+        step(session)
+        version.load_into(model)
+        assert [model.a.data_ptr(), model.b.data_ptr()] == places and model.a.requires_grad, "in place"
+        for parameter in model.parameters():
+            assert parameter.dtype == own and torch.all(parameter == 0.0)
+        model.a.data.fill_(9)
+        newer = next(phub.subscribe(hub.address, "job", dtype=dtype, timeout=LIMIT_S))
+        newer.load_into({name: tensor for name, tensor in model.state_dict().items() if name != "steps"})
+        assert torch.all(model.a == -0.5) and torch.all(model.b == -0.5) and model.steps == 7
+
+
+def test_a_model_that_does_not_fit_is_named_from_both_sides_and_stays_as_it_was(hub):
+    with join(hub) as session:
+        step(session)
+        version = next(phub.subscribe(hub.address, "job", names={"b": "c"}, timeout=LIMIT_S))
+        plain = next(phub.subscribe(hub.address, "job", timeout=LIMIT_S))
+    model = Model()
+    with pytest.raises(phub.SettingsError, match=r"\['c'\] \(1\) of the version.*\['b'\] \(1\) of the target.*names"):
+        version.load_into(model)
+    model.b = torch.nn.Parameter(torch.zeros(50, 30))
+    with pytest.raises(phub.SettingsError, match=r"'b'.*version has the shape \(30, 50\).*target \(50, 30\)"):
+        plain.load_into(model)
+    assert all(torch.all(parameter == 0) for parameter in model.parameters())
