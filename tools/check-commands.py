@@ -3,7 +3,7 @@
 
 Each line of an `sh` block, and each command of ours in backticks, is taken apart. Programs of DIRECTORY (target/release) parse
 their arguments, and quick commands run. Makefile targets, crates, tests and scripts must exist. A block with a program that is not
-ours needs a line `<!-- not run: why -->` before it; its commands of ours are looked at all the same.
+ours needs a line `<!-- not run: why -->` before it; its commands of ours are looked at nevertheless.
 """
 
 import os

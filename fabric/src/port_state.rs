@@ -84,7 +84,7 @@ impl EventBell {
 
 impl Ring for EventBell {
     fn ring(&self) {
-        // A counter that is full is not zero, so the sleep ends all the same.
+        // A counter that is full is not zero, so the sleep ends nevertheless.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }

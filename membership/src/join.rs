@@ -244,7 +244,9 @@ impl LetIn {
             return Err(nonsense(format!("NUMA nodes for {} cores, of {}", nodes.cores(), cores.len())));
         }
         let placement = match &reply.above {
-            Some(_) if !share.is_whole() => return Err(nonsense("hubs above one of several hubs".into())),
+            Some(_) if !share.is_whole() => {
+                return Err(nonsense("it is one of several hubs, and has hubs above it".into()));
+            }
             None => Placement::of_share(layout, schedule, *share, nodes),
             Some(above) => Below::new(&above.placements(layout).map_err(nonsense)?, cores.len()).placement,
         };

@@ -234,17 +234,17 @@ impl Hub {
 
     /// Returns the jobs with checkpoints that a stop must still write, once it has begun.
     pub fn unsaved(&self) -> watch::Receiver<Vec<String>> {
-        self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.subscribe()
+        self.registry.as_ref().expect("no caller holds a hub that stops").unsaved.subscribe()
     }
 
     /// Takes no more jobs, because of somebody or something, for the log.
     pub fn drain(&self, by: &str) {
-        self.registry.as_ref().expect("a hub that stops is nobody's any more").drain(by);
+        self.registry.as_ref().expect("no caller holds a hub that stops").drain(by);
     }
 
     /// Ends when the hub takes no more jobs, and the last one has ended. Does not hold the hub.
     pub fn drained(&self) -> impl Future<Output = ()> + use<> {
-        let registry = self.registry.as_ref().expect("a hub that stops is nobody's any more");
+        let registry = self.registry.as_ref().expect("no caller holds a hub that stops");
         let (mut draining, all_freed) = (registry.draining.subscribe(), Arc::clone(&registry.freed));
         let registry = Arc::downgrade(registry);
         async move {
@@ -279,7 +279,7 @@ impl Hub {
 
     /// Ends when there has been no job for so long. Does not hold the hub.
     pub fn unused_for(&self, limit: Duration) -> impl Future<Output = ()> + use<> {
-        let registry = self.registry.as_ref().expect("a hub that stops is nobody's any more");
+        let registry = self.registry.as_ref().expect("no caller holds a hub that stops");
         let mut since = registry.unused_since.subscribe();
         async move {
             loop {

@@ -134,7 +134,7 @@ fn one_of_several_hubs_has_no_hubs_above() {
         let answer = answer.clone();
         Recorder::start(move |_| json(answer.clone())).address()
     });
-    says(refused(config_at(&hubs.join(","), "job", 0, 1)), &["hubs above one of several hubs"]);
+    says(refused(config_at(&hubs.join(","), "job", 0, 1)), &["one of several hubs, and has hubs above it"]);
 }
 
 #[test]

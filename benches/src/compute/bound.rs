@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(ms(&[0, 6000, 0]), 9.0 - 3.0 + 6.0);
     }
 
-    /// A link and a processor that never idle without need are not faster than the bound, event by event.
+    /// A simulated link and processor, which are idle only if they must be, are not faster than the bound.
     #[test]
     fn no_schedule_is_faster() {
         for first in [0, 1000, 5000] {

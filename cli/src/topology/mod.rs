@@ -153,7 +153,7 @@ impl TopologyArgs {
                     "--chunk-bytes needs a model, which has chunks; add --model resnet50, or --manifest FILE.safetensors"
                 )
             }
-            // Without a job, the cores and NICs are chosen all the same.
+            // Without a job, the cores and NICs are chosen nevertheless.
             None if self.chooses() || self.json => Some(topology::place(host, &self.request(&[]))?),
             None => None,
             Some((name, keys)) => {

@@ -187,7 +187,7 @@ pub enum Gathered {
     Waits(Option<tcp::Pending>),
 }
 
-/// A peer that wants in.
+/// A peer that asks for admission.
 #[derive(Debug)]
 pub enum Hello {
     /// The hello of a peer on shared memory.

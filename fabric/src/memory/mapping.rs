@@ -273,7 +273,7 @@ impl Mapping {
         start: Result<*mut c_void, Errno>,
     ) -> Result<Self, MapError> {
         let start = start.map_err(|errno| MapError::new(what, bytes.get(), errno))?;
-        let start = NonNull::new(start.cast::<u8>()).expect("the kernel never maps page zero unasked");
+        let start = NonNull::new(start.cast::<u8>()).expect("the kernel maps page zero only on request");
         let mapping = Mapping { start, bytes };
         mapping.advise_huge_pages();
         Ok(mapping)

@@ -182,7 +182,7 @@ impl AsFd for Accepted {
     }
 }
 
-/// A peer that wants in.
+/// A peer that asks for admission.
 #[derive(Debug)]
 pub struct Hello {
     socket: Guest,

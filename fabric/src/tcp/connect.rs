@@ -185,7 +185,7 @@ impl AsFd for Accepted {
     }
 }
 
-/// A peer that wants in: one of its connections, or all when they are [gathered](Self::gather).
+/// A peer that asks for admission: one of its connections, or all when they are [gathered](Self::gather).
 #[derive(Debug)]
 pub struct Hello {
     /// The worker's token, once it is proven; before that, the name that the hello has for it.

@@ -71,7 +71,7 @@ impl NicList {
     }
 
     /// Returns the NICs of this device that are to be used. If the list names no port, each active port is a NIC. A
-    /// device without an active port is a NIC all the same, so that an error can name its fault.
+    /// device without an active port is a NIC nevertheless, so that an error can name its fault.
     pub fn nics(&self, device: &Device) -> Vec<NicOptions> {
         let active: Vec<u8> =
             device.ports.iter().filter(|port| port.active).map(|port| port.number).collect();

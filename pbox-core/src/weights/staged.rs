@@ -164,7 +164,7 @@ impl<M: Mode> Staged<M> {
         let chunk = &self.chunks[place];
         let Some(span) = self.reply.place_of_answers(chunk) else { return Ok(()) };
         // SAFETY: the hub above has posted this chunk, and posts it again only when it has this hub's next sum, which
-        // goes up after this returns. If it writes all the same, the result is read as bytes, and every byte is a value.
+        // goes up after this returns. If it writes nevertheless, the result is read as bytes, and every byte is a value.
         let answer = unsafe { self.gradients.push(link, span) };
         self.reply.take_answer(kernels, chunk, place, answer, To { rank: link, round, first, content })
     }
@@ -550,7 +550,7 @@ impl<M: Mode> Staged<M> {
 
     /// Takes the line that a worker has passed on at this span, or that a hub above has sent by the link of this number.
     pub fn take_line(&mut self, link: u32, line: Immediate, span: Span) -> Result<(), Refused> {
-        // SAFETY: the other end has posted this line. If it writes all the same, the result is read as words, and all words are
+        // SAFETY: the other end has posted this line. If it writes nevertheless, the result is read as words, and all words are
         // looked at.
         let bytes = unsafe { self.gradients.push(link, span) }.bytes();
         self.gather

@@ -243,8 +243,8 @@ impl CheckpointStore {
         )))
     }
 
-    /// Names the checkpoints that other users can read: those of hubs that let them, in a directory that lets
-    /// them.
+    /// Names the checkpoints that other users can read: both the mode of the file and the mode of the directory
+    /// permit it.
     fn warn_of_readers(&self) -> io::Result<()> {
         if self.dir.metadata()?.mode() & 0o011 == 0 {
             return Ok(());

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A hub makes each request once, by a connection of its own, and waits for the answer for a limited time. A request that is
-//! given up may be carried out all the same, or arrive later than the next one.
+//! given up may be carried out nevertheless, or arrive later than the next one.
 
 use coordinator::{CutId, Event, FollowId, Stepped};
 use pbox_core::Round;

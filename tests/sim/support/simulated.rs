@@ -458,7 +458,7 @@ impl Simulated {
     }
 
     /// Inverts a byte of the significant set's signature in the next push of a chunk by a worker with Slim-DP. A push
-    /// of the whole chunk has no such set, and is read all the same.
+    /// of the whole chunk has no such set, and is read nevertheless.
     pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
         let end = self.ends[rank as usize][self.placement.owner(chunk)];
         self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);

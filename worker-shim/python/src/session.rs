@@ -298,7 +298,7 @@ impl Session {
         self.background.ways().iter().map(words).collect()
     }
 
-    /// Leaves the job. A lost checkpoint is a warning: the worker has left all the same.
+    /// Leaves the job. A lost checkpoint is a warning: the worker has left nevertheless.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         match interruptible(py, |interrupted| self.background.leave(interrupted)) {
             Err(error) if error.is_instance_of::<PyRuntimeWarning>(py) => {

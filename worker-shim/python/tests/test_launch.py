@@ -280,7 +280,7 @@ def test_a_restart_under_torchrun_is_another_job():
 def test_a_launcher_that_does_not_say_who_this_is(environment, words, hub, monkeypatch):
     with pytest.raises(phub.SettingsError, match=words):
         phub.worker(environment)
-    # A script that says it itself needs no launcher.
+    # A script that gives its rank and the number of workers needs no launcher.
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with phub.Session(hub, 0, 1, keys={"only": (3,)}, optimizer=phub.Average()) as session:

@@ -128,7 +128,7 @@ def kvstore(rank, hub):
 
 
 def test_a_script_of_kvstore(hub):
-    """The hub steps with the mean, 1.5 and 3; dist_sync gives its optimizer the sum."""
+    """The hub steps with the mean, which is 1.5 and then 3. dist_sync gives the sum to its optimizer."""
     for pulled in in_processes(2, kvstore, hub.address):
         np.testing.assert_allclose(pulled[0], np.full((2, 3), 1 - 0.1 * 1.5), rtol=1e-6)
         np.testing.assert_allclose(pulled[1], np.full((2, 3), 1 - 0.1 * 4.5), rtol=1e-6)

@@ -264,7 +264,7 @@ proptest! {
         prop_assert!(lead.failed || !lead.is_held, "hub 0 is held");
         if other.is_held && !other.failed {
             prop_assert!(hubs.has_given_up, "hub 0 ends what it has begun");
-            // Hub 0 does not know that it holds the other hub. The hold ends all the same.
+            // Hub 0 does not know that it holds the other hub. The hold ends nevertheless.
             let limit = Duration::from_secs(1);
             let later = Instant::now() + 4 * limit;
             let overdue = hubs.hubs[1].job.cuts.held_too_long(limit, later);

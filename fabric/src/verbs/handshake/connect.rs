@@ -142,7 +142,7 @@ pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) 
     error
 }
 
-/// A peer that wants in.
+/// A peer that asks for admission.
 #[derive(Debug)]
 pub struct Hello {
     stream: MessageStream,

@@ -153,7 +153,7 @@ fn lost_links_are_made_again_by_one_connection() {
     assert!(bed.link_ends() && bed.is_unlinked());
     assert!(bed.link_ends(), "the ends of its other links are no news");
     assert_eq!(bed.attached(1), []);
-    assert!(bed.of_job(|job| job.members.has(1) && job.members.has_others(0)), "it takes part all the same");
+    assert!(bed.of_job(|job| job.members.has(1) && job.members.has_others(0)), "it takes part nevertheless");
     assert!(bed.is_unlinked(), "this link is one of the lost");
     let own = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
     assert_eq!(bed.registry.expects(own), Ok((JOB, 1)));

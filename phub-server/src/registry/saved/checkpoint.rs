@@ -84,7 +84,7 @@ impl Registry {
                 Ok(())
             };
         };
-        // If the disk takes longer, the state is at the cut all the same.
+        // If the disk takes longer, the state is at the cut nevertheless.
         let (why, limit) = (why.to_owned(), ROUND_LIMIT_AT_STOP + self.up.limit);
         let ended = on_thread("phub-above", move || above.stop(&why, limit)).await?;
         ended.map_err(|error| error.to_string())

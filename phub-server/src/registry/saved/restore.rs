@@ -247,7 +247,7 @@ fn load(
     terms: &JobTerms,
 ) -> Result<Restored, CheckpointError> {
     let restored = if part.pieces.is_empty() {
-        // A hub without chunks has no file, and begins with the other hubs all the same.
+        // A hub without chunks has no file, and begins with the other hubs nevertheless.
         let nothing = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; terms.keys.len()];
         let numbers = vec![(Round(0), Numbers::new(terms.optimizer))];
         let values = Slab::zeroed("a checkpoint", 0).map_err(|error| {

@@ -91,7 +91,7 @@ def unscaled_where_the_hub_finds(ctx):
 
 @idiom(hooked=False)
 def made_finite_where_the_hub_finds(ctx):
-    """Values become finite after the scaler has found that they are not: the step is skipped all the same."""
+    """Values become finite after the scaler has found that they are not: the step is skipped nevertheless."""
     run = ctx.run(make=adamw, wrap=AT_THE_HUB)
 
     def make_finite(scales):
