@@ -138,7 +138,7 @@ fn workers_trust_a_hub_by_fingerprint_or_certificate_and_no_other() {
     };
     says(shown(&by_print), &["job"]);
     says(shown(&[]), &["speaks only TLS"]);
-    // A man in the middle: a hub that is another one, with the same secret.
+    // An attack from the middle: a false hub with the same secret.
     let man = Serve::start(&mut serve(Some(&other)));
     says(refused(&man.address, &by_print), &[&ours.fingerprint, &other.fingerprint, "the hub's address"]);
     says(refused(&man.address, &by_file), &["PHUB_TLS_CA", "the hub's address"]);

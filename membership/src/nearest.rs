@@ -22,8 +22,8 @@ pub fn workers_here(workers: u32, environment: impl Fn(&str) -> Option<String>) 
     said.filter(|here| (1..=workers).contains(here)).unwrap_or(workers)
 }
 
-/// Returns a member's number on its machine, or else its rank: this spreads members as well where ranks are dealt in
-/// blocks.
+/// Returns a member's number on its machine, or else its rank. If ranks are dealt in blocks, this also spreads the
+/// members.
 pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
 }

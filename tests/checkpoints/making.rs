@@ -1,4 +1,4 @@
-//! A job with a large checkpoint takes long to make, and holds up no other job.
+//! It takes long to make a job with a large checkpoint, and no other job is delayed.
 
 use std::path::Path;
 

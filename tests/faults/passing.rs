@@ -110,7 +110,7 @@ fn a_hub_that_stood_still_for_longer_than_its_limit_goes_on() {
     here.leave().unwrap();
 }
 
-/// Windows and links may take longer to make than the hub bears silence.
+/// It may take longer to make windows and links than the hub tolerates silence.
 #[test]
 fn a_member_lives_from_its_join_on() {
     let _watchdog = Watchdog::start();

@@ -59,7 +59,7 @@ impl Client {
             if self.0.write_all(&[byte]).is_err() {
                 break;
             }
-            // Slower than any real client, and not so slow that the hub takes it for silent.
+            // Slower than any real client, and fast enough that the hub does not count it as silent.
             self.0.set_read_timeout(Some(LIMIT / 20)).unwrap();
             match self.0.peek(&mut [0]) {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}

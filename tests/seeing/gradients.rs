@@ -11,7 +11,7 @@ use worker_shim::{Session, SessionConfig};
 /// Values of the model: keys of 120, 1 and 50.
 const VALUES: f64 = 171.0;
 
-/// Pushes the same value everywhere, but for one key's first value.
+/// Pushes the same value everywhere, except for one key's first value.
 fn round(session: &mut Session, value: f32, first: f32) {
     for key in (0..3).map(KeyId) {
         let gradient = session.gradient_mut::<f32>(key).unwrap();

@@ -66,7 +66,7 @@ impl Program {
         kill(self.pid(), signal);
     }
 
-    /// Ends its standard input, at which it stops in good order, and waits until it ends.
+    /// Ends its standard input, so that it stops normally, and waits until it ends.
     pub fn finish(&mut self) -> ExitStatus {
         drop(self.child.stdin.take());
         self.end()

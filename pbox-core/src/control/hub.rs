@@ -128,7 +128,7 @@ pub struct NicReply {
     /// The speed of its link in Mb/s, as its driver has it. Hubs of an older version do not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mbps: Option<u32>,
-    /// The reason why jobs that begin now do without it.
+    /// The reason why jobs that begin now do not use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
     /// The counters of the NIC since its driver was loaded, for everybody who uses it, by the kernel's names.

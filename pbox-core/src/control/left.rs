@@ -7,7 +7,7 @@ use crate::layout::{KeyId, Round};
 /// The most runs of keys in a [`LeftAt`]. They bound a request, and the news of a job.
 pub const MAX_BEHIND: usize = 1024;
 
-/// A worker that left in good order.
+/// A worker that left normally.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
     /// The rank.

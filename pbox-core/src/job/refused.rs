@@ -183,7 +183,7 @@ pub(super) fn check(terms: &JobTerms) -> Result<(), Refused> {
 }
 
 impl Term {
-    /// Returns how the job's terms say it; `None` when the job does without it.
+    /// Returns how the job's terms say it; `None` if the job does not use it.
     fn spoken(self, terms: &JobTerms) -> Option<String> {
         let JobTerms { optimizer, ablate, on_loss, level, .. } = terms;
         let (has, spoken) = match self {

@@ -30,7 +30,7 @@ pub enum Schedule {
     Sliced,
     /// Slices, the first layer's first; within a layer in the order of their pushes (P3, section 4). The worker's queue
     /// of pushes and the hub's queue of answers have this order. P3's server also takes received pushes in it; a core
-    /// takes them as they arrive.
+    /// takes them when they arrive.
     P3,
 }
 

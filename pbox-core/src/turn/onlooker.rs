@@ -12,7 +12,7 @@ use fabric::{Imm, LinkId, Port, Posted, Span};
 use super::notice::JobId;
 use crate::layout::{ChunkId, Immediate, Round};
 
-/// The events that an onlooker receives, as they happen. It ignores events that it does not care for.
+/// The events that an onlooker receives, as they happen. An onlooker may ignore events.
 pub trait Onlooker {
     /// Receives that a poll has brought arrivals. A call of [`arrived`](Self::arrived) for each follows.
     fn polled(&mut self) {}

@@ -20,7 +20,8 @@ pub enum Answer {
     Values,
 }
 
-/// Merges a payload into a worker's values of a chunk. `scratch` is at least as long; f32 keys do without it.
+/// Merges a payload into a worker's values of a chunk. `scratch` is at least as long; f32 keys do not need
+/// it.
 ///
 /// A value of a 16-bit key that had become infinite or NaN counts as zero: the difference from it is the whole weight
 /// (see `base`).

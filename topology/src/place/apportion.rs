@@ -1,4 +1,5 @@
-//! Deals whole cores ("seats") to claimants of unequal weight: Webster's method, with a first seat for each.
+//! Distributes whole cores ("seats") among claimants of unequal weight: Webster's method, with a first seat
+//! for each.
 //!
 //! Every claimant gets its first seat before any gets a second, so that no NIC is idle. Each further seat goes to
 //! the claimant with the greatest weight / (2 * seats + 1). This favours no large claimant and no small one. Must

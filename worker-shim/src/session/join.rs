@@ -144,8 +144,7 @@ impl Session {
         if let Err(error) = &gathered {
             for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
                 let _ = match error {
-                    // No leave in good order: if the job has begun, it would wait for other workers that are as late as this
-                    // one.
+                    // No normal leave: if the job has begun, it would wait for other workers that are as late as this one.
                     SessionError::Member(lost) if lost.is_loss_of_hub() => {
                         hub.fail_without_hub(&lost.to_string(), TELL_LIMIT)
                     }

@@ -24,7 +24,7 @@ pub enum Leave {
 }
 
 impl Job {
-    /// Lets a worker leave in good order, each key before a round. Returns the effects.
+    /// Lets a worker leave normally, each key before a round. Returns the effects.
     pub(crate) fn leave(&mut self, rank: u32, at: LeftAt) -> Leave {
         match &self.life {
             Life::Failed { .. } => return Leave::Nothing,

@@ -78,7 +78,7 @@ pub enum Standing {
     },
     /// Takes part, and its links are lost.
     Unlinked(Unlinked),
-    /// Left in good order, in a job that does not continue without its ranks. The rank stays taken.
+    /// Left normally, in a job that does not continue without its ranks. The rank stays taken.
     Left,
     /// Was lost or left, and the job continues. This many cores have not removed the member yet.
     Leaving {

@@ -129,7 +129,7 @@ impl Ring for Rails {
 }
 
 impl PortState {
-    /// Gives the port these NICs. It takes them up when it next looks.
+    /// Gives the port these NICs. It starts to use them at its next look.
     pub fn use_nics(&self, nics: &[Arc<Nic>]) -> Result<(), VerbsError> {
         self.own.replace(nics)?;
         self.ended();

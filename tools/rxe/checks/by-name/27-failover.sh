@@ -1,5 +1,5 @@
 #!/bin/bash
-# A NIC is lost in the middle of rounds for longer than its timeout, as in check 28, but by taking its link down. Soft-RoCE
+# A NIC is lost in the middle of rounds for longer than its timeout, as in check 28; here its link is taken down. Soft-RoCE
 # (Linux 6.1) has to see that: it may take 50 s to destroy a queue pair of which packets are under way, and has once crashed
 # its kernel when such a packet was freed afterwards.
 # guest: pair --nics 2 --cpus 3

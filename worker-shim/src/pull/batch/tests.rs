@@ -121,7 +121,7 @@ fn greedy_from_the_front() {
 
 #[test]
 fn greedy_from_the_back() {
-    // The last pull is 1 + 9, and hides 4 + 5 of layers 3 and 4, not layer 2 as well; a pull that begins earlier hides at
+    // The last pull is 1 + 9, and hides 4 + 5 of layers 3 and 4, but not layer 2; a pull that begins earlier hides at
     // most 3 + 4. The pull before it, 1 + 2 + 1, hides layer 2, and the first layer is left.
     let both = profile(1, &[(1, 20), (1, 3), (2, 4), (1, 5), (9, 1)]);
     assert_eq!(greedy::back(&Sums::new(&both)), [0..1, 1..2, 2..4, 4..5]);

@@ -154,7 +154,7 @@ class HubState:
             return buffer
 
         given = _future(buffer)
-        # An exception in `then` is an error for DDP's reducer as well, which is C++. `set_exception` makes a value of
+        # An exception in `then` is also an error for DDP's reducer, which is C++. `set_exception` makes a value of
         # it.
         answer = given.then(outcome)
         self._answers.put(_Sent(session, key, buffer, given, failed))

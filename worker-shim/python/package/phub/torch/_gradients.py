@@ -246,11 +246,11 @@ class Gradients:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a search was put off."""
+        """Whether a search was postponed."""
         return bool(self._unanswered)
 
     def take_unanswered(self) -> List[torch.Tensor]:
-        """Takes the tensors of searches that were put off. The scaler reads the results in them."""
+        """Takes the tensors of postponed searches. The scaler reads the results in them."""
         unanswered, self._unanswered = self._unanswered, []
         return unanswered
 

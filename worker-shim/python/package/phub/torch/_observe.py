@@ -312,7 +312,8 @@ class Observer:
 
     @property
     def late(self) -> Optional[Late]:
-        """The rank that holds up the job most, in the last 50 steps; `None` if the ranks are as fast, or after less than 6 steps."""
+        """The rank that holds up the job most, in the last 50 steps; `None` if the ranks are equally fast, or after less
+        than 6 steps."""
         return self._rows.late()
 
     @property

@@ -26,7 +26,7 @@ class WithBuffers(Mlp):
 
 @idiom(workers=(2,))
 def unlike_seeds(ctx):
-    """All parameters are rank 0's at the wrap, frozen ones as well."""
+    """All parameters are rank 0's at the wrap, also frozen ones."""
     torch.manual_seed(ctx.rank)
     net = Mlp()
     net.first.requires_grad_(False)
