@@ -228,3 +228,50 @@ fn the_last_norm_is_refused_by_name_where_there_is_none() {
     let error = join(&|config| config.hub = two.clone());
     says(&error, &["clip_norm_last with 2 hubs", "use clip_norm"]);
 }
+
+/// Returns a training whose spike of round 3 is among the first ten norms: it makes a step, and counts.
+fn with_spikes(job: &str, optimizer: Optimizer) -> Training {
+    let (skip_spikes, spikes) = (Some(2.0), vec![3, 10, 12, 13]);
+    Training { clip_norm: None, skip_spikes, spikes, rounds: 15, ..clipped(job, optimizer, 1.0) }
+}
+
+#[test]
+fn a_round_whose_norm_is_a_spike_is_no_step() {
+    let _watchdog = Watchdog::start();
+    for (optimizer, clip_norm) in [(NESTEROV, None), (ADAM, Some(3.0)), (Optimizer::Average, None)] {
+        let training = Training { clip_norm, ..with_spikes(optimizer.name(), optimizer) };
+        let runs = [1, 2].map(|cores| training.run(&hub(cores).address().to_string()));
+        assert!(runs[0] == runs[1], "{}: on one core and two", optimizer.name());
+    }
+    let hub = hub(2);
+    let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
+    let skipped = Training { skipped: vec![11], transport: tcp, ..with_spikes("skips-both", ADAM) };
+    skipped.run(&hub.address().to_string());
+    let training = Training::compressed("spikes", "bf16");
+    let Training { skip_spikes, spikes, rounds, .. } = with_spikes("", ADAM);
+    Training { skip_spikes, spikes, rounds, ..training }.run(&hub.address().to_string());
+}
+
+#[test]
+fn a_mean_of_norms_is_refused_by_name_where_there_is_none() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let join = |change: &dyn Fn(&mut worker_shim::SessionConfig)| {
+        let mut config = with_spikes("refused", NESTEROV).config(&hub.address().to_string(), 0);
+        change(&mut config);
+        Session::join(config).map(|_| ()).unwrap_err().to_string()
+    };
+    for (value, seen) in [("1", "skip_spikes 1:"), ("inf", "skip_spikes inf"), ("nan", "skip_spikes NaN")] {
+        let error = join(&|config| config.set("skip_spikes", value).unwrap());
+        says(&error, &[seen, "expected a number above 1"]);
+    }
+    let error = join(&|config| config.set("consistency", "asp").unwrap());
+    says(&error, &["skip_spikes with consistency asp", "use bsp"]);
+    let error = join(&|config| config.set("clip_norm_last", "1").unwrap());
+    says(&error, &["clip_norm_last with skip_spikes"]);
+    let error = join(&|config| config.set("compression", "qsgd:8:64").unwrap());
+    says(&error, &["skip_spikes with the codec qsgd:8:64", "use f16 or bf16"]);
+    let two = addresses(&[self::hub(1), self::hub(1)]);
+    let error = join(&|config| config.hub = two.clone());
+    says(&error, &["skip_spikes with 2 hubs", "use one hub"]);
+}

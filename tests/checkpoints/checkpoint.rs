@@ -10,7 +10,7 @@ use crate::processes::hub::start_hub;
 use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
 use hub_tests::training::Training;
-use hub_tests::values::{self, same_bits};
+use hub_tests::values::same_bits;
 use hub_tests::{
     PATIENT_S, authorization, config, cpus, describe, join_all, on_threads, push_all, ready_all, refusal,
     refused, says, settings,
@@ -80,7 +80,7 @@ pub(super) fn train(
         for key in session.keys() {
             // The reference counts steps, and the broadcast is not a step.
             training.write(&mut session, key, |gradient| {
-                values::fill_gradient(training.seed, rank, round - 1, key, gradient);
+                training.fill_gradient(rank, round - 1, key, gradient);
             });
             session.push(key)?;
         }
@@ -98,24 +98,33 @@ pub(super) fn train(
 #[test]
 fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
     let _watchdog = Watchdog::start();
-    goes_on_after_kills(None);
+    goes_on_after_kills(|_| {});
 }
 
 /// The first round of each life is scaled by the norm of a round that an earlier hub has made.
 #[test]
 fn a_hub_that_is_killed_knows_the_norm_of_the_round_before() {
     let _watchdog = Watchdog::start();
-    goes_on_after_kills(Some(3.0));
+    goes_on_after_kills(|training| training.clip_norm_last = Some(3.0));
 }
 
-fn goes_on_after_kills(clip_norm_last: Option<f32>) {
+/// A life is shorter than the ten rounds before a spike, so it knows the mean of the norms of earlier lives.
+#[test]
+fn a_hub_that_is_killed_knows_the_mean_of_the_norms_before() {
+    let _watchdog = Watchdog::start();
+    goes_on_after_kills(|training| {
+        (training.skip_spikes, training.spikes) = (Some(2.0), (12..80).step_by(5).collect());
+    });
+}
+
+fn goes_on_after_kills(change: fn(&mut Training)) {
     let dir = tempfile::tempdir().unwrap();
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
     // The checkpoint has their master weights, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, ADAM);
     (training.chunk_bytes, training.rounds, training.ema) = (1024, 80, Some(0.9));
-    training.clip_norm_last = clip_norm_last;
+    change(&mut training);
     let mut lives = 0;
     let last = loop {
         let (hub, address) = hub_to_kill(dir.path());

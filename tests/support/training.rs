@@ -27,6 +27,9 @@ pub struct Training {
     pub clip_norm_last: Option<f32>,
     /// Rounds in which rank 1 pushes a value that is not finite. They are skipped.
     pub skipped: Vec<u32>,
+    pub skip_spikes: Option<f32>,
+    /// Rounds in which rank 1 pushes a [large value](values::SPIKE). With `skip_spikes` they are skipped from the eleventh on.
+    pub spikes: Vec<u32>,
     pub maximize: bool,
     /// The decay of averages, which rank 0 compares after the last round.
     pub ema: Option<f64>,
@@ -64,6 +67,8 @@ impl Training {
             clip_norm: None,
             clip_norm_last: None,
             skipped: Vec::new(),
+            skip_spikes: None,
+            spikes: Vec::new(),
             maximize: false,
             ema: None,
             compression: None,
@@ -111,6 +116,7 @@ impl Training {
         (config.terms.optimizer, config.terms.clip_norm) = (self.optimizer, self.clip_norm);
         config.terms.clip_norm_last = self.clip_norm_last;
         config.terms.skip_nonfinite = !self.skipped.is_empty();
+        config.terms.skip_spikes = self.skip_spikes;
         config.terms.maximize = self.maximize;
         config.terms.ema = self.ema;
         config.terms.chunk_bytes = self.chunk_bytes;
@@ -123,6 +129,23 @@ impl Training {
         config.transport = (self.transport)(rank);
         config.compare_every = 2; // the hub looks, too
         config
+    }
+
+    /// Whether a round changes nothing.
+    fn is_left_out(&self, round: u32) -> bool {
+        let is_spike = self.skip_spikes.is_some() && round >= 10 && self.spikes.contains(&round);
+        is_spike || self.skipped.contains(&round)
+    }
+
+    /// Writes worker `rank`'s gradient of a key in a round.
+    pub fn fill_gradient(&self, rank: u32, round: u32, key: KeyId, gradient: &mut [f32]) {
+        values::fill_gradient(self.seed, rank, round, key, gradient);
+        if (rank, key.0) == (1, 0) && self.skipped.contains(&round) {
+            gradient[0] = f32::INFINITY;
+        }
+        if (rank, key.0) == (1, 0) && self.spikes.contains(&round) {
+            gradient[0] = values::SPIKE;
+        }
     }
 
     /// Returns the numbers of a round.
@@ -153,7 +176,7 @@ impl Training {
         let mut reference = self.reference();
         let mut expected = vec![reference.weights.clone()];
         for round in 0..self.rounds {
-            match self.skipped.contains(&round) {
+            match self.is_left_out(round) {
                 true => reference.lose(1),
                 false => reference.advance_by(&self.numbers(round)),
             }
@@ -179,7 +202,7 @@ impl Training {
         if optimizer.keeps_weights() {
             model.broadcast(|key, i| values::weight(*seed, key, i));
         }
-        model.clip_norm_last = self.clip_norm_last;
+        (model.clip_norm_last, model.skip_spikes) = (self.clip_norm_last, self.skip_spikes);
         (model.clip_norm, model.skips) = (self.clip_norm, !self.skipped.is_empty());
         model
     }
@@ -189,6 +212,7 @@ impl Training {
         let is_skipped = self.skipped.contains(&round);
         model.advance_by(&self.numbers(round), |rank, key, i| match (rank, key.0, i) {
             (1, 0, 0) if is_skipped => f32::INFINITY,
+            (1, 0, 0) if self.spikes.contains(&round) => values::SPIKE,
             _ => values::gradient(self.seed, rank, round, key, i),
         });
     }
@@ -198,6 +222,7 @@ impl Training {
         reference.maximize = self.maximize;
         reference.ema = self.ema;
         reference.clip_norm_last = self.clip_norm_last;
+        reference.spikes = self.spikes.clone();
         let reference = reference.clipped(self.clip_norm);
         match self.machines[..] {
             [] => reference,
@@ -221,6 +246,7 @@ impl Training {
                 reference.lose(1);
                 f32::INFINITY
             }
+            false if self.is_left_out(round) => reference.skip(),
             false => {
                 reference.advance_by(&self.numbers(round));
                 reference.norm
@@ -238,7 +264,7 @@ impl Training {
     pub fn check_averages(&self, hubs: &str, rounds: u32) {
         let mut reference = self.reference();
         for round in 0..rounds {
-            match self.skipped.contains(&round) {
+            match self.is_left_out(round) {
                 true => reference.lose(1),
                 false => reference.advance_by(&self.numbers(round)),
             }
@@ -255,7 +281,12 @@ impl Training {
     /// Returns the weights after `rounds` rounds.
     pub fn reference_after(&self, rounds: u32) -> Vec<Vec<f32>> {
         let mut reference = self.reference();
-        (0..rounds).for_each(|round| reference.advance_by(&self.numbers(round)));
+        for round in 0..rounds {
+            match self.is_left_out(round) {
+                true => reference.lose(1),
+                false => reference.advance_by(&self.numbers(round)),
+            }
+        }
         reference.weights
     }
 
@@ -295,12 +326,7 @@ impl Training {
             }
             for key in self.shuffled(rank, round) {
                 if !self.ahead || self.is_rewritten(rank, round, key) {
-                    self.write(&mut session, key, |gradient| {
-                        values::fill_gradient(self.seed, rank, round, key, gradient);
-                        if rank == 1 && self.skipped.contains(&round) && key.0 == 0 {
-                            gradient[0] = f32::INFINITY;
-                        }
-                    });
+                    self.write(&mut session, key, |gradient| self.fill_gradient(rank, round, key, gradient));
                 }
                 let is_other = self.ahead && self.is_rewritten(rank, round, key);
                 session.push_as(if is_other { Pushed::Rewritten } else { Pushed::Gradient }, [key]).unwrap();
@@ -314,7 +340,7 @@ impl Training {
             assert_eq!(session.norm().map(|(_, norm)| norm.to_bits()), norm, "{}, round {round}", self.job);
             let last = session.norm().map(|(round, _)| round.next());
             assert!(last.is_none_or(|next| next == session.next_round()), "{last:?} is another round's");
-            let skipped = self.skipped.iter().filter(|&&each| each <= round).count();
+            let skipped = (0..=round).filter(|&round| self.is_left_out(round)).count();
             assert_eq!(session.skipped(), skipped as u64, "{}, round {round}", self.job);
             for key in session.keys() {
                 let expected = &expected[round as usize + 1][key.index()];

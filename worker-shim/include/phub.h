@@ -136,7 +136,7 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
                                  const uint32_t *keys,
                                  size_t count);
 
-// Changes a setting that has a default: "chunk_bytes", "clip_norm", "clip_norm_last", "ema" (none, or a decay), "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
+// Changes a setting that has a default: "chunk_bytes", "clip_norm", "clip_norm_last", "skip_spikes", "ema" (none, or a decay), "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 // "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 // private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 // verbs, tcp), "checksum" (true, false: of what crosses by TCP), "tcp_congestion" (auto, system, or a name of the kernel's), "nics", "rails"
@@ -256,7 +256,7 @@ PhubStatus phub_checkpoint(const PhubSession *session);
 PhubStatus phub_next_round(const PhubSession *session, uint32_t *round);
 
 // Writes the norm of the mean gradient of all keys, before it is clipped, in the last round with a known norm. Also
-// writes that round, and the number of skipped rounds. For a job with "clip_norm" or "skip_nonfinite". Before the
+// writes that round, and the number of skipped rounds. For a job with "clip_norm", "skip_nonfinite" or "skip_spikes". Before the
 // first such round the norm is NaN.
 //
 // What must hold:

@@ -86,6 +86,10 @@ pub struct Args {
     #[arg(long, help_heading = JOB)]
     pub skip_nonfinite: bool,
 
+    /// Leave out rounds whose norm is above this many times the running mean of norms. The probe pushes none.
+    #[arg(long, value_name = "TIMES", help_heading = JOB)]
+    pub skip_spikes: Option<f32>,
+
     /// Keep an average of the weights with this decay at the hub. It costs the hub 8 bytes of traffic a parameter and
     /// round.
     #[arg(long, value_name = "DECAY", help_heading = JOB)]
@@ -321,6 +325,7 @@ impl Args {
             && self.ablate.is_empty()
             && self.clip_norm.or(self.clip_norm_last).is_none()
             && !self.skip_nonfinite
+            && self.skip_spikes.is_none()
             && self.ema.is_none()
             && !self.optimizer.adapts_keys()
             && self.machines.is_none()
@@ -362,6 +367,7 @@ impl Args {
             clip_norm: self.clip_norm,
             clip_norm_last: self.clip_norm_last,
             skip_nonfinite: self.skip_nonfinite,
+            skip_spikes: self.skip_spikes,
             ema: self.ema,
             ablate: self.ablate(),
             split_above: self.compute.split_above(),

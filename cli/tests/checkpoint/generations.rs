@@ -119,7 +119,7 @@ pub fn not_finite(job: &Job, round: Round, values: &[(usize, f32)]) -> Snapshot 
         for &(at, value) in values.iter().filter(|_| core == 0) {
             slab.as_mut_slice()[at] = value;
         }
-        SnapshotPart { chunks: part.chunks, values: slab, steps: part.steps, squares: part.squares }
+        SnapshotPart { values: slab, ..part }
     });
     Snapshot::new(layout.into(), job.tensors(), round, numbers, parts.collect()).unwrap()
 }

@@ -122,6 +122,9 @@ fn faulty_metadata_is_named() {
     for norm in ["-1", "NaN", "inf", "1e99", "[1]", ""] {
         says(forged_entry("last_norm", norm), &["its last_norm is", "expected a finite number, 0 or above"]);
     }
+    for mean in ["7", "[1.5]", "[-1,3]", "[1e999,3]", "[1.5,0]", "[1.5,-3]"] {
+        says(forged_entry("norm_mean", mean), &["its norm_mean is"]);
+    }
     for groups in ["7", r#"[[1,[],{\"scale\":256}]]"#, "[[1,[],{}]]"] {
         says(forged_entry("groups", groups), &["its groups is"]);
     }

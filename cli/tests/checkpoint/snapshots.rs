@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use fabric::Slab;
 use pbox_core::{
-    ChunkId, ExactSum, Key, KeyId, Layout, Numbers, Optimizer, Placement, Restored, Round, Share, Snapshot,
-    SnapshotPart, Tensor, Tensors,
+    ChunkId, ExactSum, Key, KeyId, Layout, NormMean, Numbers, Optimizer, Placement, Restored, Round, Share,
+    Snapshot, SnapshotPart, Tensor, Tensors,
 };
 use phub_server::checkpoint::{CheckpointStore, Loaded};
 
@@ -29,14 +29,16 @@ pub struct Job {
     pub steps: BTreeMap<String, u32>,
     /// The norm that the next round follows, in a job with `clip_norm_last`.
     pub last_norm: Option<f32>,
+    /// The mean of the norms so far, in a job with `skip_spikes`.
+    pub norm_mean: Option<NormMean>,
 }
 
 impl Job {
     /// Creates a job on two cores, in chunks of 64 bytes.
     pub fn new(keys: Vec<Key>, optimizer: Optimizer) -> Self {
         let numbers = vec![(Round(0), Numbers::new(optimizer))];
-        let (ema, last_norm, steps) = (None, None, BTreeMap::new());
-        Job { keys, optimizer, ema, chunk_bytes: 64, cores: 2, numbers, steps, last_norm }
+        let (ema, last_norm, norm_mean, steps) = (None, None, None, BTreeMap::new());
+        Job { keys, optimizer, ema, chunk_bytes: 64, cores: 2, numbers, steps, last_norm, norm_mean }
     }
 
     /// Returns the job with these learning rates.
@@ -89,7 +91,8 @@ impl Job {
             sum.add(norm * norm);
             sum
         });
-        SnapshotPart { steps: chunks.iter().map(of).collect(), squares, chunks, values: slab }
+        let (steps, norm_mean) = (chunks.iter().map(of).collect(), self.norm_mean);
+        SnapshotPart { steps, squares, norm_mean, chunks, values: slab }
     }
 
     /// Loads the job's checkpoint, with the warning if it is not the newest.
@@ -121,6 +124,7 @@ impl Job {
     pub fn check(&self, restored: &Restored, round: Round) {
         assert_eq!(restored.round(), round);
         assert_eq!(restored.last_norm(), self.last_norm.unwrap_or(0.0));
+        assert_eq!(restored.norm_mean(), self.norm_mean.unwrap_or_default());
         let numbers = restored.numbers();
         for (from, expected) in &self.numbers {
             assert_eq!(numbers.at(*from), expected, "from round {}", from.0);

@@ -7,18 +7,19 @@
 //! | Slim-DP | schedules by layer | a push may have to come again, so a layer is never whole |
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
-//! | `clip_norm`, `skip_nonfinite` | SSP, ASP | each push is a step, and has no whole gradient |
-//! | `clip_norm`, `skip_nonfinite` | Slim-DP | what is not sent is in no norm |
-//! | `skip_nonfinite` | codecs but `f16` and `bf16` | a value that is not finite counts as zero in their frames |
-//! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
-//! | `clip_norm_last` | `clip_norm`, `skip_nonfinite` | these know the norm of the round itself |
+//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | SSP, ASP | each push is a step, and has no whole gradient |
+//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | Slim-DP | what is not sent is in no norm |
+//! | `skip_nonfinite`, `skip_spikes` | codecs but `f16` and `bf16` | a value that is not finite counts as zero in their frames |
+//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | `ablate` | what is left out has no norm |
+//! | `skip_spikes` | several hubs, hubs as members | not built yet |
+//! | `clip_norm_last` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | these know the norm of the round itself |
 //! | `clip_norm_last` | SSP, ASP | each push is a step, and has no whole gradient |
 //! | `clip_norm_last` | several hubs, hubs as members | not built yet |
 //! | `clip_norm_last` | Slim-DP, `ablate` | what is not sent, or left out, has no norm |
 //! | `clip_norm_last` | `lars`, `lamb` | they adapt to norms of this round |
 //! | `lars`, `lamb` | SSP, ASP | each push is a step, and has no mean of the whole key |
 //! | `lars`, `lamb` | several hubs | a key's chunks lie at several, which do not know its norms |
-//! | `lars`, `lamb` | `clip_norm`, `skip_nonfinite` | a norm of an update would wait for that of the whole gradient |
+//! | `lars`, `lamb` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | a norm of an update would wait for that of the whole gradient |
 //! | `lars`, `lamb` | Slim-DP | what is not sent is in no norm |
 //! | `lars`, `lamb` | hubs as members | not built yet |
 //! | `lars`, `lamb` | `ablate` | what is left out has no norm |
@@ -35,7 +36,7 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
-//! | `lars`, `lamb`, `clip_norm_last` | not built yet |
+//! | `lars`, `lamb`, `clip_norm_last`, `skip_spikes` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
@@ -69,7 +70,8 @@ enum Term {
     Maximize,
     Ema,
     ByKey,
-    SkipNonfinite,
+    Skips,
+    Spikes,
     FiniteFrames,
     Ablate,
 }
@@ -112,11 +114,21 @@ const TABLE: &[(Term, Term, &str)] = &[
         "values that are not sent are in no norm; use a codec, or clip before you push",
     ),
     (
-        Term::SkipNonfinite,
+        Term::Skips,
         Term::FiniteFrames,
         "a value that is not finite counts as zero in its frames, so that no round would be skipped; use f16 or bf16",
     ),
     (Term::WholeGradient, Term::Ablate, "work that is left out has no norm"),
+    (
+        Term::Spikes,
+        Term::SeveralHubs,
+        "hubs do not agree on the mean of norms yet; use one hub, or clip_norm",
+    ),
+    (
+        Term::Spikes,
+        Term::HubsBelow,
+        "norms of sums from hubs below have no mean yet; use one hub, or clip_norm",
+    ),
     (Term::LastNorm, Term::WholeGradient, "the norm of the round itself is known then; use clip_norm alone"),
     (
         Term::LastNorm,
@@ -163,6 +175,7 @@ const BELOW: &[(Term, &str)] = &[
     ),
     (Term::ByKey, "norms of sums from hubs below are not gathered yet; use one hub"),
     (Term::LastNorm, "norms of sums from hubs below are not gathered yet; use clip_norm"),
+    (Term::Spikes, "norms of sums from hubs below have no mean yet; use one hub, or clip_norm"),
     (Term::SeveralHubs, "the workers of a machine have one hub; name only that hub"),
 ];
 
@@ -180,6 +193,11 @@ pub(super) fn check(terms: &JobTerms) -> Result<(), Refused> {
         Some(Refused { one: one.spoken(terms)?, other: other.spoken(terms)?, why })
     };
     TABLE.iter().find_map(refused).map_or(Ok(()), Err)
+}
+
+/// Returns the name of the term for which rounds are skipped.
+fn skip_term(terms: &JobTerms) -> &'static str {
+    if terms.skip_nonfinite { "skip_nonfinite" } else { "skip_spikes" }
 }
 
 impl Term {
@@ -204,14 +222,15 @@ impl Term {
                 (alone, format!("consistency {} from hubs below", level.consistency))
             }
             Term::WholeGradient => {
-                let name = if terms.clip_norm.is_some() { "clip_norm" } else { "skip_nonfinite" };
+                let name = if terms.clip_norm.is_some() { "clip_norm" } else { skip_term(terms) };
                 (terms.waits_for_all(), name.to_owned())
             }
             Term::LastNorm => (terms.clip_norm_last.is_some(), "clip_norm_last".to_owned()),
             Term::Ema => (terms.ema.is_some(), "ema".to_owned()),
             Term::ByKey => (optimizer.adapts_keys(), format!("the optimizer {}", optimizer.name())),
             Term::Maximize => (terms.maximize, "maximize".to_owned()),
-            Term::SkipNonfinite => (terms.skip_nonfinite, "skip_nonfinite".to_owned()),
+            Term::Skips => (terms.skips(), skip_term(terms).to_owned()),
+            Term::Spikes => (terms.skip_spikes.is_some(), "skip_spikes".to_owned()),
             Term::FiniteFrames => match level.compression {
                 Some(Compression::Codec(codec)) => {
                     (!codec.carries_all(), format!("the codec {}", Compression::Codec(codec)))

@@ -50,6 +50,10 @@ pub struct JobTerms {
     /// with [`clip_norm`](Self::clip_norm). Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
+    /// How many times the running mean of the norms the norm of a round's mean gradient may be. A round above it is skipped, as one that
+    /// is not finite is with [`skip_nonfinite`](Self::skip_nonfinite), and so is one that is not finite. Above 1. Default: no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip_spikes: Option<f32>,
     /// The decay `d` of an average of the weights that the hub keeps. The average begins with the first weights. After
     /// each step it is `d` of itself and `1 - d` of the new weight. Above 0 and below 1. Default: no average.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,6 +133,10 @@ pub enum InvalidTerms {
     Hubs { seen: u32 },
     #[error("{what} {seen}: expected a number above 0; leave it out for no bound")]
     ClipNorm { what: &'static str, seen: f32 },
+    #[error(
+        "skip_spikes {seen}: expected a number above 1, of running means of the norm; leave it out to skip none"
+    )]
+    SkipSpikes { seen: f32 },
     #[error("ema {seen}: expected a decay above 0 and below 1, also in f32; leave it out for no average")]
     Ema { seen: f64 },
     #[error("a credit of 0 bytes: a link has at least 1; leave it out for no bound")]
@@ -173,6 +181,7 @@ impl JobTerms {
             clip_norm: None,
             clip_norm_last: None,
             skip_nonfinite: false,
+            skip_spikes: None,
             ema: None,
             maximize: false,
             ablate: Ablate::default(),
@@ -206,6 +215,9 @@ impl JobTerms {
                 return Err(InvalidTerms::ClipNorm { what, seen });
             }
         }
+        if let Some(seen) = self.skip_spikes.filter(|times| !(times.is_finite() && *times > 1.0)) {
+            return Err(InvalidTerms::SkipSpikes { seen });
+        }
         if let Some(seen) = self.ema.filter(|&ema| !Decay::is_valid(ema)) {
             return Err(InvalidTerms::Ema { seen });
         }
@@ -231,7 +243,12 @@ impl JobTerms {
 
     /// Whether steps wait for the whole gradient.
     pub fn waits_for_all(&self) -> bool {
-        self.clip_norm.is_some() || self.skip_nonfinite
+        self.clip_norm.is_some() || self.skips()
+    }
+
+    /// Whether some rounds are skipped by all, because of their norm.
+    pub fn skips(&self) -> bool {
+        self.skip_nonfinite || self.skip_spikes.is_some()
     }
 
     /// Whether the hub that steps keeps means until more than their chunk has arrived: all of the key, or all
@@ -297,6 +314,7 @@ impl JobTerms {
             clip_norm,
             clip_norm_last,
             skip_nonfinite,
+            skip_spikes,
             ema,
             maximize,
             ablate,
@@ -317,6 +335,7 @@ impl JobTerms {
             ("clip_norm", or(clip_norm.map(|most| most.to_string()), "none")),
             ("clip_norm_last", or(clip_norm_last.map(|most| most.to_string()), "none")),
             ("skip_nonfinite", skip_nonfinite.to_string()),
+            ("skip_spikes", or(skip_spikes.map(|times| times.to_string()), "none")),
             ("ema", or(ema.map(|decay| decay.to_string()), "none")),
             ("maximize", maximize.to_string()),
             ("ablate", format!("{ablate:?}")),

@@ -162,6 +162,18 @@ pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
     if norm > 0.0 && norm.is_finite() { clip_scale(norm, most) } else { 1.0 }
 }
 
+/// Whether a round of this norm is skipped as a spike. It is then above `times` the mean of at least ten norms of rounds that were not
+/// skipped. A norm counts for a hundredth of the mean, or more if there are fewer.
+pub fn is_spike(norms: &[f32], norm: f32, times: f32) -> bool {
+    let counted = norms.iter().filter(|norm| **norm != 0.0).map(|&norm| f64::from(norm));
+    let (mut mean, mut count) = (0.0, 0.0f64);
+    for norm in counted {
+        count += 1.0;
+        mean += (norm - mean) / count.min(100.0);
+    }
+    !norm.is_finite() || count >= 10.0 && f64::from(norm) > f64::from(times) * mean
+}
+
 /// Returns an element of the vector that LARS and LAMB compare with the weights by its norm: the gradient, or the
 /// update.
 pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, state: &[f32]) -> f32 {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::part::SnapshotPart;
 use crate::layout::{ChunkId, Round};
-use crate::whole::ExactSum;
+use crate::whole::{ExactSum, NormMean};
 
 /// The reason for a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ impl Capture {
         let mut values = values.map_err(|error| error.to_string())?;
         let mut steps = vec![0; self.chunks.len()];
         copy(values.as_mut_slice(), &mut steps);
-        Ok(SnapshotPart { chunks: self.chunks.clone(), values, steps, squares: None })
+        Ok(SnapshotPart { chunks: self.chunks.clone(), values, steps, squares: None, norm_mean: None })
     }
 
     /// Whether a chunk that has reached `round` belongs in a snapshot.
@@ -132,8 +132,13 @@ impl Capture {
     }
 
     /// Notes that a chunk was copied to where [`place`](Self::place) said, and how many steps it has made. `squares` are those
-    /// of the chunks that have reached its round.
-    pub fn copied(&mut self, place: usize, steps: u32, squares: Option<ExactSum>) {
+    /// of the chunks that have reached its round, and the mean is that of all norms before it.
+    pub fn copied(
+        &mut self,
+        place: usize,
+        steps: u32,
+        (squares, norm_mean): (Option<ExactSum>, Option<NormMean>),
+    ) {
         let current = self.current.as_mut().expect("a place was given");
         current.left -= 1;
         current.steps[place] = steps;
@@ -141,7 +146,7 @@ impl Capture {
             self.current.take_if(|current| current.left == 0)
         {
             self.out = true;
-            let part = SnapshotPart { chunks: self.chunks.clone(), values, steps, squares };
+            let part = SnapshotPart { chunks: self.chunks.clone(), values, steps, squares, norm_mean };
             self.taken.push(Taken { occasion, before, through: None, part: Ok(part) });
         }
     }
@@ -206,7 +211,7 @@ mod tests {
             && let Some(values) = taking.place(Round(round), place * 2..place * 2 + 2)
         {
             values.fill(round as f32 + place as f32 / 10.0);
-            taking.copied(place, 10 * round + place as u32, None);
+            taking.copied(place, 10 * round + place as u32, (None, None));
         }
     }
 

@@ -15,7 +15,7 @@ use crate::job::Schedule;
 use crate::kernels::{Numbers, Optimizer, Tensor, Tensors};
 use crate::layout::{ChunkId, Layout, Round};
 use crate::place::{Piece, Share};
-use crate::whole::ExactSum;
+use crate::whole::{ExactSum, NormMean};
 
 /// One core's part of a snapshot. A print shows only sizes.
 pub struct SnapshotPart {
@@ -27,6 +27,8 @@ pub struct SnapshotPart {
     pub steps: Vec<u32>,
     /// The squares of the mean gradients of these chunks in the round before, in a job whose next steps follow the norm of that.
     pub squares: Option<ExactSum>,
+    /// The mean of the norms so far, in a job that skips spikes.
+    pub norm_mean: Option<NormMean>,
 }
 
 impl fmt::Debug for SnapshotPart {
@@ -137,7 +139,7 @@ impl Snapshot {
     }
 
     fn copy_of_part(&self, part: &SnapshotPart, kept: &[Tensor]) -> Result<SnapshotPart, MapError> {
-        let SnapshotPart { chunks, steps, squares, .. } = part;
+        let SnapshotPart { chunks, steps, squares, norm_mean, .. } = part;
         let elements: usize = chunks.iter().map(|&id| elements(&self.layout, id)).sum();
         let mut values = Slab::zeroed("a copy of a state", elements * kept.len())?;
         let mut rest = values.as_mut_slice();
@@ -147,7 +149,13 @@ impl Snapshot {
             to.copy_from_slice(from);
             rest = others;
         }
-        Ok(SnapshotPart { chunks: chunks.clone(), values, steps: steps.clone(), squares: *squares })
+        Ok(SnapshotPart {
+            chunks: chunks.clone(),
+            values,
+            steps: steps.clone(),
+            squares: *squares,
+            norm_mean: *norm_mean,
+        })
     }
 
     /// Marks the snapshot as the last state of a job that ended like this.
@@ -218,6 +226,11 @@ impl Snapshot {
         let first = parts.next()??;
         let norm = parts.try_fold(first, join)?.norm();
         Some(if norm.is_finite() { norm } else { 0.0 })
+    }
+
+    /// Returns the mean of the norms so far, in a job that skips spikes. Each core knows it.
+    pub fn norm_mean(&self) -> Option<NormMean> {
+        self.parts.iter().find_map(|part| part.norm_mean)
     }
 
     /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the
@@ -305,7 +318,7 @@ mod tests {
         slab.as_mut_slice().iter_mut().zip(first..).for_each(|(value, n)| *value = n.into());
         let steps = chunks.iter().map(|&id| 10 + id).collect();
         let chunks = chunks.iter().map(|&id| ChunkId(id)).collect();
-        SnapshotPart { chunks, values: slab, steps, squares: None }
+        SnapshotPart { chunks, values: slab, steps, squares: None, norm_mean: None }
     }
 
     fn snapshot(parts: Vec<SnapshotPart>) -> Result<Snapshot, SnapshotError> {

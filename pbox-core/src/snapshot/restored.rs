@@ -6,6 +6,7 @@ use fabric::Slab;
 
 use crate::kernels::{Numbers, NumbersByRound, Tensor};
 use crate::layout::{KeyId, Round};
+use crate::whole::NormMean;
 
 /// A hub's state of a job from a checkpoint: tensors by key, of the hub's share of the elements.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub struct Restored {
     steps: Vec<Option<u32>>,
     /// The norm of the round before, if the state has it; otherwise 0.
     last_norm: f32,
+    /// The mean of the norms so far, where the state says it.
+    norm_mean: NormMean,
 }
 
 /// The place where one key's tensors are among the values.
@@ -42,7 +45,15 @@ impl Restored {
         };
         assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
         let numbers = NumbersByRound::of_changes(numbers).expect("a checkpoint has the optimizer's numbers");
-        Restored { round, numbers, values, keys, steps: Vec::new(), last_norm: 0.0 }
+        Restored {
+            round,
+            numbers,
+            values,
+            keys,
+            steps: Vec::new(),
+            last_norm: 0.0,
+            norm_mean: NormMean::default(),
+        }
     }
 
     /// Adds how many steps each key has made, if known.
@@ -58,6 +69,16 @@ impl Restored {
     /// Returns the norm of the mean gradients of the round before; 0 if the state does not have it.
     pub fn last_norm(&self) -> f32 {
         self.last_norm
+    }
+
+    /// Adds the mean of the norms so far.
+    pub fn with_norm_mean(self, norm_mean: NormMean) -> Self {
+        Restored { norm_mean, ..self }
+    }
+
+    /// Returns the mean of the norms so far; that of no norms where the state does not say it.
+    pub fn norm_mean(&self) -> NormMean {
+        self.norm_mean
     }
 
     /// Returns the round to continue with.

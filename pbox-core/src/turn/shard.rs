@@ -20,6 +20,7 @@ use crate::kernels::{Kernels, Numbers};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
 use crate::weights::{Bare, Discarded, Gather, Mode, Read, Refused, Staged, To};
+use crate::whole::NormMean;
 use crate::wire::Wire;
 use crate::wire::frame::FrameError;
 
@@ -145,17 +146,17 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Begins with a state from a checkpoint or from a worker. No worker takes part yet.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         self.stages.restore(layout, restored);
-        self.begin_by(restored.round(), restored.last_norm());
+        self.begin_by(restored.round(), restored.last_norm(), restored.norm_mean());
     }
 
     /// Begins the job with this round, and not with round 0. No worker takes part yet.
     pub fn begin_at(&mut self, first: Round) {
-        self.begin_by(first, 0.0);
+        self.begin_by(first, 0.0, NormMean::default());
     }
 
-    fn begin_by(&mut self, first: Round, last_norm: f32) {
+    fn begin_by(&mut self, first: Round, last_norm: f32, norm_mean: NormMean) {
         self.pace.begin_at(first);
-        self.stages.gather.begin_at(first, last_norm);
+        self.stages.gather.begin_at(first, last_norm, norm_mean);
         self.snapshots.begin_at(first);
     }
 
@@ -196,7 +197,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let range = self.stages.chunk(place).in_snapshot.clone();
         if let Some(values) = self.snapshots.place(round, range) {
             let steps = self.stages.copy_to_snapshot(place, values);
-            self.snapshots.copied(place, steps, self.stages.gather.squares_before(round));
+            let Staged { gather, .. } = &self.stages;
+            self.snapshots.copied(place, steps, (gather.squares_before(round), gather.norm_mean()));
         }
     }
 
@@ -215,7 +217,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
                 *steps = stages.copy_to_snapshot(place, &mut values[range]);
             }
         })?;
-        Ok(SnapshotPart { squares: stages.gather.squares_before(before), ..part })
+        let (squares, norm_mean) = (stages.gather.squares_before(before), stages.gather.norm_mean());
+        Ok(SnapshotPart { squares, norm_mean, ..part })
     }
 
     /// Returns the result of a snapshot.

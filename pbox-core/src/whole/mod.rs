@@ -14,10 +14,11 @@
 
 mod crossing;
 mod exact_sum;
+mod norm_mean;
 mod parts;
 mod told;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
@@ -26,6 +27,7 @@ use crate::kernels::oracle::{clip_scale, clip_scale_after};
 use crate::layout::Round;
 pub(crate) use crossing::{Crossing, LastTwo};
 pub use exact_sum::ExactSum;
+pub use norm_mean::NormMean;
 pub use parts::{Part, Parts};
 pub use told::Told;
 
@@ -35,6 +37,8 @@ pub struct WholeGradient {
     finds: Finds,
     /// Whether a round is for the steps of the next one.
     of_former: bool,
+    /// The norms by which rounds are spikes, if these are skipped.
+    spikes: Option<Spikes>,
     /// A place for each core that owns chunks.
     cores: Vec<OfCore>,
     /// The number of the core that sends the hub's part.
@@ -56,6 +60,42 @@ enum Finds {
     /// The quotient of the norms of a key: the norm of the second sum by that of the first. It is 0 if one
     /// norm is 0.
     Quotient,
+}
+
+/// The rounds that are skipped for their norm. Only the core that finds a round writes it.
+#[derive(Debug)]
+struct Spikes {
+    /// The multiple of the mean that the norm of a round may be.
+    times: f32,
+    /// The bits of the mean of the norms before, and their number.
+    mean: AtomicU64,
+    norms: AtomicU32,
+}
+
+impl Spikes {
+    fn new(times: f32) -> Self {
+        Spikes { times, mean: AtomicU64::new(0), norms: AtomicU32::new(0) }
+    }
+
+    fn mean(&self) -> NormMean {
+        let mean = f64::from_bits(self.mean.load(Ordering::Relaxed));
+        NormMean::new(mean, self.norms.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    fn set(&self, mean: NormMean) {
+        self.mean.store(mean.mean().to_bits(), Ordering::Relaxed);
+        self.norms.store(mean.norms(), Ordering::Relaxed);
+    }
+
+    /// Whether the norm of a round is a spike. If not, it counts from now on.
+    fn is_spike(&self, norm: f32) -> bool {
+        let mean = self.mean();
+        let is_spike = mean.is_spike(norm, self.times);
+        if !is_spike {
+            self.set(mean.with(norm));
+        }
+        is_spike
+    }
 }
 
 /// The sums of a core's squares in a round. The second is that of a key's gradient or update; the first is that of its
@@ -111,11 +151,9 @@ impl WholeGradient {
     /// is the number of hubs that have a part.
     pub fn new(terms: &JobTerms, cores: usize, first: usize, hubs: usize) -> Self {
         WholeGradient {
-            finds: Finds::Scale {
-                most: terms.clip_norm.or(terms.clip_norm_last),
-                skips: terms.skip_nonfinite,
-            },
+            finds: Finds::Scale { most: terms.clip_norm.or(terms.clip_norm_last), skips: terms.skips() },
             of_former: terms.clip_norm_last.is_some(),
+            spikes: terms.skip_spikes.map(Spikes::new),
             cores: (0..cores).map(|_| OfCore::default()).collect(),
             first,
             is_alone: hubs == 1,
@@ -129,6 +167,7 @@ impl WholeGradient {
         WholeGradient {
             finds: Finds::Quotient,
             of_former: false,
+            spikes: None,
             cores: (0..cores).map(|_| OfCore::default()).collect(),
             first: 0,
             is_alone: true,
@@ -158,6 +197,17 @@ impl WholeGradient {
         let Finds::Scale { most: Some(most), .. } = self.finds else { return };
         let before = Round(first.0.wrapping_sub(1));
         self.found.store(pack(before, clip_scale_after(norm, most).to_bits()), Ordering::Release);
+    }
+
+    /// Begins with this mean of norms. Each core calls it before it gives anything.
+    pub fn begin_with(&self, mean: NormMean) {
+        _ = self.spikes.as_ref().inspect(|spikes| spikes.set(mean));
+    }
+
+    /// Returns the mean of the norms of the rounds that are found, where spikes are skipped. It stays until all cores have given their
+    /// sums of the next round.
+    pub fn norm_mean(&self) -> Option<NormMean> {
+        self.spikes.as_ref().map(Spikes::mean)
     }
 
     /// Notes the waker of a core.
@@ -217,7 +267,7 @@ impl WholeGradient {
 
     fn find_by(&self, round: Round, [sum, other]: &Sums) {
         let scale = match self.finds {
-            Finds::Scale { skips: true, .. } if !sum.is_finite() => SKIP,
+            Finds::Scale { skips: true, .. } if self.is_skipped(sum) => SKIP,
             Finds::Scale { most: Some(most), .. } if self.of_former => {
                 clip_scale_after(sum.norm(), most).to_bits()
             }
@@ -227,6 +277,15 @@ impl WholeGradient {
         };
         self.found.store(pack(round, scale), Ordering::Release);
         self.cores.iter().filter_map(|core| core.waker.get()).for_each(Waker::wake_by_ref);
+    }
+
+    fn is_skipped(&self, sum: &ExactSum) -> bool {
+        !sum.is_finite() || self.spikes.as_ref().is_some_and(|spikes| spikes.is_spike(sum.norm()))
+    }
+
+    /// Whether the last core finds a round, as there is no other hub.
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// Takes one core's sum of a round back. Returns false if the hub's part is whole: it is posted, or will be in a moment.
@@ -313,10 +372,12 @@ mod tests {
         let part = whole.part(Round(8)).unwrap();
         whole.find(Round(8), &part);
         assert_eq!(whole.found(Round(8)), Some(Found::Skip));
-        let told = Told { round: Round(8), skipped: 1, sum: part };
+        let told = Told { round: Round(8), skipped: 1, is_spike: true, sum: part };
         let mut line = [0; Told::WORDS];
         told.write(&mut line);
         assert_eq!(Told::read(&line), Some(told));
         assert_eq!(told.whole(part, true).skipped, 2);
+        line[13] = 2;
+        assert_eq!(Told::read(&line), None, "it is a spike, or not");
     }
 }

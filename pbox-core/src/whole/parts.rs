@@ -75,7 +75,7 @@ mod tests {
     fn told(round: u32, square: f64) -> Told {
         let mut sum = ExactSum::default();
         sum.add(square);
-        Told { round: Round(round), skipped: 0, sum }
+        Told { round: Round(round), skipped: 0, is_spike: false, sum }
     }
 
     #[test]

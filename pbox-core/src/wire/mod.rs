@@ -73,7 +73,7 @@ pub struct Wire {
     hubs: Arc<[ChunkId]>,
     /// Whether members pass parts of the whole gradient from hub to hub.
     passes_on: bool,
-    /// Whether rounds that are not finite are skipped.
+    /// Whether rounds are skipped for their norm.
     skips: bool,
 }
 
@@ -145,7 +145,7 @@ impl Wire {
             broadcasts: terms.optimizer.keeps_weights(),
             passes_on: hubs.len() > 1,
             hubs,
-            skips: terms.skip_nonfinite,
+            skips: terms.skips(),
         }
     }
 
@@ -211,7 +211,7 @@ impl Wire {
         &self.hubs
     }
 
-    /// Whether rounds that are not finite are skipped.
+    /// Whether rounds are skipped for their norm.
     pub fn skips(&self) -> bool {
         self.skips
     }

@@ -142,6 +142,9 @@ pub(super) struct Metadata {
     /// The norm of the mean gradients of the round before, if the job's next steps follow it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_norm: Option<String>,
+    /// JSON, `[mean, norms]`: the mean of the norms so far and their number, if the job skips spikes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_mean: Option<String>,
     /// JSON, `[[first round, rate], ...]`: those of `optimizers`, for readers that do not know these.
     pub learning_rates: String,
     /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`: where workers have set more than learning
@@ -179,6 +182,7 @@ impl Metadata {
             optimizer: json(snapshot.optimizer()),
             ema: snapshot.tensors().ema().as_ref().map(json),
             last_norm: snapshot.last_norm().map(|norm| norm.to_string()),
+            norm_mean: snapshot.norm_mean().as_ref().map(json),
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),
             groups: groups(snapshot).as_ref().map(json),

@@ -60,6 +60,7 @@ mod tests {
             values,
             steps: vec![2; 2],
             squares: None,
+            norm_mean: None,
         }];
         let snapshot =
             Snapshot::new(layout, optimizer, Round(3), vec![(Round(0), Numbers::new(optimizer))], parts)

@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use fabric::Slab;
 use pbox_core::manifest::{ManifestError, from_safetensors, header_bytes};
-use pbox_core::{Dtype, Groups, Key, Numbers, Optimizer, Restored, RestoredKey, Round, Tensors};
+use pbox_core::{Dtype, Groups, Key, NormMean, Numbers, Optimizer, Restored, RestoredKey, Round, Tensors};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
@@ -40,6 +40,8 @@ pub struct Decoded {
     multipliers: Multipliers,
     /// The norm of the round before; 0 if the file has none.
     last_norm: f32,
+    /// The mean of the norms so far; that of none if the file has none.
+    norm_mean: NormMean,
     share: Option<FileShare>,
     /// The tensors in the order of their values, without gaps.
     tensors: Vec<Key>,
@@ -82,6 +84,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         numbers,
         steps: steps(&metadata, &tensors)?,
         last_norm: last_norm(&metadata)?,
+        norm_mean: norm_mean(&metadata)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
         share: metadata.share.as_deref().map(|seen| parse("share", seen)).transpose()?,
         tensors,
@@ -336,6 +339,16 @@ fn last_norm(metadata: &Metadata) -> Result<f32, DecodeError> {
     norm.ok_or_else(|| faulty(field, seen, "expected a finite number, 0 or above"))
 }
 
+/// Reads the mean of the norms so far.
+fn norm_mean(metadata: &Metadata) -> Result<NormMean, DecodeError> {
+    let (field, Some(seen)) = ("norm_mean", metadata.norm_mean.as_deref()) else {
+        return Ok(NormMean::default());
+    };
+    let (mean, norms) = parse(field, seen)?;
+    NormMean::new(mean, norms)
+        .ok_or_else(|| faulty(field, seen, "expected a finite mean, 0 or above, of some norms"))
+}
+
 /// Returns a share in few words.
 fn shown(share: &Option<FileShare>) -> String {
     share.as_ref().map_or("one hub's".to_owned(), |FileShare { hub, hubs, pieces }| {
@@ -394,7 +407,8 @@ impl Decoded {
         let (numbers, steps) = (self.numbers(keys, optimizer)?, self.steps(keys));
         Ok(Restored::new(self.round, numbers, self.values, starts)
             .with_steps(steps)
-            .with_last_norm(self.last_norm))
+            .with_last_norm(self.last_norm)
+            .with_norm_mean(self.norm_mean))
     }
 
     /// Returns how many steps each key has made, if the file says it of any.

@@ -283,7 +283,7 @@ impl Page {
         self.counter(
             "job_rounds_left_out",
             None,
-            "Rounds that changed nothing, because their mean gradient was not finite, with skip_nonfinite",
+            "Rounds that changed nothing, because their mean gradient was not finite or a spike, with skip_nonfinite or skip_spikes",
             of(|job| Some(job.gradients.as_ref()?.skipped? as f64)),
         );
         let of_rank = |job: &JobReply, rank: u32| vec![("job", job.name.clone()), ("rank", rank.to_string())];

@@ -18,7 +18,7 @@ pub(crate) enum Report {
     /// A link to a hub above ended.
     AboveGone { job: JobId, reason: String },
     /// This core's part of a snapshot is taken, or cannot be taken.
-    Snapshot { job: JobId, core: usize, taken: Taken },
+    Snapshot { job: JobId, core: usize, taken: Box<Taken> },
     /// This core has the memory of its part of a snapshot again.
     Freed { job: JobId, core: usize },
     /// This many of the core's chunks skipped rounds with no worker left.

@@ -129,7 +129,9 @@ impl CoreThread {
                     Report::WorkerGone { job, rank, reason, by_itself }
                 }
                 Notice::AboveGone { job, reason } => Report::AboveGone { job, reason },
-                Notice::Snapshot { job, taken } => Report::Snapshot { job, core: self.number, taken },
+                Notice::Snapshot { job, taken } => {
+                    Report::Snapshot { job, core: self.number, taken: Box::new(taken) }
+                }
                 Notice::JobFailed { job, reason } => Report::JobFailed { job, reason },
             };
             let _ = self.reports.send(report);

@@ -33,7 +33,7 @@ impl Registry {
                 }
             }
             Report::Snapshot { job, core, taken } => {
-                self.taken(&mut inner, job, core, taken);
+                self.taken(&mut inner, job, core, *taken);
             }
             Report::Freed { job, core } => self.happens(&mut inner, job, Event::Freed(core)),
             Report::Skipped { job, chunks } => {

@@ -64,7 +64,7 @@ impl Cluster {
         terms.job.on_loss = trouble.on_loss();
         terms.late = (dice.below(2) == 0).then_some(seed);
         let mut faults = trouble.faults(&mut dice);
-        let rounds = dice.from(1..=5) as u32;
+        let mut rounds = dice.from(1..=5) as u32;
         terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
         terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
         terms.job.level.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
@@ -76,7 +76,7 @@ impl Cluster {
         terms.job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
         terms.job.skip_nonfinite = dice.below(2) == 0;
         if terms.job.hubs == 1 {
-            match dice.below(4) {
+            match dice.below(5) {
                 0 | 1 => {
                     (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
                     terms.job.optimizer = optimizer_by_key(&mut dice);
@@ -85,6 +85,10 @@ impl Cluster {
                     let most = dice.from(1..=40) as f32 * 50.0;
                     (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
                     terms.job.clip_norm_last = Some(most);
+                }
+                3 => {
+                    terms.job.skip_spikes = Some(dice.from(3..=6) as f32 / 2.0);
+                    rounds += 11; // ten norms come before a spike
                 }
                 _ => {}
             }
@@ -171,7 +175,7 @@ impl Cluster {
                 );
                 if self.terms.job.on_loss != OnLoss::Continue && !self.terms.job.answers_ahead {
                     let together = self.plan.together(self.terms.job.workers, Round(before), key);
-                    let is_skipped = self.terms.job.skip_nonfinite && !is_finite(self.norms[before as usize]);
+                    let is_skipped = is_skipped(&self.terms, &self.norms, before);
                     let stays = together == Content::Nothing || is_skipped && together == Content::Gradient;
                     assert_eq!(worker.was_left_alone(key), stays, "{what}");
                 }
@@ -187,8 +191,8 @@ impl Cluster {
                 found.round
             );
             if self.terms.job.on_loss != OnLoss::Continue {
-                let skips = |norm: &&Option<f32>| self.terms.job.skip_nonfinite && !is_finite(**norm);
-                let skipped = self.norms[..=found.round.0 as usize].iter().filter(skips).count();
+                let skips = |round: &u32| is_skipped(&self.terms, &self.norms, *round);
+                let skipped = (0..=found.round.0).filter(skips).count();
                 assert_eq!(found.skipped, skipped as u64, "rank {rank}, {:?}", found.round);
             }
         }
@@ -305,12 +309,22 @@ fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Rou
     changes
 }
 
-fn is_finite(norm: Option<f32>) -> bool {
-    norm.is_none_or(f32::is_finite)
+/// Whether a round is skipped. `norms` are those of the rounds so far.
+fn is_skipped(terms: &Terms, norms: &[Option<f32>], round: u32) -> bool {
+    let mut counted = Vec::new();
+    let is_skipped = |norm: Option<f32>| {
+        let Some(norm) = norm else { return false };
+        let is_spike = terms.job.skip_spikes.is_some_and(|times| oracle::is_spike(&counted, norm, times));
+        let is_skipped = terms.job.skip_nonfinite && !norm.is_finite() || is_spike;
+        counted.extend((!is_skipped).then_some(norm));
+        is_skipped
+    };
+    norms[..=round as usize].iter().copied().map(is_skipped).last().expect("norms up to this round")
 }
 
 /// Returns the value that a worker pushes. If workers come and go, all push the same whole number: the mean does not
-/// depend on who takes part. Where rounds are skipped, one of four has a value that is infinite. Where keys are
+/// depend on who takes part. Where rounds are skipped, one of four has a value that is infinite, or gradients
+/// that are long. Where keys are
 /// adapted, one of five is zero.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     if terms.job.skip_nonfinite
@@ -327,7 +341,8 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
     let rank = if terms.job.on_loss == OnLoss::Continue { 0 } else { rank };
     let mixed =
         mix(u64::from(rank) << 48 | u64::from(round.0) << 32 | u64::from(key.0) << 16 | element as u64);
-    let whole = (mixed % 255) as f32 - 127.0;
+    let is_long = terms.job.skip_spikes.is_some() && mix(u64::from(round.0) ^ 0x1093).is_multiple_of(4);
+    let whole = ((mixed % 255) as f32 - 127.0) * if is_long { 4.0 } else { 1.0 };
     if terms.job.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
 }
 
@@ -364,7 +379,7 @@ fn expected(
         });
         let former = norms.last().copied().flatten().unwrap_or(0.0);
         norms.push(norm);
-        let is_skipped = terms.job.skip_nonfinite && !is_finite(norm);
+        let is_skipped = is_skipped(terms, &norms, round.0);
         let scale = norm.map(|norm| match (terms.job.clip_norm, terms.job.clip_norm_last) {
             (Some(most), _) => oracle::clip_scale(norm, most),
             (None, Some(most)) => oracle::clip_scale_after(former, most),

@@ -23,6 +23,10 @@ pub struct Model {
     pub clip_norm_last: Option<f32>,
     /// Whether rounds that are not finite are skipped.
     pub skips: bool,
+    /// The number of means of norms above which a norm is a spike, and its round is skipped.
+    pub skip_spikes: Option<f32>,
+    /// The norms of the rounds that were not skipped, where spikes are.
+    norms: Vec<f32>,
     /// The norm of the mean of the last round, in a job whose steps wait for it.
     pub norm: Option<f32>,
     /// The hub's next round.
@@ -76,6 +80,8 @@ impl Model {
             clip_norm: None,
             clip_norm_last: None,
             skips: false,
+            skip_spikes: None,
+            norms: Vec::new(),
             norm: None,
             round: Round(0),
             chunks,
@@ -165,7 +171,8 @@ impl Model {
         }
         let former = self.norm.take().unwrap_or(0.0);
         let mut scale = None;
-        if self.clip_norm.is_some() || self.clip_norm_last.is_some() || self.skips {
+        let has_norm = self.clip_norm.or(self.clip_norm_last).or(self.skip_spikes).is_some();
+        if has_norm || self.skips {
             let rescale = Step::new(&self.optimizer, self.gradients, Round(1), 0.0, 1.0, 1.0).rescale;
             sums.iter_mut().flat_map(|(_, sum)| sum).for_each(|sum| *sum *= rescale);
             let blocks =
@@ -175,7 +182,11 @@ impl Model {
             scale = Some(self.clip_norm.map_or(by_former, |most| oracle::clip_scale(norm, most)));
             self.norm = Some(norm);
         }
-        if self.norm.is_none_or(|norm| norm.is_finite() || !self.skips) {
+        let is_spike =
+            |norm| self.skip_spikes.is_some_and(|times| oracle::is_spike(&self.norms, norm, times));
+        let is_skipped = |norm: f32| self.skips && !norm.is_finite() || is_spike(norm);
+        if !self.norm.is_some_and(is_skipped) {
+            self.norms.extend(self.norm);
             sums.into_iter().for_each(|(id, sum)| self.step_by(numbers, id, &sum, scale));
         }
         self.round = self.round.next();

@@ -11,6 +11,9 @@ use worker_shim::State;
 /// The "rank" whose values are the first weights.
 const BROADCAST: u32 = u32::MAX;
 
+/// A gradient that is so large that the norm of its round is a spike. All types have it.
+pub const SPIKE: f32 = 8192.0;
+
 /// Numbers from -4 to 4 over several binades: their sum depends on the order of summation.
 fn value(seed: u64, rank: u32, round: u32, key: usize, element: usize) -> f32 {
     let place = (u64::from(rank) << 32 | u64::from(round)) ^ (key as u64) << 56 ^ (element as u64) << 8;
@@ -66,6 +69,8 @@ pub struct Reference {
     clip_norm: Option<f32>,
     /// The bound of the norm of the round before.
     pub clip_norm_last: Option<f32>,
+    /// Rounds in which rank 1 pushes a [large value](SPIKE).
+    pub spikes: Vec<u32>,
     /// The norm of the mean gradient of the last round.
     pub norm: f32,
     /// Whether steps go up the gradient.
@@ -105,6 +110,7 @@ impl Reference {
             optimizer,
             clip_norm: None,
             clip_norm_last: None,
+            spikes: Vec::new(),
             norm: 0.0,
             maximize: false,
             ema: None,
@@ -166,6 +172,13 @@ impl Reference {
         (self.round, self.norm) = (self.round + rounds, 0.0);
     }
 
+    /// Loses the gradients of a round, whose mean has this norm.
+    pub fn skip(&mut self) -> f32 {
+        let norm = self.norm_of(&self.means(&self.optimizer));
+        self.lose(1);
+        norm
+    }
+
     /// Makes one round at this learning rate.
     pub fn advance(&mut self, learning_rate: f32) {
         self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)));
@@ -178,9 +191,7 @@ impl Reference {
 
     /// Makes one round with these numbers.
     pub fn advance_by(&mut self, numbers: &Numbers) {
-        let mut sums: Vec<Vec<f32>> = (0..self.keys.len()).map(|key| self.sums(key)).collect();
-        let rescale = Step::new(&numbers.optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
-        sums.iter_mut().flatten().for_each(|sum| *sum *= rescale);
+        let sums = self.means(&numbers.optimizer);
         let by_former = self.clip_norm_last.map_or(1.0, |most| oracle::clip_scale_after(self.norm, most));
         self.norm = self.norm_of(&sums);
         let scale = self.clip_norm.map_or(by_former, |most| oracle::clip_scale(self.norm, most));
@@ -209,10 +220,22 @@ impl Reference {
         self.round += 1;
     }
 
+    /// Returns the mean gradients of the round, by key.
+    fn means(&self, optimizer: &Optimizer) -> Vec<Vec<f32>> {
+        let mut sums: Vec<Vec<f32>> = (0..self.keys.len()).map(|key| self.sums(key)).collect();
+        let rescale = Step::new(optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
+        sums.iter_mut().flatten().for_each(|sum| *sum *= rescale);
+        sums
+    }
+
     /// Returns the sums of a key's gradients.
     fn sums(&self, key: usize) -> Vec<f32> {
         let dtype = self.keys[key].dtype;
-        let gradient = |rank, i| rounded(dtype, value(self.seed, rank, self.round, key, i));
+        let has_spike = key == 0 && self.spikes.contains(&self.round);
+        let gradient = |rank, i| match (rank, i) {
+            (1, 0) if has_spike => SPIKE,
+            _ => rounded(dtype, value(self.seed, rank, self.round, key, i)),
+        };
         let sum = |i| {
             let mut next = 0;
             let sum_of_machine = |&workers: &u32| {

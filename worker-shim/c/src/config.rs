@@ -128,7 +128,7 @@ pub unsafe extern "C" fn phub_config_add_layer(
     })
 }
 
-/// Changes a setting that has a default: "chunk_bytes", "clip_norm", "clip_norm_last", "ema" (none, or a decay), "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
+/// Changes a setting that has a default: "chunk_bytes", "clip_norm", "clip_norm_last", "skip_spikes", "ema" (none, or a decay), "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 /// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 /// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 /// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "tcp_congestion" (auto, system, or a name of the kernel's), "nics", "rails"

@@ -270,7 +270,7 @@ pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mu
 }
 
 /// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round with a known norm. Also
-/// writes that round, and the number of skipped rounds. For a job with "clip_norm" or "skip_nonfinite". Before the
+/// writes that round, and the number of skipped rounds. For a job with "clip_norm", "skip_nonfinite" or "skip_spikes". Before the
 /// first such round the norm is NaN.
 ///
 /// # Safety

@@ -307,6 +307,23 @@ def test_a_step_that_is_not_finite_is_left_out(hub):
         torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5, msg=lambda words: f"{key}: {words}")
 
 
+def test_a_step_whose_norm_is_a_spike_is_left_out(hub):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.Adam(ours.parameters()), ours, hub, skip_spikes=3.0)
+    local = torch.optim.Adam(theirs.parameters())
+    for number in range(16):
+        inputs, targets = data(number)
+        for model, each in ((ours, optimizer), (theirs, local)):
+            each.zero_grad()
+            factor = 1000 if number in (2, 12, 14) else 1  # the first is too early to be a spike
+            (torch.nn.functional.cross_entropy(model(inputs), targets) * factor).backward()
+            if model is ours or number not in (12, 14):
+                each.step()
+        assert optimizer._phub.session.skipped == (number >= 12) + (number >= 14)
+    for (key, our), their in zip(ours.state_dict().items(), theirs.state_dict().values()):
+        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5, msg=lambda words: f"{key}: {words}")
+
+
 def test_a_norm_that_is_none_is_refused(hub):
     for most in (0.0, -1.0, float("nan"), float("inf")):
         model = Net()

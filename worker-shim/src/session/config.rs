@@ -144,6 +144,7 @@ impl SessionConfig {
             "clip_norm_last" => terms.clip_norm_last = unless_none(value)?,
             "ema" => terms.ema = unless_none(value)?,
             "skip_nonfinite" => terms.skip_nonfinite = read(value)?,
+            "skip_spikes" => terms.skip_spikes = unless_none(value)?,
             "maximize" => terms.maximize = read(value)?,
             "answers_ahead" => terms.answers_ahead = read(value)?,
             "schedule" => terms.level.schedule = read(value)?,
@@ -186,7 +187,7 @@ impl SessionConfig {
             "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, clip_norm, clip_norm_last, skip_nonfinite, ema, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, tcp_congestion, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
+                return Err("there are chunk_bytes, clip_norm, clip_norm_last, skip_nonfinite, skip_spikes, ema, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, tcp_congestion, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())

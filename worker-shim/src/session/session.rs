@@ -117,14 +117,14 @@ impl Session {
     }
 
     /// Returns the norm of the mean gradient of all keys in the last round that is found, before it is clipped, and
-    /// that round. Of a job with `clip_norm` or `skip_nonfinite`; `None` before its first round. When all weights of a
+    /// that round. Of a job with `clip_norm`, `skip_nonfinite` or `skip_spikes`; `None` before its first round. When all weights of a
     /// round have arrived, its norm has arrived, too.
     pub fn norm(&self) -> Option<(Round, f32)> {
         self.exchange.found().map(|found| (found.round, found.sum.norm()))
     }
 
-    /// Returns how many rounds of the job were skipped because their mean gradient was not finite. In a job with
-    /// `skip_nonfinite`.
+    /// Returns how many rounds of the job were skipped because their mean gradient was not finite, or its norm a spike. In a
+    /// job with `skip_nonfinite` or `skip_spikes`.
     pub fn skipped(&self) -> u64 {
         self.exchange.found().map_or(0, |found| found.skipped)
     }

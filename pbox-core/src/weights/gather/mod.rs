@@ -25,7 +25,7 @@ use super::chunks::Chunk;
 use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{Element, Kernels, Slots};
 use crate::layout::{Immediate, Round};
-use crate::whole::{ExactSum, Found, Scope, Sums, Told};
+use crate::whole::{ExactSum, Found, NormMean, Scope, Sums, Told};
 use crate::wire::Wire;
 use teller::Teller;
 
@@ -73,6 +73,11 @@ pub(crate) trait Gather {
 
     /// Returns the squares of the core's chunks in the round before this one, if steps wait for their norm.
     fn squares_before(&self, _round: Round) -> Option<ExactSum> {
+        None
+    }
+
+    /// Returns the mean of the norms so far, where rounds with a spike are skipped.
+    fn norm_mean(&self) -> Option<NormMean> {
         None
     }
 
@@ -155,8 +160,8 @@ pub(crate) trait Gather {
         (&[], 0)
     }
 
-    /// Begins the chunks with this round. The round before it had gradients of this norm, or none.
-    fn begin_at(&mut self, _first: Round, _norm: f32) {}
+    /// Begins the chunks with this round. The round before it had gradients of this norm, or none. The norms before have this mean.
+    fn begin_at(&mut self, _first: Round, _norm: f32, _mean: NormMean) {}
 
     /// Whether the core waits for other cores.
     #[inline]
@@ -364,6 +369,10 @@ impl Gather for GatherNorm {
         (self.by_former && is_before).then(|| sums[0])
     }
 
+    fn norm_mean(&self) -> Option<NormMean> {
+        self.gathered[0].scope.whole.norm_mean()
+    }
+
     fn add(&mut self, place: usize, squares: &Sums) {
         self.of(place).sums.iter_mut().zip(squares).for_each(|(sum, more)| sum.join(more));
     }
@@ -443,9 +452,10 @@ impl Gather for GatherNorm {
         (&self.means.as_slice()[kept.start..][..chunk.elements], kept.workers)
     }
 
-    fn begin_at(&mut self, first: Round, norm: f32) {
+    fn begin_at(&mut self, first: Round, norm: f32, mean: NormMean) {
         for each in &mut self.gathered {
             each.round = first;
+            each.scope.whole.begin_with(mean);
             if self.by_former {
                 (each.round, each.sums) = (Round(first.0.wrapping_sub(1)), Sums::default());
                 if each.scope.core == 0 {

@@ -4,7 +4,7 @@
 use fabric::{Span, Spans};
 
 use crate::layout::{Immediate, Round};
-use crate::whole::{Part, Parts, Told, WholeGradient};
+use crate::whole::{Found, Part, Parts, Told, WholeGradient};
 
 /// The sender of a hub's part of the whole gradient, which also takes the parts of other hubs.
 #[derive(Debug)]
@@ -58,14 +58,19 @@ impl Teller {
     /// Adds the known values of a round: this hub's part once it is whole, and all hubs' parts.
     pub fn add(&mut self, round: Round, whole: &WholeGradient) {
         let Some(sum) = whole.part(round).filter(|_| !self.has_found(round)) else { return };
-        let part = Told { round, skipped: self.found.skipped, sum };
+        let found = whole.found(round);
+        if whole.is_alone() && found.is_none() {
+            return; // the core that gave the last sum is about to find it, and wakes this one
+        }
+        let is_spike = sum.is_finite() && found == Some(Found::Skip);
+        let part = Told { round, skipped: self.found.skipped, is_spike, sum };
         if self.parts.take(self.hub, part) == Part::New {
             part.write(self.lines.elements_mut(self.place(round)));
             self.untold = Some(round);
         }
         if let Some(sum) = self.parts.sum(round) {
             (self.found, self.has_any) = (part.whole(sum, self.skips), true);
-            if whole.found(round).is_none() {
+            if found.is_none() {
                 whole.find(round, &sum);
             }
         }

@@ -155,7 +155,8 @@ impl Story {
         let elements: usize = pieces.iter().map(|piece| piece.elements.len()).sum();
         let mut values = Slab::zeroed("test", 2 * elements).unwrap();
         values.as_mut_slice().fill(value);
-        let parts = vec![SnapshotPart { steps: vec![1; chunks.len()], squares: None, chunks, values }];
+        let steps = vec![1; chunks.len()];
+        let parts = vec![SnapshotPart { steps, squares: None, norm_mean: None, chunks, values }];
         let numbers = vec![(Round(0), Numbers::new(OPTIMIZER))];
         Snapshot::of_share(Arc::clone(&self.layout), pieces, OPTIMIZER, round, numbers, parts).unwrap()
     }

@@ -97,7 +97,7 @@ class AtTheHub(Joined):
     @property
     def grad_norm(self) -> Optional[float]:
         """The norm of the mean gradient of the last step, before the hub has clipped it; waits for all parameters. `None` without
-        `clip_norm` and `skip_nonfinite`."""
+        `clip_norm`, `skip_nonfinite` and `skip_spikes`."""
         self.synchronize()
         norm = self._phub.session.norm
         return None if norm is None else norm.value

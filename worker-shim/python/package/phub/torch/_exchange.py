@@ -8,6 +8,7 @@ takes the values that were written.
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
@@ -155,7 +156,7 @@ class Exchange:
 
     def _search_of_this_round(self) -> Callable[[], bool]:
         """Returns a function that waits for the fewest weights that show the norm of the round, and returns whether it was
-        skipped."""
+        skipped as not finite."""
         number, skipped = self.session.next_round, self.session.skipped
 
         def search() -> bool:
@@ -164,7 +165,8 @@ class Exchange:
                 norm = self.session.norm
                 if norm is not None and norm.round >= number:
                     break
-            return self.session.skipped > skipped
+            norm = self.session.norm  # that of a spike is finite: the scale is not to blame
+            return self.session.skipped > skipped and not (norm is not None and math.isfinite(norm.value))
 
         return search
 

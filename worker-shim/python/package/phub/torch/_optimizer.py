@@ -73,7 +73,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         session: more settings of `phub.Session`, such as `job`, `transport`, `compression`. With `ema=0.999` the hub keeps an average
             of the parameters, and `with optimizer.averaged():` evaluates the model with it. With
             `clip_norm_last=1.0` a step is scaled by the norm of the step before: it is not torch's clipping, and no parameter waits for
-            the gradients of all.
+            the gradients of all. With `skip_spikes=3.0` a step is left out whose norm is above three times the running mean.
 
     Raises:
         UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and the next step.
