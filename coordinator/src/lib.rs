@@ -39,13 +39,16 @@ mod verdict;
 
 pub use asker::Asker;
 pub use digests::{Compared, Digests};
-pub use hub::{End, Failed, Found, Hub, JobEnded, Memory, Names, NoRoom, Promise, Quotas, STOPS, Settings};
+pub use hub::{
+    End, Failed, Found, Hub, JobEnded, Memory, Names, NoRoom, Promise, Quotas, ROUND_AT_STOP, SAVED_WITHIN,
+    STOPS, Settings, StopStep,
+};
 pub use hubs::{Files, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use input::{Input, MemberOf, Request};
 pub use job::{
     AskedId, Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, FollowId, Grant, Job, JobSpec,
     LastStep, LastStepped, LateLimits, Leave, Life, Made, Member, Model, News, NoState, NotCut, NotReleased,
-    Parts, Purpose, Ranks, Saved, Saves, Standing, Step, Stepped, TOLD_EVERY, Use, WantId,
+    Parts, Purpose, Ranks, Saved, Standing, Step, Stepped, TOLD_EVERY, Use, WantId,
 };
 pub use join::{Differs, Join};
 pub use pace::LastRounds;

@@ -28,7 +28,7 @@ use crate::job::Event;
 const FORMAT: &str = "phub-server";
 /// The number of the form of inputs and answers. It goes up with each change of a form that this program can no longer read.
 /// `tests/form.rs` replays a record of a known life, and finds such a change.
-const FORM: u32 = 2;
+const FORM: u32 = 3;
 /// The digits of a token and of a secret.
 const SECRET_DIGITS: usize = 32;
 /// The longest answer that a record has in full, in bytes. Of a longer one it has the beginning, the length and a digest.
@@ -36,7 +36,7 @@ const LONGEST: usize = 4096;
 /// The lines before a difference that its story shows.
 const TOLD: usize = 8;
 /// The answers to sweeps that a story leaves out.
-const NOTHING: [&str; 2] = ["[]", "Forgotten(0)"];
+const NOTHING: [&str; 2] = ["[]", "Forgotten(0, [])"];
 /// The longest piece of a line that a story shows, in characters.
 const SHOWN: usize = 600;
 

@@ -1,4 +1,4 @@
-//! Ends: a job fails, or all its workers have left it; the hub takes no more jobs, admits no worker, stops. Old failures are
+//! Ends: a job fails, or all its workers have left it; the hub takes no more jobs, or admits no worker. Old failures are
 //! forgotten.
 //!
 //! A job that has failed is kept for its news, for [`KEEP_FAILED`]. At most as many of them are kept as a hub may have
@@ -10,8 +10,9 @@ use std::time::Instant;
 use pbox_core::JobId;
 use pbox_core::control::RefusalCode;
 
+use super::stop::{Stop, StopStep, Stopping};
 use super::{Hub, STOPS};
-use crate::job::{Blame, Effect, Job, Model, Saves};
+use crate::job::{Blame, Effect, Job, Model};
 use crate::refused::Refused;
 use crate::tokens::KEEP_FAILED;
 
@@ -34,14 +35,15 @@ impl Hub {
         id: JobId,
         reason: &str,
         blame: Blame,
-        saves: Option<Saves>,
+        saves: bool,
         now: Instant,
     ) -> Option<Failed> {
-        let blame = if self.end.stopping { Blame::Hub } else { blame };
+        let stops = self.end.stops();
+        let blame = if stops { Blame::Hub } else { blame };
         let job = self.jobs.get_mut(&id).filter(|job| !job.life.failed())?;
         let effects = match saves {
-            Some(saves) => job.fail_and_save(reason, blame, saves, now),
-            None => job.fail(reason, blame == Blame::Hub, now),
+            true => job.fail_and_save((reason, blame), stops, now),
+            false => job.fail(reason, blame == Blame::Hub, now),
         };
         self.counts.failed_jobs += 1;
         self.names.take(&job.spec.name, id);
@@ -53,21 +55,9 @@ impl Hub {
         Some(Failed { blame, is_being_saved, effects: self.noted(id, effects, now) })
     }
 
-    /// Stops. Returns the jobs that fail for it; the caller has to notify their members.
-    pub(crate) fn stop(&mut self) -> Vec<JobId> {
-        self.end.stopping = true;
-        let (jobs, untold) = (&self.jobs, &mut self.end.untold);
-        let living = jobs.iter().filter(|(_, job)| !job.life.failed());
-        let living = living.map(|(&id, job)| {
-            untold.extend(job.members.present().map(|(rank, _)| (id, rank)));
-            id
-        });
-        living.collect()
-    }
-
     /// Forgets the models of failed jobs; and failed jobs that are old or too many, their tokens and their members. A job whose last
-    /// state is being saved stays. Returns the models.
-    pub(crate) fn sweep(&mut self, now: Instant) -> Vec<Model> {
+    /// state is being saved stays. Returns the models, and what a stop then does.
+    pub(crate) fn sweep(&mut self, now: Instant) -> (Vec<Model>, Vec<StopStep>) {
         let Hub { jobs, tokens, end: End { untold, .. }, settings, .. } = self;
         let models = jobs.values_mut().filter(|job| !job.is_kept()).filter_map(Job::forget_model).collect();
         jobs.retain(|_, job| job.is_kept() || job.life.failed_at().is_some_and(|at| now - at < KEEP_FAILED));
@@ -79,7 +69,7 @@ impl Hub {
         failed[..beyond].iter().for_each(|(_, id)| drop(jobs.remove(id)));
         tokens.sweep(|job| jobs.contains_key(&job), now);
         untold.retain(|(job, _)| jobs.contains_key(job));
-        models
+        (models, Stopping { hub: self, now }.time_passes())
     }
 }
 
@@ -90,8 +80,8 @@ pub struct End {
     pub(crate) draining: bool,
     /// Whether no worker may join any more: it writes its checkpoints, and then stops.
     pub(crate) closed: bool,
-    /// Whether all jobs end, or have ended, because it stops.
-    stopping: bool,
+    /// Its stop.
+    pub(super) stop: Stop,
     /// Members that do not know yet that it stops.
     pub(crate) untold: HashSet<(JobId, u32)>,
     /// Failed jobs that the hubs above do not know of yet.
@@ -111,13 +101,23 @@ impl End {
 
     /// Whether all jobs end, or have ended, because the hub stops.
     pub fn stops(&self) -> bool {
-        self.stopping
+        self.stop.stops()
+    }
+
+    /// Returns the names of the jobs whose state at the stop is not written yet, or cannot be written.
+    pub fn unsaved(&self) -> Vec<String> {
+        self.stop.unsaved()
     }
 
     /// Whether there are members that do not know that the hub stops, or hubs above that do not know that a
     /// job failed.
     pub fn has_untold(&self) -> bool {
         !self.untold.is_empty() || !self.untold_above.is_empty()
+    }
+
+    /// Forgets a job that all workers have left.
+    pub(crate) fn forget(&mut self, job: JobId) {
+        self.stop.forget(job);
     }
 
     /// Refuses with this code once the hub admits no worker.

@@ -8,7 +8,8 @@
 //! | `join` | decides whether a worker finds a job, makes one, or is refused |
 //! | `quotas` | says what one address, and one job, may have |
 //! | `promises` | promises memory |
-//! | `end` | ends jobs: one alone, or all of a hub that stops; forgets what is old |
+//! | `end` | ends jobs; forgets what is old |
+//! | `stop` | stops the hub: saves its jobs, then ends them |
 //!
 //! Every change to a hub comes in by [`Hub::ask`], which is in `input`. The driver reads the rest.
 
@@ -17,6 +18,7 @@ mod join;
 mod names;
 mod promises;
 mod quotas;
+mod stop;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +34,8 @@ pub use join::Found;
 pub use names::Names;
 pub use promises::{Memory, NoRoom, Promise};
 pub use quotas::Quotas;
+pub(crate) use stop::Stopping;
+pub use stop::{ROUND_AT_STOP, SAVED_WITHIN, StopStep};
 
 use crate::job::{Cause, Effect, Job, LateLimits};
 use crate::refused::Refused;
@@ -200,7 +204,10 @@ impl Hub {
                 Effect::Lost { cause: Cause::Late, .. } => lost.late += 1,
                 Effect::Lost { cause: Cause::HubLost | Cause::Other, .. } => lost.other += 1,
                 Effect::LastOver(saved) => {
-                    self.job_mut(id).into_iter().for_each(|job| job.checkpoints.has_last_state(saved))
+                    self.job_mut(id).into_iter().for_each(|job| job.checkpoints.has_last_state(saved));
+                    if saved.is_ok() {
+                        self.end.forget(id);
+                    }
                 }
                 Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
                 // A connection by this token, which may be on its way here, is one of the lost.

@@ -9,7 +9,7 @@ use pbox_core::{JobTerms, Key, Numbers, NumbersByRound, Optimizer, Round, Share}
 
 use super::*;
 use crate::input::{self, Begin, Fail, HubOf, MemberOf};
-use crate::job::{Blame, Job, JobSpec, LastStep, Leave, Made, Saves};
+use crate::job::{Blame, Job, JobSpec, LastStep, Leave, Made};
 use crate::join::Join;
 use crate::{LateLimits, Secret, Token};
 
@@ -92,7 +92,7 @@ fn run(job: &mut Job) {
 }
 
 fn fail(hub: &mut Hub, id: JobId, now: Instant) {
-    hub.fail(id, "a test", Blame::Job, None, now);
+    hub.fail(id, "a test", Blame::Job, false, now);
 }
 
 fn refused<T>(answer: Result<T, Refused>, code: RefusalCode, words: &[&str]) {
@@ -142,7 +142,7 @@ fn a_hub_that_ends_with_its_jobs_takes_their_workers_and_one_that_stops_takes_no
     refused(hub.find_or_reserve("c", None), RefusalCode::Draining, &["takes no new jobs"]);
     assert_eq!(hub.find_or_reserve("b", None), Ok(Found::Job));
     assert_eq!(hub.find_or_reserve("a", None), Ok(Found::Reserved));
-    hub.ask(input::Close, Instant::now());
+    hub.ask(input::BeginStop { reason: "a test".into(), has_files: true }, Instant::now());
     refused(hub.find_or_reserve("b", None), RefusalCode::HubStops, &[STOPS]);
     refused(hub.find_or_reserve("c", None), RefusalCode::HubStops, &[STOPS]);
     assert!(!hub.names.is_empty() && hub.end.drains());
@@ -225,8 +225,8 @@ fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
         join(&mut hub, "job", rank, Token([rank as u8; 16]), now).unwrap();
     }
     run(hub.job_mut(job).unwrap());
-    let saves = Some(Saves::default());
-    let failed = hub.ask(Fail { job, reason: "a test".into(), blame: Blame::Job, saves }, now).unwrap();
+    let fail = Fail { job, reason: "a test".into(), blame: Blame::Job, saves: true };
+    let failed = hub.ask(fail, now).unwrap();
     assert!(failed.is_being_saved && failed.effects == [Effect::Last(LastStep::Hold)]);
     assert_eq!(hub.find_or_reserve("job", ONE), Ok(Found::Reserved));
     assert!(hub.names.saves_any() && !hub.names.is_empty());
@@ -280,12 +280,14 @@ fn a_hub_that_stops_waits_for_its_members_and_for_the_hubs_above() {
     let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
     let id = make(&mut hub, "job", None, 0).unwrap();
     join(&mut hub, "job", 1, Token([1; 16]), now).unwrap();
-    hub.ask(input::Close, Instant::now());
-    assert_eq!(hub.stop(), [id]);
-    let failed = hub.fail(id, "a test", Blame::Job, None, now).unwrap();
+    assert_eq!(
+        hub.ask(input::Stop { reason: "a test".into() }, now),
+        [StopStep::Fail(vec![id], "a test".into())]
+    );
+    let failed = hub.fail(id, "a test", Blame::Job, false, now).unwrap();
     assert_eq!(failed.blame, Blame::Hub, "whatever ends while the hub stops, its stop ends");
     hub.ask(input::TellAbove { job: id }, now);
-    assert_eq!(hub.stop(), [], "all have failed");
+    assert_eq!(hub.ask(input::Stop { reason: "again".into() }, now), [], "all have failed");
     hub.ask(input::Told { member: MemberOf { job: id, rank: 0 } }, now);
     hub.ask(input::ToldAbove { job: id }, now);
     assert!(hub.end.has_untold(), "of a member");
@@ -295,6 +297,6 @@ fn a_hub_that_stops_waits_for_its_members_and_for_the_hubs_above() {
     assert!(hub.end.has_untold(), "the hubs above");
     hub.ask(input::ToldAbove { job: id }, now);
     assert!(!hub.end.has_untold());
-    assert!(hub.fail(id, "a test", Blame::Job, None, now).is_none());
+    assert!(hub.fail(id, "a test", Blame::Job, false, now).is_none());
     assert_eq!(hub.counts.failed_jobs, 1);
 }

@@ -1,5 +1,4 @@
-//! Requests for the end of a hub: it takes no more jobs, admits no worker, stops, and its members are
-//! notified.
+//! Requests for the end of a hub: it takes no more jobs, stops, and its members are notified.
 
 use std::time::Instant;
 
@@ -7,7 +6,7 @@ use pbox_core::JobId;
 use serde::{Deserialize, Serialize};
 
 use super::{MemberOf, Request};
-use crate::hub::Hub;
+use crate::hub::{Hub, StopStep, Stopping};
 
 /// The hub takes no more jobs. The answer is the names of the jobs that it has, in order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,27 +21,55 @@ impl Request for Drain {
     }
 }
 
-/// The hub admits no worker any more.
+/// The hub begins to stop, unless it does already: it admits no worker any more, and its jobs are saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Close;
+#[serde(deny_unknown_fields)]
+pub struct BeginStop {
+    /// The reason, for the members.
+    pub reason: String,
+    /// Whether the hub writes checkpoints.
+    pub has_files: bool,
+}
 
-impl Request for Close {
-    type Answer = ();
+impl Request for BeginStop {
+    type Answer = Vec<StopStep>;
 
-    fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.end.closed = true;
+    fn apply(self, hub: &mut Hub, now: Instant) -> Vec<StopStep> {
+        Stopping { hub, now }.begin(self.reason, self.has_files)
     }
 }
 
-/// The hub stops. The answer is the jobs that fail for it; the driver has to notify their members.
+/// A job that ends at a cut because the hub stops is saved, or cannot be saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Stop;
+#[serde(deny_unknown_fields)]
+pub struct SavedAtStop {
+    /// The job.
+    pub job: JobId,
+    /// Whether it is saved.
+    pub is_saved: bool,
+}
+
+impl Request for SavedAtStop {
+    type Answer = Vec<StopStep>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Vec<StopStep> {
+        Stopping { hub, now }.answered(self.job, self.is_saved)
+    }
+}
+
+/// The hub stops at once: no job is saved at a cut.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stop {
+    /// The reason, for the members.
+    pub reason: String,
+}
 
 impl Request for Stop {
-    type Answer = Vec<JobId>;
+    type Answer = Vec<StopStep>;
 
-    fn apply(self, hub: &mut Hub, _: Instant) -> Vec<JobId> {
-        hub.stop()
+    fn apply(self, hub: &mut Hub, now: Instant) -> Vec<StopStep> {
+        Stopping { hub, now }.at_once(self.reason)
     }
 }
 

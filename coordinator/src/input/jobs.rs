@@ -9,9 +9,9 @@ use pbox_core::{JobId, NumbersByRound, Piece, Round, Share};
 use serde::{Deserialize, Serialize};
 
 use super::Request;
-use crate::hub::{Failed, Found, Hub, Memory, Promise};
+use crate::hub::{Failed, Found, Hub, Memory, Promise, StopStep};
 use crate::hubs::{Files, Hubs, Secret};
-use crate::job::{Blame, Job, JobSpec, Model, Saves};
+use crate::job::{Blame, Job, JobSpec, Model};
 use crate::refused::Refused;
 
 /// Looks up a name for a worker at an address. A free name is reserved for it.
@@ -163,8 +163,8 @@ pub struct Fail {
     pub reason: String,
     /// The blame for the end.
     pub blame: Blame,
-    /// The things to know for its last state, if this hub saves it.
-    pub saves: Option<Saves>,
+    /// Whether this hub saves its last state.
+    pub saves: bool,
 }
 
 impl Request for Fail {
@@ -189,6 +189,7 @@ impl Request for End {
     fn apply(self, hub: &mut Hub, now: Instant) -> Option<Ended> {
         let job = hub.jobs.remove(&self.job)?;
         hub.names.take(&job.spec.name, self.job);
+        hub.end.forget(self.job);
         // The tokens of workers that connected after the last one left are no longer valid.
         hub.tokens.sweep(|job| job != self.job, now);
         Some(Ended(Box::new(job)))
@@ -204,7 +205,7 @@ impl fmt::Debug for Ended {
     }
 }
 
-/// Time has passed: failed jobs that are old or too many are forgotten.
+/// Time has passed: failed jobs that are old or too many are forgotten, and a stop gives up what takes too long.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sweep;
 
@@ -212,15 +213,21 @@ impl Request for Sweep {
     type Answer = Forgotten;
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Forgotten {
-        Forgotten(hub.sweep(now))
+        let (models, stop) = hub.sweep(now);
+        Forgotten { models, stop }
     }
 }
 
-/// The models of failed jobs, which another thread frees.
-pub struct Forgotten(pub Vec<Model>);
+/// The consequence of the passing of time.
+pub struct Forgotten {
+    /// The models of failed jobs, which another thread frees.
+    pub models: Vec<Model>,
+    /// The steps of a stop.
+    pub stop: Vec<StopStep>,
+}
 
 impl fmt::Debug for Forgotten {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_tuple("Forgotten").field(&self.0.len()).finish()
+        out.debug_tuple("Forgotten").field(&self.models.len()).field(&self.stop).finish()
     }
 }

@@ -114,5 +114,5 @@ inputs! {
     Offer, Wanted, Comes, BeginWith, MissMachines, MachinesReached, WantState, BeginFile, EndFile,
     HasFiles, AskForWritten, AskToHold, AskForPart,
     // Ends.
-    Drain, Close, Stop, Told, TellAbove, ToldAbove,
+    Drain, BeginStop, SavedAtStop, Stop, Told, TellAbove, ToldAbove,
 }

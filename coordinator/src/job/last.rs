@@ -29,14 +29,6 @@ use serde::{Deserialize, Serialize};
 use super::{Blame, Effect, Job};
 use crate::hubs::Hubs;
 
-/// The facts that the driver knows of a failed job while its last state is saved.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Saves {
-    /// Whether the job fails because this hub stops.
-    pub stops: bool,
-}
-
 /// A step of saving a last state, which the driver takes. The driver answers each step with its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LastStep {
@@ -107,18 +99,17 @@ enum WaitsFor {
 }
 
 impl Job {
-    /// Ends the job as [`fail`](Self::fail) does, and has its last state saved, if it has one.
+    /// Ends the job as [`fail`](Self::fail) does, and has its last state saved, if it has one. `stops`: this hub does.
     pub(crate) fn fail_and_save(
         &mut self,
-        reason: &str,
-        blame: Blame,
-        saves: Saves,
+        (reason, blame): (&str, Blame),
+        stops: bool,
         now: Instant,
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
         if self.life.runs() {
             let written = self.checkpoints.last.as_ref().map(|last| last.round);
-            let last = Last::new((reason, blame), saves, &self.hubs, (written, self.first_round));
+            let last = Last::new((reason, blame), stops, &self.hubs, (written, self.first_round));
             self.last.0 = Some(last);
             effects.push(Effect::Last(LastStep::Hold));
         }
@@ -279,7 +270,7 @@ impl Last {
     /// round.
     fn new(
         (reason, blame): (&str, Blame),
-        Saves { stops }: Saves,
+        stops: bool,
         hubs: &Hubs,
         (written, first_round): (Option<Round>, Round),
     ) -> Self {

@@ -45,7 +45,7 @@ use cut::Cuts;
 pub use cut::{CutAt, CutId, NotCut, NotReleased, Purpose, Step, Stepped};
 pub use event::{Blame, Cause, Effect, Event};
 use last::LastState;
-pub use last::{LastStep, LastStepped, Saved, Saves};
+pub use last::{LastStep, LastStepped, Saved};
 pub use life::Life;
 use life::{Brought, Gathering};
 pub use members::{Arrival, Grant, LateLimits, Leave, Member, Ranks, Standing, TOLD_EVERY};

@@ -14,6 +14,7 @@
 //! | `promises` | the memory of this process |
 //! | `describe` | says what the hub is and has done |
 //! | `recorder` | writes down what the coordinator is asked |
+//! | `stop` | stops the hub |
 //! | `thread` | a thread for work that waits |
 //! | `operate` | stops jobs and the hub for its operator |
 //! | `saved` | a job's state: brought, taken, saved, sent |
@@ -34,6 +35,7 @@ mod recorder;
 mod refusal;
 mod rounds;
 mod saved;
+mod stop;
 #[cfg(test)]
 mod test_bed;
 mod thread;

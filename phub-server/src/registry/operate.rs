@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::input::{Close, Drain};
+use coordinator::input::Drain;
 use pbox_core::control::{DrainReply, RefusalCode, StopReply};
 
 use super::{Because, Refusal, Registry};
@@ -42,11 +42,6 @@ impl Registry {
         DrainReply { jobs }
     }
 
-    /// Admits nobody any more, because the hub stops.
-    pub fn close(&self) {
-        self.lock().ask(Close);
-    }
-
     /// Refuses once the hub admits nobody any more.
     pub fn check_open(&self) -> Result<(), Refusal> {
         Ok(self.lock().hub().end().check_open(RefusalCode::NotReady)?)
@@ -82,7 +77,7 @@ mod tests {
         registry.check_health(Instant::now()).unwrap();
         core.obey();
         registry.check_health(later()).unwrap();
-        registry.close();
+        registry.stop("a test");
         core.obey();
         assert!(registry.check_health(later()).is_err(), "a hub that stops");
     }

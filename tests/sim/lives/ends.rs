@@ -85,6 +85,7 @@ impl Life {
     pub fn come_back(&mut self) {
         self.floor = self.floor.max(self.job.hubs.lead().files.whole);
         let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
+        let is_all_saved = self.was_saved_at_stop() && !is_damaged;
         let restored = restored.map(Arc::new);
         let from = restored.as_ref().map(|restored| restored.round());
         assert!(is_damaged || from >= self.floor, "goes on from {from:?}, and {:?} was written", self.floor);
@@ -108,6 +109,7 @@ impl Life {
         let known = || reached.iter().flatten();
         let furthest = if are_apart { known().min() } else { known().max() };
         let furthest = furthest.map_or(0, |reached| reached.0);
+        assert!(!is_all_saved || furthest <= first.0, "the stop lost rounds {} to {furthest}", first.0);
         self.counts.add("jobs gone on from a checkpoint", usize::from(restored.is_some()));
         self.terms.again = Some(Again { restored, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));

@@ -227,14 +227,9 @@ impl Life {
                 }
                 7 => self.refuses(),
                 8 if self.plot == Plot::Silence => self.time_passes(),
-                8 => self.is_silent(),
-                9 if self.plot == Plot::Stop && self.dice.below(4) == 0 => {
-                    let hub = self.dice.below(self.job.hubs.hubs.len() as u64) as usize;
-                    match self.dice.below(2) {
-                        0 => self.job.hubs.hubs[hub].stops(),
-                        _ => self.job.hubs.hubs[hub].dies(),
-                    }
-                }
+                8 if !self.is_stopping() || self.dice.below(8) == 0 => self.is_silent(),
+                9 if self.plot == Plot::Stop && self.dice.below(4) == 0 => self.stops(),
+                10 if self.is_stopping() && self.dice.below(5) == 0 => self.breaks_stop(),
                 _ => {}
             }
             self.step(u32::MAX);
@@ -302,7 +297,7 @@ impl Life {
             if hub.failed.is_none() {
                 hub.is_silent(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
                 let is_silent = |stage: &Stage| matches!(stage, Stage::Dead | Stage::Hangs);
-                let may_fail = self.stages.iter().any(is_silent);
+                let may_fail = self.stages.iter().any(is_silent) || hub.is_closed();
                 assert!(hub.failed.is_none() || may_fail, "it was not silent for long: {:?}", hub.failed);
             }
         }

@@ -24,6 +24,7 @@
 //! | whoever wants a state is answered, and not early that its time is over; one client reads at a time | the files of a hub, [`Life::until`] |
 //! | a worker comes back as its machine says, if a hub is lost; it does not if the job is over | [`Life::end`] |
 //! | a job that comes back says how many rounds are lost | [`Life::come_back`] |
+//! | a hub that stops in order waits until its job is saved, or for too long; then no round is lost | the stop of a hub, [`Life::come_back`] |
 //! | below other hubs, too, each round is stepped once, and each push of a machine that steps alone, whoever is lost, comes back or makes links again | [`Tree`] |
 //! | if the hubs above are lost, all jobs below end so that sessions wait, and all hubs say how many rounds are lost | [`Tree::end`], [`Tree::come_back`] |
 //! | terms that exclude each other are refused by name | [`Tree::new`] |
@@ -34,6 +35,7 @@ mod disks;
 mod ends;
 mod ledger;
 mod life;
+mod stops;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -87,6 +89,10 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("jobs failed", 100),
         ("jobs gone on from a checkpoint", 50),
         ("hubs lost again before workers had weights", 5),
+        ("stops in order", 40),
+        ("jobs saved at a stop", 20),
+        ("jobs not saved at a stop", 5),
+        ("stops broken", 10),
         ("steps wait for their key", 10),
         ("scaled", 10),
     ]);

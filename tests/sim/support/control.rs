@@ -9,6 +9,7 @@
 
 mod ends;
 mod files;
+mod stop;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -26,10 +27,13 @@ use coordinator::{
 use fabric::any::Transport;
 use fabric::{RecvWindow, SpanError, Spans, sim};
 use pbox_core::control::{ArrivedRequest, HeartbeatReply, JoinRequest, Member, Pass, ReleaseRequest};
-use pbox_core::{Core, JobId, JobTerms, LevelTerms, Notice, Numbers, NumbersByRound, Occasion, Round, Share};
+use pbox_core::{
+    Core, JobId, JobTerms, LevelTerms, Notice, Numbers, NumbersByRound, Occasion, Round, Share, further,
+};
 
 use crate::hubs::Letter;
 pub use files::{FilesHere, known_to};
+pub use stop::{StopHere, Stopping};
 
 /// The last lines of a story are those that matter.
 const TOLD: usize = 60;
@@ -61,6 +65,10 @@ enum Command {
     BeginBelow(CutId, Round),
     /// Finish no round.
     Hold(CutId),
+    /// Say how far each worker that steps alone has come.
+    Lines(CutId),
+    /// Let no chunk go further than this round, or than these lines.
+    EndBefore(CutId, Round, Arc<[Option<Round>]>),
     /// Take a snapshot before a round.
     Snapshot(Occasion, Round),
     /// Take the next snapshot. The memory of the one before is lost.
@@ -81,6 +89,10 @@ impl fmt::Display for Command {
             Command::UnlinkAbove => write!(out, "drops the links that lead up"),
             Command::BeginBelow(_, first) => write!(out, "begins with round {}", first.0),
             Command::Hold(cut) => write!(out, "holds for {cut:?}"),
+            Command::Lines(cut) => write!(out, "says its lines for {cut:?}"),
+            Command::EndBefore(_, before, lines) => {
+                write!(out, "goes no further than round {}, or than {lines:?}", before.0)
+            }
             Command::GiveBack => write!(out, "may take the next snapshot"),
             Command::Snapshot(_, before) => write!(out, "takes a snapshot before round {}", before.0),
             Command::Release { cut, from, admitted, .. } => {
@@ -101,8 +113,10 @@ pub struct Control {
     commands: Vec<VecDeque<Command>>,
     /// The actions of the cores that the job does not know yet.
     reports: VecDeque<Event>,
-    /// The cores that have not answered the step of a cut yet, and the highest of the fronts.
-    answers: (usize, Option<Round>),
+    /// The cores that have not answered the step of a cut yet.
+    answers: usize,
+    /// The highest of their fronts, and their furthest lines.
+    fronts: (Option<Round>, Vec<Option<Round>>),
     /// The ranks that take part since the last look, each with its first round.
     begun: Vec<(u32, Round)>,
     /// The requests and messages to other hubs.
@@ -111,6 +125,8 @@ pub struct Control {
     follows: HashMap<CutId, (CutId, bool)>,
     /// The snapshots and files.
     pub files: FilesHere,
+    /// The stop of the hub.
+    pub stopping: StopHere,
     /// The cut that lets the members begin, which waits for the hubs above.
     waits_above: Option<CutId>,
     /// The cores that have lost links to the hubs above, until there are new ones.
@@ -193,11 +209,13 @@ impl Control {
             name,
             commands: (0..cores).map(|_| VecDeque::new()).collect(),
             reports: VecDeque::new(),
-            answers: (0, None),
+            answers: 0,
+            fronts: Default::default(),
             begun: Vec::new(),
             letters: Vec::new(),
             follows: HashMap::new(),
             files: FilesHere::default(),
+            stopping: StopHere::default(),
             waits_above: None,
             unlinked_above: None,
             failed: None,
@@ -493,6 +511,14 @@ impl Control {
                 let front = core.hold(job).map(|front| front.highest);
                 self.answer(cut, Stepped::Held(front))
             }
+            Command::Lines(cut) => {
+                let lines = core.lines(job).into();
+                self.answer(cut, Stepped::Lines(lines))
+            }
+            Command::EndBefore(cut, before, lines) => {
+                core.end_before(job, before, &lines);
+                self.answer(cut, Stepped::Ends)
+            }
             Command::End => {
                 drop(core.remove_job(job));
                 None
@@ -512,13 +538,20 @@ impl Control {
 
     /// Notes a core's answer to the step of a cut. Returns the end of the step after the last answer.
     fn answer(&mut self, cut: CutId, mut stepped: Stepped) -> Option<Event> {
-        let (left, highest) = &mut self.answers;
-        *left -= 1;
-        if let Stepped::Held(front) = &mut stepped {
-            *highest = (*highest).max(*front);
-            *front = *highest;
+        let (highest, furthest) = &mut self.fronts;
+        self.answers -= 1;
+        match &mut stepped {
+            Stepped::Held(front) => {
+                *highest = (*highest).max(*front);
+                *front = *highest;
+            }
+            Stepped::Lines(lines) => {
+                *furthest = further(std::mem::take(furthest), lines.to_vec());
+                *lines = furthest.as_slice().into();
+            }
+            _ => {}
         }
-        (*left == 0).then_some(Event::Cut(cut, stepped))
+        (self.answers == 0).then_some(Event::Cut(cut, stepped))
     }
 
     /// Notes an event, which the job takes in after the earlier ones.
@@ -616,11 +649,15 @@ impl Control {
             Effect::Wanted(want, written) => self.wanted(want, written),
             Effect::Cut(cut, Step::BeginAbove) => self.waits_above = Some(cut),
             Effect::Cut(cut, step) => {
-                assert_eq!(self.answers.0, 0, "one step at a time");
-                self.answers = (self.commands.len(), None);
+                assert_eq!(self.answers, 0, "one step at a time");
+                (self.answers, self.fronts) = (self.commands.len(), Default::default());
                 match step {
                     Step::BeginBelow(first) => self.command(|| Command::BeginBelow(cut, first)),
                     Step::Hold => self.command(|| Command::Hold(cut)),
+                    Step::Lines => self.command(|| Command::Lines(cut)),
+                    Step::EndBefore(before, lines) => {
+                        self.command(|| Command::EndBefore(cut, before, Arc::clone(&lines)));
+                    }
                     Step::Release { from, admitted, ahead } => self.command(|| {
                         let (admitted, ahead) = (Arc::clone(&admitted), Arc::clone(&ahead));
                         Command::Release { cut, from, admitted, ahead }

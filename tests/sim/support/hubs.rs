@@ -2,6 +2,7 @@
 //! order.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use coordinator::{Blame, CutId, Event, FollowId};
 use pbox_core::control::{ArrivedRequest, HoldRequest, PartState, ReleaseRequest, WholeRounds};
@@ -29,6 +30,10 @@ pub enum Letter {
     Lost(u64, String),
     /// The job has failed at a hub.
     Failed(String, Blame),
+    /// A hub stops, and asks hub 0 to have the job end at a cut, with this time for the round in flight.
+    End(usize, Duration),
+    /// The job has ended at a cut for this hub, and is saved, or is not.
+    Ended(usize, bool),
     /// Hub 0 asks this hub for its part of the checkpoint before a round, and sends the whole rounds.
     HasPart(FollowId, u32, Round, WholeRounds),
     /// The other hub has files of these rounds, and its part is in this state; or nobody knows.
@@ -84,7 +89,7 @@ impl Hubs {
 
     /// Whether a rank is free at all hubs.
     pub fn is_free(&self, rank: u32) -> bool {
-        self.hubs.iter().all(|hub| hub.job().members.get(rank).is_none())
+        self.hubs.iter().all(|hub| hub.job().members.get(rank).is_none() && !hub.is_closed())
     }
 
     /// Whether a worker takes part at all hubs.
@@ -168,6 +173,9 @@ impl Hubs {
             Letter::Release(cut, _) if hub.failed.is_some() => {
                 hub.letters.push(Letter::Released(cut, ended().map(|_: Option<Round>| ())));
             }
+            Letter::End(of, _) if hub.failed.is_some() => hub.letters.push(Letter::Ended(of, false)),
+            Letter::End(of, limit) => hub.ends_at_cut(of, limit),
+            Letter::Ended(_, is_saved) => hub.answered_at_stop(is_saved),
             Letter::HasPart(..) | Letter::Part(..) if hub.failed.is_some() => {}
             Letter::HasPart(follow, _, before, whole) => hub.part_asked(follow, before, whole),
             Letter::Part(follow, hub_of, said) => hub.report(Event::Part { follow, hub: hub_of, said }),

@@ -72,6 +72,7 @@ impl Post {
                 1..hubs
             }
             Letter::Lost(..) | Letter::Failed(..) if from == 0 => 1..hubs,
+            Letter::Ended(hub, _) => hub..hub + 1,
             Letter::HasPart(_, hub, ..) => hub as usize..hub as usize + 1,
             _ => 0..1,
         };

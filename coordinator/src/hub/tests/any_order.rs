@@ -10,10 +10,10 @@ use proptest::sample::Index;
 
 use super::*;
 use crate::input::{
-    self, Close, Connect, Drain, End, EndJoin, Fail, Find, Happened, Lose, PromiseJoin, Release, Stop, Sweep,
-    Told,
+    self, BeginStop, Connect, Drain, End, EndJoin, Fail, Find, Happened, Lose, PromiseJoin, Release,
+    SavedAtStop, Stop, Sweep, Told,
 };
-use crate::{LastStepped, MemberOf, Request, Saves, Stepped, job, record};
+use crate::{LastStepped, MemberOf, Request, SAVED_WITHIN, Stepped, StopStep, job, record};
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
@@ -42,8 +42,13 @@ enum Event {
     /// Some seconds are over.
     Swept(u64),
     Drained,
-    Closed,
+    /// The hub begins to stop, or stops at once.
+    Stops,
     Stopped,
+    /// A job is saved at the stop, or is not.
+    Saved(Index, bool),
+    /// A stop takes too long.
+    TooLong,
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -64,8 +69,10 @@ fn event() -> impl Strategy<Value = Event> {
         20 => any::<Index>().prop_map(Event::IsRead),
         40 => (0..40u64).prop_map(Event::Swept),
         1 => Just(Event::Drained),
-        1 => Just(Event::Closed),
+        3 => Just(Event::Stops),
         2 => Just(Event::Stopped),
+        20 => (any::<Index>(), any::<bool>()).prop_map(|(at, is_saved)| Event::Saved(at, is_saved)),
+        1 => Just(Event::TooLong),
     ]
 }
 
@@ -88,6 +95,8 @@ struct Driven {
     lost: u64,
     /// The number of the last job.
     last: Option<JobId>,
+    /// The jobs that the hub waits for at its stop.
+    stopping: Vec<JobId>,
 }
 
 impl Driven {
@@ -108,6 +117,7 @@ impl Driven {
             reads: Vec::new(),
             lost: 0,
             last: None,
+            stopping: Vec::new(),
         }
     }
 
@@ -163,7 +173,7 @@ impl Driven {
             }
             Event::Fails(name, saves) => {
                 let Some(id) = self.hub.names().job(name) else { return };
-                if self.fails(id, saves.then(Saves::default)).is_some_and(|failed| failed.is_being_saved) {
+                if self.fails(id, saves).is_some_and(|failed| failed.is_being_saved) {
                     self.reserved.insert(name, None);
                 }
             }
@@ -183,13 +193,38 @@ impl Driven {
                     let effects = self.ask(Happened { job, event });
                     self.follows(job, effects);
                 }
-                self.ask(Sweep);
+                let steps = self.ask(Sweep).stop;
+                assert_eq!(steps, [], "a stop has time");
                 let failed = self.hub.jobs().filter(|job| !job.is_kept()).count();
                 assert!(failed <= JOBS_LIMIT, "{failed} failed jobs are kept");
             }
             Event::Drained => drop(self.ask(Drain)),
-            Event::Closed => self.ask(Close),
-            Event::Stopped => self.stops(),
+            Event::Stops => {
+                let steps = self.ask(BeginStop { reason: "a test".into(), has_files: true });
+                self.stops(steps);
+            }
+            Event::Stopped => {
+                let steps = self.ask(Stop { reason: "a test".into() });
+                self.stops(steps);
+                self.stopping.clear();
+                assert_eq!(self.hub.living().count(), 0);
+            }
+            Event::Saved(at, is_saved) => {
+                let Some(job) = pick(at, self.stopping.clone()) else { return };
+                self.stopping.retain(|of| *of != job);
+                let steps = self.ask(SavedAtStop { job, is_saved });
+                assert_eq!(!steps.is_empty(), self.stopping.is_empty(), "the last answer stops the hub");
+                self.stops(steps);
+            }
+            Event::TooLong => {
+                self.now += 2 * SAVED_WITHIN;
+                let steps = self.ask(Sweep).stop;
+                let (was_saving, had_failed) = (!self.stopping.is_empty(), self.hub.end.stops());
+                self.stops(steps);
+                self.stopping.clear();
+                assert!(!was_saving || self.hub.end.stops(), "jobs that are not saved fail");
+                assert!(!had_failed || self.hub.has_stopped(), "nobody waits for a last state any more");
+            }
         }
     }
 
@@ -250,7 +285,7 @@ impl Driven {
         match self.ask(input::Leave { member, token: Some(token), round: Round(9), behind: Vec::new() }) {
             Leave::Nothing => {}
             Leave::Refused(why) => unreachable!("{why}: no key is behind"),
-            Leave::Fails(_) => drop(self.fails(member.job, None)),
+            Leave::Fails(_) => drop(self.fails(member.job, false)),
             Leave::Left => {
                 assert_eq!(self.hub.tokens.owner(token), Err(Unserved::Left));
                 let (job, event) = (member.job, job::Event::Removed(member.rank));
@@ -260,7 +295,7 @@ impl Driven {
         }
     }
 
-    fn fails(&mut self, job: JobId, saves: Option<Saves>) -> Option<Failed> {
+    fn fails(&mut self, job: JobId, saves: bool) -> Option<Failed> {
         self.ask(Fail { job, reason: "a test".to_owned(), blame: Blame::Job, saves })
     }
 
@@ -268,7 +303,7 @@ impl Driven {
     fn follows(&mut self, job: JobId, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Fail(..) => drop(self.fails(job, None)),
+                Effect::Fail(..) => drop(self.fails(job, false)),
                 Effect::Lost { .. } => self.lost += 1,
                 Effect::RemoveWorker(rank) => {
                     self.ask(Happened { job, event: job::Event::Removed(rank) });
@@ -285,13 +320,18 @@ impl Driven {
         }
     }
 
-    /// Stops the hub: all its jobs fail.
-    fn stops(&mut self) {
-        self.ask(Close);
-        for id in self.ask(Stop) {
-            self.fails(id, None);
+    /// Takes the steps of a stop.
+    fn stops(&mut self, steps: Vec<StopStep>) {
+        for step in steps {
+            match step {
+                StopStep::Save { job, .. } => self.stopping.push(job),
+                StopStep::TooLate(_) => {}
+                StopStep::Fail(jobs, _) => {
+                    jobs.into_iter().for_each(|id| drop(self.fails(id, false)));
+                    assert_eq!(self.hub.living().count(), 0);
+                }
+            }
         }
-        assert_eq!(self.hub.living().count(), 0);
     }
 
     fn check(&self) {
@@ -335,6 +375,7 @@ impl Driven {
         assert!(!self.hub.end.has_untold(), "all are told");
         Vec::from_iter(self.reserved.keys().copied()).into_iter().for_each(|name| self.release(name));
         std::mem::take(&mut self.reads).into_iter().for_each(|bytes| self.ask(EndJoin { bytes }));
+        assert!(self.hub.has_stopped(), "nothing is left to be saved");
         self.now += KEEP_FAILED;
         self.ask(Sweep);
         assert!(self.hub.jobs.is_empty() && self.hub.names.is_empty() && self.hub.promised() == 0);
@@ -356,7 +397,13 @@ proptest! {
             driven.happens(event);
             driven.check();
         }
-        driven.stops();
+        driven.happens(Event::Stops);
+        for job in driven.stopping.clone() {
+            prop_assert!(!driven.hub.end.stops() && driven.hub.end.is_closed(), "it waits for {:?}", job);
+            let steps = driven.ask(SavedAtStop { job, is_saved: true });
+            driven.stops(steps);
+        }
+        prop_assert!(driven.hub.end.stops());
         driven.check();
         driven.comes_to_rest();
         let inputs = driven.record.len() - 1;

@@ -8,7 +8,7 @@ use pbox_core::{Front, KeyId, Piece};
 use proptest::prelude::*;
 
 use super::*;
-use crate::job::{self, LastStep, LastStepped, Saved, Saves};
+use crate::job::{self, LastStep, LastStepped, Saved};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -164,9 +164,8 @@ impl Hubs {
         if hub.job.life.failed() {
             return;
         }
-        let saves = Saves { stops: false };
         let effects = match hub.saves {
-            true => hub.job.fail_and_save(reason, Blame::Job, saves, now),
+            true => hub.job.fail_and_save((reason, Blame::Job), false, now),
             false => hub.job.fail(reason, false, now),
         };
         self.carry_out(number, effects);

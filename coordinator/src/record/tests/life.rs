@@ -16,7 +16,7 @@ use crate::Found;
 use crate::input::*;
 use crate::{
     Asker, Blame, Cause, Change, Compared, CutAt, CutId, Effect, Files, JobSpec, Join, LastStepped, Made,
-    Memory, Promise, Saves, Secret, Step, Stepped, Use,
+    Memory, Promise, Secret, Step, Stepped, Use,
 };
 
 /// A hub whose life is recorded.
@@ -208,8 +208,7 @@ impl Life {
     }
 
     fn fails_and_saves(&mut self, job: JobId) {
-        let saves = Some(Saves { stops: false });
-        self.ask(Fail { job, reason: "a test".into(), blame: Blame::Job, saves }).unwrap();
+        self.ask(Fail { job, reason: "a test".into(), blame: Blame::Job, saves: true }).unwrap();
         self.ask(AskToHold { job });
         let front = Front { lowest: Round(6), highest: Round(7) };
         self.happens(job, Event::Last(LastStepped::Held(Ok(vec![front]))));
@@ -260,8 +259,10 @@ impl Life {
 
     fn ends(&mut self) {
         assert_eq!(self.ask(Drain), [""; 0]);
-        self.ask(Close);
-        self.ask(Stop);
+        let reason = || "a test".to_owned();
+        self.ask(BeginStop { reason: reason(), has_files: true });
+        self.ask(SavedAtStop { job: JobId(0), is_saved: true });
+        self.ask(Stop { reason: reason() });
         self.ask(Told { member: MemberOf { job: JobId(0), rank: 0 } });
         self.ask(Sweep);
     }

@@ -19,14 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use authority::{Credential, Right, Token};
-use coordinator::Secret;
+use coordinator::{SAVED_WITHIN, Secret};
 use pbox_core::Round;
 use pbox_core::control::{Answer, PartsReply};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
 use crate::client::Address;
-use crate::registry::saved::collected::DISK_LIMIT;
 pub(crate) use peers::held_too_long;
 
 /// The clients of the other hubs of a job.
@@ -82,7 +81,7 @@ impl Peers {
 
     /// Asks for the checkpoints again after the hub has read its part of a round, which may take long.
     pub async fn check_part(self: Arc<Self>, hub: u32, round: Round) -> Result<PartsReply, String> {
-        self.ask_for_parts(hub, &format!("/{}", round.0), DISK_LIMIT).await
+        self.ask_for_parts(hub, &format!("/{}", round.0), SAVED_WITHIN).await
     }
 
     async fn ask_for_parts(&self, hub: u32, check: &str, limit: Duration) -> Result<PartsReply, String> {

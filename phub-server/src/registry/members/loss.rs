@@ -1,10 +1,10 @@
-//! Losses of workers and failures of jobs: by a core's report, by silence, or because the hub stops. Also the time that
-//! a stop waits until the workers know. Under the registry's lock.
+//! Losses of workers and failures of jobs: by a core's report, by silence, or because the hub stops. Under the registry's
+//! lock.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::input::{Fail, Forgotten, Lose, StoodStill, Stop, Sweep, TellAbove, Told, ToldAbove};
+use coordinator::input::{Fail, Forgotten, Lose, StoodStill, Sweep, TellAbove, ToldAbove};
 use coordinator::{Blame, Cause, Event, Member, MemberOf};
 use pbox_core::{Discarded, JobId, Wire};
 
@@ -36,7 +36,7 @@ impl Registry {
     /// Works like [`fail`](Self::fail), and tells the workers which party caused the end. While this hub stops,
     /// every end is caused by its stop.
     pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
-        let saves = inner.job(id).and_then(|(state, job)| self.saves_last(state, job));
+        let saves = inner.job(id).is_some_and(|(state, job)| self.saves(state) && job.above.is_none());
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
         let (Some(failed), Some((_, job))) = (failed, inner.job(id)) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
@@ -85,7 +85,8 @@ impl Registry {
         }
         let failed = inner.jobs().filter(|(state, _)| !state.is_kept());
         let wires: Vec<Wire> = failed.filter_map(|(_, job)| job.forget_wire()).collect();
-        let Forgotten(models) = inner.ask(Sweep);
+        let Forgotten { models, stop } = inner.ask(Sweep);
+        self.take_steps(&mut inner, stop);
         if !models.is_empty() || !wires.is_empty() {
             self.free(Discarded::of((models, wires)));
         }
@@ -118,41 +119,6 @@ impl Registry {
             pause.as_secs_f64()
         );
         self.lock().ask(StoodStill);
-    }
-
-    /// Ends every job in order: admits nobody, writes the checkpoints that can be written, and notifies all workers of the
-    /// reason. Not on the control thread.
-    pub fn end_all(self: &Arc<Self>, reason: &str) {
-        // A worker that joined now would begin with a state that is no longer the hub's last.
-        self.close();
-        self.save_all(reason);
-        self.stop(reason);
-        self.wait_until_saved();
-    }
-
-    /// Fails every job and admits no more.
-    pub fn stop(&self, reason: &str) {
-        self.stops.send_replace(Some(reason.to_owned()));
-        let mut inner = self.lock();
-        for id in inner.ask(Stop) {
-            self.fail(&mut inner, id, reason);
-        }
-    }
-
-    /// Notes that a worker is being notified that its job failed.
-    pub fn told(&self, job: &str, token: &str) {
-        let mut inner = self.lock();
-        let member = inner.member(job, token).map(|(member, _)| member);
-        if let Ok(member) = member {
-            inner.ask(Told { member });
-            self.told.notify_all();
-        }
-    }
-
-    /// Waits until every worker, and the hubs above, know that the hub stops; dead ones never ask.
-    pub fn wait_until_all_told(&self, limit: Duration) {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().end().has_untold()));
     }
 }
 

@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coordinator::input::{BeginFile, EndFile, HasFiles};
-use coordinator::{CutAt, NoState, Use, is_needed};
+use coordinator::{CutAt, NoState, ROUND_AT_STOP, SAVED_WITHIN, Use, is_needed};
 use pbox_core::control::{CheckpointReply, CheckpointRequest, RefusalCode};
 use pbox_core::{JobId, Occasion, Round, Snapshot};
-use tokio::task::JoinSet;
 
-use super::collected::{Collected, DISK_LIMIT, Met, ROUND_LIMIT, ROUND_LIMIT_AT_STOP, ended};
+use super::collected::{Collected, Met, ROUND_LIMIT, ended};
 use super::snapshot::met;
 use crate::registry::hubs::Peers;
 use crate::registry::{Because, Refusal, Registry, on_thread};
@@ -47,34 +46,6 @@ impl Registry {
         written.map_err(|why| RefusalCode::NotSaved.because(format!("job {name:?}: {why}")))
     }
 
-    /// Writes the checkpoints that can be written before the hub stops. Not on the control thread.
-    pub fn save_all(self: &Arc<Self>, reason: &str) {
-        let why = format!("its hub stops: {reason}");
-        let save = async { tokio::time::timeout(DISK_LIMIT, self.checkpoint_all(&why)).await };
-        if self.runtime.block_on(save).is_err() {
-            tracing::warn!("checkpoints were not written within {DISK_LIMIT:?}");
-        }
-    }
-
-    async fn checkpoint_all(self: &Arc<Self>, why: &str) {
-        let has_files = self.store.is_some();
-        let is_saved = |state: &&coordinator::Job| state.is_saved_at_stop(has_files);
-        let named = |state: &coordinator::Job| (state.spec.id, state.spec.name.to_owned());
-        let jobs: Vec<(JobId, String)> = self.lock().hub().jobs().filter(is_saved).map(named).collect();
-        self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());
-        let mut saves = JoinSet::new();
-        for (id, job) in jobs {
-            let (registry, why) = (Arc::clone(self), why.to_owned());
-            saves.spawn(async move {
-                match registry.end_at_cut(id, &why).await {
-                    Ok(()) => registry.unsaved.send_modify(|names| names.retain(|name| *name != job)),
-                    Err(why) => tracing::warn!(job, why, "no checkpoint at the stop"),
-                }
-            });
-        }
-        saves.join_all().await;
-    }
-
     /// Ends a job between two rounds, before it fails because a hub stops. The hubs above save it, if there are any.
     pub(crate) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
         let Some(above) = self.of_job(id, |_, job| job.above.clone())? else {
@@ -85,14 +56,14 @@ impl Registry {
             };
         };
         // If the disk takes longer, the state is at the cut nevertheless.
-        let (why, limit) = (why.to_owned(), ROUND_LIMIT_AT_STOP + self.up.limit);
+        let (why, limit) = (why.to_owned(), ROUND_AT_STOP + self.up.limit);
         let ended = on_thread("phub-above", move || above.stop(&why, limit)).await?;
         ended.map_err(|error| error.to_string())
     }
 
     /// Writes the checkpoint of a job that is then ended. The job makes no round after it, so that nothing is lost.
     pub(crate) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
-        let written = self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await;
+        let written = self.checkpoint_at(id, CutAt::LastRound, ROUND_AT_STOP).await;
         written.map_err(|why| why.to_string())
     }
 
@@ -114,7 +85,7 @@ impl Registry {
         let of_job = self.of_job(id, |state, job| (state.hubs.leads(), Arc::clone(&job.peers)));
         let (leads, peers) = of_job.map_err(ended)?;
         if !leads {
-            let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
+            let lead = Peers { limit: limit + SAVED_WITHIN, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);
             let request = CheckpointRequest { secret, round_limit_ms, ends: at == CutAt::LastRound };
             let asked = lead.ask(0, "checkpoint", "write a checkpoint", &request).await;

@@ -14,12 +14,6 @@ use crate::seldom::Seldom;
 
 /// The time that a request waits for the round in flight, while workers compute.
 pub(crate) const ROUND_LIMIT: Duration = Duration::from_secs(30);
-/// The time limit at the end of a job: perhaps nobody pushes any more.
-pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
-
-/// The time that a stop waits for checkpoints, and that another hub waits for hub 0 to have one written. A terabyte
-/// takes this long on a slow disk.
-pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 
 /// This hub's own part of one job's checkpoints, which the coordinator does not have.
 #[derive(Debug, Default)]

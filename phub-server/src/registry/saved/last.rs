@@ -12,11 +12,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{Event, LastStep, LastStepped, Saved, Saves, is_needed};
+use coordinator::{Event, LastStep, LastStepped, SAVED_WITHIN, Saved, is_needed};
 use pbox_core::control::{CheckpointReply, LastRequest};
 use pbox_core::{JobId, Snapshot, SnapshotPart};
 
-use super::collected::DISK_LIMIT;
 use crate::cores::Command;
 use crate::registry::hubs::Peers;
 use crate::registry::job::Job;
@@ -24,11 +23,6 @@ use crate::registry::rounds::waits::answers;
 use crate::registry::{Registry, on_thread};
 
 impl Registry {
-    /// Returns the facts that the coordinator needs to save a job's last state, if this hub saves it.
-    pub(crate) fn saves_last(&self, state: &coordinator::Job, job: &Job) -> Option<Saves> {
-        (self.saves(state) && job.above.is_none()).then(|| Saves { stops: self.stops.borrow().is_some() })
-    }
-
     /// Takes a step of saving a last state. Its result is an event of the job.
     pub(crate) fn last_step(&self, state: &coordinator::Job, job: &Job, step: LastStep) {
         let (id, peers) = (job.id, Arc::clone(&job.peers));
@@ -47,7 +41,7 @@ impl Registry {
                 LastStepped::LeadTold(peers.ask(0, "failed", "save the job's last state", &request).await)
             }),
             LastStep::HaveWritten(hubs, request) => {
-                let others = Arc::new(Peers { limit: DISK_LIMIT, ..(*peers).clone() });
+                let others = Arc::new(Peers { limit: SAVED_WITHIN, ..(*peers).clone() });
                 let ask = move |peers: Arc<Peers>, hub| {
                     let request = request.clone();
                     async move { peers.ask(hub, "last", "save its part of the last state", &request).await }
@@ -118,33 +112,14 @@ impl Registry {
             }
             let mut inner = registry.lock();
             inner.release(&name);
-            registry.freed.notify_waiters();
+            registry.tell_unsaved(&inner);
             match saved {
                 Ok(Some(reply)) => {
                     tracing::info!(job = name, round = reply.round.0, "the failed job's last state is saved");
-                    registry.unsaved.send_modify(|names| names.retain(|unsaved| *unsaved != name));
                 }
                 Ok(None) => {}
                 Err(why) => tracing::warn!(job = name, why, "the failed job's last state is not saved"),
             }
         });
-    }
-
-    /// Waits until the last states of failed jobs are saved. Not on the control thread.
-    pub fn wait_until_saved(&self) {
-        let saved = async {
-            loop {
-                let freed = self.freed.notified(); // before the look, so that no end is missed
-                // Jobs that are being made are left out: they may wait for other hubs, or for a name server.
-                if !self.lock().hub().names().saves_any() {
-                    return;
-                }
-                freed.await;
-            }
-        };
-        let in_time = async { tokio::time::timeout(DISK_LIMIT, saved).await };
-        if self.runtime.block_on(in_time).is_err() {
-            tracing::warn!("the last states of jobs were not saved within {DISK_LIMIT:?}");
-        }
     }
 }

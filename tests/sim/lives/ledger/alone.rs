@@ -26,6 +26,8 @@ pub struct Alone {
     seen: HashMap<(usize, KeyId), (usize, Round)>,
     /// The number of pushes of former workers that are stepped, or may be, by chunk, then by rank.
     former: Vec<Vec<RangeInclusive<u32>>>,
+    /// Whether the job may have come to its end at a cut, behind which answers wait for nobody.
+    pub may_end: bool,
 }
 
 /// A member that takes part.
@@ -58,6 +60,7 @@ impl Alone {
             begun: 0,
             seen: HashMap::new(),
             former: vec![vec![0..=0; workers as usize]; layout.chunks().len()],
+            may_end: false,
         }
     }
 
@@ -93,6 +96,7 @@ impl Alone {
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         let Alone { layout, former, workers, .. } = self;
         workers.fill_with(|| None);
+        self.may_end = false;
         for (chunk, former) in (0..).map(ChunkId).zip(former) {
             let key = layout.chunk(chunk).key;
             let first = first_element(layout, chunk);
@@ -128,7 +132,8 @@ impl Alone {
                 let what = format!("rank {rank} before its round {}, {chunk:?}", round.0);
                 self.check_own(of_chunk, chunk, (rank, pushes), &what);
                 // A worker that is slower than the staleness allows has held this worker.
-                let near = self.staleness.map(|staleness| round.0.saturating_sub(staleness));
+                let staleness = self.staleness.filter(|_| !self.may_end);
+                let near = staleness.map(|staleness| round.0.saturating_sub(staleness));
                 self.check_values(of_chunk, chunk, Round(near.unwrap_or(0)), job, &lives, &what);
             }
             assert!(weights.is_empty());
@@ -180,7 +185,7 @@ impl Alone {
         job: &impl Members,
         lives: impl Fn(u32) -> bool,
     ) {
-        let Some(staleness) = self.staleness else { return };
+        let Some(staleness) = self.staleness.filter(|_| !self.may_end) else { return };
         for other in (0..self.workers.len() as u32).filter(|&other| lives(other)) {
             // Workers of a machine that is back have begun no round yet.
             let first = self.workers[other as usize].as_ref().map_or(0, |of| of.first.0);

@@ -37,11 +37,6 @@ impl Control {
         true
     }
 
-    /// Ends the job because its hub stops.
-    pub fn stops(&mut self) {
-        self.fails("the hub is stopping".to_owned(), Blame::Hub);
-    }
-
     /// Kills the hub: its links close, and nobody gets a reason.
     pub fn dies(&mut self) {
         let heard = self.heard.clone();
@@ -66,7 +61,7 @@ impl Control {
             return;
         }
         self.tell(format!("the job fails: {reason}"));
-        let fail = Fail { job: self.id, reason: reason.clone(), blame, saves: None };
+        let fail = Fail { job: self.id, reason: reason.clone(), blame, saves: false };
         let failed = self.ask(fail).expect("it has not failed before");
         self.failed = Some(reason.clone());
         failed.effects.into_iter().for_each(|effect| self.carry_out(effect));
@@ -84,6 +79,7 @@ impl Control {
             self.command(|| Command::End);
         }
         self.files.end();
+        self.ends_without_state();
         self.wakes += 1;
         self.publish();
     }
@@ -124,7 +120,7 @@ impl Control {
         self.heard_of(lives);
     }
 
-    fn heard_of(&mut self, lives: impl Fn(u32) -> bool) {
+    pub(super) fn heard_of(&mut self, lives: impl Fn(u32) -> bool) {
         for rank in (0..self.job().spec.terms.workers).filter(|&rank| lives(rank)) {
             let heard = Heard { member: self.member(rank), latest: None };
             self.ask(heard).expect("it says nothing of other workers");

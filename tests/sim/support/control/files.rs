@@ -66,10 +66,22 @@ impl Control {
     /// Asks for the job's state within a time: its file at all hubs, which hub 0 leads, or a copy of what is here.
     pub fn want(&mut self, purpose: Use, limit: Duration) {
         let at = if purpose == Use::File { CutAt::AllHubs } else { CutAt::ThisHub };
+        self.want_at(purpose, at, limit, |_, _| {});
+    }
+
+    /// Asks for the state at a cut. `note` has the want before there is an answer.
+    pub(super) fn want_at(
+        &mut self,
+        purpose: Use,
+        at: CutAt,
+        limit: Duration,
+        note: impl FnOnce(&mut Self, WantId),
+    ) {
         let (want, effects) =
             self.ask(WantState { job: self.id, purpose, at, limit }).expect("the job goes on");
         self.files.wants.insert(want, (purpose, self.now + limit));
-        self.tell(format!("{want:?} for {purpose:?} within {limit:?}"));
+        note(self, want);
+        self.tell(format!("{want:?} for {purpose:?} at {at:?} within {limit:?}"));
         self.carry_out_all(effects);
     }
 
@@ -91,6 +103,7 @@ impl Control {
             return; // nobody waits any more
         }
         let (purpose, until) = self.files.wants.remove(&want).expect("it has no answer");
+        self.saved_for_stop(want, written.is_ok());
         match written {
             Ok(reply) => {
                 assert_eq!(purpose, Use::File);

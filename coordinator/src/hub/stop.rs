@@ -1,0 +1,166 @@
+//! The stop of a hub: each job ends at a cut and is saved there, all at once; then all jobs fail.
+//!
+//! ```text
+//!   runs --begin--> jobs are saved --all have answered, or time is over--> jobs fail --all last states are saved--> over
+//!     |                   |                                                ^    |                                 ^
+//!     '---- at once ------'------------------------------------------------'    '--------- time is over ----------'
+//! ```
+//!
+//! A worker that joined now would begin with a state that is no longer the hub's last, so nobody does. A job that could not be
+//! saved at a cut may have its [last state](crate::job::LastStep) saved when it fails.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use pbox_core::JobId;
+
+use super::Hub;
+
+/// The time that a stop waits for checkpoints, and then for last states. A terabyte takes this long on a slow disk.
+pub const SAVED_WITHIN: Duration = Duration::from_secs(3600);
+/// The time that the cut of a job which ends waits for the round in flight: perhaps nobody pushes any more.
+pub const ROUND_AT_STOP: Duration = Duration::from_secs(10);
+
+/// A step of a stop, which the driver takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopStep {
+    /// End a job at a cut, and save it there. The driver answers whether it is saved.
+    Save {
+        /// The job.
+        job: JobId,
+        /// The reason, for the hubs above.
+        why: String,
+    },
+    /// Jobs that are not saved in time: nobody waits for them any more. The log says so.
+    TooLate(Vec<String>),
+    /// All jobs that live fail for a reason.
+    Fail(Vec<JobId>, String),
+}
+
+/// The stop of a hub.
+#[derive(Debug, Default)]
+pub(super) struct Stop {
+    stage: Stage,
+    /// Jobs whose state at the stop is not written yet, or cannot be written.
+    unsaved: BTreeMap<JobId, String>,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Runs,
+    /// The jobs are saved. Some have not answered.
+    Saves {
+        since: Instant,
+        reason: String,
+        waits: BTreeSet<JobId>,
+    },
+    Fails(Instant),
+    Over,
+}
+
+impl Stop {
+    /// Whether all jobs end, or have ended.
+    pub fn stops(&self) -> bool {
+        matches!(self.stage, Stage::Fails(_) | Stage::Over)
+    }
+
+    /// Returns the names of the jobs that are not saved.
+    pub fn unsaved(&self) -> Vec<String> {
+        self.unsaved.values().cloned().collect()
+    }
+
+    /// Forgets a job that is saved, or has ended.
+    pub fn forget(&mut self, job: JobId) {
+        self.unsaved.remove(&job);
+    }
+}
+
+/// A hub that is stopped.
+pub(crate) struct Stopping<'hub> {
+    pub hub: &'hub mut Hub,
+    pub now: Instant,
+}
+
+impl Stopping<'_> {
+    /// Begins to stop, unless the hub does already. A hub with files writes checkpoints.
+    pub fn begin(&mut self, reason: String, has_files: bool) -> Vec<StopStep> {
+        let end = &mut self.hub.end;
+        end.closed = true;
+        if !matches!(end.stop.stage, Stage::Runs) {
+            return Vec::new();
+        }
+        let saved = self.hub.living().filter(|job| job.is_saved_at_stop(has_files));
+        let unsaved: BTreeMap<_, _> = saved.map(|job| (job.spec.id, job.spec.name.clone())).collect();
+        if unsaved.is_empty() {
+            return self.at_once(reason);
+        }
+        let waits: BTreeSet<JobId> = unsaved.keys().copied().collect();
+        let why = format!("its hub stops: {reason}");
+        let save = |&job| StopStep::Save { job, why: why.clone() };
+        let steps = waits.iter().map(save).collect();
+        self.hub.end.stop = Stop { stage: Stage::Saves { since: self.now, reason, waits }, unsaved };
+        steps
+    }
+
+    /// Notes that a job is saved, or cannot be saved. The last answer ends all jobs.
+    pub fn answered(&mut self, job: JobId, is_saved: bool) -> Vec<StopStep> {
+        let stop = &mut self.hub.end.stop;
+        if is_saved {
+            stop.forget(job);
+        }
+        let Stage::Saves { waits, reason, .. } = &mut stop.stage else { return Vec::new() };
+        if waits.remove(&job) && waits.is_empty() {
+            let reason = std::mem::take(reason);
+            return self.at_once(reason);
+        }
+        Vec::new()
+    }
+
+    /// Stops at once. The driver has to notify the members of the jobs that fail for it.
+    pub fn at_once(&mut self, reason: String) -> Vec<StopStep> {
+        let Hub { jobs, end, .. } = &mut *self.hub;
+        end.closed = true;
+        if end.stops() {
+            return Vec::new();
+        }
+        end.stop.stage = Stage::Fails(self.now);
+        let untold = &mut end.untold;
+        let living = jobs.iter().filter(|(_, job)| !job.life.failed());
+        let living = living.map(|(&id, job)| {
+            untold.extend(job.members.present().map(|(rank, _)| (id, rank)));
+            id
+        });
+        vec![StopStep::Fail(living.collect(), reason)]
+    }
+
+    /// Gives up what takes too long at a stop.
+    pub fn time_passes(&mut self) -> Vec<StopStep> {
+        let Stopping { hub, now } = self;
+        let is_late = |since: Instant| *now - since > SAVED_WITHIN;
+        let late = StopStep::TooLate(hub.end.stop.unsaved());
+        match &mut hub.end.stop.stage {
+            Stage::Saves { since, reason, .. } if is_late(*since) => {
+                let reason = std::mem::take(reason);
+                [late].into_iter().chain(self.at_once(reason)).collect()
+            }
+            Stage::Fails(since) if is_late(*since) && hub.names.saves_any() => {
+                hub.end.stop.stage = Stage::Over;
+                vec![late]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Hub {
+    /// Whether the hub has stopped, and nothing is left to be saved.
+    pub fn has_stopped(&self) -> bool {
+        // Not for jobs that are made: they may wait for other hubs, or for a name server.
+        match self.end.stop.stage {
+            Stage::Over => true,
+            Stage::Fails(_) => !self.names.saves_any(),
+            _ => false,
+        }
+    }
+}

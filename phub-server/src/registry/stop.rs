@@ -1,0 +1,92 @@
+//! The stop of the hub. The [coordinator](coordinator::StopStep) decides which jobs are saved, when all are, and when nobody waits
+//! any more. Here its steps are taken, by threads that wait for the end.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use coordinator::input::{BeginStop, SavedAtStop, Stop, Told};
+use coordinator::{SAVED_WITHIN, StopStep};
+
+use super::{Inner, Registry};
+
+impl Registry {
+    /// Ends every job in order: admits nobody, writes the checkpoints that can be written, and tells all workers why. Not on the
+    /// control thread.
+    pub fn end_all(&self, reason: &str) {
+        let (reason, has_files) = (reason.to_owned(), self.store.is_some());
+        {
+            let mut inner = self.lock();
+            let steps = inner.ask(BeginStop { reason, has_files });
+            self.take_steps(&mut inner, steps);
+        }
+        self.runtime.block_on(async {
+            loop {
+                let freed = self.freed.notified(); // before the look, so that no end is missed
+                if self.lock().hub().has_stopped() {
+                    return;
+                }
+                freed.await;
+            }
+        });
+    }
+
+    /// Fails every job at once, and admits nobody any more.
+    pub fn stop(&self, reason: &str) {
+        let mut inner = self.lock();
+        let steps = inner.ask(Stop { reason: reason.to_owned() });
+        self.take_steps(&mut inner, steps);
+    }
+
+    /// Takes the steps of a stop.
+    pub(super) fn take_steps(&self, inner: &mut Inner, steps: Vec<StopStep>) {
+        for step in steps {
+            match step {
+                StopStep::Save { job: id, why } => {
+                    let Some(registry) = self.me.upgrade() else { return };
+                    let saving = Arc::clone(&registry);
+                    let ends = self.runtime.spawn(async move { saving.end_at_cut(id, &why).await });
+                    self.runtime.spawn(async move {
+                        let saved = ends.await.unwrap_or_else(|error| Err(error.to_string())); // a panic, too, is an answer
+                        let mut inner = registry.lock();
+                        if let (Err(why), Some((_, job))) = (&saved, inner.job(id)) {
+                            tracing::warn!(job = job.name, why, "no checkpoint at the stop");
+                        }
+                        let steps = inner.ask(SavedAtStop { job: id, is_saved: saved.is_ok() });
+                        registry.take_steps(&mut inner, steps);
+                        registry.tell_unsaved(&inner);
+                    });
+                }
+                StopStep::TooLate(jobs) => {
+                    tracing::warn!(jobs = jobs.join(","), "not written within {SAVED_WITHIN:?}");
+                }
+                StopStep::Fail(jobs, reason) => {
+                    self.stops.send_replace(Some(reason.clone()));
+                    jobs.into_iter().for_each(|id| self.fail(inner, id, &reason));
+                }
+            }
+            self.tell_unsaved(inner);
+        }
+    }
+
+    /// Tells those who wait for the stop which jobs are not saved, if the hub stops.
+    pub(super) fn tell_unsaved(&self, inner: &Inner) {
+        self.unsaved.send_replace(inner.hub().end().unsaved());
+        self.freed.notify_waiters();
+    }
+
+    /// Notes that a worker is being notified that its job failed.
+    pub fn told(&self, job: &str, token: &str) {
+        let mut inner = self.lock();
+        let member = inner.member(job, token).map(|(member, _)| member);
+        if let Ok(member) = member {
+            inner.ask(Told { member });
+            self.told.notify_all();
+        }
+    }
+
+    /// Waits until every worker, and the hubs above, have been told that the hub stops; those that are dead never ask.
+    pub fn wait_until_all_told(&self, limit: Duration) {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().end().has_untold()));
+    }
+}

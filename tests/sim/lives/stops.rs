@@ -1,0 +1,68 @@
+//! Stops of hubs: in order, at once, or without a word; and whatever happens in the middle of one.
+
+use std::time::Duration;
+
+use sim_tests::control::{Control, Stopping};
+
+use super::ledger::Ledger;
+use super::life::{Life, Stage};
+
+impl Life {
+    fn any_hub(&mut self) -> &mut Control {
+        let hub = self.dice.below(self.job.hubs.hubs.len() as u64) as usize;
+        &mut self.job.hubs.hubs[hub]
+    }
+
+    /// Stops a hub, or kills it.
+    pub fn stops(&mut self) {
+        match self.dice.below(6) {
+            0 => self.any_hub().stops(),
+            1 => self.any_hub().dies(),
+            _ => self.begins_to_stop(),
+        }
+    }
+
+    fn begins_to_stop(&mut self) {
+        let limit = Duration::from_millis(self.dice.from(100..=8000));
+        self.any_hub().begins_to_stop(limit);
+        if let Ledger::Alone(alone) = &mut self.ledger {
+            alone.may_end = true;
+        }
+        self.counts.add("stops in order", 1);
+    }
+
+    /// Whether a hub waits until its job is saved.
+    pub fn is_stopping(&self) -> bool {
+        self.job.hubs.hubs.iter().any(|hub| hub.stopping.state == Stopping::Saves)
+    }
+
+    /// Has a hub be stopped in the middle of a stop, that one again or another one; or kills it; or its disk never ends.
+    pub fn breaks_stop(&mut self) {
+        self.counts.add("stops broken", 1);
+        match self.dice.below(5) {
+            0 => self.any_hub().stops(),
+            1 => self.any_hub().dies(),
+            2 => {
+                let hubs = self.job.hubs.hubs.iter_mut();
+                let stopping = hubs.filter(|hub| hub.stopping.state == Stopping::Saves);
+                let lives = |rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs);
+                stopping.for_each(|hub| hub.stop_takes_too_long(lives));
+            }
+            _ => self.begins_to_stop(),
+        }
+    }
+
+    /// Whether the job was saved at a stop, at a cut behind which nobody makes a round.
+    pub fn was_saved_at_stop(&mut self) -> bool {
+        let states = self.job.hubs.hubs.iter().map(|hub| hub.stopping.state);
+        let (mut saved, mut not_saved) = (0, 0);
+        for state in states {
+            saved += usize::from(state == Stopping::Saved(true));
+            not_saved += usize::from(matches!(state, Stopping::Saved(false) | Stopping::TooLate));
+        }
+        self.counts.add("jobs saved at a stop", saved);
+        self.counts.add("jobs not saved at a stop", not_saved);
+        // Of several hubs, workers that step alone go on as if the hub were killed behind the cut.
+        saved > 0 && (self.terms.job.hubs == 1 || !self.terms.job.level.consistency.steps_alone())
+    }
+}
