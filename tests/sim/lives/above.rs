@@ -22,16 +22,29 @@ impl Tree {
     /// before.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
-            let is_there = |worker: &usize| self.takes_part(*worker) || self.unlinked.contains(worker);
-            let round = |worker: usize| {
-                self.keys().map(|key| self.job.workers[worker].exchange.round(key)).min().expect("a key")
-            };
-            let workers = 0..self.job.workers.len();
-            self.reached = workers.map(|worker| is_there(&worker).then(|| round(worker))).collect();
+            self.note_reached();
         }
         self.counts.add("hubs above lost", 1);
         self.job.nodes[0].control.dies();
         self.job.kill_hub(0);
+    }
+
+    /// Kills a machine, and its hub with it, in a job that stops for that, and may return.
+    pub fn machine_dies(&mut self, hub: usize) {
+        self.job.kill_machine(hub);
+        self.forget();
+        self.note_reached();
+        self.counts.add("machines lost, and the job with them", 1);
+    }
+
+    /// Notes which round each worker has reached that lives.
+    fn note_reached(&mut self) {
+        let is_there = |worker: &usize| self.takes_part(*worker) || self.unlinked.contains(worker);
+        let round = |worker: usize| {
+            self.keys().map(|key| self.job.workers[worker].exchange.round(key)).min().expect("a key")
+        };
+        let workers = 0..self.job.workers.len();
+        self.reached = workers.map(|worker| is_there(&worker).then(|| round(worker))).collect();
     }
 
     /// Lets the jobs below end: each because of a lost hub, so that its sessions wait.
@@ -50,8 +63,16 @@ impl Tree {
             if (0..self.job.nodes.len()).all(|hub| !self.job.is_hub_alive(hub)) {
                 break;
             }
-            self.job.step().unwrap();
+            // A worker whose hub is gone finds its links closed.
+            if let Err(error) = self.job.step() {
+                let gone = |worker: &usize| self.job.is_alive(*worker) && !self.job.has_hub(*worker);
+                let gone = Vec::from_iter((0..self.job.workers.len()).filter(gone));
+                assert!(!gone.is_empty(), "{error}");
+                gone.into_iter().for_each(|worker| self.job.kill(worker));
+            }
         }
+        let end = self.job.nodes[0].control.failure().map(|(_, end)| end);
+        assert_eq!(end, Some(End::HubLost), "the hub above: {:?}", self.job.nodes[0].control.failed);
         // A hub whose last worker is gone may end because of that.
         for hub in below.into_iter().filter(|hub| have_workers.contains(hub)) {
             let control = &self.job.nodes[hub].control;

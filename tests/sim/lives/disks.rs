@@ -9,7 +9,8 @@ use coordinator::{Files, is_needed};
 use fabric::Slab;
 use pbox_core::control::WholeRounds;
 use pbox_core::{
-    ChunkId, Layout, Numbers, Occasion, Optimizer, Placement, Restored, RestoredKey, Round, SnapshotPart,
+    ChunkId, ExactSum, Layout, Numbers, Occasion, Optimizer, Placement, Restored, RestoredKey, Round,
+    SnapshotPart,
 };
 use sim_tests::trouble::Dice;
 
@@ -29,6 +30,9 @@ pub struct Disks {
     files: BTreeMap<u32, BTreeMap<Round, Part>>,
     /// The parts of snapshots, by hub.
     collected: HashMap<(u32, Occasion), Part>,
+    /// The squares of the last round in each snapshot that is collected, and then the norms of files. Of a job with one hub.
+    squares: HashMap<Occasion, ExactSum>,
+    norms: HashMap<Round, f32>,
     /// The files that were not written.
     pub failures: usize,
 }
@@ -47,13 +51,25 @@ impl Disks {
             (0..hubs).map(|hub| (hub, of_hub(hub))).filter(|(_, chunks): &(_, Vec<_>)| !chunks.is_empty());
         let chunks = BTreeMap::from_iter(chunks);
         let files = chunks.keys().map(|&hub| (hub, BTreeMap::new())).collect();
-        Disks { layout: Arc::clone(layout), optimizer, chunks, files, collected: HashMap::new(), failures: 0 }
+        Disks {
+            layout: Arc::clone(layout),
+            optimizer,
+            chunks,
+            files,
+            collected: HashMap::new(),
+            squares: HashMap::new(),
+            norms: HashMap::new(),
+            failures: 0,
+        }
     }
 
     /// Takes a core's part of a snapshot of its hub.
     pub fn take(&mut self, part: &SnapshotPart, occasion: Occasion) {
         let hub = self.chunks.iter().find(|(_, chunks)| chunks.contains(&part.chunks[0])).expect("a hub").0;
         let collected = self.collected.entry((*hub, occasion)).or_default();
+        if let Some(squares) = &part.squares {
+            self.squares.entry(occasion).or_default().join(squares);
+        }
         collected.extend(weights_of(&self.layout, part).map(|(chunk, weights)| (chunk, weights.to_vec())));
     }
 
@@ -70,6 +86,9 @@ impl Disks {
         if dice.below(6) == 0 {
             self.failures += 1;
             return Err("the disk is full".to_owned());
+        }
+        if let Some(squares) = self.squares.remove(&occasion) {
+            self.norms.insert(before, squares.norm());
         }
         let is_alone = self.files.len() == 1;
         let files = self.files.get_mut(&hub).expect("it owns chunks");
@@ -91,6 +110,7 @@ impl Disks {
     /// that were not written are lost, and so are all later ones.
     pub fn restore(&mut self, dice: &mut Dice) -> (Option<Restored>, Files, bool) {
         self.collected.clear();
+        self.squares.clear();
         let rounds = |files: &BTreeMap<Round, Part>| files.keys().copied().collect();
         let mut files = Files::new(self.files.iter().map(|(&hub, files)| (hub, rounds(files))));
         let mut is_damaged = false;
@@ -121,6 +141,7 @@ impl Disks {
         };
         let keys = self.layout.keys().iter().map(key).collect();
         let restored = Restored::new(before, vec![(Round(0), Numbers::new(self.optimizer))], values, keys);
-        (Some(restored), files, is_damaged)
+        let last_norm = self.norms.get(&before).copied().unwrap_or_default();
+        (Some(restored.with_last_norm(last_norm)), files, is_damaged)
     }
 }

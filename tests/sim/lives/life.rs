@@ -111,6 +111,7 @@ impl Life {
         let (plot, mut counts, machines) =
             (Plot::Calm, Counts::default(), vec![machine.clone(); WORKERS as usize]);
         counts.add("steps wait for their key", usize::from(terms.job.optimizer.adapts_keys()));
+        counts.add("clipped by the last norm", usize::from(terms.job.clip_norm_last.is_some()));
         counts.add("scaled", usize::from(matches!(&ledger, Ledger::Together(of) if of.scales())));
         Life {
             dice,
@@ -150,6 +151,9 @@ impl Life {
             self.counts.add("requests of hubs given up", self.job.hubs.post.given_up);
             self.counts.add("parts without an answer", self.job.hubs.post.unanswered);
             self.count_files();
+            if let Ledger::Together(together) = &self.ledger {
+                self.counts.add("scaled by a round that some chunks passed", together.scaled_by_part());
+            }
             if !self.fails() {
                 break;
             }
@@ -325,6 +329,13 @@ impl Life {
         if *stage == Stage::Joined && self.job.takes_part(rank) {
             *stage = Stage::TakesPart;
             self.ledger.begins(rank, &self.job);
+            if self.goes_on() && self.dice.below(8) == 0 {
+                // Nobody is left who could push the rounds before its first one.
+                let others = (0..WORKERS).filter(|&other| other != rank);
+                let there =
+                    |other: &u32| matches!(self.stages[*other as usize], Stage::TakesPart | Stage::Unlinked);
+                others.filter(there).collect::<Vec<_>>().into_iter().for_each(|other| self.dies(other));
+            }
         }
         let is_dead = self.stages[rank as usize] == Stage::Dead;
         if !is_dead && !self.fails() && !self.job.hubs.have(rank) {
@@ -471,8 +482,9 @@ fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
     // Of several hubs the last state may lack a round that another has found.
     let may_wait =
         level.consistency == Consistency::Bsp && level.compression.is_none() && terms.job.hubs == 1;
-    match dice.below(3) {
+    match dice.below(5) {
         0 if may_wait => terms.job.clip_norm = Some(Together::bound(layout, false, dice)),
+        2 | 3 if may_wait => terms.job.clip_norm_last = Some(Together::bound(layout, false, dice)),
         1 if may_wait => terms.job.optimizer = BY_KEY,
         _ => {}
     }

@@ -26,7 +26,7 @@
 //! | a job that comes back says how many rounds are lost | [`Life::come_back`] |
 //! | a hub that stops in order waits until its job is saved, or for too long; then no round is lost | the stop of a hub, [`Life::come_back`] |
 //! | below other hubs, too, each round is stepped once, and each push of a machine that steps alone, whoever is lost, comes back or makes links again | [`Tree`] |
-//! | if the hubs above are lost, all jobs below end so that sessions wait, and all hubs say how many rounds are lost | [`Tree::end`], [`Tree::come_back`] |
+//! | if the hubs above are lost, or a machine in a job that stops for that, all jobs below end so that sessions wait, and all hubs say how many rounds are lost | [`Tree::end`], [`Tree::come_back`] |
 //! | terms that exclude each other are refused by name | [`Tree::new`] |
 //! | a hub below ends only with the hub above, or if nobody is left who could push a round that the hub above waits for | [`Tree`] |
 
@@ -90,11 +90,13 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("jobs gone on from a checkpoint", 50),
         ("hubs lost again before workers had weights", 5),
         ("stops in order", 40),
-        ("jobs saved at a stop", 20),
+        ("jobs saved at a stop", 10),
         ("jobs not saved at a stop", 5),
         ("stops broken", 10),
         ("steps wait for their key", 10),
         ("scaled", 10),
+        ("clipped by the last norm", 20),
+        ("scaled by a round that some chunks passed", 2),
     ]);
 }
 
@@ -120,6 +122,7 @@ fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
         ("refused by name", 100),
         ("hubs above lost", 100),
         ("hubs above lost again before all had weights", 20),
+        ("machines lost, and the job with them", 10),
         ("gone on from a file", 50),
     ]);
 }

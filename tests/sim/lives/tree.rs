@@ -77,7 +77,7 @@ fn above(layout: &Layout, machines: u32, dice: &mut Dice) -> JobTerms {
     let waits_for_norm = dice.below(2) == 0;
     let clip_norm = waits_for_norm.then(|| Together::bound(layout, compression.is_some(), dice));
     JobTerms {
-        on_loss: OnLoss::Continue,
+        on_loss: if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue },
         keys: layout.keys().to_vec(),
         level: LevelTerms { consistency, compression, members: Members::Hubs, ..job.level },
         clip_norm,
@@ -214,7 +214,12 @@ impl Tree {
             match self.dice.below(30) {
                 0 => self.job.nodes[0].control.want(Use::File, FOR_EVER),
                 1..4 => self.happens_to_worker(),
-                4..6 => self.happens_to_hub(),
+                4..6 => {
+                    self.happens_to_hub();
+                    if self.is_falling() {
+                        return false;
+                    }
+                }
                 6 if self.may_fall && self.dice.below(5) == 0 => {
                     self.hubs_above_die(true);
                     return false;
@@ -224,6 +229,15 @@ impl Tree {
             self.step(u32::MAX);
         }
         true
+    }
+
+    fn goes_on(&self) -> bool {
+        self.terms.job.on_loss == OnLoss::Continue
+    }
+
+    /// Whether a hub has died in a job that stops then.
+    fn is_falling(&self) -> bool {
+        !self.goes_on() && (0..self.job.nodes.len()).any(|hub| !self.job.is_hub_alive(hub))
     }
 
     /// Brings everybody back, and makes some rounds more.
@@ -307,7 +321,10 @@ impl Tree {
                 self.unlinked.insert(worker);
                 self.counts.add("workers without links", 1);
             }
-            1 if !self.stays(worker) && (self.job.is_alive(worker) || self.unlinked.contains(&worker)) => {
+            1 if self.goes_on()
+                && !self.stays(worker)
+                && (self.job.is_alive(worker) || self.unlinked.contains(&worker)) =>
+            {
                 self.job.kill(worker);
                 self.unlinked.remove(&worker);
                 self.counts.add("workers lost", 1);
@@ -324,7 +341,11 @@ impl Tree {
         match self.dice.below(3) {
             0 if self.is_linked_above(hub) => self.loses_links(hub),
             1 if self.job.is_hub_alive(hub) && self.job.has_workers(hub) && !self.terms.mesh => {
-                if self.job.workers[0].node != hub {
+                if !self.goes_on() {
+                    if self.may_fall {
+                        self.machine_dies(hub);
+                    }
+                } else if self.job.workers[0].node != hub {
                     self.job.kill_machine(hub);
                     self.forget();
                     self.counts.add("hubs lost", 1);
@@ -359,7 +380,7 @@ impl Tree {
     }
 
     /// Checks that workers and hubs that are gone make no links any more.
-    fn forget(&mut self) {
+    pub fn forget(&mut self) {
         let Tree { job, unlinked, unlinked_hubs, .. } = self;
         unlinked.retain(|&worker| job.is_hub_alive(job.workers[worker].node));
         unlinked_hubs.retain(|&hub| job.is_hub_alive(hub));

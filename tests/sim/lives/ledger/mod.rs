@@ -68,7 +68,9 @@ impl Ledger {
     /// Creates the ledger of a job that begins.
     pub fn new(layout: &Arc<Layout>, terms: &JobTerms) -> Self {
         match terms.level.consistency {
-            Consistency::Bsp => Ledger::Together(Together::new(layout, terms.clip_norm)),
+            Consistency::Bsp => {
+                Ledger::Together(Together::new(layout, terms.clip_norm, terms.clip_norm_last))
+            }
             consistency => Ledger::Alone(Alone::new(layout, consistency, terms.workers)),
         }
     }

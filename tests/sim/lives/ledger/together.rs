@@ -4,6 +4,7 @@
 //! All push the same number, which is its own mean. Without a bound of the norm it is 1. With a bound, rounds have different
 //! numbers, and the oracle scales some.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ pub struct Together {
     layout: Arc<Layout>,
     /// The number that is pushed in a round, and the scale of its step, by the remainder of the round.
     pushes: [(f32, f32); 3],
+    /// The most that the norm of the round before may be, whose norm scales a step.
+    most_of_last: Option<f32>,
     /// The skipped rounds, by chunk, in order.
     skipped: Vec<Vec<Range<u32>>>,
     /// The weight before each round that was looked at, by chunk.
@@ -32,15 +35,15 @@ pub struct Together {
 }
 
 impl Together {
-    /// Creates the ledger of a job that has left out nothing, with this bound of the norm.
-    pub fn new(layout: &Arc<Layout>, most: Option<f32>) -> Self {
+    /// Creates the ledger of a job that has left out nothing, with this bound of a round's norm, or of that of the round before.
+    pub fn new(layout: &Arc<Layout>, most: Option<f32>, most_of_last: Option<f32>) -> Self {
         let (chunks, layout) = (layout.chunks().len(), Arc::clone(layout));
         let pushes = NUMBERS.map(|number| match most {
-            None => (1.0, 1.0),
+            None => (if most_of_last.is_some() { number } else { 1.0 }, 1.0),
             Some(most) => (number, oracle::clip_scale(norm_of(&layout, number), most)),
         });
         let (skipped, weights) = (vec![Vec::new(); chunks], vec![vec![0.0; 2]; chunks]);
-        Together { layout, pushes, skipped, weights, is_counted: true }
+        Together { layout, pushes, most_of_last, skipped, weights, is_counted: true }
     }
 
     /// Draws a bound that scales the steps of all rounds, of two of three, or of none. The steps that codecs carry are powers of 2.
@@ -65,6 +68,10 @@ impl Together {
         let former = of_chunk.last().map_or(1, |last| last.end);
         assert!(former <= rounds.start && !rounds.is_empty(), "{chunk:?}: {rounds:?} after {of_chunk:?}");
         self.weights[chunk.index()].truncate(rounds.start as usize + 1);
+        if self.most_of_last.is_some() {
+            // The norm of the round has this chunk no longer, and scales the next step of others.
+            self.weights.iter_mut().for_each(|of_chunk| of_chunk.truncate(rounds.start as usize + 2));
+        }
         of_chunk.push(rounds);
     }
 
@@ -85,19 +92,42 @@ impl Together {
         before.saturating_sub(1) - left_out
     }
 
+    fn is_skipped(&self, chunk: usize, round: u32) -> bool {
+        self.skipped[chunk].iter().any(|rounds| rounds.contains(&round))
+    }
+
+    /// Returns how often some chunks, and not all, have passed a round, whose norm scales the next one.
+    pub fn scaled_by_part(&self) -> usize {
+        let chunks = self.skipped.len();
+        let of = |rounds: &Range<u32>| rounds.clone();
+        let passed = BTreeSet::from_iter(self.skipped.iter().flatten().flat_map(of));
+        let has_part = |round: &u32| (0..chunks).any(|chunk| !self.is_skipped(chunk, *round));
+        if self.most_of_last.is_some() { passed.iter().filter(|round| has_part(round)).count() } else { 0 }
+    }
+
+    /// Returns the scale of a round's steps.
+    fn scale(&self, round: u32) -> f32 {
+        let Some(most) = self.most_of_last else { return self.pushes[round as usize % 3].1 };
+        let (before, chunks) = (round - 1, self.layout.chunks().iter().enumerate());
+        let stepped = chunks.filter(|(chunk, _)| !self.is_skipped(*chunk, before));
+        let squares =
+            stepped.map(|(_, chunk)| oracle::squares(&vec![self.pushed(before); chunk.span.bytes / 4]));
+        oracle::clip_scale_after(oracle::norm(squares), most)
+    }
+
     /// Returns the weight of a chunk before a round.
     fn weight(&mut self, chunk: ChunkId, Round(before): Round) -> f32 {
-        let (weights, skipped) = (&mut self.weights[chunk.index()], &self.skipped[chunk.index()]);
-        while weights.len() <= before as usize {
+        while self.weights[chunk.index()].len() <= before as usize {
+            let weights = &self.weights[chunk.index()];
             let (round, mut weight) = (weights.len() as u32 - 1, weights[weights.len() - 1]);
-            if !skipped.iter().any(|rounds| rounds.contains(&round)) {
-                let (number, rescale) = self.pushes[round as usize % 3];
+            if !self.is_skipped(chunk.index(), round) {
+                let (number, rescale) = (self.pushed(round), self.scale(round));
                 let step = Step { rescale, ..Step::new(&SGD, 1, Round(1), SGD.learning_rate(), 1.0, 1.0) };
                 oracle::step(&SGD, &step, number, &mut weight, &mut [0.0; 3]);
             }
-            weights.push(weight);
+            self.weights[chunk.index()].push(weight);
         }
-        weights[before as usize]
+        self.weights[chunk.index()][before as usize]
     }
 
     /// Checks the weights of the keys that a worker may push.

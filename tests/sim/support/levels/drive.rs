@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use coordinator::Blame;
+use membership::End;
 use pbox_core::{Notice, OnLoss};
 
 use super::{Levels, Member, Node};
@@ -125,7 +126,13 @@ impl Levels {
         self.cores_of(node).for_each(|core| drop(core.remove_job(job)));
         self.is_gone(node);
         if let Some((parent, rank)) = self.nodes[node].above.filter(|&(parent, _)| self.nodes[parent].alive) {
-            self.nodes[parent].control.lose(rank, &why);
+            // A machine whose hub is lost may return.
+            let end = self.nodes[node].control.failure().map(|(_, end)| end);
+            let above = &mut self.nodes[parent].control;
+            match end {
+                Some(End::HubLost) => above.loses_hub(rank, &why),
+                _ => above.lose(rank, &why),
+            }
             self.end_failed(parent);
         }
         if self.terms.job.on_loss == OnLoss::Continue {

@@ -389,6 +389,11 @@ impl Levels {
         of_node.control.first_round(rank).filter(|_| of_node.alive)
     }
 
+    /// Whether the hub of a worker lives.
+    pub fn has_hub(&self, worker: usize) -> bool {
+        self.is_hub_alive(self.workers[worker].node)
+    }
+
     /// Whether a hub lives.
     pub fn is_hub_alive(&self, node: usize) -> bool {
         self.nodes[node].alive
