@@ -204,7 +204,7 @@ fn a_hub_asks_the_peers_that_its_operator_allows() {
     asked.push(JoinRequest { peers: Some(Peers { hubs, pass: None }), terms: two, ..join_request(0, 1) });
     for request in asked {
         let (_, why) = refusal(&hub, JOIN, body(&request));
-        says(&why, &["--peers", "without 127.0.0.1"]);
+        says(&why, &["--peers", "does not have 127.0.0.1"]);
     }
     assert!(attacker.seen().is_empty(), "{:?}", attacker.seen());
 }
@@ -232,7 +232,7 @@ fn an_answer_leads_a_data_path_only_to_the_peers_that_are_allowed() {
         answer
     });
     let (_, why) = refusal(&hub, JOIN, body(&with_mesh(&attacker.address())));
-    says(&why, &["--peers", "without 127.0.0.2"]);
+    says(&why, &["--peers", "does not have 127.0.0.2"]);
     let asked = inside.accept().map(|(_, from)| from).map_err(|error| error.kind());
     assert_eq!(asked.unwrap_err(), ErrorKind::WouldBlock, "it has not connected there");
 }
