@@ -217,6 +217,9 @@ mod tests {
         let error = merge(&[other]).unwrap_err().to_string();
         assert!(error.contains("expected a trace") && error.contains("[1, 2]"), "{error}");
         let error = merge(&[directory.path().join("missing.json")]).unwrap_err().to_string();
-        assert!(error.contains("missing.json: reading it failed") && error.contains("is there"), "{error}");
+        assert!(
+            error.contains("missing.json: reading it failed") && error.contains("name an existing file"),
+            "{error}"
+        );
     }
 }

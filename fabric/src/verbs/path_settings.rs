@@ -454,8 +454,8 @@ mod tests {
         let settings = read_with(&[(&PKEY, 2)], &[("NCCL_IB_PKEY", "3")]).unwrap();
         for empty in [0, 0x8000] {
             let error = check(&settings, &[0xffff, 0, empty, 0x8003]).unwrap_err();
-            let expected = "--rdma-pkey is \"2\"; expected the index of a key: the table of mlx5_0 port 1 is empty there, and \
-                            has 0 (0xffff), 3 (0x8003); change it";
+            let expected = "--rdma-pkey is \"2\"; expected the index of a partition key: the table of mlx5_0 port 1 has no key \
+                            there; it has 0 (0xffff), 3 (0x8003); change it";
             assert!(error.contains(expected), "{error}");
         }
     }
