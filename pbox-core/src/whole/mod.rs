@@ -342,6 +342,24 @@ mod tests {
         }
     }
 
+    /// Gives a spike of 1000 and then 3: with 1000 in the mean, which would be 92, 3 would not be a spike.
+    #[test]
+    fn the_norm_of_a_round_that_is_left_out_is_not_in_the_mean() {
+        let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
+        let whole = WholeGradient::new(&JobTerms { skip_spikes: Some(2.0), ..terms }, 1, 0, 1);
+        let found = |round, norm: f64| {
+            let mut sum = ExactSum::default();
+            sum.add(norm * norm);
+            whole.give(Round(round), 0, &[sum, ExactSum::default()]);
+            whole.found(Round(round))
+        };
+        (0..10).for_each(|round| assert_eq!(found(round, 1.0), Some(Found::Scale(1.0)), "round {round}"));
+        for (round, norm) in [(10, 1000.0), (11, 3.0)] {
+            assert_eq!(found(round, norm), Some(Found::Skip), "a norm of {norm}");
+        }
+        assert_eq!(found(12, 2.0), Some(Found::Scale(1.0)), "not above twice the mean");
+    }
+
     #[test]
     fn a_part_is_whole_with_the_last_core_and_is_not_taken_back() {
         let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
