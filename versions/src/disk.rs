@@ -1,7 +1,7 @@
 //! Directories that exist completely, or not at all.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::VersionError;
@@ -93,14 +93,30 @@ pub(crate) fn write_new(
     path: &Path,
     write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>,
 ) -> Result<(), VersionError> {
-    let (dir, name) =
-        (path.parent().filter(|dir| *dir != Path::new("")), path.file_name().unwrap_or_default());
-    let dir = dir.unwrap_or(Path::new("."));
-    let hidden = dir.join(format!("{HIDDEN}{}-{}", std::process::id(), name.to_string_lossy()));
-    let written = create(&hidden, write).and_then(|()| fs::hard_link(&hidden, path));
-    // The first name is removed after a failure, too: a link leaves it.
+    put(path, write, |hidden| fs::hard_link(hidden, path))
+        .map_err(VersionError::disk(path, "writing weights to a new file"))
+}
+
+/// Writes a file that exists completely, or not at all. The caller has the lock of its directory. Some file systems that engines
+/// share have no hard links, so this renames.
+pub(crate) fn write_locked(path: &Path, bytes: &[u8], doing: &'static str) -> Result<(), VersionError> {
+    put(path, |out| out.write_all(bytes), |hidden| fs::rename(hidden, path))
+        .map_err(VersionError::disk(path, doing))
+}
+
+/// Writes a hidden file next to `path`, and gives it this name by `name`.
+fn put(
+    path: &Path,
+    write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>,
+    name: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    let hidden = dir.join(format!("{HIDDEN}{}-{file}", std::process::id()));
+    let written = create(&hidden, write).and_then(|()| name(&hidden));
+    // The hidden name is removed after a failure, too: a link leaves it.
     drop(fs::remove_file(&hidden));
-    written.and_then(|()| sync(dir)).map_err(VersionError::disk(path, "writing weights to a new file"))
+    written.and_then(|()| sync(dir))
 }
 
 /// Removes a version: at once for readers who come now, file by file then.

@@ -156,7 +156,7 @@ impl Publisher {
     fn keep_job(&mut self, job: &str) -> Result<(), VersionError> {
         let path = self.dir.join(JOB);
         if !path.exists() {
-            disk::write_new(&path, |out| std::io::Write::write_all(out, job.as_bytes()))?;
+            disk::write_locked(&path, job.as_bytes(), "writing the name of the job")?;
         }
         self.job = Some(job.to_owned());
         Ok(())

@@ -62,7 +62,8 @@ enum Finds {
     Quotient,
 }
 
-/// The rounds that are skipped for their norm. Only the core that finds a round writes it.
+/// The bound above which the norm of a round is a spike, and the mean that it follows. Only the core that finds a round
+/// writes the mean.
 #[derive(Debug)]
 struct Spikes {
     /// The multiple of the mean that the norm of a round may be.
@@ -109,7 +110,7 @@ pub enum Found {
     Quotient(f32),
     /// The means are multiplied by this scale.
     Scale(f32),
-    /// The steps change nothing: values of the round are not finite.
+    /// The steps change nothing: values of the round are not finite, or its norm is a spike.
     Skip,
 }
 
@@ -204,7 +205,7 @@ impl WholeGradient {
         _ = self.spikes.as_ref().inspect(|spikes| spikes.set(mean));
     }
 
-    /// Returns the mean of the norms of the rounds that are found, where spikes are skipped. It stays until all cores have given their
+    /// Returns the mean of the norms of the found rounds, if spikes are skipped. The mean stays until all cores have given their
     /// sums of the next round.
     pub fn norm_mean(&self) -> Option<NormMean> {
         self.spikes.as_ref().map(Spikes::mean)

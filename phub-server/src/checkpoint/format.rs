@@ -187,11 +187,7 @@ impl Metadata {
             optimizers: optimizers(snapshot).as_ref().map(json),
             groups: groups(snapshot).as_ref().map(json),
             // Of keys that are in the file.
-            steps: Some(snapshot)
-                .filter(|of| of.kept().contains(&Tensor::Weights))
-                .and_then(steps)
-                .as_ref()
-                .map(json),
+            steps: steps(snapshot).filter(|_| snapshot.kept().contains(&Tensor::Weights)).as_ref().map(json),
             multipliers: json(&multipliers(snapshot.layout().keys())),
             share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),
             ended: snapshot.ended().map(str::to_owned),
