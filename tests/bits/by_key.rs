@@ -1,10 +1,9 @@
 //! LARS and LAMB, whose steps wait for the norms of a key, bit for bit: by every transport and schedule, for any number of cores and
 //! workers, any type and any size of a chunk.
 
-use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
-use hub_tests::{addresses, hub, says};
+use hub_tests::{addresses, hub, says, transports_of_two};
 use pbox_core::{Compression, Dtype, Key, Optimizer, Schedule};
 use worker_shim::{Session, WeightsMode};
 
@@ -50,10 +49,11 @@ fn the_bits_are_the_same_by_every_transport_and_schedule() {
     let run = |training: Training| training.run(&hub.address().to_string());
     let expected = run(by_key("shm", LAMB));
     for schedule in [Schedule::KvStore, Schedule::Layerwise, Schedule::Sliced, Schedule::P3] {
-        let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
-        let job = format!("{schedule}-with-tcp");
-        let seen = run(Training { schedule, transport: tcp, ..by_key(&job, LAMB) });
-        assert!(seen == expected, "{schedule}");
+        for transport in transports_of_two() {
+            let job = format!("{schedule}-{}", transport(1).unwrap());
+            let seen = run(Training { schedule, transport, ..by_key(&job, LAMB) });
+            assert!(seen == expected, "{job}");
+        }
     }
     for optimizer in [LARS, LAMB] {
         let job = by_key(&format!("private-{}", optimizer.name()), optimizer);

@@ -1,10 +1,9 @@
 //! Gradients that are clipped by the norm of all keys together, bit for bit. The tests use every transport and schedule, several
 //! numbers of hubs and cores, types and sizes of a chunk. A job without clipping is a plain job.
 
-use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
-use hub_tests::{addresses, hub, says};
+use hub_tests::{addresses, hub, says, transports_of_two};
 use pbox_core::{Compression, Dtype, Key, KeyId, Optimizer, Schedule};
 use worker_shim::{Session, WeightsMode};
 
@@ -42,10 +41,11 @@ fn the_bits_are_the_same_by_every_transport_and_schedule() {
     let run = |training: Training| training.run(&hub.address().to_string());
     let expected = run(clipped("shm", NESTEROV, 3.0));
     for schedule in [Schedule::KvStore, Schedule::Layerwise, Schedule::Sliced, Schedule::P3] {
-        let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
-        let job = format!("{schedule}-with-tcp");
-        let seen = run(Training { schedule, transport: tcp, ..clipped(&job, NESTEROV, 3.0) });
-        assert!(seen == expected, "{schedule}");
+        for transport in transports_of_two() {
+            let job = format!("{schedule}-{}", transport(1).unwrap());
+            let seen = run(Training { schedule, transport, ..clipped(&job, NESTEROV, 3.0) });
+            assert!(seen == expected, "{job}");
+        }
     }
     run(Training { weights: WeightsMode::Private, ..clipped("private", NESTEROV, 3.0) });
 }
@@ -59,9 +59,11 @@ fn the_bits_are_the_same_over_several_hubs() {
             let job = format!("{}-{schedule}", optimizer.name());
             let clipped =
                 Training { schedule, skipped: skipped.clone(), rounds: 5, ..clipped(&job, optimizer, 3.0) };
-            let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
-            let over_hubs = Training { transport: tcp, ..clipped.clone() };
-            assert!(clipped.run(&one.address().to_string()) == over_hubs.run(&addresses(&hubs)), "{job}");
+            let expected = clipped.run(&one.address().to_string());
+            for transport in transports_of_two() {
+                let over_hubs = Training { transport, ..clipped.clone() };
+                assert!(over_hubs.run(&addresses(&hubs)) == expected, "{job}, {}", transport(1).unwrap());
+            }
         }
     }
     // One of these hubs owns no chunk, and has no part.
@@ -121,8 +123,9 @@ fn a_round_that_is_not_finite_is_no_step() {
         let run = |training: Training, cores| training.run(&hub(cores).address().to_string());
         let skipped = Training { clip_norm, skipped: vec![1, 2], rounds: 5, ..training };
         assert!(run(skipped.clone(), 1) == run(skipped.clone(), 2), "{}", optimizer.name());
-        let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
-        run(Training { transport: tcp, schedule: Schedule::KvStore, ..skipped }, 2);
+        for transport in transports_of_two() {
+            run(Training { transport, schedule: Schedule::KvStore, ..skipped.clone() }, 2);
+        }
     }
 }
 
@@ -197,6 +200,10 @@ fn a_round_is_scaled_by_the_norm_of_the_one_before() {
         assert!(runs[0] == runs[1], "{}: on one core and two", optimizer.name());
     }
     let hub = hub(2);
+    for transport in transports_of_two() {
+        let job = format!("former-{}", transport(1).unwrap());
+        Training { transport, ..by_former(&job, ADAM) }.run(&hub.address().to_string());
+    }
     for chunk_bytes in [96 << 10, 1 << 20] {
         let job = format!("chunks-of-{chunk_bytes}");
         Training { chunk_bytes, ..by_former(&job, ADAM) }.run(&hub.address().to_string());
@@ -244,9 +251,10 @@ fn a_round_whose_norm_is_a_spike_is_no_step() {
         assert!(runs[0] == runs[1], "{}: on one core and two", optimizer.name());
     }
     let hub = hub(2);
-    let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
-    let skipped = Training { skipped: vec![11], transport: tcp, ..with_spikes("skips-both", ADAM) };
-    skipped.run(&hub.address().to_string());
+    for transport in transports_of_two() {
+        let skipped = Training { skipped: vec![11], transport, ..with_spikes("skips-both", ADAM) };
+        skipped.run(&hub.address().to_string());
+    }
     let training = Training::compressed("spikes", "bf16");
     let Training { skip_spikes, spikes, rounds, .. } = with_spikes("", ADAM);
     Training { skip_spikes, spikes, rounds, ..training }.run(&hub.address().to_string());

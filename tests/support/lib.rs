@@ -107,6 +107,13 @@ pub fn copying_transports() -> Vec<Transport> {
     if has_rdma() { vec![Transport::Tcp, Transport::Verbs] } else { vec![Transport::Tcp] }
 }
 
+/// Returns the transports of two workers, by rank: the second by TCP, and both by RDMA if there is RDMA.
+pub fn transports_of_two() -> Vec<fn(u32) -> Option<Transport>> {
+    let by_tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
+    let by_rdma: fn(u32) -> Option<Transport> = |_| Some(Transport::Verbs);
+    if has_rdma() { vec![by_tcp, by_rdma] } else { vec![by_tcp] }
+}
+
 /// Returns two keys of several chunks, and a key of a single element.
 pub fn small_model() -> Vec<Key> {
     vec![Key::f32("first.weight", [3, 40]), Key::f32("second.bias", [1]), Key::f32("third.weight", [50])]

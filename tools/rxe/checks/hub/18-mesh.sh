@@ -1,6 +1,6 @@
 #!/bin/bash
 # Two machines with two workers each, and a hub on each: a mesh by RDMA. Every result is exact, the wires carry one stream a
-# machine and not one a worker, and with a codec between the hubs at most half of it.
+# machine and not one a worker, also with clip_norm, and with a codec between the hubs at most half of it.
 # guest: pair --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -33,8 +33,9 @@ model 400000 17
 # repeats. With a stream a worker it would be 24 models.
 run bare 12 22.5
 jq -es 'all(.checked)' /tmp/report.0 /tmp/report.1
+run clipped 12 22.5 --clip-norm 1
 run coded 3 11 --compress qsgd:8:512
 grep -F "sums go up" /tmp/hub | grep -F "transport=verbs"
-# Both jobs end, at both levels.
-within 60 ended 4
+# All jobs end, at both levels.
+within 60 ended 6
 end_hub
