@@ -9,6 +9,25 @@ use pbox_core::oracle::{self, Step};
 use pbox_core::{Element, Optimizer, Round};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Sums and steps a part of a chunk of one element type f32 in place: the gradients of `W` workers, weights and state.
+///
+/// # Panics
+/// Panics if lengths differ.
+pub fn step_part<const W: usize>(
+    kernels: &Kernels,
+    optimizer: &Optimizer,
+    step: &Step,
+    gradients: [&[f32]; W],
+    weights: &mut [f32],
+    kept: &mut [f32],
+) {
+    assert!(gradients.iter().all(|slot| slot.len() == weights.len()), "a part has as much of each gradient");
+    let starts = gradients.map(<[f32]>::as_ptr);
+    // SAFETY: each start is that of a borrowed slice, which is as long as `weights`, and is written by nobody.
+    let slots = unsafe { Slots::new(&starts, weights.len()) };
+    kernels.run(optimizer, step, &slots, weights, kept);
+}
+
 /// The gradients, weights and state of some chunks.
 #[derive(Debug)]
 pub struct PrivateMemory<E> {

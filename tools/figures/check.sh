@@ -22,3 +22,5 @@ cd ../levels
 python3 -B -m unittest -v test_levels
 cd ../traffic
 python3 -B -m unittest -v test_traffic
+cd ../phub
+python3 -B -m unittest -v test_phub

@@ -1,7 +1,7 @@
 #!/bin/sh
 # `make figures` runs this: P3's experiments on links of a limited rate, between network namespaces
 # (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs iBatch's,
-# `run.sh levels` and `run.sh racks` hubs above hubs (docs/figures/levels.md).
+# `run.sh levels` and `run.sh racks` hubs above hubs (docs/figures/levels.md), `run.sh phub` PHub's (docs/figures/phub.md).
 # Pictures need matplotlib, which this script installs in a virtual environment under target/.
 #
 # It runs in its own network, mount and process namespaces. When this script ends, also by Ctrl-C or SIGKILL, the kernel
@@ -20,6 +20,10 @@ if [ "${1:-}" = levels ] || [ "${1:-}" = racks ]; then
     tell=
     shift
     set -- --no-pictures "$@"
+fi
+if [ "${1:-}" = phub ]; then
+    measure=$here/phub/box.py tell= draw=$here/phub/draw.py
+    shift
 fi
 case " $* " in *" --help "* | *" -h "*) exec python3 -B "$measure" --help ;; esac
 sh "$here/../rig/ready.sh" || exit 1

@@ -52,6 +52,8 @@ pub struct ComputeReport {
 pub struct LayerReport {
     /// The name.
     pub name: String,
+    /// Bytes of each of its keys.
+    key_bytes: Vec<u64>,
     forward_ms: f64,
     backward_ms: f64,
     /// Time in an iteration.
@@ -80,6 +82,7 @@ impl ComputeReport {
         let layers: Vec<LayerReport> = (plan.steps.iter().enumerate())
             .map(|(number, step)| LayerReport {
                 name: step.name.clone(),
+                key_bytes: step.keys.iter().map(|key| key_bytes[key.index()]).collect(),
                 forward_ms: step.forward.as_secs_f64() * 1e3,
                 backward_ms: step.backward.as_secs_f64() * 1e3,
                 stalled_ms: stalled_in(number),
