@@ -6,7 +6,7 @@ use hub_tests::training::Training;
 use hub_tests::{addresses, hub, hub_below};
 use pbox_core::{Dtype, Key, Optimizer, Schedule};
 
-use super::Machines;
+use super::{Machines, train};
 
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
@@ -25,18 +25,6 @@ fn of_f32() -> Vec<Key> {
 
 fn clipped(job: &str, optimizer: Optimizer) -> Training {
     Training { clip_norm: Some(3.0), rounds: 5, ..Training::new(job, keys(), optimizer) }
-}
-
-/// Trains on machines with the workers of `shape`. Returns the bits of the last weights.
-fn train(machines: &Machines, shape: &[u32], training: &Training) -> Vec<Vec<u32>> {
-    let (all, here) = (shape.iter().sum(), shape[0]);
-    assert!(shape.iter().all(|of_machine| *of_machine == here));
-    let training = Training { workers: all, machines: shape.to_vec(), ..training.clone() };
-    training.run_at(|rank| {
-        let mut config = training.config(&machines.address(rank / here), rank % here);
-        config.terms.workers = here;
-        machines.on(rank / here, config)
-    })
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Hubs below hubs: the workers of a machine push to the hub beside them, which sends one sum up.
 
+mod by_key;
 mod checkpoints;
 mod clipped;
 mod codecs;
@@ -11,6 +12,7 @@ mod weights;
 
 use std::sync::Barrier;
 
+use hub_tests::training::Training;
 use hub_tests::{addresses, config_at, hub, hub_below};
 use pbox_core::control::Mesh;
 use phub_server::{Hub, Machine};
@@ -68,4 +70,16 @@ fn on_machines<T: Send>(
     let flat = hub_tests::on_threads(machines * workers, |at| worker(at / workers, at % workers, &barrier));
     let mut flat = flat.into_iter();
     (0..machines).map(|_| flat.by_ref().take(workers as usize).collect()).collect()
+}
+
+/// Trains on machines with the workers of `shape`. Returns the bits of the last weights.
+fn train(machines: &Machines, shape: &[u32], training: &Training) -> Vec<Vec<u32>> {
+    let (all, here) = (shape.iter().sum(), shape[0]);
+    assert!(shape.iter().all(|of_machine| *of_machine == here));
+    let training = Training { workers: all, machines: shape.to_vec(), ..training.clone() };
+    training.run_at(|rank| {
+        let mut config = training.config(&machines.address(rank / here), rank % here);
+        config.terms.workers = here;
+        machines.on(rank / here, config)
+    })
 }

@@ -234,7 +234,7 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         let clips = terms.is_orderly && terms.job.level.compression.is_none() && dice.below(2) == 0;
         terms.job.clip_norm = clips.then_some(1e30);
         let is_slim = matches!(terms.job.level.compression, Some(Compression::Slim(_)));
-        let by_key = !clips && !is_slim && terms.job.hubs == 1 && dice.below(2) == 0;
+        let by_key = !clips && !is_slim && dice.below(2) == 0;
         if by_key {
             terms.job.optimizer = optimizer_by_key(&mut dice);
         }

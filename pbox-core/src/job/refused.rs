@@ -18,10 +18,8 @@
 //! | `clip_norm_last` | Slim-DP, `ablate` | what is not sent, or left out, has no norm |
 //! | `clip_norm_last` | `lars`, `lamb` | they adapt to norms of this round |
 //! | `lars`, `lamb` | SSP, ASP | each push is a step, and has no mean of the whole key |
-//! | `lars`, `lamb` | several hubs | a key's chunks lie at several, which do not know its norms |
 //! | `lars`, `lamb` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | a norm of an update would wait for that of the whole gradient |
 //! | `lars`, `lamb` | Slim-DP | what is not sent is in no norm |
-//! | `lars`, `lamb` | hubs as members | not built yet |
 //! | `lars`, `lamb` | `ablate` | what is left out has no norm |
 //! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
 //! | `ema` | `average`, `sum`, `ablate` | the hub keeps no weights, or their steps are wrong |
@@ -36,7 +34,7 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
-//! | `lars`, `lamb`, `clip_norm_last`, `skip_spikes` | not built yet |
+//! | `clip_norm_last`, `skip_spikes` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
@@ -147,16 +145,10 @@ const TABLE: &[(Term, Term, &str)] = &[
     ),
     (
         Term::ByKey,
-        Term::SeveralHubs,
-        "hubs that have chunks of the same key do not know its norms; use one hub, or another optimizer",
-    ),
-    (
-        Term::ByKey,
         Term::WholeGradient,
         "the norm of a key's update would wait for that of the whole gradient; leave it out",
     ),
     (Term::ByKey, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
-    (Term::ByKey, Term::HubsBelow, "norms of sums from hubs below are not gathered yet; use one hub"),
     (Term::ByKey, Term::Ablate, "work that is left out has no norm"),
     (Term::Maximize, Term::Average, "there is no step that could go up or down; leave it out"),
     (Term::Maximize, Term::Ablate, "there is no step that could go up or down; leave it out"),
@@ -173,7 +165,6 @@ const BELOW: &[(Term, &str)] = &[
         Term::CodedSums,
         "frames can cross only one level between hubs; leave out the compression, or put fewer hubs above",
     ),
-    (Term::ByKey, "norms of sums from hubs below are not gathered yet; use one hub"),
     (Term::LastNorm, "norms of sums from hubs below are not gathered yet; use clip_norm"),
     (Term::Spikes, "norms of sums from hubs below have no mean yet; use one hub, or clip_norm"),
     (Term::SeveralHubs, "the workers of a machine have one hub; name only that hub"),

@@ -17,6 +17,7 @@ use super::schedule::Schedule;
 use crate::kernels::{Ablate, Decay, InvalidOptimizer, Optimizer, Tensors};
 use crate::layout::manifest::{self, ManifestError};
 use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LINES, LayoutError, default_chunk_bytes};
+use crate::place::WHOLE_KEYS;
 
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;
@@ -255,6 +256,12 @@ impl JobTerms {
     /// keys.
     pub fn keeps_means(&self) -> bool {
         self.waits_for_all() || self.optimizer.adapts_keys()
+    }
+
+    /// Returns the number of parameters above which a tensor is split over several hubs. Steps that use the norms of a
+    /// key split none, because the hubs do not exchange these norms.
+    pub fn splits_above(&self) -> u64 {
+        if self.optimizer.adapts_keys() { WHOLE_KEYS } else { self.split_above }
     }
 
     /// Whether the hub that steps [answers bytes ahead](Self::answers_ahead).

@@ -11,5 +11,5 @@ pub use below::{Above, Below};
 pub use nodes::CoreNodes;
 pub use placement::Placement;
 pub(crate) use share::first_chunks;
-pub use share::{Piece, Share};
+pub use share::{Piece, Share, WHOLE_KEYS};
 pub use slices::{Slice, Slices};

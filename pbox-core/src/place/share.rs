@@ -7,6 +7,8 @@
 //!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub, or from four chunks a part
 //! ```
 //!
+//! Where steps use the norms of a key, no key is split: the hub that has the key has the norms.
+//!
 //! If the share is by slices, the keys of a [group](Layout::group) go to one hub. A key of fewer chunks than hubs goes
 //! to as many hubs as it has four chunks for. One of 256 hubs would get a layer of 255 chunks from all machines at
 //! once.
@@ -35,9 +37,13 @@ pub struct Share {
     pub hub: u32,
     /// The number of hubs.
     pub hubs: u32,
-    /// The number of parameters above which a tensor is split over the hubs, with schedules by layer.
+    /// The number of parameters above which a tensor is split over the hubs, with schedules by layer. [`WHOLE_KEYS`]
+    /// splits no tensor with any schedule.
     pub split_above: u64,
 }
+
+/// The value of `split_above` with which each tensor goes whole to one hub.
+pub const WHOLE_KEYS: u64 = u64::MAX;
 
 impl Share {
     /// The share of a job's only hub.
@@ -45,7 +51,7 @@ impl Share {
 
     /// Returns the share of the hub with this number.
     pub fn of_hub(terms: &JobTerms, hub: u32) -> Self {
-        Share { hub, hubs: terms.hubs, split_above: terms.split_above }
+        Share { hub, hubs: terms.hubs, split_above: terms.splits_above() }
     }
 
     /// Whether the share is the whole job.
@@ -112,6 +118,7 @@ fn shared(layout: &Layout, schedule: Schedule, share: Share) -> Vec<(usize, Rang
     let keys = (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key)));
     let Share { hubs, split_above, .. } = share;
     let parts = |chunks: &Range<u32>, key: &Key| match schedule.by_layer() {
+        _ if split_above == WHOLE_KEYS => 1,
         true if key.elements().is_some_and(|elements| elements > split_above) => hubs,
         true => 1,
         false if chunks.len() >= hubs as usize => hubs,
@@ -176,6 +183,7 @@ fn part(Range { start, end }: Range<u32>, index: u32, parts: u32) -> Range<u32> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::Optimizer;
     use crate::models::model;
     use crate::place::Placement;
     use proptest::prelude::*;
@@ -193,6 +201,24 @@ mod tests {
             let expected: Vec<ChunkId> = shares(hubs).filter_map(least).collect();
             let share = Share { hubs, ..Share::WHOLE };
             assert_eq!(first_chunks(&layout, schedule, share), expected, "{hubs} hubs, {schedule}");
+        }
+    }
+
+    #[test]
+    fn a_key_whose_norms_are_used_is_at_one_hub() {
+        let terms = |optimizer| JobTerms { hubs: 3, ..JobTerms::new(2, Vec::new(), optimizer) };
+        let lars = Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.0, trust: 1.0 };
+        let split = |optimizer, schedule, key: KeyId, layout: &Layout| {
+            let shares = (0..3).map(|hub| Share::of_hub(&terms(optimizer), hub));
+            shares.flat_map(|share| share.pieces(layout, schedule)).filter(|piece| piece.key == key).count()
+        };
+        let keys = [2_000_000u64, 3, 100_000, 8].map(|n| Key::f32(format!("of {n}"), [n])).to_vec();
+        let layout = Layout::new(keys, 1 << 15).unwrap();
+        for schedule in Schedule::ALL {
+            let whole = (0..4).map(|key| split(lars, schedule, KeyId(key), &layout));
+            assert!(whole.eq([1; 4]), "{schedule}");
+            let sgd = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+            assert_eq!(split(sgd, schedule, KeyId(0), &layout), 3, "{schedule}");
         }
     }
 

@@ -37,7 +37,7 @@ impl Level {
         let above = Wire::of_terms(&terms)?;
         let placed = Above {
             schedule: terms.level.schedule,
-            split_above: terms.split_above,
+            split_above: terms.splits_above(),
             cores: vec![cores.into(); hubs as usize],
             above: None,
         };

@@ -17,7 +17,7 @@ use pbox_core::{
 use sim_tests::levels::{ENDS, Levels, Losses, Shape, Strike, Terms};
 use sim_tests::model::{CODECS, Model};
 use sim_tests::plan::{Drafts, Plan};
-use sim_tests::trouble::{Dice, Trouble, optimizer};
+use sim_tests::trouble::{Dice, Trouble, optimizer, optimizer_by_key};
 use sim_tests::values::{mix, rounded, same_bits};
 
 const TREES: u64 = 10_000;
@@ -106,14 +106,20 @@ impl Tree {
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let mut faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
+        // By dice of its own, so that the other draws of a seed stay.
+        if mix(seed ^ 0x1a25).is_multiple_of(4) {
+            job.optimizer = optimizer_by_key(&mut Dice::new(seed));
+        }
+        let by_key = job.optimizer.adapts_keys();
         let carries_all = levels[0].compression.is_none_or(carries_all);
-        job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32);
-        job.skip_nonfinite = carries_all && dice.below(2) == 0;
+        job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32).filter(|_| !by_key);
+        job.skip_nonfinite = carries_all && dice.below(2) == 0 && !by_key;
         faults.reorder &= !job.waits_for_all(); // a core's part is sent before its answers
         let (skips, is_orderly) = (job.skip_nonfinite, trouble != Trouble::Posts && !faults.reorder);
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
         let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late, again: None };
-        let plan = Plan::new(seed, optimizer.keeps_weights()).alike(trouble.on_loss() == OnLoss::Continue);
+        let plan =
+            Plan::new(seed, terms.job.optimizer.keeps_weights()).alike(trouble.on_loss() == OnLoss::Continue);
         let (expected, norms) = match terms.levels[0].compression {
             None => expected(&layout, &terms.job, trouble, &shape, rounds, plan),
             Some(compression) => {
@@ -367,7 +373,16 @@ fn expected(
             if let Some(means) = means.filter(|_| !is_skipped) {
                 *steps += 1;
                 let step = Step::new(&optimizer, workers, Round(*steps), optimizer.learning_rate(), 1.0, 1.0);
-                let step = Step { rescale: scale, ..step };
+                let mut step = Step { rescale: scale, ..step };
+                if optimizer.adapts_keys() {
+                    let blocks = layout.chunk_bytes() / key.dtype.bytes();
+                    let of = |i: usize| oracle::measured(&optimizer, &step, means[i], masters[i], &states[i]);
+                    let measured: Vec<f32> = (0..means.len()).map(of).collect();
+                    let blocks = masters.chunks(blocks).zip(measured.chunks(blocks));
+                    let squares =
+                        blocks.map(|(of_masters, of_means)| [of_masters, of_means].map(oracle::squares));
+                    step = step.adapted(&optimizer, oracle::quotient(squares));
+                }
                 for ((mean, master), state) in
                     means.into_iter().zip(masters.iter_mut()).zip(states.iter_mut())
                 {

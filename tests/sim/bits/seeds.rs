@@ -75,23 +75,21 @@ impl Cluster {
         terms.shards = dice.from(1..=2) as usize;
         terms.job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
         terms.job.skip_nonfinite = dice.below(2) == 0;
-        if terms.job.hubs == 1 {
-            match dice.below(5) {
-                0 | 1 => {
-                    (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
-                    terms.job.optimizer = optimizer_by_key(&mut dice);
-                }
-                2 => {
-                    let most = dice.from(1..=40) as f32 * 50.0;
-                    (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
-                    terms.job.clip_norm_last = Some(most);
-                }
-                3 => {
-                    terms.job.skip_spikes = Some(dice.from(3..=6) as f32 / 2.0);
-                    rounds += 11; // ten norms come before a spike
-                }
-                _ => {}
+        match dice.below(5) {
+            0 | 1 => {
+                (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
+                terms.job.optimizer = optimizer_by_key(&mut dice);
             }
+            2 if terms.job.hubs == 1 => {
+                let most = dice.from(1..=40) as f32 * 50.0;
+                (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
+                terms.job.clip_norm_last = Some(most);
+            }
+            3 if terms.job.hubs == 1 => {
+                terms.job.skip_spikes = Some(dice.from(3..=6) as f32 / 2.0);
+                rounds += 11; // ten norms come before a spike
+            }
+            _ => {}
         }
         faults.reorder &= !terms.job.waits_for_all(); // a core's part is sent before its answers
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;

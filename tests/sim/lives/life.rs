@@ -466,7 +466,7 @@ impl Life {
 }
 
 /// An optimizer whose steps wait for their key. They are those of SGD: a key without decay is not adapted.
-const BY_KEY: Optimizer =
+pub const BY_KEY: Optimizer =
     Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.0, trust: 1.0 };
 
 /// Draws how rounds and bytes go. All codecs are exact for the values that are pushed here.
@@ -479,14 +479,17 @@ fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
         _ => Consistency::Bsp,
     };
     level.compression = (dice.below(4) == 0).then_some(Compression::Codec(Codec::F16));
+    let may_wait = level.consistency == Consistency::Bsp && level.compression.is_none();
+    let by_key = may_wait && dice.below(5) == 1;
     // Of several hubs the last state may lack a round that another has found.
-    let may_wait =
-        level.consistency == Consistency::Bsp && level.compression.is_none() && terms.job.hubs == 1;
+    let may_wait = may_wait && !by_key && terms.job.hubs == 1;
     match dice.below(5) {
         0 if may_wait => terms.job.clip_norm = Some(Together::bound(layout, false, dice)),
         2 | 3 if may_wait => terms.job.clip_norm_last = Some(Together::bound(layout, false, dice)),
-        1 if may_wait => terms.job.optimizer = BY_KEY,
         _ => {}
+    }
+    if by_key {
+        terms.job.optimizer = BY_KEY;
     }
     level.slice_bytes = Some(dice.from(0..=512) as usize);
     let mut credit = || (dice.below(3) == 0).then(|| dice.from(1..=600) as usize);

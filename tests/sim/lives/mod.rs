@@ -116,6 +116,7 @@ fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
         ("snapshots", 1000),
         ("coded", 100),
         ("steps wait for the norm", 150),
+        ("steps wait for their key", 20),
         ("scaled", 50),
         ("all hubs without links", 300),
         ("machines step alone", 100),

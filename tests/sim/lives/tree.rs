@@ -20,6 +20,7 @@ use sim_tests::trouble::Dice;
 use super::Counts;
 use super::disks::Disks;
 use super::ledger::{Ledger, Together};
+use super::life::BY_KEY;
 
 /// The number of steps in which events may happen.
 const STEPS: u32 = 300;
@@ -76,12 +77,15 @@ fn above(layout: &Layout, machines: u32, dice: &mut Dice) -> JobTerms {
     let compression = (dice.below(3) == 0).then_some(codec);
     let waits_for_norm = dice.below(2) == 0;
     let clip_norm = waits_for_norm.then(|| Together::bound(layout, compression.is_some(), dice));
+    let skip_nonfinite = dice.below(2) == 0;
+    let may_wait = consistency == Consistency::Bsp && !waits_for_norm && !skip_nonfinite;
     JobTerms {
+        optimizer: if may_wait && dice.below(2) == 0 { BY_KEY } else { SGD },
         on_loss: if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue },
         keys: layout.keys().to_vec(),
         level: LevelTerms { consistency, compression, members: Members::Hubs, ..job.level },
         clip_norm,
-        skip_nonfinite: dice.below(2) == 0,
+        skip_nonfinite,
         ..job
     }
 }
@@ -123,7 +127,8 @@ fn leave_out_refused(job: &mut JobTerms, is_deep: bool) -> bool {
 impl Tree {
     pub fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("{key}"), [1 + 40 * dice.below(3)]));
+        let keys = (0..dice.from(1..=4))
+            .map(|key| Key { wd_mult: 0.0, ..Key::f32(format!("{key}"), [1 + 40 * dice.below(3)]) });
         let layout = Arc::new(Layout::new(keys.collect(), 64).unwrap());
         let shape = shape(&mut dice);
         let is_deep = shape.iter().any(|below| matches!(below, Shape::Hub(of) if of[0] != Shape::Worker));
@@ -145,6 +150,7 @@ impl Tree {
         let ledger = Ledger::new(&layout, &job);
         counts.add("coded", usize::from(job.level.compression.is_some()));
         counts.add("steps wait for the norm", usize::from(job.waits_for_all()));
+        counts.add("steps wait for their key", usize::from(job.optimizer.adapts_keys()));
         counts.add("scaled", usize::from(matches!(&ledger, Ledger::Together(of) if of.scales())));
         counts.add("machines step alone", usize::from(job.level.consistency.steps_alone()));
         let mesh = !is_deep && dice.below(3) == 0;
@@ -154,7 +160,7 @@ impl Tree {
             eprintln!("{shape:?}, {terms:?}");
         }
         let job = Levels::new(Net::new(seed, faults.clone()), &layout, terms.clone(), &shape).unwrap();
-        let disks = Disks::new(&layout, job.placement(), (1, job.placement().cores()), SGD);
+        let disks = Disks::new(&layout, job.placement(), (1, job.placement().cores()), terms.job.optimizer);
         let (unlinked, unlinked_hubs, reached) = Default::default();
         Tree {
             dice,

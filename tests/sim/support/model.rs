@@ -1,5 +1,7 @@
 //! A plain model of a compressed job: chunk by chunk, with the real codecs, without frames, windows and links.
 
+use std::collections::BTreeMap;
+
 use pbox_core::codec::{Codec, Draw};
 use pbox_core::kernels::Kernels;
 use pbox_core::oracle::{self, Step};
@@ -187,23 +189,60 @@ impl Model {
         let is_skipped = |norm: f32| self.skips && !norm.is_finite() || is_spike(norm);
         if !self.norm.is_some_and(is_skipped) {
             self.norms.extend(self.norm);
-            sums.into_iter().for_each(|(id, sum)| self.step_by(numbers, id, &sum, scale));
+            let quotients = self.quotients(numbers, &mut sums);
+            sums.into_iter().for_each(|(id, sum)| self.step_by(numbers, id, &sum, scale, &quotients));
         }
         self.round = self.round.next();
     }
 
-    /// Steps a chunk with these numbers, on a sum, or on a mean that has a scale.
-    fn step_by(&mut self, numbers: &Numbers, id: usize, sum: &[f32], scale: Option<f32>) {
-        let (key, _, dtype) = self.place(id);
+    /// Makes means of these sums, and returns the quotient of norms of each key, if steps use it.
+    fn quotients(&self, numbers: &Numbers, sums: &mut [(usize, Vec<f32>)]) -> BTreeMap<KeyId, f32> {
+        let mut squares = BTreeMap::<KeyId, Vec<[f64; 2]>>::new();
+        for (id, sum) in sums.iter_mut() {
+            let (optimizer, step) = self.step_of(numbers, *id);
+            if optimizer.adapts_keys() {
+                sum.iter_mut().for_each(|sum| *sum *= step.rescale);
+                let step = Step { rescale: 1.0, ..step };
+                let Chunk { weights, state, .. } = &self.chunks[*id];
+                let of = |i: usize| oracle::measured(optimizer, &step, sum[i], weights[i], &state[i]);
+                let measured: Vec<f32> = (0..sum.len()).map(of).collect();
+                let length = oracle::BLOCK_BYTES / size_of::<f32>();
+                let blocks = weights.chunks(length).zip(measured.chunks(length));
+                let of_blocks = blocks.map(|(weights, measured)| [weights, measured].map(oracle::squares));
+                squares.entry(self.place(*id).0).or_default().extend(of_blocks);
+            }
+        }
+        squares.into_iter().map(|(key, blocks)| (key, oracle::quotient(blocks.into_iter()))).collect()
+    }
+
+    /// Returns the optimizer of a chunk and its next step with these numbers.
+    fn step_of<'a>(&self, numbers: &'a Numbers, id: usize) -> (&'a Optimizer, Step) {
+        let (key, ..) = self.place(id);
         let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
         let [lr_mult, wd_mult] =
             numbers.multipliers.as_ref().map_or([lr_mult, wd_mult], |of_keys| of_keys[key.index()]);
-        let optimizer = numbers.of(key);
+        let (optimizer, number) = (numbers.of(key), Round(self.chunks[id].steps + 1));
+        let rate = optimizer.learning_rate();
+        (optimizer, Step::new(optimizer, self.gradients, number, rate, lr_mult, wd_mult))
+    }
+
+    /// Steps a chunk with these numbers: on a sum, on a mean that has a scale, or on a mean whose key has a quotient.
+    fn step_by(
+        &mut self,
+        numbers: &Numbers,
+        id: usize,
+        sum: &[f32],
+        scale: Option<f32>,
+        quotients: &BTreeMap<KeyId, f32>,
+    ) {
+        let (key, _, dtype) = self.place(id);
+        let (optimizer, step) = self.step_of(numbers, id);
+        let step = match quotients.get(&key) {
+            Some(&quotient) => Step { rescale: 1.0, ..step }.adapted(optimizer, quotient),
+            None => Step { rescale: scale.unwrap_or(step.rescale), ..step },
+        };
         self.chunks[id].steps += 1;
-        let number = Round(self.chunks[id].steps);
-        let step = Step::new(optimizer, self.gradients, number, optimizer.learning_rate(), lr_mult, wd_mult);
-        let rescale = scale.unwrap_or(step.rescale);
-        self.step(id, dtype, &Step { rescale, ..step }, sum);
+        self.step(id, dtype, &step, sum);
     }
 
     fn step(&mut self, id: usize, dtype: Dtype, step: &Step, sum: &[f32]) {

@@ -107,7 +107,7 @@ impl Session {
         session.let_ahead(ahead);
         if let Some(state) = state.filter(|_| wanted) {
             let terms = &session.config.terms;
-            let placed = (terms.level.schedule, terms.split_above);
+            let placed = (terms.level.schedule, terms.splits_above());
             let tensors = terms.tensors().saved_per_element();
             membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }

@@ -211,7 +211,7 @@ impl Up {
         let wire = hubs[0].wire(wire).map_err(not_joined)?;
         let placed = Above {
             schedule: terms.level.schedule,
-            split_above: terms.split_above,
+            split_above: terms.splits_above(),
             cores: hubs.iter().map(LetIn::cores).collect(),
             above: hubs[0].above().cloned().map(Box::new),
         };

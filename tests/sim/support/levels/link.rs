@@ -112,7 +112,7 @@ impl Levels {
         let Node { terms, cores_of_a_hub, above, .. } = &self.nodes[node];
         Above {
             schedule: terms.level.schedule,
-            split_above: terms.split_above,
+            split_above: terms.splits_above(),
             cores: vec![(*cores_of_a_hub).into(); terms.hubs as usize],
             above: above.map(|(parent, _)| Box::new(self.placed(parent))),
         }
