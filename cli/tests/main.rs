@@ -6,6 +6,7 @@ mod command_line;
 mod demo;
 mod doctor;
 mod mistakes;
+mod over_hubs;
 mod serve;
 mod support;
 mod tls;

@@ -295,14 +295,14 @@ impl Control {
             };
             return reply.check().map(|()| reply).map_err(strange);
         }
-        let ErrorReply { code, error: why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
+        let ErrorReply { code, error: why, round } = serde_json::from_str(&body).map_err(|_| nonsense())?;
         let why = printable(&why);
         let hub = self.hub.clone();
         let error = if is_about_rights(code, status) {
             let shown = self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
             MemberError::NotAllowed { hub, what, code, why, shown }
         } else {
-            MemberError::Refused { hub, what, code, why }
+            MemberError::Refused { hub, what, code, why, round }
         };
         Err(Failure { cause: Cause::of_refusal(code, status, asks_again), error })
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
+use pbox_core::Round;
 use pbox_core::control::{RefusalCode, Versions};
 
 /// A job could not be joined, or the membership ended.
@@ -41,6 +42,8 @@ pub enum MemberError {
         code: RefusalCode,
         /// The hub's words.
         why: String,
+        /// The round that the job has reached at the hub, if the request named another one.
+        round: Option<Round>,
     },
     /// The hub does not let this member do that.
     #[error("the hub at {hub} does not let this process {what}: {why} (this process showed {shown})")]

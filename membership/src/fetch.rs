@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::time::Duration;
 
 use authority::Credential;
-use pbox_core::control::Only;
+use pbox_core::control::StateQuery;
 use ureq::http::StatusCode;
 
 use crate::control::Control;
@@ -42,22 +42,21 @@ impl Read for StateReader {
     }
 }
 
-/// Returns the part of a job's state that the hub at this address has, or of its weights `only`; `None` if it has no part.
-/// `bytes` is about its length. A hub from before `only` gives the whole state.
+/// Returns the part of a job's state that the hub at this address has, as the query says; `None` if it has no part. `bytes` is
+/// about its length. A hub from before `only` gives the whole state.
 ///
 /// # Errors
 /// Returns an error if the hub is not reached, refuses, or is not trusted.
 pub fn fetch_state(
     address: &str,
     job: &str,
-    only: Option<Only>,
+    query: StateQuery,
     bytes: u64,
     credential: Option<&Credential>,
 ) -> Result<Option<StateReader>, MemberError> {
     let limit = BEGIN_LIMIT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
     let control = Control::new(address, job, limit, credential, &Named::Here)?;
-    let path =
-        format!("/v1/jobs/{job}/state{}", only.map_or_else(String::new, |only| format!("?only={only}")));
+    let path = format!("/v1/jobs/{job}/state{query}");
     let response = control.get(&path).map_err(|failure| failure.error)?;
     match response.status() {
         StatusCode::OK => {

@@ -7,8 +7,8 @@ use fabric::conformance::Watchdog;
 use hub_tests::state::{fetch, fetch_only};
 use hub_tests::training::Training;
 use hub_tests::{PATIENT_S, addresses, authorization, hub, says};
-use pbox_core::control::ErrorReply;
-use pbox_core::{Dtype, Key, Optimizer};
+use pbox_core::control::{ErrorReply, RefusalCode};
+use pbox_core::{Dtype, Key, Optimizer, Round};
 use worker_shim::Session;
 
 use super::state::train_to;
@@ -33,12 +33,17 @@ fn tensors(file: &[u8]) -> (String, BTreeMap<String, &[u8]>) {
 
 /// Returns status and error of a request for a state.
 fn refused(hub: &str, query: &str) -> (u16, String) {
+    let (status, reply) = refusal(hub, query);
+    (status, reply.error)
+}
+
+fn refusal(hub: &str, query: &str) -> (u16, ErrorReply) {
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
     let get =
         agent.get(format!("http://{hub}/v1/jobs/job/state{query}")).header("authorization", authorization());
     let mut answer = get.call().unwrap();
     let text = answer.body_mut().read_to_string().unwrap();
-    (answer.status().as_u16(), serde_json::from_str::<ErrorReply>(&text).unwrap().error)
+    (answer.status().as_u16(), serde_json::from_str(&text).unwrap())
 }
 
 fn has_them_alone(hubs: usize) {
@@ -93,5 +98,49 @@ fn averages_of_a_job_that_keeps_none_are_refused_for_good() {
     let (status, why) = refused(&address, "?only=averages");
     assert_eq!(status, 400);
     says(why, &["job \"job\"", "keeps no averages of its weights; start it with `ema`"]);
+    session.leave().unwrap();
+}
+
+#[test]
+fn the_state_before_a_round_that_is_named_comes_when_the_job_does() {
+    let _watchdog = Watchdog::start();
+    let mut training = Training::new("job", vec![Key::f32("a", [30, 7]), Key::f32("b", [1000])], ADAM);
+    (training.workers, training.chunk_bytes) = (1, 256);
+    let all: Vec<_> = (0..2).map(|_| hub(2)).collect();
+    let address = addresses(&all);
+    let mut session = Session::join(training.config(&address, 0)).unwrap();
+    training.broadcast(&mut session, 0).unwrap();
+    train_to(&training, &mut session, 0, 3);
+    let hubs: Vec<&str> = address.split(',').collect();
+    let ahead: Vec<_> = std::thread::scope(|scope| {
+        let [second, first] = [(hubs[1], 8), (hubs[0], 6)].map(|(hub, round)| {
+            scope.spawn(move || {
+                fetch_only(hub, "job", &format!("?only=weights&before={round}"), PATIENT).unwrap()
+            })
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!first.is_finished() && !second.is_finished(), "the rounds are ahead");
+        for last in 4..=9 {
+            train_to(&training, &mut session, 0, last);
+        }
+        [first, second].into_iter().map(|fetched| fetched.join().unwrap()).collect()
+    });
+    for (file, round) in ahead.iter().zip(["6", "8"]) {
+        assert_eq!(tensors(file).0, round);
+    }
+    for hub in hubs {
+        let (status, reply) = refusal(hub, "?before=9");
+        assert_eq!((status, reply.code, reply.round), (409, RefusalCode::RoundPassed, Some(Round(10))));
+        says(reply.error, &["the state before round 9 is gone, because it is before round 10 now"]);
+        let (status, reply) = refusal(hub, "?before=1035");
+        assert_eq!((status, reply.code, reply.round), (409, RefusalCode::RoundFar, Some(Round(10))));
+        says(reply.error, &["round 1035 is too far ahead", "ask for at most 1024 rounds more"]);
+        let (status, why) = refused(hub, "?only=weights&before=soon");
+        assert_eq!(status, 400);
+        says(why, &["before=soon", "before=ROUND"]);
+        // Now, by its number.
+        let now = fetch_only(hub, "job", "?before=10", PATIENT).unwrap();
+        assert_eq!(tensors(&now).0, "10");
+    }
     session.leave().unwrap();
 }

@@ -52,7 +52,7 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
         ] {
             let (status, said) = ask(&hub, method, path, shown, body);
             assert_eq!(status, 401, "{method} {path} {shown:?}");
-            let ErrorReply { code, error } = serde_json::from_slice(&said).unwrap();
+            let ErrorReply { code, error, .. } = serde_json::from_slice(&said).unwrap();
             assert_eq!(code, RefusalCode::TokenForeign, "an empty header is one, too");
             says(&error, &["token"]);
             for secret in ["job", "rank", "nesterov", "/root", "sgd"] {

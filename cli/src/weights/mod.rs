@@ -1,15 +1,17 @@
 //! `phub-server publish`, `pull` and `versions`: a job's weights for programs that do not train.
 //!
 //! ```text
-//!   hub --GET state--> Source --Weights--> Publisher --> DIR/weight_v000001/ ...    publish
-//!                        |____ Weights --> FILE                                     pull
+//!   hubs --GET state--> Source --Weights--> Publisher --> DIR/weight_v000001/ ...    publish
+//!                         |____ Weights --> FILE                                     pull
 //!   DIR --> Reader --> list, verify, FILE                                           versions
 //! ```
 
+mod hubs;
 mod publish;
 mod pull;
 mod source;
 mod stored;
+mod whole;
 
 pub(crate) use publish::PublishArgs;
 pub(crate) use pull::PullArgs;

@@ -18,6 +18,7 @@ use pbox_core::control::{CheckpointReply, PartState, WholeRounds};
 use pbox_core::{Occasion, Round};
 
 use super::Job;
+use super::cut::CutAt;
 use super::parts::Followed;
 use super::wants::{WantId, Wants};
 use crate::hubs::{Hubs, may_write};
@@ -131,9 +132,12 @@ impl Checkpoints {
     }
 
     /// Begins a snapshot that a cut is for. Hub 0 gets its result, if nobody at this hub wants the snapshot.
-    pub(super) fn begin(&mut self, before: Round, want: Option<WantId>) -> Occasion {
+    pub(super) fn begin(&mut self, before: Round, want: Option<WantId>, at: Option<CutAt>) -> Occasion {
         self.asked += 1;
-        let occasion = Occasion::Asked(self.asked);
+        let occasion = match at {
+            Some(CutAt::Before(_)) => Occasion::Ahead(self.asked),
+            _ => Occasion::Asked(self.asked),
+        };
         let lacks = BTreeSet::new();
         self.collecting.push(Collecting { occasion, before, answers: 0, refused: None, lacks, want });
         if want.is_none() {

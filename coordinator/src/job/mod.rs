@@ -42,7 +42,7 @@ use pbox_core::{JobTerms, Members, NumbersByRound, Piece, Round};
 
 pub use checkpoints::Checkpoints;
 use cut::Cuts;
-pub use cut::{CutAt, CutId, NotCut, NotReleased, Purpose, Step, Stepped};
+pub use cut::{CutAt, CutId, NotBefore, NotCut, NotReleased, Purpose, Step, Stepped};
 pub use event::{Blame, Cause, Effect, Event};
 use last::LastState;
 pub use last::{LastStep, LastStepped, Saved};

@@ -24,7 +24,7 @@ use pbox_core::Round;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::{Over, TakenBy};
-use super::cut::{CutAt, CutId, NotCut, Purpose};
+use super::cut::{CutAt, CutId, NotBefore, NotCut, Purpose};
 use super::parts::Then;
 use super::{Effect, Job};
 
@@ -63,6 +63,9 @@ pub enum NoState {
     /// No round of the job is over.
     #[error("{}", NotCut::NoWeights)]
     NoWeights,
+    /// There will be no state before the round that a reader named.
+    #[error(transparent)]
+    Before(NotBefore),
     /// Another reason, in words.
     #[error("{0}")]
     Other(String),
@@ -72,6 +75,7 @@ impl From<NotCut> for NoState {
     fn from(why: NotCut) -> Self {
         match why {
             NotCut::NoWeights => NoState::NoWeights,
+            NotCut::Before(why) => NoState::Before(why),
             why => NoState::Other(why.to_string()),
         }
     }
@@ -202,7 +206,7 @@ impl Saving<'_> {
         let leads = self.job.hubs.leads();
         let Some(want) = self.wants().get(id) else { return Vec::new() };
         let until = want.until;
-        match want.at == CutAt::ThisHub || !leads {
+        match matches!(want.at, CutAt::ThisHub | CutAt::Before(_)) || !leads {
             true => self.cut(id),
             false => {
                 want.waits_for = WaitsFor::Others;

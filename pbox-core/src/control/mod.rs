@@ -26,7 +26,7 @@ pub use hub::{
 pub use left::{Behind, Left, LeftAt, MAX_BEHIND};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
 pub use numbers::{LearningRateRequest, OptimizerRequest};
-pub use only::Only;
+pub use only::{Only, StateQuery};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
 pub use peers::{
     ArrivedRequest, BeginsRequest, CheckpointRequest, FailedReply, FailedRequest, HoldReply, HoldRequest,

@@ -1,8 +1,9 @@
-//! The part of a job's state that a client asks for: `GET /v1/jobs/{job}/state?only=weights`.
+//! The part of a job's state that a client asks for: `GET /v1/jobs/{job}/state?only=weights&before=91`.
 
 use std::fmt;
 
 use super::ParseError;
+use crate::layout::Round;
 
 /// The longest part of a wrong query that an error repeats.
 const SHOWN_CHARS: usize = 100;
@@ -16,31 +17,75 @@ pub enum Only {
     Averages,
 }
 
-impl Only {
+/// The query of a request for a job's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateQuery {
+    /// One tensor of each key, in place of the whole state.
+    pub only: Option<Only>,
+    /// The round before which the state is wanted, in place of the round that the hub is in.
+    pub before: Option<Round>,
+}
+
+impl StateQuery {
     /// Returns what the query of a request asks for.
     ///
     /// # Errors
-    /// Returns an error if it is none of these words.
-    pub fn of_query(query: &str) -> Result<Option<Self>, ParseError> {
-        match query {
-            "" => Ok(None),
-            "only=weights" => Ok(Some(Only::Weights)),
-            "only=averages" => Ok(Some(Only::Averages)),
-            other => {
-                let seen: String = other.chars().take(SHOWN_CHARS).collect();
-                let reason = format!("the query is {seen:?}; expected none, only=weights or only=averages");
-                Err(ParseError::Malformed { what: "state", reason })
+    /// Returns an error if it has other words than these, or one of them twice.
+    pub fn parse(query: &str) -> Result<Self, ParseError> {
+        let mut parsed = StateQuery::default();
+        let is_known = |pair| parsed.takes(pair).is_some();
+        if query.is_empty() || query.split('&').all(is_known) {
+            return Ok(parsed);
+        }
+        let seen: String = query.chars().take(SHOWN_CHARS).collect();
+        let reason = format!(
+            "the query is {seen:?}; expected none, only=weights or only=averages, and before=ROUND, joined by &"
+        );
+        Err(ParseError::Malformed { what: "state", reason })
+    }
+
+    /// Takes one word in. Returns nothing if it cannot be.
+    fn takes(&mut self, pair: &str) -> Option<()> {
+        match pair.split_once('=')? {
+            ("only", word) if self.only.is_none() => {
+                self.only =
+                    Some([Only::Weights, Only::Averages].into_iter().find(|only| only.word() == word)?);
             }
+            ("before", round)
+                if self.before.is_none() && round.bytes().all(|digit| digit.is_ascii_digit()) =>
+            {
+                self.before = Some(Round(round.parse().ok()?));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// Writes the end of a path: `?only=weights&before=91`, or nothing.
+impl fmt::Display for StateQuery {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let only = self.only.map(|only| format!("only={only}"));
+        let before = self.before.map(|round| format!("before={}", round.0));
+        for (pair, first) in only.iter().chain(&before).zip(['?', '&']) {
+            write!(out, "{first}{pair}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Only {
+    fn word(self) -> &'static str {
+        match self {
+            Only::Weights => "weights",
+            Only::Averages => "averages",
         }
     }
 }
 
 impl fmt::Display for Only {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Only::Weights => "weights",
-            Only::Averages => "averages",
-        })
+        out.write_str(self.word())
     }
 }
 
@@ -50,14 +95,30 @@ mod tests {
 
     #[test]
     fn a_query_is_what_it_is_written_as_or_refused() {
-        for only in [Only::Weights, Only::Averages] {
-            assert_eq!(Only::of_query(&format!("only={only}")), Ok(Some(only)));
+        for only in [None, Some(Only::Weights), Some(Only::Averages)] {
+            for before in [None, Some(Round(0)), Some(Round(91)), Some(Round(u32::MAX))] {
+                let query = StateQuery { only, before };
+                let written = query.to_string();
+                assert_eq!(StateQuery::parse(written.trim_start_matches('?')), Ok(query), "{written}");
+            }
         }
-        assert_eq!(Only::of_query(""), Ok(None));
-        for wrong in
-            ["only=", "only=weight", "only=weights&only=weights", "Only=weights", "ema", &"x".repeat(9999)]
-        {
-            let error = Only::of_query(wrong).unwrap_err().to_string();
+        assert_eq!(StateQuery::parse("before=7&only=weights"), StateQuery::parse("only=weights&before=7"));
+        for wrong in [
+            "only=",
+            "only=weight",
+            "only=weights&only=weights",
+            "only=weights&",
+            "Only=weights",
+            "ema",
+            "before=",
+            "before=-1",
+            "before=+1",
+            "before=1.5",
+            "before=4294967296",
+            "before=1&before=1",
+            &"x".repeat(9999),
+        ] {
+            let error = StateQuery::parse(wrong).unwrap_err().to_string();
             assert!(error.contains("expected none, only=weights or only=averages"), "{error}");
             assert!(error.len() < 300);
         }

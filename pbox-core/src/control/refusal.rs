@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::layout::Round;
+
 /// The body of every reply that reports an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
@@ -15,6 +17,9 @@ pub struct ErrorReply {
     pub code: RefusalCode,
     /// The text: the fault, the expected value, and the next step.
     pub error: String,
+    /// The round that the job has reached at this hub, with `round_passed` and `round_far`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<Round>,
 }
 
 /// Declares the codes: each with its word on the wire, and the HTTP status that follows from the code.
@@ -99,6 +104,10 @@ codes! {
     NoRelink = "no_relink", 409;
     /// The job gives or takes no state here now.
     NoState = "no_state", 409;
+    /// The job is past the round before which a state is wanted.
+    RoundPassed = "round_passed", 409;
+    /// The round before which a state is wanted is too far ahead.
+    RoundFar = "round_far", 409;
     /// The hub writes no checkpoints of the job.
     NoCheckpoints = "no_checkpoints", 409;
     /// The job's checkpoint cannot be used.
@@ -183,7 +192,7 @@ mod tests {
     #[test]
     fn a_code_is_read_as_it_was_written() {
         for &code in RefusalCode::ALL {
-            let body = serde_json::to_string(&ErrorReply { code, error: "no".into() }).unwrap();
+            let body = serde_json::to_string(&ErrorReply { code, error: "no".into(), round: None }).unwrap();
             assert_eq!(body, format!(r#"{{"code":"{code}","error":"no"}}"#));
             assert_eq!(read(&body).code, code);
         }
@@ -192,7 +201,7 @@ mod tests {
     #[test]
     fn a_hub_of_another_version_may_say_no_code_or_a_new_one() {
         for body in [r#"{"error":"no"}"#, r#"{"error":"no","code":"of_tomorrow"}"#] {
-            assert_eq!(read(body), ErrorReply { code: RefusalCode::Other, error: "no".into() });
+            assert_eq!(read(body), ErrorReply { code: RefusalCode::Other, error: "no".into(), round: None });
         }
     }
 

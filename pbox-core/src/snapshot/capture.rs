@@ -19,6 +19,9 @@ pub enum Occasion {
     Due(Round),
     /// A client asked; each request has a number.
     Asked(u64),
+    /// A reader asked for a round that may be far ahead; the numbers are the same. Any other snapshot may take its
+    /// place until a chunk has come to the round.
+    Ahead(u64),
 }
 
 /// The result of one core's part of a snapshot.
@@ -169,6 +172,9 @@ impl Capture {
     }
 
     fn memory(&mut self) -> Result<Slab, String> {
+        if let Some(values) = self.yields() {
+            return Ok(values);
+        }
         if self.current.is_some() || self.out {
             return Err("the checkpoint before it is not written yet".into());
         }
@@ -176,6 +182,16 @@ impl Capture {
             Some(spare) => Ok(spare),
             None => Slab::zeroed("a snapshot", self.elements).map_err(|error| error.to_string()),
         }
+    }
+
+    /// Gives up a snapshot of a round ahead that has no chunk yet. Returns its memory.
+    fn yields(&mut self) -> Option<Slab> {
+        let all = self.chunks.len();
+        let waits = |it: &mut Current| matches!(it.occasion, Occasion::Ahead(_)) && it.left == all;
+        let Current { occasion, before, values, .. } = self.current.take_if(waits)?;
+        let part = Err("another snapshot came before it".to_owned());
+        self.taken.push(Taken { occasion, before, through: None, part });
+        Some(values)
     }
 
     /// Takes back the memory of a part that is written, or will not be. It is kept, unless lost, if another snapshot
@@ -257,6 +273,31 @@ mod tests {
         (0..2).for_each(|place| reach(&mut taking, 11, place));
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
     }
+
+    #[test]
+    fn a_snapshot_of_a_round_ahead_gives_way_until_it_has_a_chunk() {
+        let mut taking = every(5, 0);
+        assert!(taking.begin(Occasion::Ahead(1), Round(7)));
+        reach(&mut taking, 5, 0);
+        let Taken { occasion, part, .. } = taking.taken().unwrap();
+        assert_eq!(
+            (occasion, part.unwrap_err().as_str()),
+            (Occasion::Ahead(1), "another snapshot came before it")
+        );
+        reach(&mut taking, 5, 1);
+        let due = taking.taken().unwrap().part.unwrap();
+        assert_eq!(due.values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
+        assert!(!taking.begin(Occasion::Ahead(2), Round(7)), "the memory is out");
+        taking.taken().unwrap().part.unwrap_err();
+        taking.give_back(Some(due.values));
+        assert!(taking.begin(Occasion::Ahead(3), Round(7)));
+        reach(&mut taking, 7, 0);
+        assert!(!taking.begin(Occasion::Asked(4), Round(8)), "it has a chunk");
+        assert_eq!(taking.taken().unwrap().occasion, Occasion::Asked(4));
+        reach(&mut taking, 7, 1);
+        assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [7.0, 7.0, 7.1, 7.1]);
+    }
+
     #[test]
     fn rounds_that_are_passed_cost_as_much_as_one() {
         let mut taking = every(5, 0);

@@ -163,6 +163,13 @@ pub(super) struct Metadata {
     /// JSON: the hub's share that this part is of, in a job over several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
+    /// JSON, `{"key": [extent, ...], ...}`: the shapes of the keys that this hub has a part of, for readers without the
+    /// model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shapes: Option<String>,
+    /// Which of the jobs that have had the name it is, in a part that is sent: a reader compares those of several hubs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
     /// The way in which the job ended, for people, in the last state of a job that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
@@ -171,7 +178,7 @@ pub(super) struct Metadata {
 }
 
 impl Metadata {
-    fn of(job: &str, snapshot: &Snapshot, share: Share) -> Self {
+    fn of(job: &str, snapshot: &Snapshot, share: Share, run: Option<String>) -> Self {
         let rate = |(from, numbers): &(Round, Numbers)| (*from, numbers.optimizer.learning_rate());
         let rates: Vec<(Round, f32)> = snapshot.numbers().iter().map(rate).collect();
         Metadata {
@@ -190,6 +197,8 @@ impl Metadata {
             steps: steps(snapshot).filter(|_| snapshot.kept().contains(&Tensor::Weights)).as_ref().map(json),
             multipliers: json(&multipliers(snapshot.layout().keys())),
             share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),
+            shapes: shapes(share, snapshot).as_ref().map(json),
+            run,
             ended: snapshot.ended().map(str::to_owned),
             program: concat!("phub-server ", env!("CARGO_PKG_VERSION")).to_owned(),
         }
@@ -215,6 +224,17 @@ impl FileShare {
         let whose = FileShare { hub: share.hub, hubs: share.hubs, pieces: pieces.collect() };
         (!share.is_whole()).then_some(whose)
     }
+}
+
+/// The shapes of keys, by name.
+pub(super) type Shapes = BTreeMap<String, Vec<u64>>;
+
+/// Returns the shapes of the keys that a hub has a part of, in a job over several hubs.
+fn shapes(share: Share, snapshot: &Snapshot) -> Option<Shapes> {
+    let keys = snapshot.layout().keys();
+    let parts = snapshot.pieces().iter().filter(|piece| !is_whole(piece, keys));
+    let of = parts.map(|piece| &keys[piece.key.index()]).map(|key| (key.name.clone(), key.shape.clone()));
+    (!share.is_whole()).then(|| of.collect())
 }
 
 fn is_whole(piece: &Piece, keys: &[Key]) -> bool {
@@ -304,11 +324,16 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub fn new(job: &str, snapshot: &Snapshot, share: Share) -> Result<Self, UnusableKeys> {
+    pub fn new(
+        job: &str,
+        snapshot: &Snapshot,
+        share: Share,
+        run: Option<String>,
+    ) -> Result<Self, UnusableKeys> {
         let pieces = snapshot.pieces().iter().map(of_piece);
         let mut entries = entries(snapshot.layout().keys(), snapshot.tensors(), pieces)?;
         entries.retain(|entry| snapshot.kept().contains(&entry.tensor));
-        let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, share)));
+        let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, share, run)));
         let mut end = 0;
         for Entry { shown, .. } in &entries {
             let begin = end;

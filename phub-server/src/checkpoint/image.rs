@@ -21,9 +21,14 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates the file of a job with this name, or of a hub's part of it.
-    pub fn new(job: &str, snapshot: Snapshot, share: Share) -> Result<Self, UnusableKeys> {
-        Ok(Image { plan: Plan::new(job, &snapshot, share)?, snapshot })
+    /// Creates the file of a job with this name, or of a hub's part of it. The part says which job of the name it is of.
+    pub fn new(
+        job: &str,
+        snapshot: Snapshot,
+        share: Share,
+        run: Option<String>,
+    ) -> Result<Self, UnusableKeys> {
+        Ok(Image { plan: Plan::new(job, &snapshot, share, run)?, snapshot })
     }
 
     /// Returns the length.
@@ -68,7 +73,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
         store.save("job", Share::WHOLE, &snapshot).unwrap();
-        let mut image = Image::new("job", snapshot, Share::WHOLE).unwrap();
+        let mut image = Image::new("job", snapshot, Share::WHOLE, None).unwrap();
         let (bytes, mut sent) = (image.bytes(), Vec::new());
         image.write_to(&mut sent).unwrap();
         assert_eq!(sent, std::fs::read(store.path("job").unwrap()).unwrap());

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -24,7 +25,7 @@ use super::PIECE_BYTES;
 use super::error::{DecodeError, Mismatch, excerpt};
 use super::format::{
     DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, GroupsFrom, Metadata, Multipliers, NO_DIGEST,
-    NumbersFrom, PREFIX_BYTES, START, digest_text, is_state, json, multipliers, steps_of_rounds,
+    NumbersFrom, PREFIX_BYTES, START, Shapes, digest_text, is_state, json, multipliers, steps_of_rounds,
 };
 
 /// A valid checkpoint of any job.
@@ -43,6 +44,8 @@ pub struct Decoded {
     /// The mean of the norms so far; that of none if the file has none.
     norm_mean: NormMean,
     share: Option<FileShare>,
+    shapes: Shapes,
+    run: Option<String>,
     /// The tensors in the order of their values, without gaps.
     tensors: Vec<Key>,
     values: Slab,
@@ -87,6 +90,8 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         norm_mean: norm_mean(&metadata)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
         share: metadata.share.as_deref().map(|seen| parse("share", seen)).transpose()?,
+        shapes: metadata.shapes.as_deref().map(|seen| parse("shapes", seen)).transpose()?.unwrap_or_default(),
+        run: metadata.run,
         tensors,
         values,
     })
@@ -370,6 +375,23 @@ impl Decoded {
     /// Returns the owner of the part, in words; nothing for a whole job.
     pub fn part(&self) -> Option<String> {
         self.share.as_ref().map(|share| format!("hub {}'s part of {}", share.hub, share.hubs))
+    }
+
+    /// Returns the number of the hub whose part it is, and how many hubs there are; nothing for a whole job.
+    pub fn place(&self) -> Option<(u32, u32)> {
+        self.share.as_ref().map(|share| (share.hub, share.hubs))
+    }
+
+    /// Returns which of the jobs of its name it is, if a hub has sent it as a part.
+    pub fn run(&self) -> Option<&str> {
+        self.run.as_deref()
+    }
+
+    /// Returns the elements of a key that it has, if it has a part of the key, and the key's shape. Programs from before
+    /// `shapes` wrote none.
+    pub fn piece_of(&self, key: &str) -> Option<(Range<usize>, Option<&[u64]>)> {
+        let [begin, end] = *self.share.as_ref()?.pieces.get(key)?;
+        Some((begin..end, self.shapes.get(key).map(Vec::as_slice)))
     }
 
     /// Returns name, shape and values of each tensor.

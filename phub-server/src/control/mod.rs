@@ -26,7 +26,7 @@ use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
     ClockReply, CompareRequest, ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest,
-    NicReply, OfferRequest, Only, OptimizerRequest, ReadyRequest, RefusalCode, RelinkRequest, parse,
+    NicReply, OfferRequest, OptimizerRequest, ReadyRequest, RefusalCode, RelinkRequest, StateQuery, parse,
     parse_join, parse_versioned,
 };
 use serde::Serialize;
@@ -64,7 +64,7 @@ POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/optimizer       other numbers of the optimizer from a round on
 POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
-GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file; ?only=weights or ?only=averages
+GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file; ?only=weights or ?only=averages, ?before=ROUND
 POST /v1/jobs/{job}/offer           rank 0 has a state for a new job
 POST /v1/jobs/{job}/state           rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses
@@ -188,8 +188,7 @@ fn no_such_page() -> Answer {
 
 fn no_such_method() -> Response {
     refused(
-        RefusalCode::OtherMethod,
-        "this page is asked by another method; GET / lists what there is".into(),
+        RefusalCode::OtherMethod.because("this page is asked by another method; GET / lists what there is"),
     )
 }
 
@@ -337,8 +336,8 @@ async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer
 }
 
 async fn state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let only = Only::of_query(request.uri().query().unwrap_or_default())?;
-    let sent = to_its_end(async move { desk.registry.state(&job, only).await }).await?;
+    let query = StateQuery::parse(request.uri().query().unwrap_or_default())?;
+    let sent = to_its_end(async move { desk.registry.state(&job, query).await }).await?;
     let Some(Sent { bytes, pieces }) = sent else { return Ok(StatusCode::NO_CONTENT.into_response()) };
     let about = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
     Ok((about, Body::new(pieces)).into_response())
@@ -406,9 +405,9 @@ fn json(status: StatusCode, body: &impl Serialize) -> Response {
 }
 
 /// Returns the reply to a request that is refused.
-fn refused(code: RefusalCode, error: String) -> Response {
+fn refused(Refusal { code, why: error, round }: Refusal) -> Response {
     let status = StatusCode::from_u16(code.status()).expect("codes have statuses");
-    let mut response = json(status, &ErrorReply { code, error });
+    let mut response = json(status, &ErrorReply { code, error, round });
     if status == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
@@ -417,6 +416,6 @@ fn refused(code: RefusalCode, error: String) -> Response {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        refused(self.code, self.why)
+        refused(self)
     }
 }

@@ -31,7 +31,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(3);
 /// Returns the answer to a connection without a place.
 fn turned_away(why: &str) -> String {
     let (code, error) = (RefusalCode::NoConnection, format!("{why}; try again"));
-    let body = serde_json::to_string(&ErrorReply { code, error }).expect("replies are plain data") + "\n";
+    let body = serde_json::to_string(&ErrorReply { code, error, round: None })
+        .expect("replies are plain data")
+        + "\n";
     format!(
         "HTTP/1.1 {} Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n\
          retry-after: 1\r\n\

@@ -71,7 +71,7 @@ mod tests {
         let (registry, mut core) = test_bed::registry();
         let later = || Instant::now() + 2 * DEAF;
         registry.check_health(later()).unwrap(); // nothing was asked of it before
-        let Refusal { code, why } = registry.check_health(later()).expect_err("it is not well");
+        let Refusal { code, why, .. } = registry.check_health(later()).expect_err("it is not well");
         assert_eq!(code, RefusalCode::NotReady);
         assert!(why.contains("cpu 0 has not taken a command for"), "{why}");
         registry.check_health(Instant::now()).unwrap();

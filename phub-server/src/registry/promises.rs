@@ -76,7 +76,8 @@ mod tests {
         assert!(registry.lock().hub().promised() >= 1000);
         drop(promise);
         assert_eq!(registry.lock().hub().promised(), 0);
-        let Refusal { code, why } = registry.promise_join(1 << 50).map(|_| ()).expect_err("it fits nowhere");
+        let Refusal { code, why, .. } =
+            registry.promise_join(1 << 50).map(|_| ()).expect_err("it fits nowhere");
         assert_eq!(code, RefusalCode::NoMemory);
         assert!(why.contains("GB of memory"), "{why}");
         assert_eq!(registry.lock().hub().promised(), 0);

@@ -1,6 +1,7 @@
 //! The refusal of a request. Must not know HTTP.
 
 use coordinator::{JobEnded, Refused};
+use pbox_core::Round;
 use pbox_core::control::{ParseError, RefusalCode};
 
 /// The reason why a request is refused.
@@ -10,6 +11,8 @@ pub(crate) struct Refusal {
     pub code: RefusalCode,
     /// The text for the person who made the request.
     pub why: String,
+    /// The round that the job has reached, if the request named another one.
+    pub round: Option<Round>,
 }
 
 /// The step from a code to a refusal.
@@ -20,7 +23,7 @@ pub(crate) trait Because {
 
 impl Because for RefusalCode {
     fn because(self, why: impl Into<String>) -> Refusal {
-        Refusal { code: self, why: why.into() }
+        Refusal { code: self, why: why.into(), round: None }
     }
 }
 
@@ -48,7 +51,7 @@ impl From<ParseError> for Refusal {
 
 impl From<Refused> for Refusal {
     fn from(Refused { code, why }: Refused) -> Self {
-        Refusal { code, why }
+        Refusal { code, why, round: None }
     }
 }
 

@@ -165,13 +165,15 @@ impl Life {
     }
 
     fn count_files(&mut self) {
-        for FilesHere { dropped, overdue, wanted, given, not_whole, .. } in
+        for FilesHere { dropped, overdue, wanted, given, given_before, passed, not_whole, .. } in
             self.job.hubs.hubs.iter().map(|hub| &hub.files)
         {
             self.counts.add("snapshots that were none", *dropped);
             self.counts.add("states wanted for too long", *overdue);
             self.counts.add("files wanted", *wanted);
             self.counts.add("states read", *given);
+            self.counts.add("states read before a round", *given_before);
+            self.counts.add("rounds passed before they were read", *passed);
             self.counts.add("checkpoints not whole", *not_whole);
         }
     }
@@ -242,13 +244,21 @@ impl Life {
 
     /// Asks for the state: its file, or for a client a copy of one hub's part. Without chunks a hub has none.
     fn wants(&mut self) {
+        let furthest = self.rounds().max().unwrap();
         let Life { job, dice, .. } = self;
         let (hubs, is_file) = (&mut job.hubs.hubs, dice.below(3) > 0);
         let purpose = if is_file { Use::File } else { Use::Client };
         let hub = if is_file { 0 } else { dice.below(hubs.len() as u64) as usize };
         let may_wait = hubs[hub].has_chunks() && dice.below(2) == 0;
         let limit = if may_wait { FOR_EVER } else { Duration::from_millis(dice.from(10..=200)) };
-        hubs[hub].want(purpose, limit);
+        match is_file || !hubs[hub].has_chunks() || dice.below(2) == 0 {
+            true => hubs[hub].want(purpose, limit),
+            // The round may never come.
+            false => hubs[hub].want_before(
+                Round((furthest + 4).saturating_sub(dice.below(6) as u32)),
+                Duration::from_millis(dice.from(10..=200)),
+            ),
+        }
     }
 
     /// Does something to a worker. One always takes part, because the job ends without, unless it may end.

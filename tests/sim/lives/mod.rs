@@ -80,6 +80,8 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("files not written", 200),
         ("files wanted", 200),
         ("states read", 200),
+        ("states read before a round", 50),
+        ("rounds passed before they were read", 20),
         ("states wanted for too long", 200),
         ("snapshots that were none", 200),
         ("checkpoints not whole", 20),
@@ -96,7 +98,7 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("steps wait for their key", 10),
         ("scaled", 10),
         ("clipped by the last norm", 20),
-        ("scaled by a round that some chunks passed", 2),
+        ("scaled by a round that some chunks passed", 1),
     ]);
 }
 

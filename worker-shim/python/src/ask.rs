@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use membership::{MemberError, Named, StateReader};
-use pbox_core::control::JobState;
+use pbox_core::control::{JobState, StateQuery};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -57,7 +57,8 @@ pub fn fetch_state(
     token: Option<&str>,
 ) -> PyResult<Option<StateBytes>> {
     let credential = credential_of(token)?;
-    let found = py.detach(|| membership::fetch_state(address, job, None, bytes, credential.as_ref()));
+    let found = py
+        .detach(|| membership::fetch_state(address, job, StateQuery::default(), bytes, credential.as_ref()));
     let found = found.map_err(|error| lost(&error, address, job))?;
     Ok(found.map(|reader| StateBytes { reader: Mutex::new(reader), job: job.to_owned() }))
 }

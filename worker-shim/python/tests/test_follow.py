@@ -84,6 +84,25 @@ def test_each_version_has_all_weights_of_one_round_and_the_last_ends_with_the_jo
     check(last)
 
 
+def test_a_job_over_several_hubs_is_followed_with_all_weights_of_one_round(hubs):
+    addresses = ",".join(hub.address for hub in hubs)
+    session = join(addresses, chunk_bytes=1024)
+    versions = phub.subscribe(addresses, "job", every=0, timeout=LIMIT_S)
+    rounds = []
+    with stepping(session):
+        for version in versions:
+            check(version)
+            assert {name: values.shape for name, values in version.items()} == SHAPES
+            rounds.append(version.round)
+            if len(rounds) == 10:
+                break
+    assert rounds == sorted(set(rounds)), "each is newer than the one before"
+    with pytest.raises(phub.SettingsError, match="has 2 hub.*1 are given"):
+        next(phub.subscribe(hubs[0].address, "job", timeout=LIMIT_S))
+    session.leave()
+    assert list(versions) == []
+
+
 def test_types_names_and_averages_are_those_that_are_asked_for(hub):
     with join(hub, ema=0.5) as session:
         step(session)

@@ -12,7 +12,7 @@ use std::time::Instant;
 use pbox_core::Round;
 use pbox_core::control::{HoldRequest, ReleaseRequest};
 
-use super::{Cut, CutAt, Cuts, NotCut, Purpose, Step, WaitsFor};
+use super::{Cut, CutAt, Cuts, NotBefore, NotCut, Purpose, Step, WaitsFor};
 use crate::hubs::Hubs;
 use crate::job::{Blame, Cause, Effect, Job, JobSpec, Life, Ranks};
 
@@ -102,6 +102,15 @@ impl Cuts {
     }
 }
 
+/// Returns the round before which the snapshot of a cut is, of a job that has reached `front`.
+fn place(at: CutAt, front: Round) -> Result<Round, NotCut> {
+    match at {
+        _ if front == Round(0) => Err(NotCut::NoWeights),
+        CutAt::Before(round) => Ok(NotBefore::check(round, front).map(|()| round)?),
+        CutAt::AllHubs | CutAt::ThisHub | CutAt::LastRound => Ok(front),
+    }
+}
+
 /// The cut of a job that is moved on by a step.
 pub(super) struct Moved<'job> {
     pub job: &'job mut Job,
@@ -148,7 +157,7 @@ impl Moved<'_> {
             }
             // All hubs begin with the same round. No worker pushes before it takes part at all hubs.
             Purpose::Admit(_) if cut.begins => self.held_everywhere(),
-            Purpose::Snapshot(CutAt::ThisHub) => self.held_everywhere(),
+            Purpose::Snapshot(CutAt::ThisHub | CutAt::Before(_)) => self.held_everywhere(),
             _ if hubs.share.is_whole() => self.held_everywhere(),
             _ => {
                 let (number, secret) = (hubs.next_cut(), hubs.secret.show());
@@ -178,11 +187,14 @@ impl Moved<'_> {
     /// Makes the cores take a snapshot, if the cut is for one.
     pub fn take_snapshot(mut self, lines: Arc<[Option<Round>]>) -> Vec<Effect> {
         let cut = &mut self.cut;
-        if let Purpose::Snapshot(_) = cut.purpose {
+        if let Purpose::Snapshot(at) = cut.purpose {
             cut.before = lines.iter().flatten().min().copied().or(cut.front).unwrap_or_default();
-            if cut.before == Round(0) {
-                cut.failed = Some(NotCut::NoWeights);
-                return self.release();
+            match place(at, cut.before) {
+                Ok(before) => cut.before = before,
+                Err(why) => {
+                    cut.failed = Some(why);
+                    return self.release();
+                }
             }
         }
         match cut.snapshot() {
@@ -200,7 +212,8 @@ impl Moved<'_> {
         let (Moved { job, cut }, mut effects) = (&mut self, Vec::new());
         if cut.snapshot().0 {
             let want = job.checkpoints.wants.cut_for(cut.id, cut.before);
-            let occasion = job.checkpoints.begin(cut.before, want);
+            let at = if let Purpose::Snapshot(at) = cut.purpose { Some(at) } else { None };
+            let occasion = job.checkpoints.begin(cut.before, want, at);
             effects.push(Effect::Cut(cut.id, Step::TakeSnapshot(occasion, cut.before)));
         }
         effects.extend(self.release());

@@ -5,7 +5,7 @@
 //! | lets all members of a job begin | the hubs above begin, if there are any; hold; release |
 //! | lets a newcomer take part | hold; the other hubs hold; the other hubs are released; release |
 //! | takes a snapshot | the same, and the cores take the snapshot before a release |
-//! | takes a snapshot of this hub alone | hold; the cores take it; release |
+//! | takes a snapshot of this hub alone, now or before a later round | hold; the cores take it; release |
 //! | is led by hub 0 | hold; wait until hub 0 releases; the cores take a snapshot, if hub 0 says so; release |
 //!
 //! ```text
@@ -31,6 +31,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
 
+/// The furthest round that a reader may name, in rounds from the furthest chunk.
+const AHEAD: u32 = 1024;
+
 /// The number of a cut at this hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CutId(u64);
@@ -55,6 +58,9 @@ pub enum CutAt {
     AllHubs,
     /// This hub is cut before its own round. The other hubs are not notified.
     ThisHub,
+    /// This hub takes the snapshot before this round, which may be ahead. The other hubs are not notified: a reader
+    /// names the same round to each.
+    Before(Round),
     /// All hubs of the job are cut, which is about to end. Its workers make no round beyond the cut, because the round would be lost.
     LastRound,
 }
@@ -119,12 +125,58 @@ pub enum NotCut {
         "its state is not there: it has no weights yet, because no round is over; try again after the first round"
     )]
     NoWeights,
+    /// No snapshot can be taken before the round that a reader named.
+    #[error(transparent)]
+    Before(#[from] NotBefore),
     /// Hub 0 has ended the cut already.
     #[error(transparent)]
     Stale(#[from] StaleCut),
     /// Another hub did not take its part.
     #[error("{0}")]
     Hub(String),
+}
+
+/// The reason why there will be no state before a round that a reader named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotBefore {
+    /// The job is past that round.
+    #[error("the state before round {} is gone, because it is before round {} now; ask for a later round", asked.0, front.0)]
+    Passed {
+        /// The named round.
+        asked: Round,
+        /// The round that the furthest chunk has reached.
+        front: Round,
+    },
+    /// The job would take long to come there.
+    #[error(
+        "round {} is too far ahead, because it is before round {} now; ask for at most {AHEAD} rounds more",
+        asked.0,
+        front.0
+    )]
+    TooFar {
+        /// The named round.
+        asked: Round,
+        /// The round that the furthest chunk has reached.
+        front: Round,
+    },
+}
+
+impl NotBefore {
+    /// Checks that a job which has reached `front` can give the state before the round `asked`.
+    fn check(asked: Round, front: Round) -> Result<(), Self> {
+        match asked.0.checked_sub(front.0) {
+            None => Err(NotBefore::Passed { asked, front }),
+            Some(ahead) if ahead > AHEAD => Err(NotBefore::TooFar { asked, front }),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Returns the round that the furthest chunk has reached.
+    pub fn front(&self) -> Round {
+        match *self {
+            NotBefore::Passed { front, .. } | NotBefore::TooFar { front, .. } => front,
+        }
+    }
 }
 
 /// The reason why hub 0 cannot release a job here.

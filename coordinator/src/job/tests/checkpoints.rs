@@ -4,7 +4,7 @@ use pbox_core::control::{WholeRounds, WrittenReply};
 
 use super::*;
 use crate::job::checkpoints::{Over, TakenBy};
-use crate::job::{AskedId, CutAt, NoState, Parts, Saving, Use, WantId};
+use crate::job::{AskedId, CutAt, NoState, NotBefore, Parts, Saving, Use, WantId};
 
 /// Returns a core's answer: its part before a round that is due, or none before the rounds from one to another.
 fn answers(job: &mut Job, core: usize, before: u32, through: Option<u32>) -> Vec<Effect> {
@@ -60,7 +60,7 @@ fn hub_0_hears_how_a_part_is() {
     let mut job = running();
     job.spec.made.owners = 1;
     assert_eq!(job.checkpoints.part_before(Round(7)), PartState::Collecting);
-    let occasion = job.checkpoints.begin(Round(7), None);
+    let occasion = job.checkpoints.begin(Round(7), None, None);
     assert_eq!(job.checkpoints.part_before(Round(0)), PartState::Collecting, "it is under way");
     assert!(taken(&mut job, occasion, 7, None)[0].refused.is_none());
     job.checkpoints.begin_file(Round(7), &job.hubs).unwrap();
@@ -87,7 +87,7 @@ fn hub_0_hears_how_a_part_is() {
 fn a_part_that_failed_is_not_forgotten_when_an_earlier_one_ends_after_it() {
     let mut job = running();
     job.spec.made.owners = 1;
-    let [earlier, later] = [9, 12].map(|before| job.checkpoints.begin(Round(before), None));
+    let [earlier, later] = [9, 12].map(|before| job.checkpoints.begin(Round(before), None, None));
     taken(&mut job, later, 12, Some("the checkpoint before it is not written yet"));
     taken(&mut job, earlier, 9, None);
     job.checkpoints.begin_file(Round(9), &job.hubs).unwrap();
@@ -229,7 +229,7 @@ fn hub_0_gets_its_answer_when_the_part_is_decided_or_its_wait_is_over() {
     assert_eq!((effects, wanted.passes(LIMIT / 2)), (vec![], vec![]));
     assert_eq!(wanted.passes(LIMIT / 2), [answer(id, PartState::Collecting)]);
     let (id, _) = asks(&mut wanted);
-    let occasion = wanted.job.checkpoints.begin(Round(7), None);
+    let occasion = wanted.job.checkpoints.begin(Round(7), None, None);
     assert_eq!(wanted.taken(0, occasion, None).len(), 1, "it is not written yet");
     let (_, effects) = wanted.saving().end_file(occasion, Round(7), Ok(reply(7, 5)));
     assert_eq!(effects, [answer(id, PartState::Written(5))]);
@@ -291,6 +291,94 @@ fn a_checkpoint_is_not_whole_if_a_hub_does_not_answer() {
     let told = wanted.happens(crate::Event::Part { follow, hub, said });
     let why = || "no answer came".to_owned();
     assert_eq!(told, [Effect::NotWhole(Round(7), why()), Effect::Wanted(id, Err(NoState::Other(why())))]);
+}
+
+/// A reader's want of the state before a round.
+fn wants_before(wanted: &mut Wanted, before: u32) -> (WantId, Vec<Effect>) {
+    wanted.saving().want(Use::Client, CutAt::Before(Round(before)), LIMIT)
+}
+
+/// All steps of a cut of a job that has reached `front`. Returns the last effects.
+fn cut_at(wanted: &mut Wanted, effects: Vec<Effect>, front: u32) -> Vec<Effect> {
+    let [Effect::Cut(cut, Step::Hold)] = effects[..] else { panic!("{effects:?}") };
+    let held = wanted.happens(crate::Event::Cut(cut, Stepped::Held(Some(Round(front)))));
+    let released = wanted.happens(crate::Event::Cut(cut, Stepped::Released));
+    held.into_iter().chain(released).collect()
+}
+
+#[test]
+fn a_reader_gets_the_state_before_the_round_that_it_names() {
+    let mut wanted = Wanted::new(1);
+    for (before, front) in [(7, 7), (9, 7), (7 + 1024, 7)] {
+        let (id, effects) = wants_before(&mut wanted, before);
+        let effects = cut_at(&mut wanted, effects, front);
+        let [Effect::Cut(_, Step::TakeSnapshot(occasion, of)), Effect::Cut(_, release), over] = &effects[..]
+        else {
+            panic!("{effects:?}")
+        };
+        let (occasion, before) = (*occasion, Round(before));
+        assert!(matches!(occasion, Occasion::Ahead(_)) && *of == before, "{effects:?}");
+        assert!(matches!(release, Step::Release { .. }), "the hold ends at once");
+        assert!(matches!(over, Effect::CutOver(_, Ok(_))), "nobody waits for the round");
+        assert_eq!(wanted.passes(LIMIT / 2), []);
+        let taken = crate::Event::Taken { core: 0, occasion, before, through: None, refused: None };
+        assert_eq!(wanted.happens(taken), [Effect::Snapshot(occasion, before, Parts::Give(id))]);
+        wanted.happens(crate::Event::Read(id));
+    }
+}
+
+#[test]
+fn a_round_that_has_passed_or_is_too_far_is_refused_with_the_round_of_the_job() {
+    let mut wanted = Wanted::new(1);
+    for (asked, front) in [(6, 7), (0, 1), (7 + 1025, 7), (u32::MAX, 7)] {
+        let (id, effects) = wants_before(&mut wanted, asked);
+        let effects = cut_at(&mut wanted, effects, front);
+        let (asked, front) = (Round(asked), Round(front));
+        let why = match asked < front {
+            true => NotBefore::Passed { asked, front },
+            false => NotBefore::TooFar { asked, front },
+        };
+        assert!(effects.contains(&Effect::Wanted(id, Err(NoState::Before(why)))), "{effects:?}");
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Cut(_, Step::TakeSnapshot(..)))));
+        wanted.happens(crate::Event::Read(id));
+    }
+    let (id, effects) = wants_before(&mut wanted, 1);
+    let effects = cut_at(&mut wanted, effects, 0);
+    assert!(effects.contains(&Effect::Wanted(id, Err(NoState::NoWeights))), "{effects:?}");
+}
+
+#[test]
+fn a_reader_whose_round_does_not_come_ends_with_its_time_and_holds_up_no_cut() {
+    let mut wanted = Wanted::new(1);
+    let (id, effects) = wants_before(&mut wanted, 100);
+    cut_at(&mut wanted, effects, 7);
+    // Meanwhile others get their cut, here a file.
+    let (_, effects) = wanted.want(Use::File);
+    let occasion = wanted.cut(effects, 8);
+    assert_eq!(wanted.taken(0, occasion, None).len(), 1);
+    assert_eq!(wanted.passes(LIMIT / 2), []);
+    let late = wanted.passes(LIMIT / 2);
+    let [Effect::Wanted(of, Err(NoState::Other(why)))] = &late[..] else { panic!("{late:?}") };
+    assert!(*of == id && why.contains("round 99 did not end in time"), "{why}");
+    wanted.happens(crate::Event::Read(id));
+    let (_, effects) = wants_before(&mut wanted, 9);
+    assert!(is_cut(&effects), "the next reader has its turn: {effects:?}");
+}
+
+#[test]
+fn a_reader_whose_snapshot_gave_way_tries_again_and_hears_if_the_round_has_passed() {
+    let mut wanted = Wanted::new(1);
+    let (id, effects) = wants_before(&mut wanted, 9);
+    let effects = cut_at(&mut wanted, effects, 7);
+    let Effect::Cut(_, Step::TakeSnapshot(occasion, before)) = effects[0] else { panic!("{effects:?}") };
+    let refused = Some("another snapshot came before it".to_owned());
+    let gave_way = crate::Event::Taken { core: 0, occasion, before, through: None, refused };
+    assert_eq!(wanted.happens(gave_way), [Effect::Snapshot(occasion, before, Parts::Drop)]);
+    let effects = wanted.happens(crate::Event::Freed(0));
+    assert!(is_cut(&effects), "{effects:?}");
+    let effects = cut_at(&mut wanted, effects, 10);
+    let passed = NotBefore::Passed { asked: Round(9), front: Round(10) };
+    assert!(effects.contains(&Effect::Wanted(id, Err(NoState::Before(passed)))), "{effects:?}");
 }
 
 /// A record may have any time, which no clock can add.

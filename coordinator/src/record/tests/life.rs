@@ -192,6 +192,11 @@ impl Life {
         let purpose = Use::Client;
         let (want, _) = self.ask(WantState { job, purpose, at: CutAt::ThisHub, limit }).unwrap();
         self.happens(job, Event::Read(want));
+        let (want, effects) =
+            self.ask(WantState { job, purpose, at: CutAt::Before(Round(9)), limit }).unwrap();
+        self.cuts(job, effects, 5);
+        self.happens(job, taken(Occasion::Ahead(2), 9, None, Some("another snapshot came before it".into())));
+        self.happens(job, Event::Read(want));
     }
 
     fn loses_links(&mut self, job: JobId) {

@@ -218,10 +218,10 @@ fn a_first_round_is_confirmed_until_the_job_has_begun() {
         bed.registry.begins(JOB, request)
     };
     begins(0).unwrap();
-    let Refusal { code, why } = begins(3).unwrap_err();
+    let Refusal { code, why, .. } = begins(3).unwrap_err();
     assert!(code == RefusalCode::NoState && why.contains("begins with round 0"), "{why}");
     bed.begin();
-    let Refusal { code, why } = begins(0).unwrap_err();
+    let Refusal { code, why, .. } = begins(0).unwrap_err();
     assert!(code == RefusalCode::NoState && why.contains("has begun"), "it may have written");
 }
 
@@ -273,7 +273,7 @@ fn members_with_a_bound_of_staleness_are_not_further_apart() {
     };
     join(0, 1, "job", ssp).unwrap();
     core.obey();
-    let Refusal { code, why } = join(1, 25_000, "job", ssp).expect_err("it is not believed");
+    let Refusal { code, why, .. } = join(1, 25_000, "job", ssp).expect_err("it is not believed");
     assert_eq!(code, RefusalCode::ReachedDiffers);
     assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
     join(1, 68, "job", ssp).unwrap();

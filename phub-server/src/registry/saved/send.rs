@@ -12,10 +12,12 @@ use std::io::{self, Write};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use authority::hex;
 use axum::body::Bytes;
-use coordinator::{CutAt, Event, Use, WantId};
-use pbox_core::control::{Only, RefusalCode};
+use coordinator::{CutAt, Event, NoState, NotBefore, Secret, Use, WantId};
+use pbox_core::control::{Only, RefusalCode, StateQuery};
 use pbox_core::{JobId, Snapshot, Tensor, Tensors};
+use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
@@ -31,6 +33,8 @@ use crate::registry::{Because, Refusal, Registry, on_thread};
 const PIECES: usize = 1;
 /// The slowest client, on average: while it reads, it holds a copy of the state, and the next client waits.
 const SENT_BYTES_PER_S: u64 = 1 << 20;
+/// The bytes by which readers distinguish the jobs of a name.
+const RUN_BYTES: usize = 16;
 /// The extra time for a slow client.
 const GRACE_S: u64 = 30;
 
@@ -43,28 +47,33 @@ pub(crate) struct Sent {
 }
 
 impl Registry {
-    /// Returns a job's state as a checkpoint file, before the round that is furthest ahead. In a job over
-    /// several hubs, returns this hub's part before its own round. Nothing if this hub has no part. `only` leaves out
-    /// the rest.
-    pub async fn state(self: &Arc<Self>, name: &str, only: Option<Only>) -> Result<Option<Sent>, Refusal> {
+    /// Returns a job's state as a checkpoint file, before the round that the query names, or else before the one that is
+    /// furthest ahead. In a job over several hubs, returns this hub's part, before its own round if none is named. Nothing if
+    /// this hub has no part. `only` leaves out the rest.
+    pub async fn state(self: &Arc<Self>, name: &str, query: StateQuery) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let id = self.lock().hub().id(name)?;
         let can_have = self.of_job(id, |state, job| {
             check_has_state(state, job)?;
-            Ok((state.hubs.share, !state.hubs.pieces.is_empty(), state.spec.terms.tensors()))
+            let run = (!state.hubs.share.is_whole()).then(|| run(&state.hubs.secret));
+            Ok((state.hubs.share, run, !state.hubs.pieces.is_empty(), state.spec.terms.tensors()))
         });
-        let (share, has_part, tensors) = can_have?.map_err(conflict)?;
-        let kept = kept(&tensors, only)
+        let (share, run, has_part, tensors) = can_have?.map_err(conflict)?;
+        let kept = kept(&tensors, query.only)
             .map_err(|why| RefusalCode::BadRequest.because(format!("job {name:?}: {why}")))?;
         if !has_part {
             return Ok(None);
         }
         // No cut over several hubs: the client compares the rounds of their parts.
-        let at = if share.is_whole() { CutAt::AllHubs } else { CutAt::ThisHub };
+        let at = match query.before {
+            Some(round) => CutAt::Before(round),
+            None if share.is_whole() => CutAt::AllHubs,
+            None => CutAt::ThisHub,
+        };
         let wanted = self.want(id, Use::Client, at, ROUND_LIMIT);
         let (want, wanted) = wanted.map_err(|ended| conflict(ended.into()))?;
         let turn = Turn { registry: self.me.clone(), job: id, want };
-        let met = met(wanted).await.map_err(|why| conflict(why.to_string()))?;
+        let met = met(wanted).await.map_err(|why| no_state(name, &why))?;
         let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
         let (job, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
         let copied = on_thread("phub-state", move || {
@@ -86,7 +95,7 @@ impl Registry {
         };
         let job = name.clone();
         // The image has a separate thread, because a job may have a quarter of a million keys.
-        let image = on_thread("phub-state", move || Image::new(&job, snapshot, share)).await;
+        let image = on_thread("phub-state", move || Image::new(&job, snapshot, share, run)).await;
         let mut image = image?.map_err(|error| conflict(error.to_string()))?;
         let bytes = image.bytes();
         let send = move || {
@@ -102,6 +111,21 @@ impl Registry {
         tokio::spawn(on_thread("phub-state", send));
         Ok(Some(Sent { bytes, pieces }))
     }
+}
+
+/// Returns which of the jobs of a name it is, for readers: the same at all hubs, and no secret.
+fn run(secret: &Secret) -> String {
+    hex(&Sha256::digest(secret.0)[..RUN_BYTES])
+}
+
+/// Refuses a state that a job does not have.
+fn no_state(job: &str, why: &NoState) -> Refusal {
+    let (code, round) = match why {
+        NoState::Before(why @ NotBefore::Passed { .. }) => (RefusalCode::RoundPassed, Some(why.front())),
+        NoState::Before(why @ NotBefore::TooFar { .. }) => (RefusalCode::RoundFar, Some(why.front())),
+        NoState::NoWeights | NoState::Other(_) => (RefusalCode::NoState, None),
+    };
+    Refusal { round, ..code.because(format!("job {job:?}: {why}")) }
 }
 
 /// Returns the tensors that a client gets.

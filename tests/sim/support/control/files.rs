@@ -24,6 +24,8 @@ pub struct FilesHere {
     due: Vec<(Occasion, Round)>,
     /// The clients that want the state and have no answer, with the ends of their times.
     wants: HashMap<WantId, (Use, Instant)>,
+    /// The rounds that clients have named.
+    named: HashMap<WantId, Round>,
     /// The client that has a copy of the state.
     reading: Option<WantId>,
     /// The questions of hub 0 that wait for an answer.
@@ -38,6 +40,10 @@ pub struct FilesHere {
     pub wanted: usize,
     /// The clients that got a state.
     pub given: usize,
+    /// Of them, those that named the round.
+    pub given_before: usize,
+    /// The clients whose round had passed.
+    pub passed: usize,
     /// The checkpoints that lack the part of a hub.
     pub not_whole: usize,
 }
@@ -45,8 +51,9 @@ pub struct FilesHere {
 impl FilesHere {
     /// Forgets the files under way, of a job that has failed.
     pub(super) fn end(&mut self) {
-        let FilesHere { whole, dropped, overdue, wanted, given, not_whole, .. } = *self;
-        *self = FilesHere { whole, dropped, overdue, wanted, given, not_whole, ..FilesHere::default() };
+        let FilesHere { whole, dropped, overdue, wanted, given, given_before, passed, not_whole, .. } = *self;
+        let none = FilesHere::default();
+        *self = FilesHere { whole, dropped, overdue, wanted, given, given_before, passed, not_whole, ..none };
     }
 
     /// Whether somebody waits for a state.
@@ -67,6 +74,13 @@ impl Control {
     pub fn want(&mut self, purpose: Use, limit: Duration) {
         let at = if purpose == Use::File { CutAt::AllHubs } else { CutAt::ThisHub };
         self.want_at(purpose, at, limit, |_, _| {});
+    }
+
+    /// Asks for a copy of what is here, before a round that may have passed and may never come.
+    pub fn want_before(&mut self, round: Round, limit: Duration) {
+        self.want_at(Use::Client, CutAt::Before(round), limit, |control, want| {
+            control.files.named.insert(want, round);
+        });
     }
 
     /// Asks for the state at a cut. `note` has the want before there is an answer.
@@ -110,6 +124,10 @@ impl Control {
                 self.files.wanted += 1;
                 self.files.whole = self.files.whole.max(Some(reply.round));
             }
+            Err(NoState::Before(why)) => {
+                assert!(self.files.named[&want] < why.front(), "{why}");
+                self.files.passed += 1;
+            }
             Err(NoState::Other(why)) if self.now >= until => {
                 self.files.overdue += 1;
                 self.tell(format!("too late: {why}"));
@@ -141,6 +159,10 @@ impl Control {
             Parts::Write => return self.files.due.push((occasion, before)),
             Parts::Give(want) => {
                 self.files.wants.remove(&want).expect("it has no answer");
+                if let Some(named) = self.files.named.remove(&want) {
+                    assert_eq!(before, named, "the state is before the round that the reader named");
+                    self.files.given_before += 1;
+                }
                 let former = self.files.reading.replace(want);
                 assert!(former.is_none(), "one client reads at a time");
                 self.files.given += 1;

@@ -157,7 +157,7 @@ def subscribe(
     has no end: use `timeout` or `close()`.
 
     Args:
-        hub: the hub's control port, host:port.
+        hub: the hub's control port, host:port; of a job over several hubs all of them, with commas between them.
         job: the job.
         directory: in place of a hub and a job, the directory.
         every: the least seconds from one version to the next.

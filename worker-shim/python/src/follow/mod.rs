@@ -55,7 +55,7 @@ struct Wait {
 
 #[pymethods]
 impl Follower {
-    /// Follows a job at its hub. `names` are pairs of a key and the name that it gets.
+    /// Follows a job at its hub, or at all of its hubs, with commas between them. `names` are pairs of a key and the name that it gets.
     #[staticmethod]
     fn of_hub(
         hub: &str,

@@ -1,0 +1,274 @@
+//! The hubs of a job, which each give a part of its weights. The parts are of one round.
+//!
+//! ```text
+//!   all hubs: the state now --> one round? --yes--> parts
+//!                                   | no: the furthest round
+//!                                   v
+//!   all hubs: the state before a round ahead --passed--> further ahead, a few times
+//! ```
+//!
+//! Each request has a thread, so that no hub waits for another one.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{anyhow, bail, ensure};
+use authority::Credential;
+use membership::{MemberError, describe, fetch_state};
+use pbox_core::Round;
+use pbox_core::control::{JobReply, Only, RefusalCode, StateQuery};
+use pbox_core::manifest::MAX_HEADER_BYTES;
+use phub_server::checkpoint::{Decoded, decode};
+
+use super::source::NoWeights;
+use crate::operate::bare;
+
+/// The time that a hub has to describe its jobs.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The rounds from the furthest hub to the round that all hubs are asked for, from try to try. A hub takes at most 1024.
+const MARGINS: [u32; 4] = [4, 32, 256, 512];
+
+/// The request for each hub.
+#[derive(Debug)]
+pub(super) struct Ask {
+    pub job: String,
+    pub credential: Option<Credential>,
+    pub only: Only,
+}
+
+/// All hubs of a job.
+#[derive(Debug)]
+pub(super) struct Hubs {
+    all: Vec<HubOf>,
+    /// The margin that was enough, and the round that it led to, if hubs gave different rounds before.
+    known: Option<(usize, Round)>,
+}
+
+/// A hub.
+#[derive(Debug)]
+struct HubOf {
+    address: String,
+    /// The start of the hub that has answered; empty before the first answer.
+    start: String,
+    /// The keys of the job at the last answer.
+    keys: usize,
+}
+
+/// The reason why a hub gives no part now.
+enum NoPart {
+    Because(NoWeights),
+    /// The job does not come to the named round soon, or is too far from it.
+    Far(String),
+    /// The job is past the named round, and has reached this one.
+    Passed(Round),
+}
+
+impl From<NoWeights> for NoPart {
+    fn from(why: NoWeights) -> Self {
+        NoPart::Because(why)
+    }
+}
+
+impl NoPart {
+    /// Returns the place of the reason among those of several hubs. The reader hears the first.
+    fn place(&self) -> u8 {
+        match self {
+            NoPart::Because(NoWeights::Never(_)) => 0,
+            NoPart::Because(NoWeights::Away(_)) => 1,
+            NoPart::Because(NoWeights::NotYet(_)) => 2,
+            NoPart::Because(NoWeights::NoJob(_)) => 3,
+            NoPart::Far(_) => 4,
+            NoPart::Passed(_) => 5,
+        }
+    }
+}
+
+impl Hubs {
+    /// Parses `HOST:PORT,HOST:PORT,...`.
+    pub fn new(addresses: &str) -> Self {
+        let hub = |address| HubOf { address: bare(address).to_owned(), start: String::new(), keys: 0 };
+        Hubs { all: addresses.split(',').map(str::trim).map(hub).collect(), known: None }
+    }
+
+    /// Returns the number of the job's keys at the last fetch.
+    pub fn keys(&self) -> usize {
+        self.all.iter().map(|hub| hub.keys).max().unwrap_or(0)
+    }
+
+    /// Returns the parts of all hubs, which are of one round.
+    pub fn fetch(&mut self, ask: &Ask) -> Result<(Round, Vec<Decoded>), NoWeights> {
+        let mut margin = self.known.map_or(0, |(margin, _)| margin);
+        let mut before = self.known.take().map(|(margin, last)| further(last, MARGINS[margin]));
+        loop {
+            let front = match self.parts(ask, before) {
+                Ok(parts) => match one_round(&parts) {
+                    Ok(round) => {
+                        self.known = before.map(|round| (margin.saturating_sub(1), round));
+                        return Ok((round, parts));
+                    }
+                    Err(furthest) => furthest,
+                },
+                Err(NoPart::Because(why)) => return Err(why),
+                Err(NoPart::Passed(front)) => front,
+                // A job that rests does not come to any round, and its hubs are in the same one.
+                Err(NoPart::Far(_)) if before.take().is_some() => continue,
+                Err(NoPart::Far(why)) => return Err(NoWeights::NotYet(why)),
+            };
+            let Some(&ahead) = MARGINS.get(margin) else {
+                return Err(NoWeights::NotYet(format!(
+                    "the hubs of job {:?} did not give one round in {} tries, the last of them {} rounds ahead; try again",
+                    ask.job,
+                    MARGINS.len() + 1,
+                    MARGINS[MARGINS.len() - 1]
+                )));
+            };
+            (before, margin) = (Some(further(front, ahead)), margin + 1);
+        }
+    }
+
+    /// Asks all hubs at once for their parts, before a round or now.
+    fn parts(&mut self, ask: &Ask, before: Option<Round>) -> Result<Vec<Decoded>, NoPart> {
+        let answers: Vec<Result<Option<Decoded>, NoPart>> = thread::scope(|scope| {
+            let threads: Vec<_> =
+                self.all.iter_mut().map(|hub| scope.spawn(move || hub.fetch(ask, before))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a fetch does not panic")).collect()
+        });
+        let (mut parts, mut missing) = (Vec::new(), Vec::new());
+        for answer in answers {
+            match answer {
+                Ok(part) => parts.push(part),
+                Err(why) => missing.push(why),
+            }
+        }
+        let furthest = missing
+            .iter()
+            .filter_map(|why| if let NoPart::Passed(front) = why { Some(*front) } else { None });
+        match (furthest.max(), missing.into_iter().min_by_key(NoPart::place)) {
+            (Some(front), Some(NoPart::Passed(_))) => Err(NoPart::Passed(front)),
+            (_, Some(why)) => Err(why),
+            (_, None) => {
+                self.check(&ask.job, &parts).map_err(NoWeights::Never)?;
+                Ok(parts.into_iter().flatten().collect())
+            }
+        }
+    }
+
+    /// Checks that these are the hubs of one job, each once.
+    fn check(&self, job: &str, parts: &[Option<Decoded>]) -> anyhow::Result<()> {
+        let given = self.all.len();
+        let mut seen: Vec<(u32, Option<&str>, &str)> = Vec::new();
+        for (HubOf { address, .. }, part) in self.all.iter().zip(parts) {
+            let Some(part) = part else { continue };
+            let (number, hubs) = part.place().unwrap_or((0, 1));
+            ensure!(
+                hubs as usize == given,
+                "job {job:?} has {hubs} hub(s), and {given} are given; give all of its hubs: HOST:PORT,HOST:PORT"
+            );
+            for &(other, run, before) in &seen {
+                if other == number {
+                    bail!(
+                        "{before} and {address} are hub {number} of job {job:?} both; give each of its {hubs} hubs once"
+                    );
+                }
+                ensure!(
+                    run == part.run(),
+                    "the hubs at {before} and {address} have different jobs of the name {job:?}; give the hubs of one job"
+                );
+            }
+            seen.push((number, part.run(), address));
+        }
+        let addresses = || self.all.iter().map(|hub| hub.address.as_str()).collect::<Vec<_>>().join(",");
+        ensure!(!seen.is_empty(), "{} has no part of job {job:?}; give all of its hubs", addresses());
+        Ok(())
+    }
+}
+
+/// Returns the round of all parts; as an error the furthest, if they differ.
+fn one_round(parts: &[Decoded]) -> Result<Round, Round> {
+    let rounds = || parts.iter().map(Decoded::round);
+    let (first, last) = (rounds().min().unwrap_or_default(), rounds().max().unwrap_or_default());
+    if first == last { Ok(last) } else { Err(last) }
+}
+
+fn further(round: Round, rounds: u32) -> Round {
+    Round(round.0.saturating_add(rounds))
+}
+
+impl HubOf {
+    fn fetch(&mut self, ask: &Ask, before: Option<Round>) -> Result<Option<Decoded>, NoPart> {
+        let (most, Ask { job, credential, only }) = (self.most_bytes(ask)?, ask);
+        let query = StateQuery { only: Some(*only), before };
+        let state = fetch_state(&self.address, job, query, most, credential.as_ref());
+        let Some(state) = state.map_err(|error| no_part(error, before))? else { return Ok(None) };
+        let address = &self.address;
+        let never = |why: String| NoPart::Because(NoWeights::Never(anyhow!(why)));
+        let bytes = state.bytes().ok_or_else(|| {
+            never(format!(
+                "the hub at {address} does not say how long the state is; install the same version"
+            ))
+        })?;
+        if bytes > most {
+            return Err(never(format!(
+                "the hub at {address} says that the {only} of job {job:?} have {bytes} bytes, and its model has room for {most}; \
+                 install the same version at both ends"
+            )));
+        }
+        // A hub that ends meanwhile may return.
+        let decoded = decode(state, bytes);
+        let decoded =
+            decoded.map_err(|error| NoWeights::NotYet(format!("the state of job {job:?}: {error}")))?;
+        match before {
+            Some(round) if decoded.round() != round => Err(never(format!(
+                "the hub at {address} gave the state of job {job:?} before round {}, and was asked for round {}; install the \
+                 same version at both ends",
+                decoded.round().0,
+                round.0
+            ))),
+            _ => Ok(Some(decoded)),
+        }
+    }
+
+    /// Returns the longest file of weights that the job's model can have. Memory is reserved for no longer one.
+    fn most_bytes(&mut self, ask: &Ask) -> Result<u64, NoWeights> {
+        let hub = describe(&self.address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
+        let before = std::mem::replace(&mut self.start, hub.id);
+        if !before.is_empty() && before != self.start {
+            return Err(NoWeights::Away(format!("the hub at {} was started anew", self.address)));
+        }
+        let job = hub.jobs.iter().find(|job| job.name == ask.job);
+        self.keys = job.map_or(0, |job| job.keys);
+        // Without the job it refuses, in its own words.
+        Ok(job.map_or(0, of_weights) + MAX_HEADER_BYTES)
+    }
+}
+
+/// Returns the length of a job's weights as f32, or twice that: a model of 16 bits has half of it.
+fn of_weights(job: &JobReply) -> u64 {
+    2 * job.model_bytes
+}
+
+fn no_part(error: MemberError, before: Option<Round>) -> NoPart {
+    match error {
+        MemberError::Refused { code: RefusalCode::RoundPassed, round: Some(front), .. } => {
+            NoPart::Passed(front)
+        }
+        MemberError::Refused { code: RefusalCode::RoundFar | RefusalCode::NoState, .. }
+            if before.is_some() =>
+        {
+            NoPart::Far(error.to_string())
+        }
+        error => NoPart::Because(no_weights(error)),
+    }
+}
+
+fn no_weights(error: MemberError) -> NoWeights {
+    let why = error.to_string();
+    match error {
+        MemberError::Refused { code: RefusalCode::JobUnknown, .. } => NoWeights::NoJob(why),
+        MemberError::Refused { code: RefusalCode::BadRequest, .. } => NoWeights::Never(error.into()),
+        MemberError::Refused { .. } => NoWeights::NotYet(why),
+        MemberError::Unreachable { .. } => NoWeights::Away(why),
+        error => NoWeights::Never(error.into()),
+    }
+}

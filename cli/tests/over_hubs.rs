@@ -1,0 +1,217 @@
+//! Weights of a job over several hubs: every element is of the round that is named, while rounds run, and hubs that do not
+//! belong together are named.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric::IdlePolicy;
+use fabric::conformance::Watchdog;
+use half::bf16;
+use pbox_core::{Key, Optimizer};
+use phub_cli::weights::{NoWeights, Source};
+use versions::{Precision, Weights};
+use worker_shim::{Session, SessionConfig};
+
+use crate::support::{Serve, failure, phub_server, says};
+
+const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+
+/// Two keys that are split over hubs, and two that are not.
+const SHAPES: [(&str, &[u64]); 4] = [("a", &[100]), ("b", &[30, 200]), ("c", &[]), ("d", &[7, 11, 13])];
+
+fn serve(dir: &Path, hubs: usize) -> Vec<Serve> {
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--insecure", "--idle", "sleep"];
+    let serve = |_| Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "error"));
+    (0..hubs).map(serve).collect()
+}
+
+fn list(hubs: &[Serve]) -> String {
+    hubs.iter().map(|hub| hub.address.as_str()).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the gradient of an element, which is the same in each round.
+fn gradient(element: usize) -> f32 {
+    (element % 7 + 1) as f32
+}
+
+/// Returns the worker of a job whose weights are zeros.
+fn worker(hubs: &str) -> Session {
+    let keys = SHAPES.iter().map(|(name, shape)| Key::f32(*name, shape.to_vec())).collect();
+    let mut config = SessionConfig::new(hubs, "job", 0, 1, keys, SGD);
+    (config.idle, config.hub_wait) = (IdlePolicy::SHARED, Duration::ZERO);
+    config.terms.chunk_bytes = 1024;
+    config.terms.ema = Some(0.5);
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_weights(|_, weights| weights.fill(0.0)).unwrap();
+    session
+}
+
+fn step(session: &mut Session) {
+    let keys: Vec<_> = session.keys().collect();
+    for &key in &keys {
+        let gradients = session.gradient_mut(key).unwrap();
+        gradients.iter_mut().enumerate().for_each(|(element, value)| *value = gradient(element));
+        session.push(key).unwrap();
+    }
+    session.wait_all().unwrap();
+}
+
+/// Steps all the time while a reader reads.
+fn while_stepping<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
+    let ends = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                step(session);
+            }
+        });
+        let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
+        ends.store(true, Ordering::Relaxed);
+        seen.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn source(hubs: &str, averages: bool) -> Source {
+    Source::new(hubs, "job", None, (Precision::F32, averages), BTreeMap::new()).unwrap()
+}
+
+/// Asserts that each element of each key is that before a round.
+fn check(weights: &Weights, round: u32) {
+    check_by(weights, round, 0.0, f64::from(round - 1));
+}
+
+/// Asserts that each element of each key is the average before a round. Averages are rounded, and those of the next round are
+/// half a gradient away.
+fn check_averages(weights: &Weights, round: u32) {
+    let steps = f64::from(round - 1);
+    check_by(weights, round, 0.1, steps - 1.0 + (-steps).exp2());
+}
+
+#[track_caller]
+fn check_by(weights: &Weights, round: u32, tolerance: f64, steps: f64) {
+    assert_eq!(weights.tensors(), SHAPES.len());
+    for (name, shape) in SHAPES {
+        let (precision, seen) = weights.form(name).unwrap();
+        assert_eq!((precision, seen.iter().map(|&of| of as u64).collect()), (Precision::F32, shape.to_vec()));
+        for (element, value) in weights.get(name).unwrap().chunks(4).enumerate() {
+            let value = f32::from_le_bytes(value.try_into().unwrap());
+            let gradient = f64::from(gradient(element));
+            let away = (f64::from(value) + 0.5 * steps * gradient).abs();
+            assert!(away <= tolerance * gradient, "{name}, element {element}, before round {round}: {value}");
+        }
+    }
+}
+
+fn every_element_is_of_the_round(count: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let hubs = serve(dir.path(), count);
+    let hubs = list(&hubs);
+    let mut session = worker(&hubs);
+    step(&mut session);
+    let last = while_stepping(&mut session, || {
+        let mut last = 0;
+        for averages in [false, true] {
+            let mut source = source(&hubs, averages);
+            for _ in 0..10 {
+                let (origin, weights) = source.fetch().unwrap();
+                if averages {
+                    check_averages(&weights, origin.round)
+                } else {
+                    check(&weights, origin.round)
+                }
+                assert!(origin.round > last, "{} after {last}", origin.round);
+                last = origin.round;
+            }
+        }
+        last
+    });
+    // A job that rests has one round.
+    assert!(session.next_round().0 >= last);
+    let (origin, weights) = source(&hubs, false).fetch().unwrap();
+    assert_eq!(origin.round, session.next_round().0);
+    check(&weights, origin.round);
+    session.leave().unwrap();
+}
+
+#[test]
+fn every_element_of_two_hubs_is_of_the_round_that_is_named() {
+    let _watchdog = Watchdog::start();
+    every_element_is_of_the_round(2);
+}
+
+#[test]
+fn every_element_of_three_hubs_is_of_the_round_that_is_named() {
+    let _watchdog = Watchdog::start();
+    every_element_is_of_the_round(3);
+}
+
+#[test]
+fn a_reader_that_named_rounds_ahead_also_reads_a_job_that_rests() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let hubs = serve(dir.path(), 2);
+    let hubs = list(&hubs);
+    let mut session = worker(&hubs);
+    let mut source = source(&hubs, false);
+    // The reader names a round that does not come, and then asks for what is there.
+    while_stepping(&mut session, || (0..5).for_each(|_| _ = source.fetch().unwrap()));
+    let (origin, weights) = source.fetch().unwrap();
+    assert_eq!(origin.round, session.next_round().0);
+    check(&weights, origin.round);
+}
+
+#[test]
+fn a_file_and_versions_of_several_hubs_have_whole_tensors() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let hubs = serve(dir.path(), 2);
+    let hubs = list(&hubs);
+    let mut session = worker(&hubs);
+    step(&mut session);
+    let [file, to] = ["weights.safetensors", "versions"].map(|name| dir.path().join(name));
+    let [file_text, to_text] = [&file, &to].map(|path| path.to_str().unwrap().to_owned());
+    for arguments in [
+        &["pull", "job", &hubs, "--to", &file_text, "--dtype", "bf16"][..],
+        &["publish", "job", &hubs, "--to", &to_text, "--once"],
+        &["versions", "verify", &to_text],
+    ] {
+        let output = phub_server(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let bytes = std::fs::read(&file).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let b = tensors.tensor("b").unwrap();
+    assert_eq!(b.shape(), [30, 200]);
+    let expected = (0..6000).flat_map(|element| bf16::from_f32(-0.5 * gradient(element)).to_le_bytes());
+    assert!(b.data().iter().copied().eq(expected));
+}
+
+#[test]
+fn hubs_that_do_not_belong_together_are_named() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let [ours, theirs] = [(); 2].map(|()| serve(dir.path(), 2));
+    let mut sessions = [worker(&list(&ours)), worker(&list(&theirs))];
+    sessions.iter_mut().for_each(step);
+    let [first, second] = [0, 1].map(|hub| ours[hub].address.as_str());
+    let file = dir.path().join("weights.safetensors").to_str().unwrap().to_owned();
+    let refused = |hubs: &str, words: &[&str]| {
+        let begun = Instant::now();
+        says(failure(&["pull", "job", hubs, "--to", &file]), words);
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    };
+    refused(first, &["job \"job\" has 2 hub(s), and 1 are given", "give all of its hubs"]);
+    refused(&format!("{first},{first}"), &["are hub 0 of job \"job\" both", first]);
+    let strange = format!("{first},{}", theirs[1].address);
+    refused(&strange, &[first, &theirs[1].address, "have different jobs of the name \"job\""]);
+    let others = format!("{first},{second},{}", theirs[0].address);
+    refused(&others, &["has 2 hub(s), and 3 are given"]);
+    // A port without a hub.
+    let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    refused(&format!("{first},{away}"), &[&away]);
+    let mut source = source(&format!("{first},{away}"), false);
+    assert!(matches!(source.fetch(), Err(NoWeights::Away(why)) if why.contains(&away)));
+}
