@@ -170,7 +170,7 @@ fn write(path: &Path, (to, mode): (&Path, FileMode), with_state: bool) -> anyhow
     let checkpoint = read(path)?;
     if let Some(part) = checkpoint.part() {
         bail!(
-            "{} is {part}; expected a whole job's file: a job over several hubs gives its weights by its workers",
+            "{} is {part}; expected a whole job's file; `phub-server pull` gets the weights of all hubs while the job runs",
             path.display()
         );
     }
