@@ -98,7 +98,7 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("steps wait for their key", 10),
         ("scaled", 10),
         ("clipped by the last norm", 20),
-        ("scaled by a round that some chunks passed", 1),
+        ("scaled by a round that some chunks passed", 2),
     ]);
 }
 
