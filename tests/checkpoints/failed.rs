@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use worker_shim::{Session, SessionConfig};
 
 /// Returns a hub with checkpoints that soon says who is late.
-fn impatient(dir: &Path) -> Hub {
+pub(super) fn impatient(dir: &Path) -> Hub {
     let mut settings = settings(2, PATIENT_S);
     (settings.checkpoints, settings.late_warning_s) = (Some(dir.to_owned()), 1);
     Hub::start(&settings).unwrap()

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use super::checkpoint::{hub_every, rounds};
+use super::failed::impatient;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{authorization, config, describe, push_all, ready_all, says};
@@ -120,7 +121,7 @@ fn header(file: &Path) -> String {
 fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
-    let hub = hub_every(dir.path(), None);
+    let hub = impatient(dir.path());
     let two = |rank| config(&hub, "job", rank, 2);
     let mut sessions = ready_all(2, two);
     std::thread::scope(|scope| {
@@ -141,6 +142,11 @@ fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
         left.gradient_mut(key).unwrap().fill(3.0);
         left.push(key).unwrap();
     }
+    let chunks: u32 = keys[1..].iter().map(|&key| left.layout().key_chunks(key).len() as u32).sum();
+    until("the pushes are there, and wait for worker 1", || {
+        let jobs = describe(&hub.address().to_string()).jobs;
+        jobs.into_iter().flat_map(|job| job.held_up_by).map(|late| late.chunks).sum::<u32>() == chunks
+    });
     lost.push(keys[0]).unwrap(); // it is under way: its end is a loss
     drop(lost);
     says(left.wait_all().unwrap_err(), &["worker 1"]);
