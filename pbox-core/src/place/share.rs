@@ -37,7 +37,7 @@ pub struct Share {
     pub hub: u32,
     /// The number of hubs.
     pub hubs: u32,
-    /// The number of parameters above which a tensor is split over the hubs, with schedules by layer. [`WHOLE_KEYS`]
+    /// The number of parameters above which a tensor is split over the hubs, with schedules by layer. `u64::MAX`
     /// splits no tensor with any schedule.
     pub split_above: u64,
 }
