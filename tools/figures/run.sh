@@ -22,7 +22,7 @@ if [ "${1:-}" = levels ] || [ "${1:-}" = racks ]; then
     set -- --no-pictures "$@"
 fi
 if [ "${1:-}" = phub ]; then
-    measure=$here/phub/box.py tell= draw=$here/phub/draw.py
+    measure=$here/phub/box.py tell='' draw=$here/phub/draw.py
     shift
 fi
 case " $* " in *" --help "* | *" -h "*) exec python3 -B "$measure" --help ;; esac

@@ -100,7 +100,7 @@ def main():
     parser.add_argument("time_scale", type=float)
     parser.add_argument("iterations", type=int)
     args = parser.parse_args()
-    import mxnet  # noqa: PLC0415: to import it is to be what DMLC_ROLE says
+    import mxnet  # noqa: PLC0415 (to import it is to be what DMLC_ROLE says)
 
     with open(args.layers) as file:
         layers = json.load(file)
