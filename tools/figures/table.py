@@ -1,10 +1,9 @@
 """The measured rows in a CSV file: one for each run, added as soon as the run ends."""
 
-import csv
 import math
-import os
 import statistics
 
+import csv_file
 from points import KEY
 
 COLUMNS = [
@@ -49,12 +48,7 @@ class Table:
         if missing:
             raise ValueError(f"a row without {', '.join(missing)}")
         self.rows.append({name: str(row[name]) for name in COLUMNS})
-        beside = f"{self.path}.new"
-        with open(beside, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(beside, self.path)
+        csv_file.write(self.path, COLUMNS, self.rows)
 
     def summary(self, point, column="samples_per_s"):
         """Returns median, lowest and highest; `None` if nothing was measured."""
@@ -71,13 +65,7 @@ def spread(values, form=".0f"):
 
 def read(path):
     """Returns all rows of a file; none if there is no file."""
-    if not os.path.exists(path):
-        return []
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != COLUMNS:
-            raise ValueError(f"{path}: columns {reader.fieldnames}, expected {COLUMNS}; measure again with --fresh")
-        rows = list(reader)
+    rows = csv_file.read(path, COLUMNS, "measure again with --fresh")
     for number, row in enumerate(rows, start=2):
         try:
             if None in row:

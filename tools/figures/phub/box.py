@@ -2,7 +2,6 @@
 """Measures PHub's figures 1b and 3 on machines made of namespaces: eight workers with servers beside them, or one box with ten
 links. Writes phub-box.csv. `tools/figures/run.sh phub` starts it."""
 
-import csv
 import json
 import os
 import statistics
@@ -13,6 +12,7 @@ from dataclasses import dataclass, fields
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "rig")]
 
+import csv_file  # noqa: E402
 import peer_mxnet  # noqa: E402
 from figures import common_options, run_main  # noqa: E402
 from load import Load  # noqa: E402
@@ -160,22 +160,7 @@ def row(point, means, shares):
 
 def read(path):
     """Returns the rows of the file; none if there is no file."""
-    if not os.path.exists(path):
-        return []
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != COLUMNS:
-            raise ValueError(f"{path}: columns {reader.fieldnames}, expected {COLUMNS}; move it away")
-        return list(reader)
-
-
-def write(path, rows):
-    """Writes all rows: the file is the old one or the new one."""
-    with open(f"{path}.new", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(f"{path}.new", path)
+    return csv_file.read(path, COLUMNS)
 
 
 def main():
@@ -199,7 +184,7 @@ def main():
             found = {**measure(machines, args, point), "repeat": repeat}
             machines.remove()
             rows.append({name: str(found[name]) for name in COLUMNS})
-            write(path, rows)
+            csv_file.write(path, COLUMNS, rows)
             print(", ".join(f"{name} {found[name]}" for name in COLUMNS), f"{time.monotonic() - began:.0f} s", flush=True)
 
 

@@ -1,8 +1,12 @@
 """The rows of phub.csv, and what the page says of them: ratios within one repeat, their median, lowest and highest."""
 
-import csv
 import os
 import statistics
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import csv_file  # noqa: E402
 
 COLUMNS = ["experiment", "model", "variant", "at", "repeat", "value"]
 
@@ -12,7 +16,7 @@ class Rows:
 
     def __init__(self, path):
         self.path = path
-        self.rows = read(path)
+        self.rows = csv_file.read(path, COLUMNS)
 
     def has(self, experiment, repeat):
         """Whether the file has this repeat of the experiment."""
@@ -21,29 +25,13 @@ class Rows:
     def add(self, rows):
         """Adds rows, on disk at once: all or none."""
         self.rows += [{name: str(row[name]) for name in COLUMNS} for row in rows]
-        beside = f"{self.path}.new"
-        with open(beside, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(beside, self.path)
+        csv_file.write(self.path, COLUMNS, self.rows)
 
     def values(self, experiment, **where):
         """Returns the values by repeat of rows with these columns."""
         where = {"experiment": experiment, **{name: str(value) for name, value in where.items()}}
         found = [row for row in self.rows if all(row[name] == value for name, value in where.items())]
         return {row["repeat"]: float(row["value"]) for row in found}
-
-
-def read(path):
-    """Returns all rows of a file; none if there is no file."""
-    if not os.path.exists(path):
-        return []
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != COLUMNS:
-            raise ValueError(f"{path}: columns {reader.fieldnames}, expected {COLUMNS}; move it away")
-        return list(reader)
 
 
 def ratios(values, base):
