@@ -67,16 +67,25 @@ fn ask(hub: &str) -> Result<CheckpointReply, String> {
 #[test]
 fn hubs_that_are_killed_go_on_with_the_bits_of_hubs_that_were_not() {
     let _watchdog = Watchdog::start();
-    killed(2);
-    killed(3);
+    killed(2, |_| {});
 }
 
-fn killed(count: usize) {
+/// A life is shorter than the ten rounds before a spike, so the hubs know the mean of the norms of earlier lives.
+#[test]
+fn hubs_that_are_killed_agree_on_the_mean_of_the_norms_before() {
+    let _watchdog = Watchdog::start();
+    killed(3, |training| {
+        (training.skip_spikes, training.spikes) = (Some(2.0), (12..60).step_by(5).collect());
+    });
+}
+
+fn killed(count: usize, change: fn(&mut Training)) {
     let dirs = directories(count);
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, ADAM);
     (training.chunk_bytes, training.rounds) = (1024, 60);
+    change(&mut training);
     let mut lives = 0;
     let last = loop {
         let hubs: Vec<_> = dirs.iter().map(|dir| hub_to_kill(dir.path())).collect();

@@ -39,6 +39,23 @@ fn machines_below_hubs_clip_as_one_job() {
     }
 }
 
+/// The spike of round 3 is among the first ten norms: it makes a step, and counts.
+fn with_spikes(optimizer: Optimizer) -> Training {
+    let (skip_spikes, spikes) = (Some(2.0), vec![3, 10, 12, 13]);
+    let job = format!("spikes-{}", optimizer.name());
+    Training { clip_norm: None, skip_spikes, spikes, rounds: 15, ..clipped(&job, optimizer) }
+}
+
+#[test]
+fn machines_skip_spikes_as_one_job() {
+    let _watchdog = Watchdog::start();
+    for machines in [Machines::start(1, 2), Machines::start(3, 2), Machines::mesh(2)] {
+        for optimizer in [NESTEROV, ADAM] {
+            train(&machines, &[2, 2], &with_spikes(optimizer));
+        }
+    }
+}
+
 #[test]
 fn a_mesh_clips_as_one_job() {
     let _watchdog = Watchdog::start();

@@ -143,7 +143,7 @@ fn passed_on(parts: &[(u32, Told, Round, usize)]) -> Vec<String> {
 fn part(round: u32, square: f64) -> Told {
     let mut sum = ExactSum::default();
     sum.add(square);
-    Told { round: Round(round), skipped: 0, is_spike: false, sum }
+    Told { round: Round(round), sum, ..Told::default() }
 }
 
 #[test]

@@ -11,7 +11,6 @@
 //! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | Slim-DP | what is not sent is in no norm |
 //! | `skip_nonfinite`, `skip_spikes` | codecs but `f16` and `bf16` | a value that is not finite counts as zero in their frames |
 //! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | `ablate` | what is left out has no norm |
-//! | `skip_spikes` | several hubs, hubs as members | not built yet |
 //! | `clip_norm_last` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | these know the norm of the round itself |
 //! | `clip_norm_last` | SSP, ASP | each push is a step, and has no whole gradient |
 //! | `clip_norm_last` | several hubs, hubs as members | not built yet |
@@ -34,7 +33,7 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
-//! | `clip_norm_last`, `skip_spikes` | not built yet |
+//! | `clip_norm_last` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
@@ -69,7 +68,6 @@ enum Term {
     Ema,
     ByKey,
     Skips,
-    Spikes,
     FiniteFrames,
     Ablate,
 }
@@ -117,16 +115,6 @@ const TABLE: &[(Term, Term, &str)] = &[
         "a value that is not finite counts as zero in its frames, so that no round would be skipped; use f16 or bf16",
     ),
     (Term::WholeGradient, Term::Ablate, "work that is left out has no norm"),
-    (
-        Term::Spikes,
-        Term::SeveralHubs,
-        "hubs do not agree on the mean of norms yet; use one hub, or clip_norm",
-    ),
-    (
-        Term::Spikes,
-        Term::HubsBelow,
-        "norms of sums from hubs below have no mean yet; use one hub, or clip_norm",
-    ),
     (Term::LastNorm, Term::WholeGradient, "the norm of the round itself is known then; use clip_norm alone"),
     (
         Term::LastNorm,
@@ -166,7 +154,6 @@ const BELOW: &[(Term, &str)] = &[
         "frames can cross only one level between hubs; leave out the compression, or put fewer hubs above",
     ),
     (Term::LastNorm, "norms of sums from hubs below are not gathered yet; use clip_norm"),
-    (Term::Spikes, "norms of sums from hubs below have no mean yet; use one hub, or clip_norm"),
     (Term::SeveralHubs, "the workers of a machine have one hub; name only that hub"),
 ];
 
@@ -221,7 +208,6 @@ impl Term {
             Term::ByKey => (optimizer.adapts_keys(), format!("the optimizer {}", optimizer.name())),
             Term::Maximize => (terms.maximize, "maximize".to_owned()),
             Term::Skips => (terms.skips(), skip_term(terms).to_owned()),
-            Term::Spikes => (terms.skip_spikes.is_some(), "skip_spikes".to_owned()),
             Term::FiniteFrames => match level.compression {
                 Some(Compression::Codec(codec)) => {
                     (!codec.carries_all(), format!("the codec {}", Compression::Codec(codec)))

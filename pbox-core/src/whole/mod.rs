@@ -16,6 +16,7 @@ mod crossing;
 mod exact_sum;
 mod norm_mean;
 mod parts;
+mod skips;
 mod told;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -29,6 +30,7 @@ pub(crate) use crossing::{Crossing, LastTwo};
 pub use exact_sum::ExactSum;
 pub use norm_mean::NormMean;
 pub use parts::{Part, Parts};
+pub use skips::Skips;
 pub use told::Told;
 
 /// The whole gradient of one round after the other, of one job at one hub.
@@ -37,8 +39,8 @@ pub struct WholeGradient {
     finds: Finds,
     /// Whether a round is for the steps of the next one.
     of_former: bool,
-    /// The norms by which rounds are spikes, if these are skipped.
-    spikes: Option<Spikes>,
+    /// The mean of the norms before the last found round, and that after it.
+    means: [SharedMean; 2],
     /// A place for each core that owns chunks.
     cores: Vec<OfCore>,
     /// The number of the core that sends the hub's part.
@@ -54,48 +56,29 @@ pub struct WholeGradient {
 /// The finding from the sums of a round.
 #[derive(Clone, Copy, Debug)]
 enum Finds {
-    /// The scale of all means, by the first sum: `most` is the most that the norm may be. Whether a round with values that are not
-    /// finite is skipped.
-    Scale { most: Option<f32>, skips: bool },
+    /// The scale of all means, by the first sum: `most` is the most that the norm may be. Some rounds are skipped.
+    Scale { most: Option<f32>, skips: Skips },
     /// The quotient of the norms of a key: the norm of the second sum by that of the first. It is 0 if one
     /// norm is 0.
     Quotient,
 }
 
-/// The bound above which the norm of a round is a spike, and the mean that it follows. Only the core that finds a round
-/// writes the mean.
-#[derive(Debug)]
-struct Spikes {
-    /// The multiple of the mean that the norm of a round may be.
-    times: f32,
-    /// The bits of the mean of the norms before, and their number.
-    mean: AtomicU64,
+/// A mean of norms that all cores read. Only the core that finds a round writes it.
+#[derive(Debug, Default)]
+struct SharedMean {
+    bits: AtomicU64,
     norms: AtomicU32,
 }
 
-impl Spikes {
-    fn new(times: f32) -> Self {
-        Spikes { times, mean: AtomicU64::new(0), norms: AtomicU32::new(0) }
-    }
-
-    fn mean(&self) -> NormMean {
-        let mean = f64::from_bits(self.mean.load(Ordering::Relaxed));
+impl SharedMean {
+    fn get(&self) -> NormMean {
+        let mean = f64::from_bits(self.bits.load(Ordering::Relaxed));
         NormMean::new(mean, self.norms.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
     fn set(&self, mean: NormMean) {
-        self.mean.store(mean.mean().to_bits(), Ordering::Relaxed);
+        self.bits.store(mean.mean().to_bits(), Ordering::Relaxed);
         self.norms.store(mean.norms(), Ordering::Relaxed);
-    }
-
-    /// Whether the norm of a round is a spike. If not, it counts from now on.
-    fn is_spike(&self, norm: f32) -> bool {
-        let mean = self.mean();
-        let is_spike = mean.is_spike(norm, self.times);
-        if !is_spike {
-            self.set(mean.with(norm));
-        }
-        is_spike
     }
 }
 
@@ -152,9 +135,12 @@ impl WholeGradient {
     /// is the number of hubs that have a part.
     pub fn new(terms: &JobTerms, cores: usize, first: usize, hubs: usize) -> Self {
         WholeGradient {
-            finds: Finds::Scale { most: terms.clip_norm.or(terms.clip_norm_last), skips: terms.skips() },
+            finds: Finds::Scale {
+                most: terms.clip_norm.or(terms.clip_norm_last),
+                skips: Skips::of_terms(terms),
+            },
             of_former: terms.clip_norm_last.is_some(),
-            spikes: terms.skip_spikes.map(Spikes::new),
+            means: Default::default(),
             cores: (0..cores).map(|_| OfCore::default()).collect(),
             first,
             is_alone: hubs == 1,
@@ -168,7 +154,7 @@ impl WholeGradient {
         WholeGradient {
             finds: Finds::Quotient,
             of_former: false,
-            spikes: None,
+            means: Default::default(),
             cores: (0..cores).map(|_| OfCore::default()).collect(),
             first: 0,
             is_alone: true,
@@ -202,13 +188,19 @@ impl WholeGradient {
 
     /// Begins with this mean of norms. Each core calls it before it gives anything.
     pub fn begin_with(&self, mean: NormMean) {
-        _ = self.spikes.as_ref().inspect(|spikes| spikes.set(mean));
+        self.means.iter().for_each(|each| each.set(mean));
     }
 
     /// Returns the mean of the norms of the found rounds, if spikes are skipped. The mean stays until all cores have given their
     /// sums of the next round.
     pub fn norm_mean(&self) -> Option<NormMean> {
-        self.spikes.as_ref().map(Spikes::mean)
+        let skips_spikes = matches!(self.finds, Finds::Scale { skips: Skips::Spikes(_), .. });
+        skips_spikes.then(|| self.means[1].get())
+    }
+
+    /// Returns the mean of the norms before a round: the last found one, or the next.
+    pub fn mean_before(&self, round: Round) -> NormMean {
+        self.means[usize::from(self.found(round).is_none())].get()
     }
 
     /// Notes the waker of a core.
@@ -261,14 +253,15 @@ impl WholeGradient {
         self.is_whole(round).then(|| self.cores.iter().try_fold(Sums::default(), join)).flatten()
     }
 
-    /// Finds a round, from the sum of its squares at all hubs, and wakes the cores.
-    pub fn find(&self, round: Round, sum: &ExactSum) {
-        self.find_by(round, &[*sum, ExactSum::default()]);
+    /// Finds a round, from the squares at all hubs and the mean of the norms before it, and wakes the cores.
+    pub fn find(&self, whole: &Told) {
+        self.means[1].set(whole.mean);
+        self.find_by(whole.round, &[whole.sum, ExactSum::default()]);
     }
 
     fn find_by(&self, round: Round, [sum, other]: &Sums) {
         let scale = match self.finds {
-            Finds::Scale { skips: true, .. } if self.is_skipped(sum) => SKIP,
+            Finds::Scale { skips, .. } if self.is_skipped(skips, sum) => SKIP,
             Finds::Scale { most: Some(most), .. } if self.of_former => {
                 clip_scale_after(sum.norm(), most).to_bits()
             }
@@ -280,8 +273,15 @@ impl WholeGradient {
         self.cores.iter().filter_map(|core| core.waker.get()).for_each(Waker::wake_by_ref);
     }
 
-    fn is_skipped(&self, sum: &ExactSum) -> bool {
-        !sum.is_finite() || self.spikes.as_ref().is_some_and(|spikes| spikes.is_spike(sum.norm()))
+    /// Whether a round is skipped. If not, its norm is in the mean from now on.
+    fn is_skipped(&self, skips: Skips, sum: &ExactSum) -> bool {
+        let mean = self.means[1].get();
+        let is_skipped = skips.skips(sum, mean);
+        if let Skips::Spikes(_) = skips {
+            self.means[0].set(mean);
+            self.means[1].set(if is_skipped { mean } else { mean.with(sum.norm()) });
+        }
+        is_skipped
     }
 
     /// Whether the last core finds a round, as there is no other hub.
@@ -305,7 +305,7 @@ impl WholeGradient {
         let (found, scale) = unpack(self.found.load(Ordering::Acquire));
         let number = f32::from_bits(scale);
         (found == round).then_some(match self.finds {
-            Finds::Scale { skips: true, .. } if scale == SKIP => Found::Skip,
+            Finds::Scale { .. } if scale == SKIP => Found::Skip,
             Finds::Scale { .. } => Found::Scale(number),
             Finds::Quotient => Found::Quotient(number),
         })
@@ -380,7 +380,8 @@ mod tests {
         let part = whole.part(Round(1)).unwrap();
         assert_eq!((part.value(), whole.found(Round(1))), (16.0, None), "other hubs may have parts");
         assert!(!whole.take_back(Round(1)), "it is told");
-        whole.find(Round(1), &part);
+        let told = |round, sum| Told { round: Round(round), sum, ..Told::default() };
+        whole.find(&told(1, part));
         assert_eq!(whole.found(Round(1)), Some(Found::Scale(clip_scale(4.0, 1.0))));
         give(7, 2, 1.0);
         assert!(!whole.is_whole(Round(7)) && whole.found(Round(7)).is_none(), "rounds may be left out");
@@ -389,14 +390,15 @@ mod tests {
             give(8, part, square);
         }
         let part = whole.part(Round(8)).unwrap();
-        whole.find(Round(8), &part);
+        whole.find(&told(8, part));
         assert_eq!(whole.found(Round(8)), Some(Found::Skip));
-        let told = Told { round: Round(8), skipped: 1, is_spike: true, sum: part };
+        let mean = NormMean::new(1.5, 3).unwrap();
+        let told = Told { round: Round(8), skipped: 1, mean, sum: part };
         let mut line = [0; Told::WORDS];
         told.write(&mut line);
         assert_eq!(Told::read(&line), Some(told));
-        assert_eq!(told.whole(part, true).skipped, 2);
-        line[13] = 2;
-        assert_eq!(Told::read(&line), None, "it is a spike, or not");
+        assert_eq!(told.whole(part, Skips::NotFinite).skipped, 2);
+        line[14] = 0;
+        assert_eq!(Told::read(&line), None, "no norms have this mean");
     }
 }

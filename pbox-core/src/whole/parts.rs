@@ -3,7 +3,7 @@
 //! A hub is at most one round ahead of another: its next round needs the other's part. So two rounds of each hub are all that anybody
 //! may still need.
 
-use super::{ExactSum, Told};
+use super::{Skips, Told};
 use crate::layout::Round;
 
 /// The parts of the last two rounds.
@@ -40,10 +40,10 @@ impl Parts {
         let place = &mut self.of_hubs[hub][part.round.0 as usize % 2];
         match place {
             Some(known) if known.round > part.round => Part::Known,
-            Some(known) if known.round == part.round => match known.sum.to_words() == part.sum.to_words() {
-                true => Part::Known,
-                false => Part::Other,
-            },
+            Some(known) if known.round == part.round => {
+                let is_same = known.mean == part.mean && known.sum.to_words() == part.sum.to_words();
+                if is_same { Part::Known } else { Part::Other }
+            }
             _ => {
                 *place = Some(part);
                 Part::New
@@ -58,30 +58,35 @@ impl Parts {
         parts.into_iter().flatten()
     }
 
-    /// Returns the sum of a round, if all its parts have arrived.
-    pub fn sum(&self, round: Round) -> Option<ExactSum> {
+    /// Returns the whole of a round, if all its parts have arrived. The first hub's mean of norms counts, so all ends agree.
+    pub fn whole(&self, round: Round, skips: Skips) -> Option<Told> {
         let part = |parts: &[Option<Told>; 2]| parts[round.0 as usize % 2].filter(|part| part.round == round);
-        self.of_hubs.iter().try_fold(ExactSum::default(), |mut sum, parts| {
-            sum.join(&part(parts)?.sum);
+        let mut parts = self.of_hubs.iter().map(part);
+        let first = parts.next()??;
+        let sum = parts.try_fold(first.sum, |mut sum, part| {
+            sum.join(&part?.sum);
             Some(sum)
-        })
+        })?;
+        Some(first.whole(sum, skips))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::ExactSum;
     use super::*;
 
     fn told(round: u32, square: f64) -> Told {
         let mut sum = ExactSum::default();
         sum.add(square);
-        Told { round: Round(round), skipped: 0, is_spike: false, sum }
+        Told { round: Round(round), sum, ..Told::default() }
     }
 
     #[test]
     fn a_round_has_a_sum_when_all_hubs_have_told_theirs_in_any_order() {
         let mut parts = Parts::new(3);
-        let sum = |parts: &Parts, round| parts.sum(Round(round)).map(|sum| sum.value());
+        let sum =
+            |parts: &Parts, round| parts.whole(Round(round), Skips::Never).map(|whole| whole.sum.value());
         assert_eq!(parts.take(0, told(7, 1.0)), Part::New);
         assert_eq!(parts.take(0, told(8, 32.0)), Part::New, "a hub may be a round ahead");
         assert_eq!(parts.take(2, told(7, 4.0)), Part::New);

@@ -2,10 +2,10 @@
 //! other hubs by such lines.
 //!
 //! ```text
-//!   [ round ][ skipped ][ the sum of squares, 11 words ][ 1 for a spike ][ 2 words without use ]
+//!   [ round ][ skipped ][ the sum of squares, 11 words ][ mean of norms ][ norms ][ a word without use ]
 //! ```
 
-use super::ExactSum;
+use super::{ExactSum, NormMean, Skips};
 use crate::layout::Round;
 
 /// A part of the whole gradient, or all of it.
@@ -15,14 +15,14 @@ pub struct Told {
     pub round: Round,
     /// The rounds that the hub has skipped since it has the job: of a part before this round, of the whole with this one.
     pub skipped: u64,
-    /// Whether the round is skipped because its norm is a spike. The only hub of a job knows it when it tells its part.
-    pub is_spike: bool,
+    /// The mean of the norms before this round, in a job that skips spikes.
+    pub mean: NormMean,
     /// The squares of the mean gradients: of the hub's chunks, or of all keys.
     pub sum: ExactSum,
 }
 
-/// The word that says whether the round is a spike.
-const SPIKE: usize = 2 + ExactSum::WORDS;
+/// The word with the bits of the mean of norms. The next word is the number of norms.
+const MEAN: usize = 2 + ExactSum::WORDS;
 
 impl Told {
     /// The words of a line.
@@ -34,20 +34,20 @@ impl Told {
     pub fn write(&self, line: &mut [u64]) {
         (line[0], line[1]) = (self.round.0.into(), self.skipped);
         line[2..][..ExactSum::WORDS].copy_from_slice(&self.sum.to_words());
-        line[SPIKE] = self.is_spike.into();
+        (line[MEAN], line[MEAN + 1]) = (self.mean.mean().to_bits(), self.mean.norms().into());
     }
 
-    /// Reads a line; `None` if its words are not a sum, not a round, or neither a spike nor none.
+    /// Reads a line; `None` if its words are not a sum, not a round, or not a mean of norms.
     pub fn read(line: &[u64]) -> Option<Self> {
         let sum = line[2..][..ExactSum::WORDS].try_into().expect("the words of a sum");
         let round = Round(u32::try_from(line[0]).ok()?);
-        let is_spike = [false, true].into_iter().find(|&is_spike| line[SPIKE] == u64::from(is_spike))?;
-        Some(Told { round, skipped: line[1], is_spike, sum: ExactSum::of_words(sum)? })
+        let mean = NormMean::new(f64::from_bits(line[MEAN]), u32::try_from(line[MEAN + 1]).ok()?)?;
+        Some(Told { round, skipped: line[1], mean, sum: ExactSum::of_words(sum)? })
     }
 
-    /// Returns the whole: its parts have this sum, and this is one of them.
-    pub fn whole(self, sum: ExactSum, skips: bool) -> Self {
-        let is_skipped = skips && (self.is_spike || !sum.is_finite());
-        Told { skipped: self.skipped + u64::from(is_skipped), sum, ..self }
+    /// Returns the whole: its parts have this sum, and this is the first hub's.
+    pub fn whole(self, sum: ExactSum, skips: Skips) -> Self {
+        let is_skipped = skips.skips(&sum, self.mean);
+        Told { skipped: self.skipped.saturating_add(is_skipped.into()), sum, ..self }
     }
 }

@@ -46,7 +46,7 @@ use crate::kernels::{Element, Tensors, typed};
 use crate::layout::{ChunkId, Content, Dtype, Immediate, Key, KeyId, Layout, Round};
 use crate::place::{Above, Share, first_chunks};
 use crate::slim;
-use crate::whole::Told;
+use crate::whole::{Skips, Told};
 use frame::{FrameError, HEADER_BYTES, Kind};
 
 /// Frames start on a cache line, as keys do.
@@ -74,7 +74,7 @@ pub struct Wire {
     /// Whether members pass parts of the whole gradient from hub to hub.
     passes_on: bool,
     /// Whether rounds are skipped for their norm.
-    skips: bool,
+    skips: Skips,
 }
 
 /// The frames of a compressed job.
@@ -125,7 +125,7 @@ impl Wire {
             broadcasts: true,
             hubs: Arc::new([]),
             passes_on: false,
-            skips: false,
+            skips: Skips::Never,
         }
     }
 
@@ -145,7 +145,7 @@ impl Wire {
             broadcasts: terms.optimizer.keeps_weights(),
             passes_on: hubs.len() > 1,
             hubs,
-            skips: terms.skips(),
+            skips: Skips::of_terms(terms),
         }
     }
 
@@ -211,8 +211,8 @@ impl Wire {
         &self.hubs
     }
 
-    /// Whether rounds are skipped for their norm.
-    pub fn skips(&self) -> bool {
+    /// Returns the rounds that are skipped for their norm.
+    pub fn skips(&self) -> Skips {
         self.skips
     }
 

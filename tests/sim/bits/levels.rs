@@ -37,8 +37,10 @@ struct Tree {
     expected: Vec<Vec<Vec<f32>>>,
     /// The norm that workers receive, in a job whose steps wait for it, by round.
     norms: Vec<Option<f32>>,
-    /// Whether rounds that are not finite are skipped.
-    skips: bool,
+    /// Whether all workers skip a round, by round.
+    skipped: Vec<bool>,
+    /// The terms at the top.
+    terms: JobTerms,
     job: Levels,
     losses: Losses,
     plan: Plan,
@@ -114,8 +116,11 @@ impl Tree {
         let carries_all = levels[0].compression.is_none_or(carries_all);
         job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32).filter(|_| !by_key);
         job.skip_nonfinite = carries_all && dice.below(2) == 0 && !by_key;
+        let skips_spikes = carries_all && !by_key && mix(seed ^ 0x51e8).is_multiple_of(6);
+        job.skip_spikes = skips_spikes.then_some([1.5, 2.5][seed as usize % 2]);
+        let rounds = rounds + if skips_spikes { 11 } else { 0 }; // ten norms come before a spike
         faults.reorder &= !job.waits_for_all(); // a core's part is sent before its answers
-        let (skips, is_orderly) = (job.skip_nonfinite, trouble != Trouble::Posts && !faults.reorder);
+        let is_orderly = trouble != Trouble::Posts && !faults.reorder;
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
         let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late, again: None };
         let plan =
@@ -127,9 +132,23 @@ impl Tree {
             }
         };
         let drafts = (0..workers(&shape)).map(|_| Drafts::default()).collect();
+        let (of_top, skipped) = (terms.job.clone(), skipped(&terms.job, &norms));
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
         let losses = Losses::default();
-        Tree { dice, trouble, layout, rounds, expected, norms, skips, job, losses, plan, drafts }
+        Tree {
+            dice,
+            trouble,
+            layout,
+            rounds,
+            expected,
+            skipped,
+            norms,
+            terms: of_top,
+            job,
+            losses,
+            plan,
+            drafts,
+        }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -188,7 +207,7 @@ impl Tree {
                 same_bits(&what, &read(exchange, id, key.dtype), &self.expected[before as usize][id.index()]);
                 if self.trouble.on_loss() != OnLoss::Continue {
                     let together = self.plan.together(self.drafts.len() as u32, Round(before), id);
-                    let is_skipped = self.skips && !is_finite(self.norms[before as usize]);
+                    let is_skipped = self.skipped[before as usize];
                     let stays = together == Content::Nothing || is_skipped && together == Content::Gradient;
                     assert_eq!(exchange.was_left_alone(id), stays, "{what}");
                 }
@@ -206,7 +225,7 @@ impl Tree {
         let (drafts, later) = (&mut self.drafts[number], self.dice.below(3) == 0);
         for id in keys {
             let dtype = self.layout.keys()[id.index()].dtype;
-            let of = |i| pushed(self.trouble, self.skips, number as u32, round, id, i);
+            let of = |i| pushed(self.trouble, &self.terms, number as u32, round, id, i);
             let done = if later {
                 drafts.perhaps(&mut self.dice, exchange, id, |exchange, more| {
                     write(exchange, id, dtype, |i| of(i) + more)
@@ -229,7 +248,7 @@ impl Tree {
             let expected = of_rounds.last().copied().flatten().expect("a round of gradients");
             let what = format!("worker {number} is told of {:?}", found.round);
             assert_eq!(found.sum.norm().to_bits(), expected.to_bits(), "{what}");
-            let skipped = of_rounds.iter().filter(|norm| self.skips && !is_finite(**norm)).count();
+            let skipped = self.skipped[..of_rounds.len()].iter().filter(|skipped| **skipped).count();
             assert!(!is_whole || found.skipped == skipped as u64, "{what}: {}", found.skipped);
         }
         let last = exchange.round(KeyId(0)).0.checked_sub(1);
@@ -308,17 +327,27 @@ fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize
     ((mixed % 255) as f32 - 127.0) / 37.0
 }
 
-fn is_finite(norm: Option<f32>) -> bool {
-    norm.is_none_or(f32::is_finite)
+/// Returns whether all workers skip a round of these norms, by round.
+fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
+    let mut counted = Vec::new();
+    let is_skipped = |norm: &Option<f32>| {
+        let Some(norm) = *norm else { return false };
+        let is_spike = job.skip_spikes.is_some_and(|times| oracle::is_spike(&counted, norm, times));
+        let is_skipped = job.skips() && !norm.is_finite() || is_spike;
+        counted.extend((!is_skipped).then_some(norm));
+        is_skipped
+    };
+    norms.iter().map(is_skipped).collect()
 }
 
-/// Works like [`value`]; where rounds are skipped, one of four has a value that is infinite.
-fn pushed(trouble: Trouble, skips: bool, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
-    let is_chosen = mix(u64::from(round.0) ^ 0x5c1b).is_multiple_of(4);
-    match skips && round > Round(0) && (key.0, element) == (0, 0) && is_chosen {
-        true => f32::INFINITY,
-        false => value(trouble, worker, round, key, element),
+/// Works like [`value`]; where rounds are skipped, one of four has a value that is infinite, or gradients that are long.
+fn pushed(trouble: Trouble, job: &JobTerms, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
+    let is_chosen = |salt: u64| round > Round(0) && mix(u64::from(round.0) ^ salt).is_multiple_of(4);
+    if job.skip_nonfinite && (key.0, element) == (0, 0) && is_chosen(0x5c1b) {
+        return f32::INFINITY;
     }
+    let is_long = job.skip_spikes.is_some() && is_chosen(0x1093);
+    value(trouble, worker, round, key, element) * if is_long { 4.0 } else { 1.0 }
 }
 
 /// Returns the oracle's weights after each round, and the norm of each if steps wait for it. Each hub sums its
@@ -340,9 +369,8 @@ fn expected(
     let mut hub: Vec<_> = keys().map(of_key).collect();
     let (mut by_round, mut norms) = (Vec::new(), Vec::new());
     for round in (0..=rounds).map(Round) {
-        let push = |worker, id, key: &Key, i| {
-            rounded(key.dtype, pushed(trouble, terms.skip_nonfinite, worker, round, id, i))
-        };
+        let push =
+            |worker, id, key: &Key, i| rounded(key.dtype, pushed(trouble, terms, worker, round, id, i));
         // Of keys with a gradient.
         let means = |id: KeyId, key: &Key| -> Option<Vec<f32>> {
             (plan.together(workers, round, id) == Content::Gradient).then_some(())?;
@@ -363,7 +391,7 @@ fn expected(
             oracle::norm(blocks.flatten().map(oracle::squares))
         });
         norms.push(norm);
-        let is_skipped = terms.skip_nonfinite && !is_finite(norm);
+        let is_skipped = skipped(terms, &norms)[round.0 as usize];
         let scale = norm.zip(terms.clip_norm).map_or(1.0, |(norm, most)| oracle::clip_scale(norm, most));
         let mut weights = Vec::new();
         for (((id, key), means), (masters, states, steps)) in keys().zip(means).zip(&mut hub) {
@@ -421,7 +449,7 @@ fn expected_coded(
     let mut model =
         Model::new(layout.keys(), layout.chunk_bytes(), compression, job.seed, machines, optimizer);
     model.gradients = workers(shape);
-    (model.clip_norm, model.skips) = (job.clip_norm, job.skip_nonfinite);
+    (model.clip_norm, model.skips, model.skip_spikes) = (job.clip_norm, job.skips(), job.skip_spikes);
     let by_round = (0..=rounds).map(Round).map(|round| {
         if round == Round(0) && optimizer.keeps_weights() {
             model.broadcast(|key, i| value(trouble, 0, round, key, i));
@@ -430,8 +458,7 @@ fn expected_coded(
                 let (before, here) = shape.split_at(machine as usize);
                 let Shape::Hub(here) = &here[0] else { panic!("a machine") };
                 let dtype = layout.keys()[key.index()].dtype;
-                let pushed =
-                    |worker| rounded(dtype, pushed(trouble, job.skip_nonfinite, worker, round, key, i));
+                let pushed = |worker| rounded(dtype, pushed(trouble, job, worker, round, key, i));
                 if plan.together(workers(shape), round, key) == Content::Weights {
                     return Some(pushed(0));
                 }

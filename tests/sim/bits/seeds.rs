@@ -85,7 +85,7 @@ impl Cluster {
                 (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
                 terms.job.clip_norm_last = Some(most);
             }
-            3 if terms.job.hubs == 1 => {
+            3 => {
                 terms.job.skip_spikes = Some(dice.from(3..=6) as f32 / 2.0);
                 rounds += 11; // ten norms come before a spike
             }

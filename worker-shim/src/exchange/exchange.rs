@@ -454,7 +454,7 @@ impl<P: Port> Exchange<P> {
         let KeyState { round, content, .. } = self.keys[key.index()];
         let may_come = match arrival.content {
             Content::Weights => true,
-            Content::Nothing => content == Content::Nothing || self.windows.wire().skips(),
+            Content::Nothing => content == Content::Nothing || self.windows.wire().skips().skips_any(),
             Content::Gradient | Content::Ahead => false,
         };
         let is_of = arrival == Immediate::new(arrival.chunk, round).with(arrival.content);
@@ -503,8 +503,8 @@ impl<P: Port> Exchange<P> {
         let Some(part) = (unsafe { self.windows.told(hub, arrival.round_bits, core) }) else { return false };
         if self.parts.take(hub, part) == Part::New {
             self.pass_on(hub, &part);
-            if let Some(sum) = self.parts.sum(part.round) {
-                self.found = Some(part.whole(sum, self.windows.wire().skips()));
+            if let Some(whole) = self.parts.whole(part.round, self.windows.wire().skips()) {
+                self.found = Some(whole);
             }
         }
         true

@@ -4,7 +4,7 @@
 use fabric::{Span, Spans};
 
 use crate::layout::{Immediate, Round};
-use crate::whole::{Found, Part, Parts, Told, WholeGradient};
+use crate::whole::{Part, Parts, Skips, Told, WholeGradient};
 
 /// The sender of a hub's part of the whole gradient, which also takes the parts of other hubs.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct Teller {
     found: Told,
     /// Whether anything is found.
     has_any: bool,
-    skips: bool,
+    skips: Skips,
     /// The round with a part that is whole and not posted yet.
     untold: Option<Round>,
 }
@@ -50,7 +50,7 @@ impl Refused {
 
 impl Teller {
     /// Creates the teller. `hubs`: how many hubs have parts.
-    pub fn new(hub: usize, hubs: usize, skips: bool, lines: Spans) -> Self {
+    pub fn new(hub: usize, hubs: usize, skips: Skips, lines: Spans) -> Self {
         let found = Told::default();
         Teller { hub, lines, parts: Parts::new(hubs), found, has_any: false, skips, untold: None }
     }
@@ -62,16 +62,15 @@ impl Teller {
         if whole.is_alone() && found.is_none() {
             return; // the core that gave the last sum is about to find it, and wakes this one
         }
-        let is_spike = sum.is_finite() && found == Some(Found::Skip);
-        let part = Told { round, skipped: self.found.skipped, is_spike, sum };
+        let part = Told { round, skipped: self.found.skipped, mean: whole.mean_before(round), sum };
         if self.parts.take(self.hub, part) == Part::New {
             part.write(self.lines.elements_mut(self.place(round)));
             self.untold = Some(round);
         }
-        if let Some(sum) = self.parts.sum(round) {
-            (self.found, self.has_any) = (part.whole(sum, self.skips), true);
+        if let Some(told) = self.parts.whole(round, self.skips) {
+            (self.found, self.has_any) = (told, true);
             if found.is_none() {
-                whole.find(round, &sum);
+                whole.find(&told);
             }
         }
     }
