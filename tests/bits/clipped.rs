@@ -199,10 +199,16 @@ fn a_round_is_scaled_by_the_norm_of_the_one_before() {
         });
         assert!(runs[0] == runs[1], "{}: on one core and two", optimizer.name());
     }
-    let hub = hub(2);
+    let (hub, hubs) = (hub(2), [hub(1), hub(2), hub(1)]);
     for transport in transports_of_two() {
         let job = format!("former-{}", transport(1).unwrap());
-        Training { transport, ..by_former(&job, ADAM) }.run(&hub.address().to_string());
+        let training = Training { transport, ..by_former(&job, ADAM) };
+        let runs = [addresses(&hubs), hub.address().to_string()].map(|hubs| training.run(&hubs));
+        assert!(runs[0] == runs[1], "{job}: over three hubs and at one");
+    }
+    for schedule in [Schedule::KvStore, Schedule::Layerwise, Schedule::P3] {
+        let job = format!("former-{schedule}");
+        Training { schedule, ..by_former(&job, NESTEROV) }.run(&addresses(&hubs));
     }
     for chunk_bytes in [96 << 10, 1 << 20] {
         let job = format!("chunks-of-{chunk_bytes}");
@@ -231,9 +237,6 @@ fn the_last_norm_is_refused_by_name_where_there_is_none() {
     says(&error, &["clip_norm_last with clip_norm", "use clip_norm alone"]);
     let error = join(&|config| config.set("consistency", "asp").unwrap());
     says(&error, &["clip_norm_last with consistency asp", "use bsp"]);
-    let two = addresses(&[self::hub(1), self::hub(1)]);
-    let error = join(&|config| config.hub = two.clone());
-    says(&error, &["clip_norm_last with 2 hubs", "use clip_norm"]);
 }
 
 /// Returns a training whose spike of round 3 is among the first ten norms: it makes a step, and counts.

@@ -79,6 +79,13 @@ fn hubs_that_are_killed_agree_on_the_mean_of_the_norms_before() {
     });
 }
 
+/// The first round of each life is scaled by the norm of a round that earlier hubs have made.
+#[test]
+fn hubs_that_are_killed_know_the_norm_of_the_round_before() {
+    let _watchdog = Watchdog::start();
+    killed(2, |training| training.clip_norm_last = Some(3.0));
+}
+
 fn killed(count: usize, change: fn(&mut Training)) {
     let dirs = directories(count);
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];

@@ -46,12 +46,18 @@ fn with_spikes(optimizer: Optimizer) -> Training {
     Training { clip_norm: None, skip_spikes, spikes, rounds: 15, ..clipped(&job, optimizer) }
 }
 
+fn by_former(optimizer: Optimizer) -> Training {
+    let job = format!("former-{}", optimizer.name());
+    Training { clip_norm: None, clip_norm_last: Some(3.0), ..clipped(&job, optimizer) }
+}
+
 #[test]
-fn machines_skip_spikes_as_one_job() {
+fn machines_skip_spikes_and_clip_by_the_last_norm_as_one_job() {
     let _watchdog = Watchdog::start();
     for machines in [Machines::start(1, 2), Machines::start(3, 2), Machines::mesh(2)] {
         for optimizer in [NESTEROV, ADAM] {
             train(&machines, &[2, 2], &with_spikes(optimizer));
+            train(&machines, &[2, 2], &by_former(optimizer));
         }
     }
 }

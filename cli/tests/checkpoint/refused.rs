@@ -119,9 +119,11 @@ fn faulty_metadata_is_named() {
     for optimizers in ["[]", "7", &format!("[[0,{sgd}]]"), &format!("[[1,{sgd},null],[1,{sgd},null]]")] {
         says(forged_entry("optimizers", optimizers), &["its optimizers is"]);
     }
-    for norm in ["-1", "NaN", "inf", "1e99", "[1]", ""] {
-        says(forged_entry("last_norm", norm), &["its last_norm is", "expected a finite number, 0 or above"]);
+    for squares in ["7", "[1]", "[-1,0,0,0,0,0,0,0,0,0,0]", "[0,0,0,0,0,0,0,0,0,0,0,0]", ""] {
+        says(forged_entry("last_squares", squares), &["its last_squares is"]);
     }
+    let negative = "[0,0,0,0,0,0,0,0,0,0,13830554455654793216]"; // the bits of -1.0
+    says(forged_entry("last_squares", negative), &["expected the words of a sum of squares"]);
     for mean in ["7", "[1.5]", "[-1,3]", "[1e999,3]", "[1.5,0]", "[1.5,-3]"] {
         says(forged_entry("norm_mean", mean), &["its norm_mean is"]);
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use pbox_core::{Groups, Key, KeyId, NormMean, Numbers, Optimizer, Round, Share, Tensor};
+use pbox_core::{ExactSum, Groups, Key, KeyId, NormMean, Numbers, Optimizer, Round, Share, Tensor};
 use phub_server::checkpoint::{CheckpointStore, FileMode};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -138,7 +138,7 @@ fn other_numbers_and_steps_stand_in_the_metadata() {
         header.metadata().clone().unwrap()
     };
     assert!(
-        ["optimizers", "groups", "steps", "last_norm", "norm_mean"]
+        ["optimizers", "groups", "steps", "last_squares", "norm_mean"]
             .iter()
             .all(|entry| !metadata(&job).contains_key(*entry))
     );
@@ -151,7 +151,10 @@ fn other_numbers_and_steps_stand_in_the_metadata() {
     job.steps = BTreeMap::from([("fc.bias".to_owned(), 2), ("scale".to_owned(), 4)]);
     let seen = metadata(&job);
     assert_eq!(seen["steps"], r#"{"fc.bias":2}"#, "round 5 is after 4 steps");
-    assert_eq!([&seen["last_norm"], &seen["norm_mean"]], ["0.1", "[0.3,12]"]);
+    let mut squares = ExactSum::default();
+    squares.add(f64::from(0.1f32) * f64::from(0.1f32));
+    let squares = serde_json::to_string(&squares.to_words()).unwrap();
+    assert_eq!([&seen["last_squares"], &seen["norm_mean"]], [&squares, "[0.3,12]"]);
     assert_eq!(seen["learning_rates"], "[[0,0.5],[6,0.25],[9,0.25]]", "for older programs");
     let sgd = |rate, decay| format!(r#"{{"name":"sgd","learning_rate":{rate},"weight_decay":{decay}}}"#);
     let (first, second, third) = (sgd("0.5", "0.0"), sgd("0.25", "0.0"), sgd("0.25", "0.5"));

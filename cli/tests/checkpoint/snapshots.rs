@@ -123,7 +123,7 @@ impl Job {
     #[track_caller]
     pub fn check(&self, restored: &Restored, round: Round) {
         assert_eq!(restored.round(), round);
-        assert_eq!(restored.last_norm(), self.last_norm.unwrap_or(0.0));
+        assert_eq!(restored.last_squares().map(|squares| squares.norm()), self.last_norm);
         assert_eq!(restored.norm_mean(), self.norm_mean.unwrap_or_default());
         let numbers = restored.numbers();
         for (from, expected) in &self.numbers {

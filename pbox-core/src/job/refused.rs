@@ -13,7 +13,6 @@
 //! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | `ablate` | what is left out has no norm |
 //! | `clip_norm_last` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | these know the norm of the round itself |
 //! | `clip_norm_last` | SSP, ASP | each push is a step, and has no whole gradient |
-//! | `clip_norm_last` | several hubs, hubs as members | not built yet |
 //! | `clip_norm_last` | Slim-DP, `ablate` | what is not sent, or left out, has no norm |
 //! | `clip_norm_last` | `lars`, `lamb` | they adapt to norms of this round |
 //! | `lars`, `lamb` | SSP, ASP | each push is a step, and has no mean of the whole key |
@@ -33,7 +32,6 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
-//! | `clip_norm_last` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
@@ -121,8 +119,6 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::StepsAlone,
         "each push is a separate step, and no round has the gradients of all keys; use bsp",
     ),
-    (Term::LastNorm, Term::SeveralHubs, "hubs do not tell each other the last norm yet; use clip_norm"),
-    (Term::LastNorm, Term::HubsBelow, "norms of sums from hubs below are not gathered yet; use clip_norm"),
     (Term::LastNorm, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
     (Term::LastNorm, Term::Ablate, "work that is left out has no norm"),
     (Term::LastNorm, Term::ByKey, "these steps use the norms of this round; leave it out"),
@@ -153,7 +149,6 @@ const BELOW: &[(Term, &str)] = &[
         Term::CodedSums,
         "frames can cross only one level between hubs; leave out the compression, or put fewer hubs above",
     ),
-    (Term::LastNorm, "norms of sums from hubs below are not gathered yet; use clip_norm"),
     (Term::SeveralHubs, "the workers of a machine have one hub; name only that hub"),
 ];
 

@@ -247,6 +247,11 @@ impl JobTerms {
         self.clip_norm.is_some() || self.skips()
     }
 
+    /// Whether the hubs find the norm of each round, for steps of this round or of the next.
+    pub fn finds_norms(&self) -> bool {
+        self.waits_for_all() || self.clip_norm_last.is_some()
+    }
+
     /// Whether some rounds are skipped by all, because of their norm.
     pub fn skips(&self) -> bool {
         self.skip_nonfinite || self.skip_spikes.is_some()

@@ -214,18 +214,16 @@ impl Snapshot {
         &self.numbers
     }
 
-    /// Returns the norm of the mean gradients of the round before, in a job whose next steps follow it. If it is not finite it is
-    /// 0, which scales nothing. `None` if a core does not know its part: a job may fail within a round that only some of the
-    /// chunks have ended.
-    pub fn last_norm(&self) -> Option<f32> {
+    /// Returns the squares of the hub's mean gradients of the round before, in a job whose next steps follow their norm. `None` if
+    /// a core does not know its part: a job may fail within a round that only some of the chunks have ended.
+    pub fn last_squares(&self) -> Option<ExactSum> {
         let mut parts = self.parts.iter().filter(|part| !part.chunks.is_empty()).map(|part| part.squares);
         let join = |mut sum: ExactSum, part: Option<ExactSum>| {
             sum.join(&part?);
             Some(sum)
         };
         let first = parts.next()??;
-        let norm = parts.try_fold(first, join)?.norm();
-        Some(if norm.is_finite() { norm } else { 0.0 })
+        parts.try_fold(first, join)
     }
 
     /// Returns the mean of the norms so far, in a job that skips spikes. Each core knows it.
@@ -383,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_norm_is_of_all_cores_or_there_is_none() {
+    fn the_last_squares_are_of_all_cores_or_there_are_none() {
         let sum = |square: f64| {
             let mut sum = ExactSum::default();
             sum.add(square);
@@ -393,13 +391,11 @@ mod tests {
             let parts = [part(&[0, 1], 0, 36), part(&[2], 36, 2)].into_iter().zip(squares);
             let mut parts: Vec<_> = parts.map(|(part, squares)| SnapshotPart { squares, ..part }).collect();
             parts.push(part(&[], 0, 0)); // a core without chunks knows nothing, and lacks nothing
-            snapshot(parts).unwrap().last_norm()
+            snapshot(parts).unwrap().last_squares().map(|squares| squares.norm())
         };
         assert_eq!(of([sum(9.0), sum(16.0)]), Some(5.0));
         assert_eq!(of([sum(9.0), None]), None);
         assert_eq!(of([None, None]), None);
-        for square in [f64::INFINITY, f64::NAN] {
-            assert_eq!(of([sum(9.0), sum(square)]), Some(0.0));
-        }
+        assert_eq!(of([sum(9.0), sum(f64::INFINITY)]), Some(f32::INFINITY));
     }
 }

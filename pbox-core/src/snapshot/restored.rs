@@ -6,7 +6,7 @@ use fabric::Slab;
 
 use crate::kernels::{Numbers, NumbersByRound, Tensor};
 use crate::layout::{KeyId, Round};
-use crate::whole::NormMean;
+use crate::whole::{ExactSum, NormMean};
 
 /// A hub's state of a job from a checkpoint: tensors by key, of the hub's share of the elements.
 #[derive(Debug)]
@@ -17,8 +17,8 @@ pub struct Restored {
     keys: Vec<RestoredKey>,
     /// The steps of each key, if the state says so. Empty if it does not.
     steps: Vec<Option<u32>>,
-    /// The norm of the round before, if the state has it; otherwise 0.
-    last_norm: f32,
+    /// The squares of the round before, if the state has them.
+    last_squares: Option<ExactSum>,
     /// The mean of the norms so far, where the state says it.
     norm_mean: NormMean,
 }
@@ -51,7 +51,7 @@ impl Restored {
             values,
             keys,
             steps: Vec::new(),
-            last_norm: 0.0,
+            last_squares: None,
             norm_mean: NormMean::default(),
         }
     }
@@ -61,14 +61,14 @@ impl Restored {
         Restored { steps, ..self }
     }
 
-    /// Adds the norm of the mean gradients of the round before.
-    pub fn with_last_norm(self, last_norm: f32) -> Self {
-        Restored { last_norm, ..self }
+    /// Adds the squares of the mean gradients of the round before, of the hub's share.
+    pub fn with_last_squares(self, last_squares: Option<ExactSum>) -> Self {
+        Restored { last_squares, ..self }
     }
 
-    /// Returns the norm of the mean gradients of the round before; 0 if the state does not have it.
-    pub fn last_norm(&self) -> f32 {
-        self.last_norm
+    /// Returns the squares of the mean gradients of the round before, if the state has them.
+    pub fn last_squares(&self) -> Option<ExactSum> {
+        self.last_squares
     }
 
     /// Adds the mean of the norms so far.

@@ -20,7 +20,7 @@ use crate::kernels::{Kernels, Numbers};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
 use crate::weights::{Bare, Discarded, Gather, Mode, Read, Refused, Staged, To};
-use crate::whole::NormMean;
+use crate::whole::{ExactSum, NormMean};
 use crate::wire::Wire;
 use crate::wire::frame::FrameError;
 
@@ -146,17 +146,17 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Begins with a state from a checkpoint or from a worker. No worker takes part yet.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         self.stages.restore(layout, restored);
-        self.begin_by(restored.round(), restored.last_norm(), restored.norm_mean());
+        self.begin_by(restored.round(), restored.last_squares(), restored.norm_mean());
     }
 
     /// Begins the job with this round, and not with round 0. No worker takes part yet.
     pub fn begin_at(&mut self, first: Round) {
-        self.begin_by(first, 0.0, NormMean::default());
+        self.begin_by(first, None, NormMean::default());
     }
 
-    fn begin_by(&mut self, first: Round, last_norm: f32, norm_mean: NormMean) {
+    fn begin_by(&mut self, first: Round, last_squares: Option<ExactSum>, norm_mean: NormMean) {
         self.pace.begin_at(first);
-        self.stages.gather.begin_at(first, last_norm, norm_mean);
+        self.stages.gather.begin_at(first, last_squares, norm_mean);
         self.snapshots.begin_at(first);
     }
 

@@ -146,10 +146,10 @@ impl ShardSpec {
             let board = Arc::new(Board::new(slim, parts, wire.layout().chunks().len(), all));
             specs.iter_mut().for_each(|spec| spec.board = Some(Arc::clone(&board)));
         }
-        if terms.waits_for_all() || terms.clip_norm_last.is_some() {
+        if terms.finds_norms() {
             let mut owners: Vec<_> = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).collect();
             let first = owners.iter().position(|spec| wire.hub_of(&spec.chunks).is_some());
-            let hubs = wire.hubs().len().max(1); // members get no norm that no round waits for
+            let hubs = wire.hubs().len();
             let whole = Arc::new(WholeGradient::new(terms, owners.len(), first.unwrap_or(0), hubs));
             let each = owners.iter_mut().enumerate();
             each.for_each(|(core, spec)| {

@@ -38,6 +38,7 @@ mod shadow;
 mod slim;
 #[allow(unsafe_code)]
 mod staged;
+mod steps;
 
 use fabric::{Span, Spans};
 

@@ -1,5 +1,4 @@
-//! The three stages together, and the step. A step has the optimizer's rule, its numbers, and the values that it keeps of
-//! each chunk in addition to the weights. All modes use this step.
+//! The three stages together, and the [step](Steps) between them. All modes use this step.
 //!
 //! Owned by the core, as a part of its shard. The caller says which workers step.
 //!
@@ -8,24 +7,21 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
+use fabric::{MapError, RecvWindow, Span, SpanError, Spans};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::bare::Gradients;
 use super::chunks::Chunk;
-use super::counts::StepCounts;
 use super::former::Former;
 use super::gather::{Gather, NoGather, PassOn, Refused};
 use super::gauge::{Gauge, Gauged};
+use super::steps::Steps;
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
-use crate::kernels::oracle::BLOCK_BYTES;
-use crate::kernels::{
-    Ablate, Before, Decay, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, Tensors, typed,
-};
+use crate::kernels::{Element, Kernels, NumbersByRound, Slots, typed};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::Restored;
-use crate::whole::{Found, Sums};
+use crate::whole::Found;
 use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
@@ -402,11 +398,8 @@ impl<M: Mode> Staged<M> {
     ) -> u32 {
         let Staged { chunks, gradients, gauge, steps, former, read, gather, weights, .. } = self;
         let chunk = &chunks[place];
-        if M::Gather::WAITS && gather.steps_at_once() {
-            // SAFETY: the caller guarantees it.
-            return unsafe { self.step_by_former(kernels, place, ranks, missing, round) };
-        }
-        if M::Gather::WAITS {
+        let by_former = M::Gather::WAITS && gather.steps_at_once();
+        if M::Gather::WAITS && !by_former {
             let (mean, workers) = gather.mean(chunk, place);
             let found = gather.found(place, round).filter(|&found| found != Found::Skip);
             let Some(found) = found else { return 0 }; // no worker steps this round
@@ -415,6 +408,10 @@ impl<M: Mode> Staged<M> {
                 steps.run_on_mean(kernels, (place, chunk), (mean, workers), found, weights, round);
             });
             return workers;
+        }
+        let found = gather.found_before(round).filter(|_| by_former);
+        if by_former && found.is_none() {
+            return 0;
         }
         let mut workers = 0;
         typed!(chunk.dtype, E => {
@@ -427,38 +424,10 @@ impl<M: Mode> Staged<M> {
                 if gauge.concerns(round) {
                     gauge.look(kernels, slots, workers, round);
                 }
-                steps.run(kernels, (place, chunk), slots, workers, weights, round);
-            };
-            // SAFETY: the caller guarantees it.
-            let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
-            read.sum(kernels, chunk, place, round, pushes, step);
-        });
-        workers
-    }
-
-    /// Steps a chunk by the norm of the round before, and adds its squares to those of this round. Its mean is in a place that
-    /// all chunks share, which remains in the cache.
-    ///
-    /// # Safety
-    /// See [`step`](Self::step).
-    unsafe fn step_by_former(
-        &mut self,
-        kernels: &Kernels,
-        place: usize,
-        ranks: impl Iterator<Item = u32> + Clone,
-        missing: u32,
-        round: Round,
-    ) -> u32 {
-        let Staged { chunks, gradients, gauge, steps, read, gather, weights, .. } = self;
-        let (chunk, mut workers) = (&chunks[place], 0);
-        let Some(found) = gather.found_before(round) else { return 0 };
-        typed!(chunk.dtype, E => {
-            let weights = weights.elements_mut::<E>(place);
-            let step = |slots: &Slots<E>, count| {
-                workers = count + missing;
-                if gauge.concerns(round) {
-                    gauge.look(kernels, slots, workers, round);
-                }
+                let Some(found) = found else {
+                    return steps.run(kernels, (place, chunk), slots, workers, weights, round);
+                };
+                // All chunks share the place of this mean, which remains in the cache.
                 gather.take_in(kernels, chunk, place, round, slots, workers);
                 let (mean, _) = gather.mean(chunk, place);
                 steps.run_on_mean(kernels, (place, chunk), (mean, workers), found, weights, round);
@@ -593,246 +562,5 @@ impl<M: Mode> Staged<M> {
     /// Does [the reply's work](Reply::work), or takes the values that the other cores have gathered.
     pub fn work(&mut self) -> bool {
         if M::Gather::WAITS { self.gather.hear() } else { self.reply.work(&self.weights) }
-    }
-}
-
-/// Steps a shard's chunks.
-#[derive(Debug)]
-struct Steps {
-    tensors: Tensors,
-    /// The decay of the average of weights, if an average is kept.
-    decay: Option<Decay>,
-    rule: Rule,
-    /// 1, or -1 where steps go up the gradient.
-    sign: f32,
-    numbers: NumbersByRound,
-    counts: StepCounts,
-    /// The f32 of these tensors that are kept in addition to the weights, chunk by chunk.
-    kept: Slab,
-}
-
-/// The use of a sum by a step.
-#[derive(Debug)]
-enum Rule {
-    /// No work: the job leaves out both sum and step.
-    Nothing,
-    /// The sum takes the place of the weights.
-    Sum,
-    /// The mean does: the job leaves out the step.
-    Mean,
-    /// The optimizer's.
-    Step,
-}
-
-impl Steps {
-    /// Steps of a shard that posts its sums to a hub above.
-    fn sums(terms: &JobTerms, chunks: usize) -> Result<Self, MapError> {
-        let JobTerms { ablate, .. } = terms;
-        let rule = if ablate.optimize && ablate.aggregate { Rule::Nothing } else { Rule::Sum };
-        let kept = Slab::zeroed("nothing beside the sums", 0)?;
-        let tensors = Tensors::from(Optimizer::Average);
-        let numbers = NumbersByRound::new(Numbers::new(*tensors.optimizer()));
-        let counts = StepCounts::new(terms, chunks);
-        Ok(Steps { tensors, decay: None, rule, sign: 1.0, numbers, counts, kept })
-    }
-
-    /// Allocates and touches memory: call it on the thread that owns the core.
-    fn new(terms: &JobTerms, chunks: &[Chunk]) -> Result<Self, MapError> {
-        let (tensors, sign) = (terms.tensors(), if terms.maximize { -1.0 } else { 1.0 });
-        let of = |chunk: &Chunk| chunk.elements * tensors.kept_per_element(chunk.dtype);
-        let mut kept = Slab::zeroed("master weights and optimizer state", chunks.iter().map(of).sum())?;
-        kept.as_mut_slice().fill(0.0);
-        let rule = match terms.ablate {
-            Ablate { optimize: true, aggregate: true } => Rule::Nothing,
-            Ablate { optimize: true, aggregate: false } => Rule::Mean,
-            _ => Rule::Step,
-        };
-        let numbers = NumbersByRound::new(Numbers::new(terms.optimizer));
-        let counts = StepCounts::new(terms, chunks.len());
-        Ok(Steps { tensors, decay: tensors.decay(), rule, sign, numbers, counts, kept })
-    }
-
-    /// Whether a checkpoint has values of this shard.
-    fn keeps_weights(&self) -> bool {
-        self.tensors.optimizer().keeps_weights()
-    }
-
-    /// Sums the slots, which are the pushes of this many workers, steps the weights of the chunk at a place, and counts the
-    /// step.
-    #[inline]
-    fn run<E: Element>(
-        &mut self,
-        kernels: &Kernels,
-        (place, chunk): (usize, &Chunk),
-        slots: &Slots<E>,
-        workers: u32,
-        weights: &mut [E],
-        round: Round,
-    ) {
-        let number = self.counts.count(place);
-        let Some((rule, step)) = self.step(chunk, workers, number, round) else { return };
-        let kept =
-            &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
-        kernels.run(&rule, &step, slots, weights, kept);
-        self.average(kernels, chunk, weights);
-    }
-
-    /// Steps, as [`run`](Self::run), on the mean of this many workers, by the finding of the round.
-    fn run_on_mean<E: Element>(
-        &mut self,
-        kernels: &Kernels,
-        (place, chunk): (usize, &Chunk),
-        (mean, workers): (&[f32], u32),
-        found: Found,
-        weights: &mut [E],
-        round: Round,
-    ) {
-        let number = self.counts.count(place);
-        let Some((rule, mut step)) = self.step(chunk, workers, number, round) else { return };
-        step.rescale = 1f32.copysign(step.rescale);
-        match found {
-            Found::Scale(scale) => step.rescale *= scale,
-            Found::Quotient(quotient) => step = step.adapted(&rule, quotient),
-            Found::Skip => return,
-        }
-        let kept =
-            &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
-        kernels.step(&rule, &step, mean, weights, kept);
-        self.average(kernels, chunk, weights);
-    }
-
-    /// Returns the squares that the norms of a chunk's key are made of, before its step on the mean of this many workers. Nothing
-    /// changes.
-    fn squares<E: Element>(
-        &self,
-        kernels: &Kernels,
-        (place, chunk): (usize, &Chunk),
-        (mean, workers): (&[f32], u32),
-        weights: &[E],
-        round: Round,
-    ) -> Sums {
-        let mut sums = Sums::default();
-        let number = Round(self.counts.of(place).saturating_add(1));
-        let Some((rule, mut step)) = self.step(chunk, workers, number, round) else { return sums };
-        step.rescale = 1f32.copysign(step.rescale);
-        let (master, states) = (rule.master_per_element(E::DTYPE), rule.state_per_element());
-        let kept = &self.kept.as_slice()[chunk.kept..];
-        let (master, kept) = kept.split_at(chunk.elements * master);
-        let (first, kept) = kept.split_at(chunk.elements);
-        let second = &kept[..chunk.elements * (states - 1)];
-        let in_f32 = |weights| <[f32]>::ref_from_bytes(weights).expect("weights without a master are f32");
-        let weights = if master.is_empty() { in_f32(weights.as_bytes()) } else { master };
-        let length = BLOCK_BYTES / size_of::<E>();
-        for at in (0..chunk.elements).step_by(length) {
-            let block = at..chunk.elements.min(at + length);
-            let second = if second.is_empty() { second } else { &second[block.clone()] };
-            let states = [&first[block.clone()], second];
-            let before = Before { mean: &mean[block.clone()], weights: &weights[block], states };
-            let squares = kernels.squares(&rule, &step, before);
-            sums.iter_mut().zip(squares).for_each(|(sum, square)| sum.add(square));
-        }
-        sums
-    }
-
-    /// Moves the average of a chunk's weights, which a step has just made, if the job keeps one.
-    #[inline]
-    fn average<E: Element>(&mut self, kernels: &Kernels, chunk: &Chunk, weights: &[E]) {
-        let Some(decay) = self.decay else { return };
-        let (master, _, averages) = self.kept_of::<E>(chunk);
-        // Where there is no master, the weights are f32.
-        let in_f32 = |weights| <[f32]>::ref_from_bytes(weights).expect("weights without a master are f32");
-        let weights = if master.is_empty() { in_f32(weights.as_bytes()) } else { &*master };
-        kernels.average(decay, weights, averages);
-    }
-
-    /// Makes a trial of the [step](Self::run): nothing changes except the weights.
-    #[allow(clippy::too_many_arguments)]
-    fn run_trial<E: Element>(
-        &self,
-        kernels: &Kernels,
-        (place, chunk): (usize, &Chunk),
-        slots: &Slots<E>,
-        workers: u32,
-        weights: &mut [E],
-        round: Round,
-        former: &mut Former,
-    ) {
-        let number = Round(self.counts.of(place).saturating_add(1));
-        let Some((rule, step)) = self.step(chunk, workers, number, round) else { return };
-        let kept = &self.kept.as_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
-        kernels.run(&rule, &step, slots, weights, former.trial(kept));
-    }
-
-    /// Returns the rule of a chunk's step of this number, and its numbers. `None` if a step leaves the weights.
-    #[inline]
-    fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
-        let numbers = self.numbers.at(round);
-        let optimizer = numbers.of(chunk.key);
-        let (rule, workers) = match self.rule {
-            Rule::Nothing => return None,
-            Rule::Sum => (Optimizer::Average, 1), // divided by the hub that steps
-            Rule::Mean => (Optimizer::Average, workers),
-            Rule::Step => (*optimizer, workers),
-        };
-        let [lr_mult, wd_mult] = match &numbers.multipliers {
-            None => [chunk.lr_mult, chunk.wd_mult],
-            Some(multipliers) => multipliers[chunk.key.index()],
-        };
-        let mut step = Step::new(&rule, workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
-        step.rescale *= self.sign;
-        Some((rule, step))
-    }
-
-    /// Begins with new weights of a chunk. They become the master weights, too, and the average of a chunk that has
-    /// made no step.
-    fn begin<E: Element>(&mut self, (place, chunk): (usize, &Chunk), weights: &[E]) {
-        let is_first = self.counts.of(place) == 0;
-        let (master, _, averages) = self.kept_of::<E>(chunk);
-        let averages = if is_first { averages } else { &mut [] };
-        master.iter_mut().zip(weights).for_each(|(master, weight)| *master = weight.to_f32());
-        averages.iter_mut().zip(weights).for_each(|(average, weight)| *average = weight.to_f32());
-    }
-
-    /// Returns master weights, optimizer state and average of a chunk.
-    fn kept_of<E: Element>(&mut self, chunk: &Chunk) -> (&mut [f32], &mut [f32], &mut [f32]) {
-        let optimizer = self.tensors.optimizer();
-        let (master, states) = (optimizer.master_per_element(E::DTYPE), optimizer.state_per_element());
-        let kept = chunk.elements * self.tensors.kept_per_element(E::DTYPE);
-        let kept = &mut self.kept.as_mut_slice()[chunk.kept..][..kept];
-        let (master, rest) = kept.split_at_mut(chunk.elements * master);
-        let (state, averages) = rest.split_at_mut(chunk.elements * states);
-        (master, state, averages)
-    }
-
-    /// Takes a chunk's state from a checkpoint, and with the state the number of its steps. The chunk's elements begin at `start`
-    /// in the key. Returns the chunk's weights in the checkpoint.
-    fn restore<'a, E: Element>(
-        &mut self,
-        (place, chunk): (usize, &Chunk),
-        key: KeyId,
-        start: usize,
-        restored: &'a Restored,
-    ) -> &'a [f32] {
-        let elements = chunk.elements;
-        let range = start..start + elements;
-        let weights = restored.weights(key, range.clone());
-        self.counts.restore(place, key, restored);
-        let (master, state, averages) = self.kept_of::<E>(chunk);
-        master.copy_from_slice(&weights[..master.len()]);
-        let states =
-            state.chunks_exact_mut(elements.max(1)).chain(averages.chunks_exact_mut(elements.max(1)));
-        for (which, state) in states.enumerate() {
-            state.copy_from_slice(restored.state(key, which, range.clone()));
-        }
-        weights
-    }
-
-    /// Writes a chunk's values for a snapshot: its weights (the master weights, if there are any), then its state.
-    fn copy_to_snapshot<E: Element>(&self, chunk: &Chunk, weights: &[E], values: &mut [f32]) {
-        let kept = chunk.elements * self.tensors.kept_per_element(E::DTYPE);
-        // Kept values are laid out as in a snapshot. Weights without a master come before them.
-        let (rounded, rest) = values.split_at_mut(values.len() - kept);
-        rounded.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight.to_f32());
-        rest.copy_from_slice(&self.kept.as_slice()[chunk.kept..][..kept]);
     }
 }

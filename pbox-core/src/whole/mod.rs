@@ -51,6 +51,8 @@ pub struct WholeGradient {
     given: AtomicU64,
     /// The last round that is found, and its scale.
     found: AtomicU64,
+    /// The squares of that round, where the last core finds it: cores may be in the next round before the first one sends the part.
+    found_sum: [AtomicU64; ExactSum::WORDS],
 }
 
 /// The finding from the sums of a round.
@@ -119,6 +121,14 @@ fn unpack(word: u64) -> (Round, u32) {
     (Round((word >> 32) as u32), word as u32)
 }
 
+fn store(places: &[AtomicU64; ExactSum::WORDS], sum: &ExactSum) {
+    places.iter().zip(sum.to_words()).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+}
+
+fn load(places: &[AtomicU64; ExactSum::WORDS]) -> Option<ExactSum> {
+    ExactSum::of_words(&places.each_ref().map(|word| word.load(Ordering::Relaxed)))
+}
+
 /// One core's part of the values that steps wait for together: of all its chunks, or of those of a key.
 #[derive(Debug)]
 pub struct Scope {
@@ -146,6 +156,7 @@ impl WholeGradient {
             is_alone: hubs == 1,
             given: AtomicU64::new(pack(Round(0), 0)),
             found: AtomicU64::new(pack(Round(u32::MAX), 1.0f32.to_bits())),
+            found_sum: Default::default(),
         }
     }
 
@@ -160,6 +171,7 @@ impl WholeGradient {
             is_alone: true,
             given: AtomicU64::new(pack(Round(0), 0)),
             found: AtomicU64::new(pack(Round(u32::MAX), 0)),
+            found_sum: Default::default(),
         }
     }
 
@@ -177,13 +189,6 @@ impl WholeGradient {
     #[inline]
     pub fn found_before(&self, round: Round) -> Option<Found> {
         self.found(Round(round.0.wrapping_sub(1)))
-    }
-
-    /// Begins the job with this round. The round before it had gradients of this norm. Each core calls it before it gives anything.
-    pub fn begin_at(&self, first: Round, norm: f32) {
-        let Finds::Scale { most: Some(most), .. } = self.finds else { return };
-        let before = Round(first.0.wrapping_sub(1));
-        self.found.store(pack(before, clip_scale_after(norm, most).to_bits()), Ordering::Release);
     }
 
     /// Begins with this mean of norms. Each core calls it before it gives anything.
@@ -212,12 +217,10 @@ impl WholeGradient {
     #[cold]
     #[inline(never)] // a locked instruction, which the path of a chunk does not have
     pub fn give(&self, round: Round, core: usize, sums: &Sums) {
-        for (places, sum) in self.cores[core].sums.iter().zip(sums) {
-            let words = places.iter().zip(sum.to_words());
-            words.for_each(|(place, word)| place.store(word, Ordering::Relaxed));
-        }
+        self.cores[core].sums.iter().zip(sums).for_each(|(places, sum)| store(places, sum));
+        let all = self.cores.len() as u32;
         let more = |word| match unpack(word) {
-            (open, given) if open == round => Some(pack(round, given + 1)),
+            (open, given) if open == round => Some(pack(round, all.min(given + 1))),
             _ => Some(pack(round, 1)),
         };
         // Releases the sums.
@@ -234,19 +237,21 @@ impl WholeGradient {
         }
     }
 
-    /// Returns the hub's part of a round, once it is whole. No core gives a sum of the next round before it has seen this one found.
+    /// Returns the hub's part of a round, once it is whole: at the only hub of a job, once the round is found. No core gives a sum
+    /// of the next round before that.
     pub fn part(&self, round: Round) -> Option<ExactSum> {
+        if self.is_alone {
+            self.found(round)?;
+            return load(&self.found_sum);
+        }
         self.sums(round).map(|[sum, _]| sum)
     }
 
     /// Returns the sums of all cores of a round, once they have arrived.
     fn sums(&self, round: Round) -> Option<Sums> {
-        let of = |words: &[AtomicU64; ExactSum::WORDS]| {
-            ExactSum::of_words(&words.each_ref().map(|word| word.load(Ordering::Relaxed)))
-        };
         let join = |mut sums: Sums, core: &OfCore| {
             for (sum, words) in sums.iter_mut().zip(&core.sums) {
-                sum.join(&of(words)?);
+                sum.join(&load(words)?);
             }
             Some(sums)
         };
@@ -269,6 +274,7 @@ impl WholeGradient {
             Finds::Quotient if sum.value() == 0.0 => 0.0f32.to_bits(),
             Finds::Quotient => ((other.value().sqrt() / sum.value().sqrt()) as f32).to_bits(),
         };
+        store(&self.found_sum, sum);
         self.found.store(pack(round, scale), Ordering::Release);
         self.cores.iter().filter_map(|core| core.waker.get()).for_each(Waker::wake_by_ref);
     }
@@ -282,11 +288,6 @@ impl WholeGradient {
             self.means[1].set(if is_skipped { mean } else { mean.with(sum.norm()) });
         }
         is_skipped
-    }
-
-    /// Whether the last core finds a round, as there is no other hub.
-    pub fn is_alone(&self) -> bool {
-        self.is_alone
     }
 
     /// Takes one core's sum of a round back. Returns false if the hub's part is whole: it is posted, or will be in a moment.
@@ -337,10 +338,6 @@ mod tests {
             assert_eq!(after(round, square), Some(Found::Scale(1.0)), "{square}");
         }
         assert_eq!(after(3, 16.0), Some(Found::Scale(clip_scale(4.0, 1e-9))));
-        for (norm, scale) in [(4.0, clip_scale(4.0, 1e-9)), (0.0, 1.0)] {
-            whole.begin_at(Round(9), norm);
-            assert_eq!(whole.found_before(Round(9)), Some(Found::Scale(scale)));
-        }
     }
 
     /// Gives a spike of 1000 and then 3: with 1000 in the mean, which would be 92, 3 would not be a spike.
@@ -359,6 +356,23 @@ mod tests {
             assert_eq!(found(round, norm), Some(Found::Skip), "a norm of {norm}");
         }
         assert_eq!(found(12, 2.0), Some(Found::Scale(1.0)), "not above twice the mean");
+    }
+
+    /// Core 0 is busy while core 1 ends the round, gets all pushes of the next round, and gives its sum of them.
+    #[test]
+    fn the_only_hub_has_its_part_while_a_core_is_in_the_next_round() {
+        let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
+        let whole = WholeGradient::new(&JobTerms { clip_norm: Some(1.0), ..terms }, 2, 0, 1);
+        let give = |round, core, square| {
+            let mut sum = ExactSum::default();
+            sum.add(square);
+            whole.give(Round(round), core, &[sum, ExactSum::default()]);
+        };
+        give(0, 0, 4.0);
+        assert_eq!(whole.part(Round(0)), None);
+        give(0, 1, 5.0);
+        give(1, 1, 100.0);
+        assert_eq!(whole.part(Round(0)).map(|part| part.value()), Some(9.0));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The line by which a hub sends its workers its part of the whole gradient, before the round's answers. They pass the part on to
-//! other hubs by such lines.
+//! The line by which a hub sends its workers its part of the whole gradient, before the round's answers; with `clip_norm_last`
+//! before those of the next round. The workers pass the part on to other hubs by such lines.
 //!
 //! ```text
 //!   [ round ][ skipped ][ the sum of squares, 11 words ][ mean of norms ][ norms ][ a word without use ]

@@ -134,7 +134,7 @@ impl Wire {
         let framing = |compression| Arc::new(Framing::new(&layout, terms, compression));
         let framing = terms.level.compression.map(framing);
         let share = Share::of_hub(terms, 0);
-        let hubs = terms.waits_for_all().then(|| first_chunks(&layout, terms.level.schedule, share));
+        let hubs = terms.finds_norms().then(|| first_chunks(&layout, terms.level.schedule, share));
         let hubs: Arc<[ChunkId]> = hubs.unwrap_or_default().into();
         Wire {
             layout,
@@ -205,7 +205,7 @@ impl Wire {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
-    /// Returns the first chunk of each hub that steps and owns chunks, if steps wait for the whole gradient. The core
+    /// Returns the first chunk of each hub that steps and owns chunks, if steps need the norm of a round. The core
     /// of that chunk sends the hub's part.
     pub fn hubs(&self) -> &Arc<[ChunkId]> {
         &self.hubs

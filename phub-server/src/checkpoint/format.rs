@@ -139,9 +139,10 @@ pub(super) struct Metadata {
     /// JSON: the decay of the average of weights, if the job keeps one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<String>,
-    /// The norm of the mean gradients of the round before, if the job's next steps follow it.
+    /// JSON, the words of an exact sum: the squares of the hub's mean gradients of the round before, if the job's next steps follow
+    /// their norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_norm: Option<String>,
+    pub last_squares: Option<String>,
     /// JSON, `[mean, norms]`: the mean of the norms so far and their number, if the job skips spikes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_mean: Option<String>,
@@ -188,7 +189,7 @@ impl Metadata {
             round: snapshot.round().0.to_string(),
             optimizer: json(snapshot.optimizer()),
             ema: snapshot.tensors().ema().as_ref().map(json),
-            last_norm: snapshot.last_norm().map(|norm| norm.to_string()),
+            last_squares: snapshot.last_squares().map(|squares| json(&squares.to_words())),
             norm_mean: snapshot.norm_mean().as_ref().map(json),
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),

@@ -15,7 +15,9 @@ use std::str::FromStr;
 
 use fabric::Slab;
 use pbox_core::manifest::{ManifestError, from_safetensors, header_bytes};
-use pbox_core::{Dtype, Groups, Key, NormMean, Numbers, Optimizer, Restored, RestoredKey, Round, Tensors};
+use pbox_core::{
+    Dtype, ExactSum, Groups, Key, NormMean, Numbers, Optimizer, Restored, RestoredKey, Round, Tensors,
+};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
@@ -40,7 +42,7 @@ pub struct Decoded {
     steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
     /// The norm of the round before; 0 if the file has none.
-    last_norm: f32,
+    last_squares: Option<ExactSum>,
     /// The mean of the norms so far; that of none if the file has none.
     norm_mean: NormMean,
     share: Option<FileShare>,
@@ -86,7 +88,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         groups: groups(&metadata, &numbers)?,
         numbers,
         steps: steps(&metadata, &tensors)?,
-        last_norm: last_norm(&metadata)?,
+        last_squares: last_squares(&metadata)?,
         norm_mean: norm_mean(&metadata)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
         share: metadata.share.as_deref().map(|seen| parse("share", seen)).transpose()?,
@@ -337,11 +339,11 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
     }
 }
 
-/// Reads the norm of the round before.
-fn last_norm(metadata: &Metadata) -> Result<f32, DecodeError> {
-    let (field, Some(seen)) = ("last_norm", metadata.last_norm.as_deref()) else { return Ok(0.0) };
-    let norm = seen.parse().ok().filter(|norm: &f32| norm.is_finite() && *norm >= 0.0);
-    norm.ok_or_else(|| faulty(field, seen, "expected a finite number, 0 or above"))
+/// Reads the squares of the round before.
+fn last_squares(metadata: &Metadata) -> Result<Option<ExactSum>, DecodeError> {
+    let (field, Some(seen)) = ("last_squares", metadata.last_squares.as_deref()) else { return Ok(None) };
+    let squares = ExactSum::of_words(&parse(field, seen)?);
+    squares.map(Some).ok_or_else(|| faulty(field, seen, "expected the words of a sum of squares"))
 }
 
 /// Reads the mean of the norms so far.
@@ -429,7 +431,7 @@ impl Decoded {
         let (numbers, steps) = (self.numbers(keys, optimizer)?, self.steps(keys));
         Ok(Restored::new(self.round, numbers, self.values, starts)
             .with_steps(steps)
-            .with_last_norm(self.last_norm)
+            .with_last_squares(self.last_squares)
             .with_norm_mean(self.norm_mean))
     }
 

@@ -118,8 +118,11 @@ impl Tree {
         job.skip_nonfinite = carries_all && dice.below(2) == 0 && !by_key;
         let skips_spikes = carries_all && !by_key && mix(seed ^ 0x51e8).is_multiple_of(6);
         job.skip_spikes = skips_spikes.then_some([1.5, 2.5][seed as usize % 2]);
+        if mix(seed ^ 0x1a57).is_multiple_of(6) && !job.waits_for_all() && !by_key {
+            job.clip_norm_last = Some(Dice::new(seed).from(1..=40) as f32);
+        }
         let rounds = rounds + if skips_spikes { 11 } else { 0 }; // ten norms come before a spike
-        faults.reorder &= !job.waits_for_all(); // a core's part is sent before its answers
+        faults.reorder &= !job.finds_norms(); // a core's part is sent before its answers
         let is_orderly = trouble != Trouble::Posts && !faults.reorder;
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
         let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late, again: None };
@@ -245,7 +248,7 @@ impl Tree {
         let (found, is_whole) = (exchange.found(), self.trouble.on_loss() != OnLoss::Continue);
         if let Some(found) = found {
             let of_rounds = &self.norms[..=found.round.0 as usize];
-            let expected = of_rounds.last().copied().flatten().expect("a round of gradients");
+            let expected = of_rounds.last().copied().flatten().unwrap_or(0.0); // the broadcast has no gradients
             let what = format!("worker {number} is told of {:?}", found.round);
             assert_eq!(found.sum.norm().to_bits(), expected.to_bits(), "{what}");
             let skipped = self.skipped[..of_rounds.len()].iter().filter(|skipped| **skipped).count();
@@ -254,7 +257,7 @@ impl Tree {
         let last = exchange.round(KeyId(0)).0.checked_sub(1);
         if let Some(last) = last.filter(|&last| self.norms[last as usize].is_some())
             && exchange.first_under_way().is_none()
-            && (is_whole && self.trouble != Trouble::Posts)
+            && (is_whole && self.trouble != Trouble::Posts && self.terms.waits_for_all())
         {
             let round = found.map(|found| found.round.0);
             assert_eq!(round, Some(last), "worker {number} has the weights of round {last} and not its norm");
@@ -384,7 +387,7 @@ fn expected(
         };
         let means: Vec<Option<Vec<f32>>> = keys().map(|(id, key)| means(id, key)).collect();
         let is_broadcast = round == Round(0) && optimizer.keeps_weights();
-        let norm = (terms.waits_for_all() && !is_broadcast).then(|| {
+        let norm = (terms.finds_norms() && !is_broadcast).then(|| {
             let blocks = layout.keys().iter().zip(&means).filter_map(|(key, means)| {
                 Some(means.as_ref()?.chunks(layout.chunk_bytes() / key.dtype.bytes()))
             });
@@ -392,7 +395,10 @@ fn expected(
         });
         norms.push(norm);
         let is_skipped = skipped(terms, &norms)[round.0 as usize];
-        let scale = norm.zip(terms.clip_norm).map_or(1.0, |(norm, most)| oracle::clip_scale(norm, most));
+        let former = round.0.checked_sub(1).and_then(|before| norms[before as usize]).unwrap_or(0.0);
+        let by_former = terms.clip_norm_last.map_or(1.0, |most| oracle::clip_scale_after(former, most));
+        let scale =
+            norm.zip(terms.clip_norm).map_or(by_former, |(norm, most)| oracle::clip_scale(norm, most));
         let mut weights = Vec::new();
         for (((id, key), means), (masters, states, steps)) in keys().zip(means).zip(&mut hub) {
             if plan.together(workers, round, id) == Content::Weights {
@@ -449,6 +455,7 @@ fn expected_coded(
     let mut model =
         Model::new(layout.keys(), layout.chunk_bytes(), compression, job.seed, machines, optimizer);
     model.gradients = workers(shape);
+    model.clip_norm_last = job.clip_norm_last;
     (model.clip_norm, model.skips, model.skip_spikes) = (job.clip_norm, job.skips(), job.skip_spikes);
     let by_round = (0..=rounds).map(Round).map(|round| {
         if round == Round(0) && optimizer.keeps_weights() {

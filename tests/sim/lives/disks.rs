@@ -30,9 +30,9 @@ pub struct Disks {
     files: BTreeMap<u32, BTreeMap<Round, Part>>,
     /// The parts of snapshots, by hub.
     collected: HashMap<(u32, Occasion), Part>,
-    /// The squares of the last round in each snapshot that is collected, and then the norms of files. Of a job with one hub.
+    /// The squares of the last round in each snapshot that is collected, and then those of files. Of a job with one hub.
     squares: HashMap<Occasion, ExactSum>,
-    norms: HashMap<Round, f32>,
+    of_files: HashMap<Round, ExactSum>,
     /// The files that were not written.
     pub failures: usize,
 }
@@ -58,7 +58,7 @@ impl Disks {
             files,
             collected: HashMap::new(),
             squares: HashMap::new(),
-            norms: HashMap::new(),
+            of_files: HashMap::new(),
             failures: 0,
         }
     }
@@ -88,7 +88,7 @@ impl Disks {
             return Err("the disk is full".to_owned());
         }
         if let Some(squares) = self.squares.remove(&occasion) {
-            self.norms.insert(before, squares.norm());
+            self.of_files.insert(before, squares);
         }
         let is_alone = self.files.len() == 1;
         let files = self.files.get_mut(&hub).expect("it owns chunks");
@@ -141,7 +141,6 @@ impl Disks {
         };
         let keys = self.layout.keys().iter().map(key).collect();
         let restored = Restored::new(before, vec![(Round(0), Numbers::new(self.optimizer))], values, keys);
-        let last_norm = self.norms.get(&before).copied().unwrap_or_default();
-        (Some(restored.with_last_norm(last_norm)), files, is_damaged)
+        (Some(restored.with_last_squares(self.of_files.get(&before).copied())), files, is_damaged)
     }
 }

@@ -514,7 +514,7 @@ pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simula
         // A line of the norm has to come before the answers of its round.
         Faults {
             delay: 0..dice.from(1..=20),
-            reorder: dice.below(2) == 0 && !terms.job.waits_for_all(),
+            reorder: dice.below(2) == 0 && !terms.job.finds_norms(),
             ..Faults::NONE
         },
     );

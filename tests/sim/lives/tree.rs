@@ -145,7 +145,7 @@ impl Tree {
         let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
         // A core's part is sent before its answers.
-        let reorder = dice.below(2) == 0 && !job.waits_for_all();
+        let reorder = dice.below(2) == 0 && !job.finds_norms();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);
         counts.add("coded", usize::from(job.level.compression.is_some()));

@@ -522,8 +522,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the sum of squares of the whole gradient, in the last round with parts of all hubs. The job's steps must
-    /// wait for this sum. When all answers of a round have arrived, its sum has arrived, too.
+    /// Returns the sum of squares of the whole gradient, in the last round with parts of all hubs. If the job's steps wait for this
+    /// sum, it arrives before the answers of its round, otherwise before those of the next one.
     pub fn found(&self) -> Option<Told> {
         self.found
     }

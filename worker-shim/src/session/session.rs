@@ -120,7 +120,9 @@ impl Session {
     /// that round. Of a job with `clip_norm`, `skip_nonfinite` or `skip_spikes`; `None` before its first round. When all weights of a
     /// round have arrived, its norm has arrived, too.
     pub fn norm(&self) -> Option<(Round, f32)> {
-        self.exchange.found().map(|found| (found.round, found.sum.norm()))
+        // With `clip_norm_last` a norm arrives after the weights of its round.
+        let found = self.exchange.found().filter(|_| self.config.terms.waits_for_all());
+        found.map(|found| (found.round, found.sum.norm()))
     }
 
     /// Returns how many rounds of the job were skipped because their mean gradient was not finite, or its norm a spike. In a

@@ -160,8 +160,9 @@ pub(crate) trait Gather {
         (&[], 0)
     }
 
-    /// Begins the chunks with this round. The round before it had gradients of this norm, or none. The norms before have this mean.
-    fn begin_at(&mut self, _first: Round, _norm: f32, _mean: NormMean) {}
+    /// Begins the chunks with this round. The round before it had gradients of these squares at this hub, if they are known. The
+    /// norms before have this mean.
+    fn begin_at(&mut self, _first: Round, _squares: Option<ExactSum>, _mean: NormMean) {}
 
     /// Whether the core waits for other cores.
     #[inline]
@@ -309,6 +310,21 @@ impl GatherNorm {
         })
     }
 
+    /// Begins after a round, of which the hub has these squares. Steps of the next round wait for its norm, except in the first
+    /// round of a job.
+    fn begin_after(&mut self, round: Round, squares: ExactSum) {
+        let GatherNorm { gathered, waiting, .. } = self;
+        let Gathered { scope, sums, round: last, taken, awaits, .. } = &mut gathered[0];
+        let of_hub = if scope.core == 0 { squares } else { ExactSum::default() };
+        (*last, *sums, *taken) = (round, [of_hub, ExactSum::default()], scope.chunks);
+        if scope.whole.found(round).is_none() {
+            if awaits.replace(round).is_none() {
+                waiting.push(0);
+            }
+            scope.whole.give(round, scope.core, sums);
+        }
+    }
+
     fn of(&mut self, place: usize) -> &mut Gathered {
         &mut self.gathered[self.kept[place].of as usize]
     }
@@ -452,17 +468,13 @@ impl Gather for GatherNorm {
         (&self.means.as_slice()[kept.start..][..chunk.elements], kept.workers)
     }
 
-    fn begin_at(&mut self, first: Round, norm: f32, mean: NormMean) {
+    fn begin_at(&mut self, first: Round, squares: Option<ExactSum>, mean: NormMean) {
         for each in &mut self.gathered {
             each.round = first;
             each.scope.whole.begin_with(mean);
-            if self.by_former {
-                (each.round, each.sums) = (Round(first.0.wrapping_sub(1)), Sums::default());
-                if each.scope.core == 0 {
-                    each.sums[0].add(f64::from(norm) * f64::from(norm));
-                }
-                each.scope.whole.begin_at(first, norm);
-            }
+        }
+        if self.by_former {
+            self.begin_after(Round(first.0.wrapping_sub(1)), squares.unwrap_or_default());
         }
     }
 

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The core that owns the first chunk of a hub at the top has the link to the core that sends that hub's parts. So a line goes
-//! down before the answers of its round, by the link of these answers. If the hub above writes the window that members read,
+//! down by the link of the answers before which it is needed. If the hub above writes the window that members read,
 //! the line is there already. Below one hub nothing goes up: that hub passes parts on itself, or has all.
 
 use std::sync::Arc;

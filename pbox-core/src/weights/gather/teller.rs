@@ -58,10 +58,6 @@ impl Teller {
     /// Adds the known values of a round: this hub's part once it is whole, and all hubs' parts.
     pub fn add(&mut self, round: Round, whole: &WholeGradient) {
         let Some(sum) = whole.part(round).filter(|_| !self.has_found(round)) else { return };
-        let found = whole.found(round);
-        if whole.is_alone() && found.is_none() {
-            return; // the core that gave the last sum is about to find it, and wakes this one
-        }
         let part = Told { round, skipped: self.found.skipped, mean: whole.mean_before(round), sum };
         if self.parts.take(self.hub, part) == Part::New {
             part.write(self.lines.elements_mut(self.place(round)));
@@ -69,7 +65,7 @@ impl Teller {
         }
         if let Some(told) = self.parts.whole(round, self.skips) {
             (self.found, self.has_any) = (told, true);
-            if found.is_none() {
+            if whole.found(round).is_none() {
                 whole.find(&told);
             }
         }
@@ -82,7 +78,7 @@ impl Teller {
         let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
         let part = part.ok_or(Refused::NoPart)?;
         // A hub enters the next round only with this hub's part of the round before.
-        if part.round.0 > open.0.saturating_add(1) {
+        if part.round.0 > open.0.wrapping_add(1) {
             return Err(Refused::NoSuchRound);
         }
         match self.parts.take(hub, part) {
