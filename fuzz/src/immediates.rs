@@ -250,7 +250,8 @@ impl Bed {
             return vec![(rank, format!("pushed chunk {} twice in round {}", chunk.0, round.0))];
         }
         let is_first = round == Round(0) && self.wire.broadcasts();
-        if alone && content != if is_first { Content::Weights } else { Content::Gradient } {
+        let leaves_out = is_first && rank > 0 && content == Content::Nothing;
+        if alone && !leaves_out && content != if is_first { Content::Weights } else { Content::Gradient } {
             return vec![(rank, format!("pushed {} for key", content.name()))];
         }
         if content == Content::Ahead {
@@ -267,6 +268,13 @@ impl Bed {
         let answer = match content {
             _ if !is_whole => content,
             _ if all(Content::Weights) => Content::Weights,
+            // Ranks that push nothing leave the broadcast to another.
+            _ if is_first
+                && contents.contains(&Content::Weights)
+                && !contents.contains(&Content::Gradient) =>
+            {
+                Content::Weights
+            }
             _ if is_first || contents.contains(&Content::Weights) => {
                 self.over[core] = true;
                 return Vec::new();

@@ -23,6 +23,9 @@ const CLOCK_TRIES: usize = 8;
 /// The first version of the protocol with a round for each key in a leave.
 const LEAVES_BY_KEY: u32 = 12;
 
+/// The first version of the protocol in which only one rank pushes the first weights.
+const FIRST_OF_ONE: u32 = 13;
+
 /// A hub of the job.
 #[derive(Debug)]
 pub struct Hub {
@@ -274,6 +277,11 @@ impl Hub {
         let request =
             LeaveRequest { token: self.token.clone(), round, was_trial: true, ..LeaveRequest::default() };
         self.control.within(self.limit).leave(&request).map_err(|failure| failure.error)
+    }
+
+    /// Whether the hub takes the first weights of rank 0, and nothing of other ranks.
+    pub fn takes_first_of_one(&self) -> bool {
+        self.protocol >= FIRST_OF_ONE
     }
 
     /// Leaves the job there, each key from a round on.

@@ -32,14 +32,14 @@ fn train(way: &str) -> String {
     error.to_string()
 }
 
-/// Returns the errors of both workers, when byte `at` of the stream for worker 1 in this direction has a wrong bit.
-/// `asks` is a word for worker 1.
+/// Returns the errors of worker 1 and worker 0, when byte `at` of the stream for worker 0 in this direction has a wrong
+/// bit. `asks` is a word for worker 0, whose first frames have bytes.
 fn altered(hub: &Behind, asks: &str, direction: Stall, at: u64) -> [String; 2] {
     hub.relay.alter(Way::Data, direction, at);
     let (near, far) = (hub.address(), hub.relay.address());
     let errors = on_threads(2, |rank| match rank {
-        0 => train(&format!("{near} altered 0 2")),
-        _ => train(&format!("{far} altered 1 2 tcp {asks}")),
+        0 => train(&format!("{near} altered 1 2")),
+        _ => train(&format!("{far} altered 0 2 tcp {asks}")),
     });
     assert!(hub.relay.has_altered(Way::Data));
     errors.try_into().unwrap()
@@ -62,7 +62,7 @@ fn an_altered_bit_is_named_and_never_counted() {
                     &other,
                     &[
                         "\"altered\" failed",
-                        "worker 1 is gone",
+                        "worker 0 is gone",
                         what,
                         "has checksum",
                         "expected",
@@ -73,7 +73,7 @@ fn an_altered_bit_is_named_and_never_counted() {
                 says(
                     &error,
                     &[
-                        "at this worker, rank 1",
+                        "at this worker, rank 0",
                         "the link to the hub's core",
                         what,
                         "has checksum",

@@ -1,10 +1,69 @@
-//! The number of bytes that cross in a round of a compressed job. By RDMA too if `PHUB_TEST_DEVICE` names devices.
+//! The number of bytes that cross in the broadcast, and in a round of a compressed job. By RDMA too if `PHUB_TEST_DEVICE` names devices.
 
+use fabric::any::Transport;
 use fabric::conformance::Watchdog;
+use hub_tests::proxy::Proxy;
 use hub_tests::values::fill_gradient;
-use hub_tests::{FIRST, config, copying_transports, hub, on_threads, ready_all};
-use pbox_core::{Key, Optimizer};
+use hub_tests::{FIRST, config, config_at, copying_transports, hub, on_threads, ready_all};
+use pbox_core::{Consistency, Key, LevelTerms, Optimizer, Schedule};
+use serde_json::{Value, json};
 use worker_shim::Session;
+
+/// Other ranks' windows would cross for nothing. A hub from before that wants weights of all.
+#[test]
+fn only_rank_0_sends_the_first_weights() {
+    fn older(path: &str, answer: &mut Value) {
+        if path.ends_with("/join") {
+            answer["protocol"] = json!(12);
+        }
+    }
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let proxy = Proxy::start(hub.address());
+    proxy.rewrites(|_, _| (), older);
+    let (current, former) = (hub.address().to_string(), proxy.address());
+    type Change = fn(&mut LevelTerms);
+    let changes: [(&str, Change); 6] = [
+        ("sliced", |_| ()),
+        ("kvstore", |level| level.schedule = Schedule::KvStore),
+        ("ssp", |level| level.consistency = Consistency::Ssp { staleness: 1 }),
+        ("topk", |level| level.compression = "topk:0.1".parse().ok()),
+        ("slim", |level| level.compression = "slim:0.2:0.1:50".parse().ok()),
+        ("asp", |level| {
+            (level.consistency, level.compression) = (Consistency::Asp, "bf16".parse().ok());
+        }),
+    ];
+    let wires = copying_transports().into_iter().chain([Transport::Shm]);
+    let jobs = wires.flat_map(|wire| [&current, &former].map(|address| (wire, address)));
+    for ((wire, address), (name, change)) in jobs.flat_map(|job| changes.map(|change| (job, change))) {
+        let sent = on_threads(3, |rank| {
+            let mut config =
+                config_at(address, &format!("{name}-{wire}-{address}").replace([':', '.'], "-"), rank, 3);
+            config.terms.keys = vec![Key::f32("a", [20 << 10]), Key::f32("b", [10]), Key::f32("c", [10])];
+            config.terms.chunk_bytes = 32 << 10;
+            config.terms.optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+            config.transport = Some(wire);
+            change(&mut config.terms.level);
+            let mut session = Session::join(config).unwrap();
+            for key in session.keys() {
+                session.gradient_mut(key).unwrap().fill(1.0 + rank as f32);
+            }
+            session.broadcast_written().unwrap();
+            for key in session.keys() {
+                assert!(
+                    session.weights::<f32>(key).unwrap().iter().all(|&weight| weight == 1.0),
+                    "{name} by {wire}"
+                );
+            }
+            let sent = session.traffic().sent;
+            session.leave().unwrap();
+            sent
+        });
+        let of_others = if *address == former { sent[0] } else { 0 };
+        assert!(sent[0] >= 80 << 10, "{name} by {wire}: {sent:?}");
+        assert_eq!(sent, [sent[0], of_others, of_others], "{name} by {wire} at {address}");
+    }
+}
 
 /// A compressed round sends the codec's share of the bytes.
 #[test]

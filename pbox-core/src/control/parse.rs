@@ -154,7 +154,7 @@ mod tests {
         let why = parse_join(more.as_bytes()).unwrap_err();
         assert!(matches!(why, ParseError::Newer { .. }), "{why}");
         for words in
-            ["unknown field `flavour`", "protocol 11 to 12, the other end 12 to 13", "cannot be ignored"]
+            ["unknown field `flavour`", "protocol 11 to 13, the other end 13 to 14", "cannot be ignored"]
         {
             assert!(why.to_string().contains(words), "{why}");
         }
@@ -167,7 +167,7 @@ mod tests {
     fn ranges_that_do_not_meet_are_both_named() {
         let body = format!(r#"{{"protocol":{},"protocol_lowest":{}}}"#, PROTOCOL + 2, PROTOCOL + 1);
         let why = parse_join(body.as_bytes()).unwrap_err().to_string();
-        assert!(why.contains("protocol 11 to 12, the other end 13 to 14"), "{why}");
+        assert!(why.contains("protocol 11 to 13, the other end 14 to 15"), "{why}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::fmt;
 
 /// The newest version of the protocol that this program speaks.
-pub const PROTOCOL: u32 = 12;
+pub const PROTOCOL: u32 = 13;
 
 /// The oldest version of the protocol that this program speaks.
 pub const PROTOCOL_LOWEST: u32 = 11;

@@ -457,7 +457,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let content = immediate.content;
         if !self.pace.is_push(rank) {
             self.take_answer(kernels, place, rank, (round, content))?;
-        } else if content != Content::Gradient || self.pace.takes(content, round).is_err() {
+        } else if content != Content::Gradient || self.pace.takes(rank, content, round).is_err() {
             return self.arrive_other(kernels, place, rank, (round, content));
         } else {
             match self.stages.check_push(place, rank, Content::Gradient) {
@@ -505,7 +505,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     ) -> Result<Arrived, Violation> {
         let (round, content) = of;
         let is_first = round == Round(0) && self.wire.broadcasts();
-        let taken = self.pace.takes(content, round).and_then(|()| M::Read::takes(content, is_first));
+        let taken = self.pace.takes(rank, content, round).and_then(|()| M::Read::takes(content, is_first));
         taken.map_err(|why| self.wrong_content(place, of, why))?;
         if content == Content::Ahead {
             let is_ahead = P::take_ahead(self, kernels, place, rank);

@@ -14,7 +14,7 @@ use pbox_core::{
     Compression, Content, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, Numbers, OnLoss, Round,
     Schedule,
 };
-use sim_tests::levels::{ENDS, Levels, Losses, Shape, Strike, Terms};
+use sim_tests::levels::{ENDS, Levels, Losses, Shape, Strike, Terms, Worker};
 use sim_tests::model::{CODECS, Model};
 use sim_tests::plan::{Drafts, Plan};
 use sim_tests::trouble::{Dice, Trouble, optimizer, optimizer_by_key};
@@ -217,7 +217,7 @@ impl Tree {
             }
         }
         self.check_norm(number);
-        let exchange = &mut self.job.workers[number].exchange;
+        let Worker { exchange, rank, .. } = &mut self.job.workers[number];
         if exchange.first_under_way().is_some() || exchange.round(KeyId(0)).0 > self.rounds {
             return Ok(());
         }
@@ -235,7 +235,7 @@ impl Tree {
                 })
             } else {
                 write(exchange, id, dtype, of);
-                drafts.push(exchange, id, self.plan.content(number as u32, round, id))
+                drafts.push(exchange, id, self.plan.content_at_hub(number as u32, *rank, round, id))
             };
             done.map_err(|error| error.to_string())?;
         }

@@ -40,12 +40,19 @@ impl Plan {
         Plan { alike, ..self }
     }
 
+    /// Returns the content of a worker's push. In the broadcast, most ranks but the lowest leave it to others.
     pub fn content(&self, worker: u32, round: Round, key: KeyId) -> Content {
-        if round == Round(0) && self.broadcasts {
-            return Content::Weights;
-        }
+        self.content_at_hub(worker, worker, round, key)
+    }
+
+    /// Returns the content of a worker's push to a hub at which it has this rank.
+    pub fn content_at_hub(&self, worker: u32, rank: u32, round: Round, key: KeyId) -> Content {
         let of_key = mix(self.seed ^ u64::from(round.0) << 32 ^ u64::from(key.0));
         let of_worker = mix(of_key ^ u64::from(worker));
+        if round == Round(0) && self.broadcasts {
+            let leaves_out = rank > 0 && !(self.alike && self.plain) && !of_worker.is_multiple_of(4);
+            return if leaves_out { Content::Nothing } else { Content::Weights };
+        }
         match of_key % 8 {
             _ if self.plain => Content::Gradient,
             0 => Content::Weights,

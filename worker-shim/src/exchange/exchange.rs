@@ -277,7 +277,7 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Pushes a key like [`put`](Self::put), with another content than a gradient. Every push of the broadcast is of
-    /// weights.
+    /// weights or nothing.
     #[inline]
     pub fn put_as(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         if !self.put_beside(key, content) {
@@ -295,7 +295,8 @@ impl<P: Port> Exchange<P> {
             self.check_all_pushed_before(key)?;
         }
         let is_first = self.keys[key.index()].round == Round(0) && self.broadcasts;
-        self.await_answers(key, if is_first { Content::Weights } else { content });
+        let is_weights = is_first && content != Content::Nothing;
+        self.await_answers(key, if is_weights { Content::Weights } else { content });
         match self.slices.group(key) {
             Some(group) => self.begin_group(key, group, content),
             None => {
@@ -553,6 +554,11 @@ impl<P: Port> Exchange<P> {
     pub fn under_way_from(&self, KeyId(first): KeyId) -> Option<KeyId> {
         let behind = self.keys[first as usize..].iter().position(|key| key.outstanding > 0);
         behind.map(|key| KeyId(first + key as u32))
+    }
+
+    /// Whether round 0 is a broadcast of weights.
+    pub(crate) fn broadcasts(&self) -> bool {
+        self.broadcasts
     }
 
     /// Returns the round of the push under way, else of the key's next push.

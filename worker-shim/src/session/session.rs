@@ -107,13 +107,22 @@ impl Session {
     /// Runs the part of [`broadcast_written`](Self::broadcast_written) that does not wait.
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
         if self.next_round() == Round(0) {
-            self.keys().try_for_each(|key| self.send(key, Content::Weights))?;
+            let content = self.first_content();
+            self.keys().try_for_each(|key| self.send(key, content))?;
             self.flush()?;
         } else {
             self.exchange.discard_changes();
         }
         self.ready = true; // no key can be pushed before its weights have arrived: it is in flight
         Ok(())
+    }
+
+    /// Returns the content of this worker's push of the broadcast: rank 0 has the weights, and a window of any other
+    /// rank would cross for nothing. Hubs of older programs take weights of all, and so does an optimizer without weights.
+    fn first_content(&self) -> Content {
+        let are_asked = |hub: &Hub| !hub.takes_first_of_one();
+        let leaves_out = self.config.rank > 0 && self.exchange.broadcasts();
+        if leaves_out && !self.hubs.iter().any(are_asked) { Content::Nothing } else { Content::Weights }
     }
 
     /// Returns the norm of the mean gradient of all keys in the last round that is found, before it is clipped, and

@@ -115,9 +115,9 @@ pub(crate) trait Pace: Sized {
     /// Returns the round from which worker `rank` takes part; for a link that leads up, the round of this hub.
     fn first_round(&self, rank: u32) -> Round;
 
-    /// Checks whether a push of a round may have this content. The error names the content that a push must have. A
-    /// push of the broadcast is always of weights.
-    fn takes(&self, content: Content, round: Round) -> Result<(), &'static str>;
+    /// Checks whether worker `rank` may push this content in a round. The error names the content that a push must have.
+    /// A push of the broadcast is of weights or nothing.
+    fn takes(&self, rank: u32, content: Content, round: Round) -> Result<(), &'static str>;
 
     /// Returns the content of the answer of a round for a worker, or of the sum that goes up. A worker that has no
     /// weights yet gets weights.

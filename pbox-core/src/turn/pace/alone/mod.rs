@@ -262,10 +262,13 @@ impl Pace for Clocks {
     }
 
     #[inline]
-    fn takes(&self, content: Content, round: Round) -> Result<(), &'static str> {
+    fn takes(&self, rank: u32, content: Content, round: Round) -> Result<(), &'static str> {
         match (round == Round(0) && self.broadcasts, content) {
             (false, Content::Gradient) | (true, Content::Weights) => Ok(()),
-            (true, _) => Err("round 0 is the broadcast: push weights"),
+            (true, Content::Nothing) if rank > 0 => Ok(()),
+            (true, _) => {
+                Err("round 0 is the broadcast: rank 0 pushes weights, and each other rank weights or nothing")
+            }
             (false, _) => {
                 Err("workers that step alone push gradients only: push zeros, or choose the consistency bsp")
             }

@@ -149,8 +149,8 @@ impl Pace for Relayed {
     }
 
     #[inline]
-    fn takes(&self, content: Content, round: Round) -> Result<(), &'static str> {
-        self.below.takes(content, round)
+    fn takes(&self, rank: u32, content: Content, round: Round) -> Result<(), &'static str> {
+        self.below.takes(rank, content, round)
     }
 
     #[inline]

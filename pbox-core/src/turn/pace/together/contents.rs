@@ -5,7 +5,7 @@
 //!   some gradients         the step with these, divided by the number of all workers
 //!   all nothing            no step: weights and state stay
 //!   all weights            those of the lowest rank are the weights from now on, and the state stays
-//!   weights and others     the job ends
+//!   weights and others     the job ends; but in the broadcast, ranks that push nothing leave the weights to the lowest of the others
 //! ```
 //!
 //! Owned by the core. Four bits per (chunk, worker), which no plain round touches.
@@ -173,6 +173,7 @@ impl Arrivals {
         let has = |content| self.pushed_as(index, content).next().is_some();
         match (has(Content::Gradient), has(Content::Nothing), has(Content::Weights)) {
             (false, false, true) => Together::Weights,
+            (false, true, true) if self.contents.must_be_weights(self.round(index)) => Together::Weights,
             (_, _, true) => Together::Mixed,
             _ if self.contents.must_be_weights(self.round(index)) => Together::Mixed,
             (true, _, false) => Together::Gradients,
@@ -261,7 +262,7 @@ impl Arrivals {
         let all = [Content::Weights, Content::Gradient, Content::Nothing].map(pushed);
         let all = all.into_iter().flatten().collect::<Vec<_>>().join("; ");
         let what = match self.contents.must_be_weights(Round(round)) {
-            true => "round 0 is the broadcast: each rank pushes weights",
+            true => "round 0 is the broadcast: rank 0 pushes weights, and each other rank weights or nothing",
             false => {
                 "weights are replaced only if each rank pushes weights of the key in the same round: write it on all ranks, or on none"
             }
@@ -308,10 +309,16 @@ mod tests {
         ] {
             let seen = pushed(3, contents).together(0);
             assert_eq!(seen, together, "{contents:?}");
-            let is_broadcast = together == Together::Weights;
+            let is_broadcast = contents.contains(&WEIGHTS) && !contents.contains(&GRADIENT);
             let first = if is_broadcast { Together::Weights } else { Together::Mixed };
             assert_eq!(pushed(0, contents).together(0), first, "{contents:?} in round 0");
         }
+    }
+
+    #[test]
+    fn the_weights_of_a_broadcast_are_those_of_the_lowest_rank_that_pushed_any() {
+        let arrivals = pushed(0, &[NOTHING, WEIGHTS, NOTHING, WEIGHTS]);
+        assert_eq!(arrivals.pushed_as(0, WEIGHTS).collect::<Vec<_>>(), [1, 3]);
     }
 
     #[test]
@@ -322,7 +329,7 @@ mod tests {
         assert_eq!(error, expected);
         let error = pushed(0, &[GRADIENT, GRADIENT]).mixed(0, "fc.bias");
         assert!(
-            error.ends_with("a gradient from rank 0, 1: round 0 is the broadcast: each rank pushes weights")
+            error.ends_with("a gradient from rank 0, 1: round 0 is the broadcast: rank 0 pushes weights, and each other rank weights or nothing")
         );
     }
 

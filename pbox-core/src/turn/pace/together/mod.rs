@@ -320,7 +320,7 @@ impl Pace for Arrivals {
 
     /// Takes all: whether pushes go together is seen when all are in.
     #[inline]
-    fn takes(&self, _: Content, _: Round) -> Result<(), &'static str> {
+    fn takes(&self, _: u32, _: Content, _: Round) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -68,7 +68,8 @@ class Exchange:
 
     def start(self) -> None:
         """Gives every worker rank 0's parameters, and installs the hooks."""
-        self._windows.write(self.parameters)
+        if self.session.rank == 0 and self.session.next_round == 0:
+            self._windows.write(self.parameters)
         if next(iter(self.parameters.values())).is_cuda:
             torch.cuda.synchronize()
         self.session.broadcast()

@@ -29,9 +29,10 @@ class LocalExchange:
             # A change that is not sent is kept here, and leaves with a later one.
             self._changes = {name: tensor(self.session, name, "gradient") for name in parameters}
             self._weights = {name: tensor(self.session, name, "weights") for name in parameters}
-            with torch.no_grad():
-                for name, parameter in parameters.items():
-                    self._changes[name].copy_(parameter)  # rank 0's are the first of all workers
+            if self.session.rank == 0:
+                with torch.no_grad():
+                    for name, parameter in parameters.items():
+                        self._changes[name].copy_(parameter)
             self.session.broadcast()
             self._take()
         except BaseException:
