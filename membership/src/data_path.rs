@@ -18,7 +18,7 @@ use pbox_core::{Expected, Placement, Schedule, Wire};
 
 use crate::control::Control;
 use crate::error::MemberError;
-use crate::join::LetIn;
+use crate::join::{LetIn, placements};
 use crate::named::{LOOKUP_LIMIT, look_up};
 use crate::nearest;
 use crate::way::Way;
@@ -102,22 +102,21 @@ pub fn open(
     ports: &Ports,
     deadline: Instant,
 ) -> Result<DataPath, MemberError> {
-    let routes = hubs.iter().map(|hub| Route::new(hub, wire, schedule, ports));
+    let placed = hubs.iter().zip(placements(hubs, schedule, wire.layout())?);
+    let routes = placed.map(|(hub, placement)| Route::new(hub, wire, placement, ports));
     let routes: Vec<Route> = routes.collect::<Result<_, _>>()?;
-    let parts: Vec<Placement> = routes.iter().map(|route| route.placement.clone()).collect();
     let mut path = DataPath {
         endpoints: Vec::new(),
         ports: Vec::new(),
         received: Vec::new(),
-        placement: Placement::over_hubs(&parts),
+        placement: Placement::over_hubs(routes.iter().map(|route| &*route.placement)),
         ways: Vec::new(),
         cores: Vec::new(),
     };
     let connected = connect(&routes, window, (0..hubs.len()).map(receive), deadline)?;
     for ((hub, route), (mut joined, way)) in hubs.iter().zip(&routes).zip(connected) {
-        let placement = Arc::new(route.placement.clone());
         for (core, endpoint) in joined.endpoints.iter_mut().enumerate() {
-            let rule = Expected::of_hub(wire, schedule).on_core(&placement, core);
+            let rule = Expected::of_hub(wire, schedule).on_core(&route.placement, core);
             endpoint.obey(|| -> Box<dyn FrameRule> { Box::new(rule) });
             if hub.reply.relinks {
                 endpoint.end_with_port();
@@ -243,19 +242,18 @@ struct Route<'a> {
     ports: &'a Ports,
     token: [u8; 16],
     /// Placement of the hub's share on its cores.
-    placement: Placement,
+    placement: Arc<Placement>,
     plan: Vec<PlannedLink>,
 }
 
 impl<'a> Route<'a> {
-    fn new(hub: &'a LetIn, wire: &Wire, schedule: Schedule, ports: &'a Ports) -> Result<Self, MemberError> {
+    fn new(hub: &'a LetIn, wire: &Wire, placement: Placement, ports: &'a Ports) -> Result<Self, MemberError> {
         let LetIn { control, reply, .. } = hub;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
         let token = unhex(&hub.token).ok_or_else(|| nonsense(format!("the token {:?}", hub.token)))?;
-        let placement = hub.placement(schedule, wire.layout())?;
         let cores = reply.cores.iter().map(|&core| core as usize);
         let plan = placement.links(wire, reply.ports as usize, cores, &ports.dealt_to);
-        Ok(Route { hub, ports, token, placement, plan })
+        Ok(Route { hub, ports, token, placement: Arc::new(placement), plan })
     }
 
     /// Tries the hub's transports, best first. A transport that does not lead there is passed over, and so is shared memory that

@@ -228,10 +228,15 @@ impl LetIn {
         }
     }
 
-    /// Returns the places of its chunks. The hub's answer and the computation here must agree.
-    pub(crate) fn placement(&self, schedule: Schedule, layout: &Layout) -> Result<Placement, MemberError> {
-        let LetIn { control, share, reply, .. } = self;
-        let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
+    /// Returns this error for an answer of the hub.
+    fn nonsense(&self, saw: String) -> MemberError {
+        MemberError::Nonsense { hub: self.control.hub.clone(), what: "join", saw }
+    }
+
+    /// Returns the cores that the job has at the hub, if the hub's answer agrees with itself.
+    fn checked_cores(&self) -> Result<CoreNodes, MemberError> {
+        let LetIn { share, reply, .. } = self;
+        let nonsense = |saw| self.nonsense(saw);
         let cores = &reply.cores;
         if cores.is_empty()
             || !cores.is_sorted_by(|core, next| core < next)
@@ -243,18 +248,27 @@ impl LetIn {
         if nodes.cores() != cores.len() {
             return Err(nonsense(format!("NUMA nodes for {} cores, of {}", nodes.cores(), cores.len())));
         }
-        let placement = match &reply.above {
-            Some(_) if !share.is_whole() => {
-                return Err(nonsense("it is one of several hubs, and has hubs above it".into()));
-            }
-            None => Placement::of_share(layout, schedule, *share, nodes),
-            Some(above) => Below::new(&above.placements(layout).map_err(nonsense)?, cores.len()).placement,
+        if reply.above.is_some() && !share.is_whole() {
+            return Err(nonsense("it is one of several hubs, and has hubs above it".into()));
+        }
+        Ok(nodes)
+    }
+
+    /// Returns the places of the chunks on these cores of the hub.
+    fn place(&self, schedule: Schedule, layout: &Layout, cores: CoreNodes) -> Result<Placement, MemberError> {
+        let Some(above) = &self.reply.above else {
+            return Ok(Placement::of_share(layout, schedule, self.share, cores));
         };
-        let (theirs, ours) = (&reply.placement, placement.digest());
+        let above = above.placements(layout).map_err(|saw| self.nonsense(saw))?;
+        Ok(Below::new(&above, cores.cores()).placement)
+    }
+
+    /// Returns the placement that was computed here, if the hub's answer agrees.
+    fn agreed(&self, placement: Placement) -> Result<Placement, MemberError> {
+        let (theirs, ours) = (&self.reply.placement, placement.digest());
         if *theirs != ours {
-            return Err(nonsense(format!(
-                "a placement of its share with digest {theirs}, which has {ours} here"
-            )));
+            return Err(self
+                .nonsense(format!("a placement of its share with digest {theirs}, which has {ours} here")));
         }
         Ok(placement)
     }
@@ -304,7 +318,17 @@ pub fn placements(
     schedule: Schedule,
     layout: &Layout,
 ) -> Result<Vec<Placement>, MemberError> {
-    hubs.iter().map(|hub| hub.placement(schedule, layout)).collect()
+    let cores: Vec<CoreNodes> = hubs.iter().map(LetIn::checked_cores).collect::<Result<_, _>>()?;
+    // A member that makes new links to some hubs places only theirs.
+    let are_all = |share: Share| !share.is_whole() && hubs.iter().map(|hub| hub.share.hub).eq(0..share.hubs);
+    let placed = match hubs.first().map(|hub| hub.share).filter(|&share| are_all(share)) {
+        Some(share) => Placement::of_shares(layout, schedule, share, &cores),
+        None => {
+            let placed = hubs.iter().zip(cores).map(|(hub, cores)| hub.place(schedule, layout, cores));
+            placed.collect::<Result<_, _>>()?
+        }
+    };
+    hubs.iter().zip(placed).map(|(hub, placement)| hub.agreed(placement)).collect()
 }
 
 impl Drop for LetIn {

@@ -38,19 +38,13 @@ impl Above {
     /// Returns an error if such hubs are not possible.
     pub fn placements(&self, layout: &Layout) -> Result<Vec<Placement>, String> {
         let Above { schedule, cores, above, .. } = self;
-        let Share { hubs, .. } = self.share()?;
+        let share = self.share()?;
         match above {
-            None => Ok((0..)
-                .zip(cores)
-                .map(|(hub, cores)| {
-                    let share = Share { hub, hubs, split_above: self.split_above };
-                    Placement::of_share(layout, *schedule, share, cores.clone())
-                })
-                .collect()),
-            Some(further) if hubs == 1 => {
+            None => Ok(Placement::of_shares(layout, *schedule, share, cores)),
+            Some(further) if share.is_whole() => {
                 Ok(vec![Below::new(&further.placements(layout)?, cores[0].cores()).placement])
             }
-            Some(_) => Err(format!("{hubs} hubs that are below others: expected 1")),
+            Some(_) => Err(format!("{} hubs that are below others: expected 1", share.hubs)),
         }
     }
 
@@ -99,10 +93,10 @@ impl Below {
             link_to.push((core as u32, ways[core].len() as u32));
             ways[core].push(core_above);
         }
-        let of_chunk = |chunk| link_to[all.owner(chunk)];
-        let chunks = || (0..all.chunks() as u32).map(ChunkId);
-        let placement = Placement::of_owners(chunks().map(|chunk| of_chunk(chunk).0).collect(), cores);
-        Below { placement, ways, links: chunks().map(|chunk| of_chunk(chunk).1).collect() }
+        let runs = all.runs().map(|(run, core_above)| (run, link_to[core_above as usize].0));
+        let placement = Placement::of_runs(runs.collect(), all.chunks(), cores);
+        let links = all.owners(0..all.chunks()).map(|core_above| link_to[core_above].1).collect();
+        Below { placement, ways, links }
     }
 
     /// Returns the number of the link of its core here by which a chunk's sums go up.

@@ -104,6 +104,19 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
     ours
 }
 
+/// Returns the [pieces] of all hubs, in the order of the hubs. `share` is that of any of them.
+pub fn pieces_of_all(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Vec<Range<u32>>> {
+    if share.is_whole() {
+        return vec![pieces(layout, schedule, share)];
+    }
+    let mut all = vec![Vec::new(); share.hubs as usize];
+    for (hub, range) in shared(layout, schedule, share) {
+        all[hub].extend(by_key(layout, range));
+    }
+    all.iter_mut().for_each(|pieces| pieces.sort_unstable_by_key(|piece| piece.start));
+    all
+}
+
 /// Returns the first chunk of each hub that owns chunks, in the order of the hubs.
 pub fn first_chunks(layout: &Layout, schedule: Schedule, share: Share) -> Vec<ChunkId> {
     let mut firsts = vec![u32::MAX; share.hubs as usize];
@@ -185,7 +198,7 @@ mod tests {
     use super::*;
     use crate::kernels::Optimizer;
     use crate::models::model;
-    use crate::place::Placement;
+    use crate::place::{CoreNodes, Placement};
     use proptest::prelude::*;
 
     fn shares(hubs: u32) -> impl Iterator<Item = Share> {
@@ -350,6 +363,9 @@ mod tests {
             let schedule = Schedule::ALL[schedule];
             let of = |(share, &cores)| Placement::of_share(&layout, schedule, share, cores);
             let parts: Vec<Placement> = shares(cores.len() as u32).zip(&cores).map(of).collect();
+            let nodes: Vec<CoreNodes> = cores.iter().map(|&cores| cores.into()).collect();
+            let share = Share { hubs: cores.len() as u32, ..Share::WHOLE };
+            prop_assert_eq!(&Placement::of_shares(&layout, schedule, share, &nodes), &parts);
             let all = Placement::over_hubs(&parts); // panics if a chunk does not have exactly one owner
             prop_assert_eq!(all.cores(), cores.iter().sum::<usize>());
             prop_assert_eq!(all.capacities(), parts.iter().flat_map(Placement::capacities).collect::<Vec<_>>());

@@ -61,20 +61,21 @@ impl Slices {
         };
         for key in (0..layout.keys().len() as u32).map(KeyId) {
             let first = slices.slices.len() as u32;
-            let chunks = layout.key_chunks(key).map(ChunkId);
+            let chunks = layout.key_chunks(key);
+            let owned = chunks.clone().map(ChunkId).zip(placement.owners(chunks));
             if schedule.by_layer() {
-                for core in 0..placement.cores() {
-                    let part = chunks.clone().filter(|&chunk| placement.owner(chunk) == core);
-                    slices.add(key, core, part);
+                let mut parts = vec![Vec::new(); placement.cores()];
+                owned.for_each(|(chunk, core)| parts[core].push(chunk));
+                for (core, part) in parts.into_iter().enumerate() {
+                    slices.add(key, core, part.into_iter());
                 }
             } else {
-                let mut rest = chunks.peekable();
-                while let Some(chunk) = rest.next() {
-                    let core = placement.owner(chunk);
+                let mut rest = owned.peekable();
+                while let Some((chunk, core)) = rest.next() {
                     let (mut slice, mut bytes) = (vec![chunk], layout.chunk(chunk).span.bytes);
-                    while let Some(next) = rest.next_if(|&next| {
+                    while let Some((next, _)) = rest.next_if(|&(next, owner)| {
                         bytes += layout.chunk(next).span.bytes;
-                        bytes <= slice_bytes && placement.owner(next) == core
+                        bytes <= slice_bytes && owner == core
                     }) {
                         slice.push(next);
                     }
@@ -95,7 +96,7 @@ impl Slices {
         let (first, core) =
             (keys().next().expect("a group has chunks"), placement.owner(chunks().next().expect("as above")));
         // If hubs above place by layer, its keys may be at different hubs.
-        if chunks().all(|chunk| placement.owner(chunk) == core) {
+        if placement.owners(layout.groups()[number].clone()).all(|owner| owner == core) {
             let slice = self.slices.len() as u32;
             self.of_group[number] = Some(slice);
             keys().for_each(|key| self.groups[key.index()] = number as u32);

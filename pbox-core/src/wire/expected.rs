@@ -36,6 +36,8 @@ pub struct Expected {
     ahead: HashMap<ChunkId, u8>,
     /// The core that the link leads to, in this placement; only its chunks cross the link.
     core: Option<(Arc<Placement>, usize)>,
+    /// The [place](Placement::owner_near) of the last chunk's run.
+    near: u32,
 }
 
 #[derive(Debug)]
@@ -71,7 +73,7 @@ impl Expected {
     }
 
     fn new(wire: &Wire, end: End) -> Self {
-        Expected { wire: wire.clone(), end, ahead: HashMap::new(), core: None }
+        Expected { wire: wire.clone(), end, ahead: HashMap::new(), core: None, near: 0 }
     }
 
     /// Expects only the chunks of one core of the placement, the owner of the link. All links of a member lead to one window.
@@ -81,12 +83,10 @@ impl Expected {
     }
 
     /// Whether a chunk, or each of a group, crosses the link.
-    fn is_of_core(&self, chunk: ChunkId) -> bool {
-        let Some((placement, core)) = &self.core else { return true };
-        match self.wire.group(chunk) {
-            Some(mut group) => group.all(|chunk| placement.owner(ChunkId(chunk)) == *core),
-            None => placement.owner(chunk) == *core,
-        }
+    fn is_of_core(&mut self, chunk: ChunkId) -> bool {
+        let Expected { wire, core: Some((placement, core)), near, .. } = self else { return true };
+        let mut chunks = wire.group(chunk).unwrap_or(chunk.0..chunk.0 + 1);
+        chunks.all(|chunk| placement.owner_near(ChunkId(chunk), near) == *core)
     }
 
     /// Checks whether a frame without bytes may come now.
@@ -148,7 +148,7 @@ impl Expected {
     /// Checks a hub's part of the whole gradient. The core of the hub's first chunk posts it to members, and they pass it on to the other
     /// hubs.
     fn takes_line(
-        &self,
+        &mut self,
         hub: usize,
         immediate: Immediate,
         offset: Option<usize>,
@@ -158,11 +158,10 @@ impl Expected {
             return Err(format!("a line of hub {hub}, where {} hubs have lines", self.wire.hubs().len()));
         };
         let round = Round(immediate.round_bits.into());
+        let is_of_core = self.is_of_core(first);
         let (line, is_allowed) = match self.end {
-            End::Hub { .. } => {
-                (self.wire.gradient_line(hub, round), self.wire.passes_on() && !self.is_of_core(first))
-            }
-            End::Member { .. } => (self.wire.weights_line(hub, round), self.is_of_core(first)),
+            End::Hub { .. } => (self.wire.gradient_line(hub, round), self.wire.passes_on() && !is_of_core),
+            End::Member { .. } => (self.wire.weights_line(hub, round), is_of_core),
         };
         let is_line = bytes == line.bytes && offset.is_none_or(|offset| offset == line.offset);
         match is_line && is_allowed && immediate.content == Content::Gradient {
