@@ -17,7 +17,7 @@ run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
 # Most tests wait for something: with four at a time on each core they take 110 s, with two 181 s.
-test: setup assertions loom python  ## test everything that needs no special hardware, as it is shipped
+test: setup loom python  ## test everything that needs no special hardware, as it is shipped
 	RUST_TEST_THREADS=$$((4 * $$(nproc))) $(CARGO) test --release $(FEATURES)
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
@@ -46,8 +46,9 @@ CHECKS ?=
 rxe:  # run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some, CHECKS=ci for what CI runs)
 	bash tools/rxe/run.sh $(CHECKS)
 
-nightly:  # run what takes too long for each change: all RDMA checks, another compiler, ten times the seeds, chaos, dependencies
+nightly:  # run what takes too long for each change: assertions, all RDMA checks, another compiler, ten times the seeds, chaos
 	$(MAKE) deny
+	$(MAKE) assertions
 	sh tools/other-compiler.sh || [ $$? = 3 ]
 	$(MAKE) sim TIMES=10
 	$(MAKE) chaos MINUTES=20
