@@ -155,9 +155,9 @@ mod tests {
         let lines = 4 * 128;
         assert_eq!(needed(JobTerms { clip_norm: Some(1.0), ..terms.clone() }), 9 * MODEL + lines);
         let last = JobTerms { clip_norm_last: Some(1.0), workers: 1, ..terms.clone() };
-        assert_eq!(needed(last.clone()), 6 * MODEL, "32 chunks, of which each may have a core of its own");
-        let more = JobTerms { chunk_bytes: 64, ..last };
-        assert_eq!(needed(more) - 5 * MODEL, MOST_CORES * 64, "a chunk of each core");
+        let (of_32, more) = (6 * MODEL + lines, JobTerms { chunk_bytes: 64, ..last.clone() });
+        assert_eq!(needed(last), of_32, "32 chunks, of which each may have a core of its own");
+        assert_eq!(needed(more) - 5 * MODEL - lines, MOST_CORES * 64, "a chunk of each core");
         assert_eq!(needed(JobTerms { skip_nonfinite: true, ..terms.clone() }), 9 * MODEL + lines);
         assert_eq!(
             needed(JobTerms { ema: Some(0.5), ..terms.clone() }),
