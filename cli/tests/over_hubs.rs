@@ -122,7 +122,8 @@ fn every_element_is_of_the_round(count: usize) {
                 } else {
                     check(&weights, origin.round)
                 }
-                assert!(origin.round > last, "{} after {last}", origin.round);
+                // On a busy machine no round may end between two reads.
+                assert!(origin.round >= last, "{} after {last}", origin.round);
                 last = origin.round;
             }
         }
