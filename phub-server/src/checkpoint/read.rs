@@ -41,7 +41,7 @@ pub struct Decoded {
     /// The steps of keys that have not made one a round.
     steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
-    /// The norm of the round before; 0 if the file has none.
+    /// The squares of the round before, if the file has them.
     last_squares: Option<ExactSum>,
     /// The mean of the norms so far; that of none if the file has none.
     norm_mean: NormMean,
