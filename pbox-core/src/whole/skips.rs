@@ -11,7 +11,8 @@ pub enum Skips {
     Never,
     /// Rounds whose mean has a value that is not finite.
     NotFinite,
-    /// Rounds whose mean has a value that is not finite, and rounds with a norm above this multiple of the mean of the norms before.
+    /// Rounds whose mean has a value that is not finite, and rounds with a norm above this multiple of the mean of the norms
+    /// before.
     Spikes(f32),
 }
 
