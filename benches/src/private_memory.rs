@@ -76,17 +76,23 @@ impl<E: Element> PrivateMemory<E> {
         <[E]>::mut_from_bytes(bytes).expect("a slab is aligned, and holds whole f32")
     }
 
-    fn step(&self) -> Step {
+    /// Returns the numbers of the step of each pass.
+    pub fn step(&self) -> Step {
         Step::new(&self.optimizer, self.gradients.len() as u32, Round(1), 1e-6, 1.0, 1.0)
     }
 
     /// Makes one pass over every chunk.
     pub fn pass(&mut self, kernels: &Kernels) {
-        let step = self.step();
+        let (optimizer, step) = (self.optimizer, self.step());
+        self.each_chunk(|_, slots, weights, kept| kernels.run(&optimizer, &step, slots, weights, kept));
+    }
+
+    /// Gives each chunk's number, slots, weights and kept values to `then`.
+    pub fn each_chunk(&mut self, mut then: impl FnMut(usize, &Slots<E>, &mut [E], &mut [f32])) {
         let per_element = self.optimizer.kept_per_element(E::DTYPE);
         let mut starts = vec![std::ptr::null(); self.gradients.len()];
         let mut offset = 0;
-        for &elements in &self.chunks {
+        for (chunk, &elements) in self.chunks.iter().enumerate() {
             for (start, gradients) in starts.iter_mut().zip(&self.gradients) {
                 *start = Self::elements(gradients)[offset..offset + elements].as_ptr();
             }
@@ -94,7 +100,7 @@ impl<E: Element> PrivateMemory<E> {
             let slots = unsafe { Slots::new(&starts, elements) };
             let weights = &mut Self::elements_mut(&mut self.weights)[offset..offset + elements];
             let kept = &mut self.kept.as_mut_slice()[offset * per_element..(offset + elements) * per_element];
-            kernels.run(&self.optimizer, &step, &slots, weights, kept);
+            then(chunk, &slots, weights, kept);
             offset += elements.next_multiple_of(Self::LINE);
         }
     }

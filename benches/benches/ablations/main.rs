@@ -6,6 +6,7 @@
 mod balance;
 mod cost;
 mod memory;
+mod norm;
 
 use clap::{Parser, ValueEnum};
 use memory::{Memory, Variant};
@@ -21,13 +22,15 @@ enum What {
     Balance,
     /// The cost of a chunk with rayon.
     Cost,
+    /// How much longer a pass takes with a norm between sum and step.
+    Norm,
 }
 
 /// Measures variants that the hub lacks. Prints CSV.
 #[derive(Debug, Parser)]
 struct Args {
     /// What is measured.
-    #[arg(value_enum, default_values_t = [What::Divide, What::Balance, What::Cost])]
+    #[arg(value_enum, default_values_t = [What::Divide, What::Balance, What::Cost, What::Norm])]
     what: Vec<What>,
     /// Number of the repeat; an odd one takes the variants in another order.
     #[arg(long, default_value_t = 0)]
@@ -48,6 +51,7 @@ fn main() {
             What::Divide => divide(&args, &cpus),
             What::Balance => balance::print(),
             What::Cost => cost::print(cpus.len()),
+            What::Norm => norm::print(&cpus),
         }
     }
 }

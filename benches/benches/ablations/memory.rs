@@ -246,7 +246,7 @@ pub fn pool(cores: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(cores).build().expect("a pool")
 }
 
-fn pin(cpu: usize) {
+pub fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set).expect("a cpu of this process");

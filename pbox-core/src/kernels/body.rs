@@ -1,7 +1,8 @@
 //! The loop that all instruction sets, element types and optimizers share. It sums a block of every slot in f32, steps
 //! on the sum, and rounds the result into the window.
 //!
-//! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
+//! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set. A closure is not compiled for it:
+//! with a closure that converted bf16, a mean took thirteen times as long.
 
 use std::ops::Range;
 
@@ -96,7 +97,7 @@ impl<S: Element, E: Element> Chunk<'_, S, E> {
     #[inline(always)]
     fn block<R: Rule, I: Convert<S> + Convert<E> + Convert<f32>>(&mut self, isa: I, at: usize) {
         let block = at..at + I::Vector::LENGTH;
-        let sum = self.sum(isa, at);
+        let sum = sum(isa, self.slots, at);
         let unused = isa.splat(0.0);
         let weight = if has_master::<E, R>() {
             isa.widen(&self.master[block.clone()])
@@ -123,12 +124,13 @@ impl<S: Element, E: Element> Chunk<'_, S, E> {
             isa.narrow(third, &mut self.third[block]);
         }
     }
+}
 
-    #[inline(always)]
-    fn sum<I: Convert<S>>(&self, isa: I, at: usize) -> I::Vector {
-        let first = slot(isa, self.slots, 0, at);
-        isa.in_order(add_slots(isa, self.slots, first, 1..self.slots.workers(), at))
-    }
+/// Sums the elements of all slots from `at` on, of a vector's length.
+#[inline(always)]
+pub(super) fn sum<S: Element, I: Convert<S>>(isa: I, slots: &Slots<S>, at: usize) -> I::Vector {
+    let first = slot(isa, slots, 0, at);
+    isa.in_order(add_slots(isa, slots, first, 1..slots.workers(), at))
 }
 
 /// Adds the elements of some slots, in order.

@@ -18,11 +18,11 @@ pub(super) const GROUP: usize = 8;
 
 /// The least number of slots that are summed in groups: 128 are three times as fast then, and 12 would be slower
 /// (`docs/decisions/0004-sum-at-last-arrival.md`).
-const MANY: usize = 16;
+pub(super) const MANY: usize = 16;
 
 /// The elements that are summed in one go, while one group of slots after the other is added: 16 KiB. With 2 or 4 KiB, sums of 32
 /// slots and more have 0.75 to 0.95 of the speed.
-const TILE: usize = 4096;
+pub(super) const TILE: usize = 4096;
 
 /// Kernels that are compiled for one instruction set.
 pub struct Kernels {
@@ -308,10 +308,11 @@ fn check_lengths<S: Element, E: Element>(
     assert_eq!(kept.len(), expected, "the kept values match the slots");
 }
 
-struct InGroups<'a, E> {
-    slots: &'a Slots<'a, E>,
-    at: usize,
-    sums: &'a mut [f32],
+/// Sums [many](MANY) slots, from `at` on.
+pub(super) struct InGroups<'a, E> {
+    pub slots: &'a Slots<'a, E>,
+    pub at: usize,
+    pub sums: &'a mut [f32],
 }
 
 impl<E: Element> Work for InGroups<'_, E> {

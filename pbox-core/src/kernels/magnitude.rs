@@ -4,12 +4,11 @@
 //! wait for the whole gradient asks in each round. All instruction sets give the same bits. An element's square is
 //! added to the sum of its lane, which its index names, and the lanes are added in order.
 
-use std::ops::Range;
-
-use super::LANES;
-use super::compiled::{Kernels, Slots};
+use super::compiled::{InGroups, Kernels, MANY, Slots, TILE};
 use super::element::Element;
-use super::isa::{Convert, Converter, Vector, Work};
+use super::isa::scalar::Scalar;
+use super::isa::{Convert, Converter, Isa, Vector, Work};
+use super::{LANES, body};
 
 /// The sum of the squares of the finite values, and the number of values that are not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -27,7 +26,12 @@ impl Kernels {
     }
 
     pub(super) fn magnitude_as<E: Element>(&self, slots: &Slots<E>, workers: u32) -> Magnitude {
-        let Magnitude { squares, not_finite } = self.work(OfSum { slots });
+        let (mut lanes, mut sums) = (Lanes::default(), [0.0; TILE]);
+        for at in (0..slots.elements()).step_by(TILE) {
+            let sums = &mut sums[..TILE.min(slots.elements() - at)];
+            self.mean_tile(slots, 1.0, at, sums, &mut lanes);
+        }
+        let Magnitude { squares, not_finite } = lanes.magnitude();
         Magnitude { squares: squares / f64::from(workers).powi(2), not_finite }
     }
 
@@ -53,85 +57,94 @@ impl Kernels {
         at: usize,
         means: &mut [f32],
     ) -> Magnitude {
-        self.work(Mean { slots, rescale, at, means })
+        let mut lanes = Lanes::default();
+        for (tile, means) in means.chunks_mut(TILE).enumerate() {
+            self.mean_tile(slots, rescale, at + tile * TILE, means, &mut lanes);
+        }
+        lanes.magnitude()
+    }
+
+    fn mean_tile<E: Element>(
+        &self,
+        slots: &Slots<E>,
+        rescale: f32,
+        at: usize,
+        means: &mut [f32],
+        lanes: &mut Lanes,
+    ) {
+        if slots.workers() < MANY {
+            return self.work(Mean { slots, rescale, at, means, lanes });
+        }
+        let mut sums = [0.0; TILE];
+        let sums = &mut sums[..means.len()];
+        self.work(InGroups { slots, at, sums });
+        Slots::with_one(sums, |slots| self.work(Mean { slots, rescale, at: 0, means, lanes }));
     }
 }
 
-/// The magnitude of the slots' sum.
-struct OfSum<'a, E> {
-    slots: &'a Slots<'a, E>,
+/// The magnitude so far, lane by lane.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lanes {
+    squares: [f64; LANES],
+    not_finite: [u32; LANES],
 }
 
-impl<E: Element> Work for OfSum<'_, E> {
-    type Output = Magnitude;
-
+impl Lanes {
     #[inline(always)]
-    fn run<I: Converter>(self, isa: I) -> Magnitude {
-        let all = 0..self.slots.elements();
-        of_mean(E::converter(isa), self.slots, 1.0, all, |_, _| {})
+    fn add(&mut self, means: &[f32; LANES]) {
+        for (lane, &mean) in means.iter().enumerate() {
+            let (finite, square) = (mean.is_finite(), f64::from(mean) * f64::from(mean));
+            self.squares[lane] += if finite { square } else { 0.0 };
+            self.not_finite[lane] += u32::from(!finite);
+        }
+    }
+
+    fn magnitude(&self) -> Magnitude {
+        Magnitude {
+            squares: self.squares.iter().sum(),
+            not_finite: self.not_finite.iter().map(|&count| u64::from(count)).sum(),
+        }
     }
 }
 
-/// The mean of some elements, which is kept, and its magnitude.
+/// The mean of some elements, and its magnitude. The elements before them are whole lanes.
 struct Mean<'a, E> {
     slots: &'a Slots<'a, E>,
     rescale: f32,
     at: usize,
     means: &'a mut [f32],
+    lanes: &'a mut Lanes,
 }
 
 impl<E: Element> Work for Mean<'_, E> {
-    type Output = Magnitude;
+    type Output = ();
 
     #[inline(always)]
-    fn run<I: Converter>(self, isa: I) -> Magnitude {
-        let Mean { slots, rescale, at, means } = self;
-        let range = at..at + means.len();
-        let keep = |from: usize, mean: &[f32]| means[from - at..][..mean.len()].copy_from_slice(mean);
-        of_mean(E::converter(isa), slots, rescale, range, keep)
+    fn run<I: Converter>(self, isa: I) {
+        run(E::converter(isa), self);
     }
 }
 
 #[inline(always)]
-fn of_mean<E: Element, I: Convert<E> + Convert<f32>>(
-    isa: I,
-    slots: &Slots<E>,
-    rescale: f32,
-    range: Range<usize>,
-    mut keep: impl FnMut(usize, &[f32]),
-) -> Magnitude {
+fn run<E: Element, I: Convert<E> + Convert<f32>>(isa: I, mean: Mean<E>) {
+    let Mean { slots, rescale, at, means, lanes: so_far } = mean;
     let length = I::Vector::LENGTH;
-    let (mut squares, mut not_finite) = ([0.0f64; LANES], [0u32; LANES]);
-    let mut add = |means: &[f32; LANES]| {
-        for (lane, &mean) in means.iter().enumerate() {
-            let (finite, square) = (mean.is_finite(), f64::from(mean) * f64::from(mean));
-            squares[lane] += if finite { square } else { 0.0 };
-            not_finite[lane] += u32::from(!finite);
-        }
-    };
-    let rest = range.end - range.len() % LANES;
-    let mut means = [0.0f32; LANES];
-    for at in (range.start..rest).step_by(LANES) {
+    let (mut lanes, whole) = (*so_far, means.len() - means.len() % LANES);
+    let mut vectors = means.chunks_exact_mut(LANES);
+    for (number, means) in (&mut vectors).enumerate() {
+        let means: &mut [f32; LANES] = means.try_into().expect("a value for each lane");
         for part in (0..LANES).step_by(length) {
-            let slot = |rank: usize| isa.widen_for_sum(&slots.slot(rank)[at + part..][..length]);
-            let sum = (1..slots.workers()).fold(slot(0), |sum, rank| sum + slot(rank));
-            let mean = <I as Convert<E>>::in_order(isa, sum) * isa.splat(rescale);
+            let mean = body::sum(isa, slots, at + number * LANES + part) * isa.splat(rescale);
             isa.narrow(mean, &mut means[part..][..length]);
         }
-        add(&means);
-        keep(at, &means);
+        lanes.add(means);
     }
-    if rest < range.end {
-        means.fill(0.0);
-        for (at, mean) in (rest..range.end).zip(&mut means) {
-            let slot = |rank: usize| slots.slot(rank)[at].to_f32();
-            *mean = (1..slots.workers()).fold(slot(0), |sum, rank| sum + slot(rank)) * rescale;
-        }
-        add(&means);
-        keep(rest, &means[..range.end - rest]);
+    let (rest, mut last) = (vectors.into_remainder(), [0.0; LANES]);
+    for (place, mean) in rest.chunks_exact_mut(1).enumerate() {
+        let one = Scalar::<1>;
+        one.narrow(body::sum(one, slots, at + whole + place) * one.splat(rescale), mean);
     }
-    Magnitude {
-        squares: squares.iter().sum(),
-        not_finite: not_finite.iter().map(|&count| u64::from(count)).sum(),
-    }
+    last[..rest.len()].copy_from_slice(rest);
+    lanes.add(&last);
+    *so_far = lanes;
 }

@@ -87,10 +87,10 @@ fn measure<R: Adapts, I: Convert<f32>>(
     place: usize,
 ) {
     let length = I::Vector::LENGTH;
-    let of = |values: &[f32]| isa.widen(&values[at..at + length]);
-    let (mean, weight, unused) = (of(before.mean), of(before.weights), isa.splat(0.0));
-    let first = of(before.states[0]);
-    let second = if R::STATE > 1 { of(before.states[1]) } else { unused };
+    let block = at..at + length;
+    let (mean, weight) = (isa.widen(&before.mean[block.clone()]), isa.widen(&before.weights[block.clone()]));
+    let (first, unused) = (isa.widen(&before.states[0][block.clone()]), isa.splat(0.0));
+    let second = if R::STATE > 1 { isa.widen(&before.states[1][block]) } else { unused };
     isa.narrow(weight, &mut weights[place..][..length]);
     let other = R::measured(isa, step, mean, weight, [first, second, unused]);
     isa.narrow(other, &mut others[place..][..length]);
