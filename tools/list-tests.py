@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes docs/tests.md, the test files by directory: `tools/list-tests.py`. With --check it fails if the page is stale.
+"""Prints the test files and what they show: `tools/list-tests.py [WORD...]`. With --check it prints nothing.
 
-`tools/list-tests.py WORD` prints the files with this word in their path or in the first sentence of their head. A head is `//!`
-in Rust, the docstring in Python, the first comment in a shell script.
+A line is a path and the first sentence of the file's head; with words, only lines that have all of them. A head is `//!` in Rust,
+the docstring in Python, the first comment in a shell script. A test file without a head is an error. Unit tests at the end of a
+product file are not listed.
 """
 
 import itertools
@@ -12,7 +13,6 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/tests.md"
 RUST = re.compile(r"(^|/)tests/|/tests\.rs$")
 OTHER = re.compile(
     r"/test_\w+\.py$|/truth/idioms/[a-z]\w*\.py$|^tests/browser/(page|perfetto_check)\.py$"
@@ -27,15 +27,6 @@ HEADS = {
     ".sh": (re.compile(r"(?:#.*\n)+"), "#"),
 }
 SENTENCE = re.compile(r".*?[.](?= [A-Z`]|$)|.*")
-TOP = """# List of tests
-
-`tools/list-tests.py` makes this page from the tree. The head of each file says what the file shows: `tools/list-tests.py relink`
-prints the first sentence of each file that has this word in its path or in that sentence. Unit tests at the end of a product
-file are not listed. [testing.md](testing.md) says how to run tests.
-
-| directory | test files |
-| --- | --- |
-"""
 
 
 def first_sentence(path):
@@ -49,7 +40,7 @@ def first_sentence(path):
     text = re.sub(r"\[(`[^`]+`)\]", r"\1", text)
     if not text:
         sys.exit(f"{path}: no head that says what the file shows")
-    return SENTENCE.match(text)[0].replace("|", "\\|")
+    return SENTENCE.match(text)[0]
 
 
 def is_test(file):
@@ -65,28 +56,11 @@ def tests():
     return {path: first_sentence(ROOT / path) for path in paths}
 
 
-def page(paths):
-    """Returns the page: a row for each directory of a package, with the files in it and below it."""
-    folders = {}
-    for path in map(pathlib.PurePath, paths):
-        depth = next((at for at, part in enumerate(path.parts) if part in ("src", "tests")), len(path.parts) - 2)
-        depth += path.parts[0] == "tests"
-        folder = pathlib.PurePath(*path.parts[: min(depth + 1, len(path.parts) - 1)])
-        folders.setdefault(folder, []).append(f"`{path.relative_to(folder).with_suffix('')}`")
-    return TOP + "".join(f"| `{folder}` | {', '.join(names)} |\n" for folder, names in folders.items())
-
-
 def main():
-    found = tests()
-    words = [word.lower() for word in sys.argv[1:] if word != "--check"]
-    text = page(found)
-    if words:
-        rows = (f"{path}: {sentence}" for path, sentence in found.items())
+    words = [word.lower() for word in sys.argv[1:]]
+    rows = [f"{path}: {sentence}" for path, sentence in tests().items()]
+    if words != ["--check"]:
         print("\n".join(row for row in rows if all(word in row.lower() for word in words)))
-    elif "--check" not in sys.argv:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        sys.exit("docs/tests.md is stale: run tools/list-tests.py")
 
 
 main()
