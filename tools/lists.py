@@ -2,8 +2,8 @@
 """Checks the lists of docs/adding.md against the tree: `tools/lists.py`. It fails when a list is wrong; `check-docs.py` runs it.
 
 A section of that page is a list of files that a new thing of one kind touches. It names an example that is in the tree, and a
-pattern that finds the example. Each file that the pattern finds is in the list, or among the files that only use the example.
-Each entry of the list has a file that the pattern finds. An entry that ends with a slash is a folder.
+pattern that finds the example. Each product file that the pattern finds is in the list, or among the files that only use the
+example. Each entry of the list has a file that the pattern finds. An entry that ends with a slash is a folder.
 """
 
 import pathlib
@@ -13,8 +13,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/adding.md"
-# Pages may use an example without a row. A page that has a row needs the example.
-PAGES = re.compile(r"^docs/|^[^/]*\.md$")
+# Pages, tests and tools may use an example without a row. One that has a row needs the example.
+FREE = re.compile(r"^docs/|^[^/]*\.md$|(^|/)(tests|examples|tools)/|/tests\.rs$")
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.M | re.S)
 PATTERN = re.compile(r"^The pattern is `([^`]+)`", re.M)
 USERS = re.compile(r"^Only use it: (.*)\.$", re.M)
@@ -44,7 +44,7 @@ def wrong(section, files):
     complaints = [
         f"{file} has the example ({pattern[1]}), and no row: add a row, or the file to those that only use it"
         for file in seen
-        if not is_in(file, entries + users) and not PAGES.match(file)
+        if not is_in(file, entries + users) and not FREE.search(file)
     ]
     for entry in entries + users:
         if not any(is_in(file, [entry]) for file in seen):
