@@ -26,6 +26,9 @@ impl ExactSum {
     /// The number of words that [`to_words`](Self::to_words) writes.
     pub const WORDS: usize = WORDS + 1;
 
+    /// A sum that nobody knows: it makes each sum that it joins no number.
+    pub const UNKNOWN: ExactSum = ExactSum { words: [0; WORDS], not_finite: f64::NAN };
+
     /// Adds a square, or a sum of squares.
     pub fn add(&mut self, square: f64) {
         debug_assert!(square.is_nan() || square.is_sign_positive(), "{square} is not a square");

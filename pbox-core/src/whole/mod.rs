@@ -338,6 +338,10 @@ mod tests {
             assert_eq!(after(round, square), Some(Found::Scale(1.0)), "{square}");
         }
         assert_eq!(after(3, 16.0), Some(Found::Scale(clip_scale(4.0, 1e-9))));
+        let mut sum = ExactSum::UNKNOWN; // of another hub
+        sum.add(16.0);
+        whole.give(Round(4), 0, &[sum, ExactSum::default()]);
+        assert_eq!(whole.found_before(Round(5)), Some(Found::Scale(1.0)));
     }
 
     /// Gives a spike of 1000 and then 3: with 1000 in the mean, which would be 92, 3 would not be a spike.

@@ -29,9 +29,9 @@ def goodput(mtu):
 
 
 GOODPUT = goodput(MTU)
-SHAPES = ["mesh", "mesh-clip", "mesh-qsgd", "flat", *OPTIONS]
+SHAPES = ["mesh", "mesh-clip", "mesh-qsgd", "flat", "flat-clip", *OPTIONS]
 # The probe's options for a shape: steps that wait for the norm of all gradients, and 8 bits a value between the hubs.
-FLAGS = {"mesh-clip": ["--clip-norm", "1"], "mesh-qsgd": ["--compress", "qsgd:8:512"]}
+FLAGS = {"mesh-clip": ["--clip-norm", "1"], "flat-clip": ["--clip-norm", "1"], "mesh-qsgd": ["--compress", "qsgd:8:512"]}
 
 
 class Result:

@@ -160,8 +160,8 @@ pub(crate) trait Gather {
         (&[], 0)
     }
 
-    /// Begins the chunks with this round. The round before it had gradients of these squares at this hub, if they are known. The
-    /// norms before have this mean.
+    /// Begins the chunks with this round. The round before it had gradients of these squares at this hub; if a hub does not know
+    /// them, steps that wait for that norm multiply by 1 at all hubs. The norms before have this mean.
     fn begin_at(&mut self, _first: Round, _squares: Option<ExactSum>, _mean: NormMean) {}
 
     /// Whether the core waits for other cores.
@@ -283,7 +283,7 @@ impl GatherNorm {
         let mut elements = 0;
         let of = |(chunk, of): (&Chunk, u32)| {
             let start = if by_former { 0 } else { elements };
-            elements = chunk.elements.max(if by_former { elements } else { elements + chunk.elements });
+            elements = elements.max(start + chunk.elements);
             Kept { of, round: None, workers: 0, start }
         };
         let kept: Vec<Kept> = chunks.iter().zip(numbers).map(of).collect();
@@ -474,7 +474,7 @@ impl Gather for GatherNorm {
             each.scope.whole.begin_with(mean);
         }
         if self.by_former {
-            self.begin_after(Round(first.0.wrapping_sub(1)), squares.unwrap_or_default());
+            self.begin_after(Round(first.0.wrapping_sub(1)), squares.unwrap_or(ExactSum::UNKNOWN));
         }
     }
 
