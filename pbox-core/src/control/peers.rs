@@ -1,5 +1,5 @@
 //! The messages between hubs that share a job. A worker carries some from the first hub to the others, and hubs send
-//! each other the rest. `docs/protocol/hub-to-hub.md` has the table of fields.
+//! each other the rest. `docs/protocol/hub-to-hub.md` has the table of requests.
 //!
 //! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows the pass at the other hubs. So all hubs of a
 //! job know its secret. They refuse a request without it.
