@@ -2,7 +2,7 @@
 .PHONY: help help-all run test check deny house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
 
 CARGO ?= cargo
-# Without a recent hwloc the programs use the sysfs reader alone.
+# hwloc, where there is a recent one. Without it the programs read the topology from sysfs.
 FEATURES = $$(sh tools/setup.sh features)
 
 # Behind ## a target is in the short list, behind # in the long one.
@@ -97,7 +97,7 @@ fuzz: setup  # run each fuzz target for FUZZ_SECONDS (600)
 # Miri cannot map memory or make system calls.
 miri:  # test the ring, the layout, arrival and parsers under Miri (rustup component add miri)
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p fabric --lib -- ring::
-	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p pbox-core --no-default-features --lib -- \
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p pbox-core --lib -- \
 	    control:: kernels::optimizer:: layout:: place:: turn::pace::
 
 # It skips the test that reads the machine code of a turn, which contains the sanitizer's.
@@ -118,7 +118,7 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	! command -v cargo-deny >/dev/null || cargo deny --workspace --locked check licenses bans sources
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
-	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-cli -p phub-python --no-default-features -- -D warnings
+	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-cli -p phub-python -- -D warnings
 	$(CARGO) clippy -p fabric-loom --test ring_and_bell -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
 

@@ -29,7 +29,8 @@ export PATH="$dir/venv/bin:$PATH"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv --system-site-packages "$dir/venv"
 python -m pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8' 'prometheus-client>=0.20' 'pytest-xdist>=3.5,<4'
 # The features are those of the programs, so that cargo builds the crates below once for all tests.
-[ -n "$(sh "$root/tools/setup.sh" features)" ] || export MATURIN_PEP517_ARGS="--features hwloc"
+MATURIN_PEP517_ARGS=$(sh "$root/tools/setup.sh" features)
+export MATURIN_PEP517_ARGS
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
     "$root/worker-shim/python"

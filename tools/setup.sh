@@ -1,13 +1,13 @@
 #!/bin/sh
 # Installs missing packages on Debian or Ubuntu: `tools/setup.sh`. It does not fail if hwloc is missing:
-# `tools/setup.sh features` then prints the flag that builds without it.
+# `tools/setup.sh features` prints the flag that builds with it where it is there.
 set -u
 
 # The bindings need hwloc 2.8; Debian 12 and Ubuntu 24.04 have it.
 has_hwloc() { pkg-config --atleast-version=2.8 hwloc 2>/dev/null && pkg-config --exists libudev; }
 
 if [ "${1:-}" = features ]; then
-    has_hwloc || echo "--no-default-features"
+    ! has_hwloc || echo "--features hwloc"
     exit 0
 fi
 

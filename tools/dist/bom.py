@@ -16,7 +16,7 @@ import uuid
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # tools/dist/wheel.sh builds with the same arguments.
-SHIPPED = ["--no-default-features", "-p", "phub-cli", "-p", "benches", "-p", "phub-python"]
+SHIPPED = ["-p", "phub-cli", "-p", "benches", "-p", "phub-python"]
 LOCKED = re.compile(r'name = "(.+)"\nversion = "(.+)"\n(?:source = ".+"\n)?(?:checksum = "(.+)"\n)?')
 TEXTS = re.compile(r"(un)?licen[cs]e|copying|notice|copyright", re.IGNORECASE)
 

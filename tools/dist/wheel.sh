@@ -52,14 +52,13 @@ export "CC_$of_target=$compiler" "AR_$of_target=$archiver"
 export "CARGO_TARGET_$(echo "$of_target" | tr a-z A-Z)_LINKER=$compiler"
 # The code is the same; the line tables are for people who look at an end that nobody expected.
 export CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
-# maturin does not strip: that would be another profile, and cargo would build all twice. The topology is read from sysfs:
-# hwloc would be a package of the system.
+# maturin does not strip: that would be another profile, and cargo would build all twice.
 wheels=$dir/phub-*_${target%%-*}.whl
 # shellcheck disable=SC2086
 rm -f $wheels
 maturin build -q --release --zig --target "$target" --compatibility "manylinux_$(echo $glibc | tr . _)" --auditwheel check \
     --locked --manifest-path worker-shim/python/Cargo.toml --out "$dir"
-cargo zigbuild --release --locked --target "$target.$glibc" --no-default-features -p phub-cli -p benches \
+cargo zigbuild --release --locked --target "$target.$glibc" -p phub-cli -p benches \
     --bin phub-server --bin phub-probe
 
 # The commands go into the wheel unchanged: pip puts the files in `scripts` on the user's path.

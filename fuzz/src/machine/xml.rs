@@ -1,4 +1,4 @@
-//! lstopo's XML: the checks that come before hwloc, and hwloc itself with the feature `hwloc`.
+//! lstopo's XML: the checks that come before hwloc, and hwloc itself with the feature `xml-in-hwloc`.
 //!
 //! hwloc is C code that aborts on some inputs. Fuzzing it finds the inputs that the checks must refuse. It is off
 //! by default, because sooner or later it ends every run (docs/test-beds.md).
@@ -7,7 +7,7 @@
 pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     topology::fuzzing::xml_form(text);
-    #[cfg(feature = "hwloc")]
+    #[cfg(feature = "xml-in-hwloc")]
     if let Ok(host) = topology::fuzzing::xml(text) {
         super::check_placement(&host);
     }

@@ -24,4 +24,4 @@ lane mlx4 4096 8192
 lane bnxt_re 16384 2048
 grep -q "^resize" "$LIKE_LOG"
 if LIKE_AS=bnxt_re "${probe[@]}" --chunk-bytes 8192 >/tmp/report 2>/tmp/said; then exit 1; fi
-grep -E "rxe0 cannot make a queue pair of [0-9]+ entries \(ibv_create_qp: the device's maximum is 4351\); larger chunks" /tmp/said
+grep -E "rxe0 cannot make a queue pair of [0-9]+ entries \(ibv_create_qp: the device's maximum is 4351\); use larger chunks" /tmp/said
