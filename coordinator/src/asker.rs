@@ -1,4 +1,4 @@
-//! Clients that ask something of the hub: for its quotas by its address, and for people who look for it.
+//! Clients that send requests to the hub. The hub applies quotas by a client's address, and shows the address to people.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The longest name of a machine that is kept.
 const HOST_BYTES: usize = 64;
 
-/// A client that asks.
+/// A client that sends a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asker {
@@ -17,12 +17,13 @@ pub struct Asker {
     pub counted: IpAddr,
     /// The address of the client itself.
     pub address: IpAddr,
-    /// The name that its machine gives itself, which proves nothing.
+    /// The machine name that the client reports. It proves nothing.
     pub host: Option<Arc<str>>,
 }
 
 impl Asker {
-    /// Returns a name that can be printed in a log and on a page: of some letters, and not too long.
+    /// Returns the client with its machine name. A name that is too long, or has letters other than those of host names, is
+    /// left out.
     pub fn named(self, host: Option<&str>) -> Self {
         let is_fit = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
         let host =
@@ -31,7 +32,7 @@ impl Asker {
     }
 }
 
-/// The place, in words: `10.0.0.5 (node7)`.
+/// The client in words: `10.0.0.5 (node7)`.
 impl fmt::Display for Asker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.address)?;

@@ -1,12 +1,14 @@
-//! Digests of the members' weights, which show whether all have the same. A member sends one every few rounds, and one of the
-//! weights that it writes itself, if its program asks for that. A hub below others passes on the digest of its workers.
+//! Digests of the members' weights, which show whether all members have the same weights. Every few rounds a member sends
+//! the digest of the weights that it has and, if its program asks for this, the digest of the weights that it writes
+//! itself. A hub below other hubs passes on the digest of its workers.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use pbox_core::Round;
 use serde::{Deserialize, Serialize};
 
-/// The most comparisons that lack some digests: two a round. Members of a job in step are at most two rounds apart.
+/// The most comparisons in which digests are missing: two for each round. Members of a job in step are at most two rounds
+/// apart.
 const OPEN: usize = 8;
 
 /// The weights that a digest is of.
@@ -15,7 +17,7 @@ const OPEN: usize = 8;
 pub struct Compared {
     /// The round.
     pub round: Round,
-    /// Whether the members write these weights in the round. Else they have them before it.
+    /// Whether the members write the compared weights in the round. Otherwise they have the weights before it.
     pub written: bool,
 }
 
@@ -28,7 +30,7 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Takes a member's digest in. Returns the digests of all these members, by rank, once all have arrived.
+    /// Records a member's digest. Returns the digests of all members of the comparison, by rank, once all have arrived.
     fn take(
         &mut self,
         rank: u32,
@@ -47,8 +49,8 @@ impl Digests {
         if is_whole { self.open.remove(at).map(|open| open.1) } else { None }
     }
 
-    /// Takes in the digest of weights that a member has, or writes. Returns whether all these members are known to have the same.
-    /// `who` names the members in words.
+    /// Records the digest of weights that a member has or writes. Returns whether all members of the comparison are known to
+    /// have the same weights. `who` names the members in words.
     ///
     /// # Errors
     /// Returns the difference, in words, if the weights differ.

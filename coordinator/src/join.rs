@@ -36,7 +36,7 @@ impl From<&Difference> for Differs {
     }
 }
 
-/// A worker joins the job of a name. The answer has the pass that the worker shows to the job's other hubs.
+/// A worker joins the job of this name. The answer has the pass that the worker shows to the job's other hubs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Join {
@@ -44,19 +44,19 @@ pub struct Join {
     pub name: String,
     /// The rank of the worker.
     pub rank: u32,
-    /// The number of this hub, as the worker has it, and the number of hubs.
+    /// The number of this hub as the worker counts, and the number of hubs.
     pub hub: (u32, u32),
-    /// The address of the job's hub 0, and the pass that it gave, of a job over several hubs.
+    /// In a job over several hubs: the address of the job's hub 0, and the pass that hub 0 gave.
     pub lead: Option<(String, Option<Pass>)>,
     /// The mesh that the worker asks for.
     pub mesh: Option<Mesh>,
     /// Whether the worker asks for a trial.
     pub trial: bool,
-    /// Whether the worker makes its links again.
+    /// Whether the worker makes new links when links are lost.
     pub relinks: bool,
-    /// The round that it had reached when it lost a hub.
+    /// The round that the worker had reached when it lost a hub.
     pub reached: Option<Round>,
-    /// The difference between its terms and the job's.
+    /// The difference between the worker's terms and the job's.
     pub differs: Option<Differs>,
     /// The place.
     pub from: Option<Asker>,
@@ -67,7 +67,7 @@ pub struct Join {
 }
 
 impl Join {
-    /// Takes from a worker's request the fields that the hub needs. The worker gets this token.
+    /// Takes from a worker's request the fields that the hub needs. The worker will get this token.
     pub fn new(name: &str, request: &JoinRequest, token: Token) -> Self {
         let lead = |peers: &Peers| Some((peers.hubs.first()?.clone(), peers.pass.clone()));
         Join {

@@ -1,4 +1,4 @@
-//! The bytes that cross the links of a job's members, by NIC.
+//! The bytes that cross the links of a job's members, by NIC. The cores count them.
 //!
 //! The cores count.
 
@@ -10,9 +10,10 @@ use pbox_core::control::LinkReply;
 /// A link of a member.
 #[derive(Debug, Default)]
 pub struct MemberLink {
-    /// The interface or RDMA device that its bytes cross here. Empty if it is unknown, and on shared memory.
+    /// The interface or RDMA device at this hub that the link's bytes cross. It is empty if it is unknown, and on shared
+    /// memory.
     pub nic: String,
-    /// The bytes that have crossed it, when the core was asked last; none on shared memory.
+    /// The bytes that had crossed the link when the core was last asked; none on shared memory.
     pub crossed: Option<Crossed>,
 }
 

@@ -1,4 +1,5 @@
-//! The progress of a job's rounds: how fast they are, and how late each rank is.
+//! The progress of a job's rounds: how fast they are, and how late each rank is. It is computed from the [windows](Watched)
+//! of the cores.
 //!
 //! Cores keep [windows](Watched) of their waits, which come here.
 
@@ -8,12 +9,12 @@ use std::time::{Duration, Instant};
 use pbox_core::control::{GradientNorm, GradientsReply, LatenessReply, RankReply, RoundsReply};
 use pbox_core::{Gauged, GaugedRound, Round, Watched};
 
-/// The time in which the cores are not asked again for any reader.
+/// The time for which an answer of the cores serves all readers.
 const FRESH: Duration = Duration::from_millis(200);
-/// The time over which rounds a second are counted; with slower rounds, the last two changes.
+/// The time over which rounds per second are counted. With slower rounds, the last two changes are used.
 const RATE_OVER: Duration = Duration::from_secs(10);
 
-/// A job's last rounds at the time when the cores were asked last.
+/// A job's last rounds when the cores were last asked.
 #[derive(Debug, Default)]
 pub struct LastRounds {
     pub(crate) watched: Watched,
@@ -22,19 +23,19 @@ pub struct LastRounds {
     /// The lateness of each rank in the rounds before `counted`.
     all: Vec<LatenessReply>,
     counted: Round,
-    /// The times at which rounds were seen first.
+    /// The times at which rounds were first seen.
     seen: VecDeque<(Instant, Round)>,
 }
 
 impl LastRounds {
-    /// Whether it is time to ask the cores again. They then count as asked.
+    /// Whether it is time to ask the cores again. If so, counts them as asked.
     pub fn is_to_be_asked(&mut self, now: Instant) -> bool {
         let is_stale = self.asked.is_none_or(|at| now - at > FRESH);
         self.asked = if is_stale { Some(now) } else { self.asked };
         is_stale
     }
 
-    /// Takes in the observations of the cores.
+    /// Records the observations of the cores.
     pub fn note(&mut self, watched: Watched, gauged: Gauged, now: Instant) {
         if self.seen.back().is_none_or(|&(_, round)| round != watched.last) {
             self.seen.push_back((now, watched.last));
@@ -59,7 +60,7 @@ impl LastRounds {
         new.for_each(|(_, waits)| {
             self.all.iter_mut().zip(waits).for_each(|(all, &wait)| all.add(wait, 1));
         });
-        // In the other rounds, no worker was waited for.
+        // In the remaining rounds, no worker was waited for.
         let rest = u64::from(until.0 - from.0) - waited;
         self.all.iter_mut().for_each(|all| all.add(0, rest));
         self.counted = until;
@@ -71,7 +72,7 @@ impl LastRounds {
         if seconds > 0.0 { f64::from(last.1.0.saturating_sub(first.1.0)) / seconds } else { 0.0 }
     }
 
-    /// Returns the norms of gradients; nothing until a round was looked at.
+    /// Returns the norms of gradients; `None` before any round was looked at.
     pub fn gradients(&self) -> Option<GradientsReply> {
         let norm = |GaugedRound { round, mean, .. }| GradientNorm {
             round,
@@ -91,7 +92,7 @@ impl LastRounds {
         Some(GradientsReply { every: self.gauged.every(), not_finite, skipped, last, recent })
     }
 
-    /// Returns how rounds went; nothing if no worker was waited for.
+    /// Returns the progress of rounds; `None` if no worker was waited for.
     pub fn reply(&self) -> Option<RoundsReply> {
         let Watched { first, last, rows, waits_for } = &self.watched;
         let ranks = rows.first()?.1.len();
@@ -103,7 +104,7 @@ impl LastRounds {
             let was_last = |&(&wait, &longest): &(&u32, &u32)| wait > 0 && wait == longest;
             let mut late: Vec<u32> =
                 all.iter().zip(&longest).filter(was_last).map(|(&wait, _)| wait).collect();
-            // In the other rounds of the window, no worker was waited for.
+            // In the remaining rounds of the window, no worker was waited for.
             all.resize(all.len().max(window as usize), 0);
             RankReply {
                 rank: rank as u32,

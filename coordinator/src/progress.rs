@@ -10,7 +10,7 @@ pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
-    /// Whether a push by a worker that has left was waited for then.
+    /// Whether a push by a worker that has left was waited for at that look.
     waits_for_left: bool,
 }
 
@@ -25,7 +25,7 @@ impl Progress {
         self.round
     }
 
-    /// Notes a look. Returns for how long nothing has moved.
+    /// Notes a look. Returns the time for which nothing has moved.
     pub fn note(&mut self, look: &Look, now: Instant) -> Duration {
         if look.is_moving || look.done != self.done {
             (self.done, self.since) = (look.done, now);
@@ -34,9 +34,9 @@ impl Progress {
         now - self.since
     }
 
-    /// Notes the reason why an awaited push never comes, if there is one. Returns the reason if it held at the look
-    /// before, and nothing has moved for `time` since. The delay is for pushes that a worker sent before it left, if it
-    /// did not wait for the answer.
+    /// Notes the reason why an awaited push never comes, if there is one. Returns the reason if it held at the previous look,
+    /// too, and nothing has moved for `time` since. The delay is for pushes that a worker sent before it left, without waiting
+    /// for the answer.
     pub fn waits_for_ever(&mut self, why: Option<String>, time: Duration) -> Option<String> {
         let did = std::mem::replace(&mut self.waits_for_left, why.is_some());
         why.filter(|_| did && time > Duration::ZERO)

@@ -26,25 +26,25 @@ use crate::job::Event;
 
 /// The name of the format.
 const FORMAT: &str = "phub-server";
-/// The number of the form of inputs and answers. It goes up with each change of a form that this program can no longer read.
-/// `tests/form.rs` replays a record of a known life, and finds such a change.
+/// The version of the form of inputs and answers. It goes up with each change after which this program cannot read older
+/// records. `tests/form.rs` replays a record of a known life, and finds such a change.
 const FORM: u32 = 3;
 /// The digits of a token and of a secret.
 const SECRET_DIGITS: usize = 32;
-/// The longest answer that a record has in full, in bytes. Of a longer one it has the beginning, the length and a digest.
+/// The longest answer that a record has in full, in bytes. A longer answer is recorded by its beginning, length and digest.
 const LONGEST: usize = 4096;
-/// The lines before a difference that its story shows.
+/// The number of lines before a difference that the report shows.
 const TOLD: usize = 8;
-/// The answers to sweeps that a story leaves out.
+/// The answers to sweeps that the report leaves out.
 const NOTHING: [&str; 2] = ["[]", "Forgotten(0, [])"];
-/// The longest piece of a line that a story shows, in characters.
+/// The longest piece of a line that the report shows, in characters.
 const SHOWN: usize = 600;
 
-/// The first line. Another form may have other settings, or more of them.
+/// The first line. Another form may have other or more settings.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     record: String,
-    /// Older records have no number.
+    /// Older records have no form number.
     #[serde(default)]
     form: u32,
     /// The version of the program.
@@ -74,7 +74,7 @@ pub fn head(version: &str, settings: Settings) -> String {
     json(&Head { record: FORMAT.to_owned(), form: FORM, version: version.to_owned(), settings })
 }
 
-/// Returns the line of an input, which came at this time after the beginning.
+/// Returns the line of an input that came at this time after the beginning.
 pub fn step(at: Duration, input: &Input, answer: &dyn Debug) -> String {
     let (input, answer) = (veiled(&json(input)), json(&shortened(&veiled(&format!("{answer:?}")))));
     format!("{{\"at_ns\":{},\"input\":{input},\"answer\":{answer}}}", at.as_nanos())
@@ -109,7 +109,7 @@ fn veiled(text: &str) -> String {
     veiled
 }
 
-/// Returns a text that is not too long.
+/// Returns a text cut to the length of a record's answer.
 fn shortened(text: &str) -> String {
     if text.len() <= LONGEST {
         return text.to_owned();
@@ -156,7 +156,7 @@ pub enum NotReplayed {
         line: usize,
         /// The reason.
         why: String,
-        /// The form that a line of this place has.
+        /// The form that a line at this place must have.
         expected: &'static str,
     },
     /// The record has another form.
@@ -243,7 +243,7 @@ pub fn replay<E: fmt::Display>(
         if seen != answer {
             return Err(NotReplayed::Differs(Box::new(story.difference(number, &answer, &seen))));
         }
-        // Five times a second nothing has happened.
+        // A sweep comes five times a second, and mostly without effect.
         match is_sweep && NOTHING.contains(&seen.as_str()) {
             true => drop(story.0.pop()),
             false => story.add(format!("  -> {}", shown(&seen))),
@@ -270,7 +270,7 @@ fn read<E: fmt::Display, T: for<'de> Deserialize<'de>>(
     Err(NotReplayed::Line { line, why, expected })
 }
 
-/// Returns the beginning of a text that may be long.
+/// Returns the beginning of a text, cut to the length that is shown.
 fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((at, _)) => format!("{} ...", &text[..at]),
@@ -290,7 +290,7 @@ impl Story {
         self.0.push(line);
     }
 
-    /// Describes a difference. Long answers are shown from shortly before the place where they differ.
+    /// Describes a difference. Long answers are shown from shortly before the first difference.
     fn difference(self, line: usize, expected: &str, seen: &str) -> Difference {
         let same = expected.bytes().zip(seen.bytes()).take_while(|(a, b)| a == b).count();
         let from = expected.floor_char_boundary(same.saturating_sub(SHOWN / 2));

@@ -1,8 +1,8 @@
-//! The reason why a job does not take a member. The driver makes a reply of it.
+//! The reason why a job refuses a member. The driver makes a reply of it.
 
 use pbox_core::control::RefusalCode;
 
-/// The reason why a job does not take a member.
+/// The reason why a job refuses a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The code, by which programs decide what to do.

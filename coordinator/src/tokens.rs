@@ -18,7 +18,7 @@ use pbox_core::JobId;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A secret that a member shows with its requests: bytes that nobody foresees. A text of it shows nothing.
+/// A secret that a member shows with its requests: random bytes. Debug output does not show them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub [u8; 16]);
 
@@ -41,7 +41,7 @@ impl<'de> Deserialize<'de> for Token {
     }
 }
 
-/// The time for which a hub keeps a failed job, and the end of each member, for members that have not asked yet.
+/// The time for which a hub keeps a failed job, and the end of each membership, for members that have not asked yet.
 pub const KEEP_FAILED: Duration = Duration::from_secs(60);
 
 /// A member: its job, and its rank there.
@@ -51,7 +51,7 @@ type Owner = (JobId, u32);
 #[derive(Debug, Default)]
 pub struct Tokens {
     all: HashMap<Token, State>,
-    /// Tokens that serve a member, by the name that a hello has for them.
+    /// Tokens that serve a member, by the name that a hello uses for them.
     shown: HashMap<[u8; 16], Token>,
 }
 
@@ -59,7 +59,7 @@ pub struct Tokens {
 #[derive(Debug)]
 enum State {
     Serves(Owner),
-    /// The token is not valid any more, which is known until this time.
+    /// The token is no longer valid. The hub remembers why until this time.
     Served(Unserved, Instant),
 }
 
@@ -75,7 +75,7 @@ pub enum Unserved {
 }
 
 impl Tokens {
-    /// Gives a new token to a member, which may have several.
+    /// Gives a new token to a member, which may already have others.
     pub(crate) fn give(&mut self, token: Token, owner: Owner) {
         self.all.insert(token, State::Serves(owner));
         self.shown.insert(fabric::name_of(token.0), token);
@@ -93,7 +93,7 @@ impl Tokens {
         }
     }
 
-    /// Returns the member that a token serves, which a request shows in digits.
+    /// Returns the member that a token serves. The request shows the token in digits.
     ///
     /// # Errors
     /// Returns an error if the token serves no member.
@@ -106,7 +106,7 @@ impl Tokens {
         self.shown.get(&name).copied()
     }
 
-    /// Withdraws a token from its member, which may have more.
+    /// Withdraws a token from its member. The member may have others.
     pub(crate) fn withdraw(&mut self, token: Token) {
         if self.owner(token).is_ok() {
             self.all.remove(&token);

@@ -8,13 +8,13 @@ use pbox_core::control::{
     GradientNorm, GradientsReply, JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply,
 };
 
-/// A rank is named if all waits for it are at least this part of the time of the rounds.
+/// The least share of the rounds' time that all waits for a rank must have before the rank is named.
 const WORTH_A_WORD: f64 = 0.05;
-/// A rank is named if it was last at least in one of this many rounds, too.
+/// A rank is named only if it was last in at least one of this many rounds.
 const OFTEN: u32 = 10;
 /// The most ranks that a verdict names.
 const NAMED: usize = 8;
-/// A wait so long is the verdict.
+/// A wait for the round in flight that is at least this long is the verdict.
 const STANDS: Duration = Duration::from_secs(1);
 
 /// Says how a job goes, in one line.
@@ -70,7 +70,7 @@ fn stands(rounds: &RoundsReply) -> Option<Duration> {
 
 /// Returns the rank that makes rounds slow, if one does.
 fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
-    // One long wait is no habit.
+    // One long wait does not make a rank slow.
     let often = rounds.ranks.iter().filter(|rank| rank.last.saturating_mul(OFTEN) >= rounds.window);
     let latest = often.max_by_key(|rank| u64::from(rank.last) * rank.late_us);
     let round_s = 1.0 / rounds.per_second.max(1e-9);
@@ -80,7 +80,7 @@ fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
     latest.filter(|rank| share(rank) >= WORTH_A_WORD)
 }
 
-/// Returns which workers are late on the machines of these ranks, as their hubs say it; of many the first ones.
+/// Returns which workers are late on the machines of these ranks, as reported by their hubs: at most the first few.
 fn within(ranks: &[u32], members: &[MemberReply]) -> String {
     let said = members.iter().filter(|member| ranks.contains(&member.rank)).filter_map(|member| {
         let latest = member.latest.as_ref()?;
@@ -109,7 +109,7 @@ pub fn not_finite(gradients: &GradientsReply) -> String {
     }
 }
 
-/// Writes `rank 3`, or `ranks 3, 5`; of many the first ones.
+/// Writes `rank 3`, or `ranks 3, 5`; of many numbers only the first ones.
 fn names(what: &str, numbers: &[u32]) -> String {
     let first: Vec<String> = numbers.iter().take(NAMED).map(u32::to_string).collect();
     let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(NAMED));
@@ -134,7 +134,7 @@ fn spoken(time: Duration) -> String {
     }
 }
 
-/// Returns the worker below a hub that is late there, if one is. `said` is the report of a rank about its own workers.
+/// Returns the worker that is late below a hub, if one is. `said` is a rank's report about its own workers.
 pub(crate) fn latest_below(rounds: &RoundsReply, said: impl FnOnce(u32) -> Option<Latest>) -> Option<Latest> {
     let (rank, waited_us) = match stands(rounds) {
         Some(_) => (*rounds.waits_for.first()?, rounds.waited_us),

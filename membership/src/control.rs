@@ -1,4 +1,4 @@
-//! The client of the control port: one blocking call a request.
+//! The client of the control port. Each request is one blocking call.
 
 use std::io::{self, Read};
 use std::sync::OnceLock;
@@ -19,16 +19,16 @@ use crate::error::MemberError;
 use crate::failure::{Cause, Failure, RETRY, insist, is_about_rights, passes};
 use crate::named::Named;
 
-/// A hub that takes a state more slowly than this is stuck.
+/// The least rate at which a hub takes a state. A slower hub is stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
-/// The verbs that members ask for by a right to their job, and not as members.
+/// The verbs that need a right to the job, and no membership.
 const BY_RIGHT: [&str; 3] = ["join", "meet", "checkpoint"];
 
-/// Bytes of a refusal that are kept.
+/// The bytes of a refusal that are kept.
 const LONGEST_REASON: usize = 4096;
 
-/// Returns the name that this machine gives itself, for the logs and pages of hubs.
+/// Returns the name of this machine, for the logs and pages of hubs.
 pub fn own_host() -> &'static str {
     static HOST: OnceLock<String> = OnceLock::new();
     HOST.get_or_init(|| {
@@ -39,18 +39,18 @@ pub fn own_host() -> &'static str {
     })
 }
 
-/// The reading of a hub's clock, and its time.
+/// A reading of a hub's clock, and the time of the reading.
 #[derive(Clone, Debug)]
 pub struct HubClock {
     /// The hub's clock.
     pub reply: ClockReply,
     /// The time when it showed that.
     pub at: Instant,
-    /// The most by which that can be wrong.
+    /// The largest error of that time.
     pub within: Duration,
 }
 
-/// Speaks to one job's part of a hub's control port.
+/// A client of one job's part of a hub's control port.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     agent: ureq::Agent,
@@ -60,7 +60,7 @@ pub(crate) struct Control {
     credential: Option<Credential>,
     /// The origin of the address.
     pub named: Named,
-    /// The token of a member, once it is one.
+    /// The token of the member, after a join.
     member: Option<String>,
     /// The certificates by which it trusts a hub; `None`: it does not ask.
     trust: Option<Trust>,
@@ -85,13 +85,13 @@ impl Control {
         Ok(Control { agent, timeout, credential, named: named.clone(), member: None, trust, hub, job })
     }
 
-    /// Returns the same control port, asked with another time limit.
+    /// Returns the same client with another time limit.
     pub fn within(&self, timeout: Duration) -> Self {
         let agent = agent_within(timeout, self.trust.as_ref(), &self.named);
         Control { agent, timeout, ..self.clone() }
     }
 
-    /// Asks it as the member that has this token.
+    /// Makes the requests those of the member that has this token.
     pub fn of_member(mut self, token: &str) -> Self {
         self.member = Some(token.to_owned());
         self
@@ -137,8 +137,7 @@ impl Control {
             .map_err(|failure| failure.error)
     }
 
-    /// Asks `GET /v1/clock`. Returns also the time at which the hub has read its clock, as exactly as one request
-    /// can show.
+    /// Asks `GET /v1/clock`. Also returns the time at which the hub read its clock, as exactly as one request can show.
     pub fn clock(&self) -> Result<HubClock, MemberError> {
         let asked = Instant::now();
         let reply = self.get("/v1/clock");
@@ -149,7 +148,7 @@ impl Control {
         Ok(HubClock { reply, at: asked + within, within })
     }
 
-    /// Asks `GET` of a page to read, of any status.
+    /// Sends `GET` for a page. The page may have any status.
     pub fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
         let get = self.agent.get(self.url(path)).header(HOST_HEADER, own_host());
         let get = match self.proved(Right::Read, "GET", path, b"")? {
@@ -159,7 +158,7 @@ impl Control {
         get.call().map_err(|error| self.unreachable(error))
     }
 
-    /// Returns the header that proves a right to this job; without a job, to all.
+    /// Returns the header that proves a right to this job; if there is no job, to all jobs.
     fn proved(&self, right: Right, method: &str, path: &str, body: &[u8]) -> Result<Option<String>, Failure> {
         let Some(credential) = &self.credential else { return Ok(None) };
         let job = if self.job.is_empty() { ALL_JOBS } else { &self.job };
@@ -174,14 +173,14 @@ impl Control {
     pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, MemberError> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
-            // A later try has only the rest of the limit.
+            // A later try has only the rest of the time limit.
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })
         .map_err(|failure| failure.of_first_request().error)
     }
 
-    /// Asks `GET /v1/health`. An error, too, while the hub stops.
+    /// Asks `GET /v1/health`. Returns an error also while the hub stops.
     pub fn check_health(&self) -> Result<(), Failure> {
         let response = self.agent.get(self.url("/v1/health")).call();
         let response = response.map_err(|error| self.unreachable(error).of_first_request())?;
@@ -193,8 +192,8 @@ impl Control {
         }
     }
 
-    /// Reports that a member leaves, and from which round on. The error may be that it has left, and that the last checkpoint was
-    /// not written.
+    /// Reports that a member leaves, and from which round on. An error may mean that the member has left, and that the last
+    /// checkpoint was not written.
     pub fn leave(&self, request: &LeaveRequest) -> Result<(), Failure> {
         match self.post("leave", "leave", request)? {
             LeaveReply { checkpoint_error: None } => Ok(()),
@@ -205,8 +204,8 @@ impl Control {
         }
     }
 
-    /// Offers the state before a round, with the steps of each key if that is not one a round. Returns how many bytes of it the
-    /// hub wants, if it wants it.
+    /// Offers the state before a round, with the steps of each key if they differ from one step per round. If the hub wants the
+    /// state, returns how many of its bytes.
     pub fn offer(
         &self,
         token: &str,
@@ -218,7 +217,7 @@ impl Control {
         reply.map(|reply: OfferReply| reply.state_bytes)
     }
 
-    /// Sends `POST /v1/jobs/{job}/state` of a member, with `bytes` of `values`. It may take longer than other requests.
+    /// Sends `POST /v1/jobs/{job}/state` of a member, with `bytes` of `values`. This request may take longer than others.
     pub fn send_state<R: Answer>(
         &self,
         what: &'static str,
@@ -280,8 +279,7 @@ impl Control {
                 hub: self.hub.clone(),
                 what,
                 saw: match self.named.is_outside() {
-                    // The server may be any that this process reaches, and the user who named it must not read its
-                    // answer.
+                    // The process may have been pointed at any server. The user who named the server must not read its answer.
                     true => format!("{status}, and no answer of a hub"),
                     false => format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
                 },
@@ -308,14 +306,14 @@ impl Control {
     }
 }
 
-/// Returns a refusal as it can be printed. The server may not be a hub, and the text goes to a terminal.
+/// Returns a refusal in printable letters. The server may not be a hub, and the text goes to a terminal.
 fn printable(why: &str) -> String {
     let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
     why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// Makes the agent that sends requests. A hub is reached directly, without the proxies of the environment, and its
-/// redirects are not followed.
+/// Makes the agent that sends requests. It reaches a hub directly, without the proxies of the environment, and follows no
+/// redirects.
 fn agent_within(timeout: Duration, trust: Option<&Trust>, named: &Named) -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(timeout))
@@ -326,12 +324,12 @@ fn agent_within(timeout: Duration, trust: Option<&Trust>, named: &Named) -> ureq
     encrypted::agent(config, trust, named.clone())
 }
 
-/// Returns the header by which a member says who it is.
+/// Returns the header that identifies a member.
 fn by_member(token: &str) -> String {
     format!("Phub-Member {token}")
 }
 
-/// A reader of exactly `left` bytes, or an error: a body cannot end before the length that its header says.
+/// A reader of exactly `left` bytes. It returns an error if the body ends early, because the header has its length.
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,

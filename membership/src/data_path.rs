@@ -1,4 +1,5 @@
-//! The way in which a member reaches the data path of each hub: first the transport, then the links over it.
+//! The path of a member to the data path of each hub: first the transport, then the links over it. Used once, at the join.
+//! Knows the hubs' offers and this member's settings; nothing of rounds.
 //!
 //! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
@@ -27,15 +28,15 @@ use crate::way::Way;
 pub struct Ports {
     /// The group of transports that the ports belong to.
     pub group: any::Group,
-    /// The ports of the group that get links. The first core of each hub has its link at the first port, the next core
-    /// at the next, and so on.
+    /// The ports of the group that get links: the first core of each hub links to the first port, the next core to the next,
+    /// and so on.
     pub dealt_to: Vec<PortId>,
-    /// Whether the group has RDMA, else why not.
+    /// Whether the group has RDMA, or the reason why not.
     pub rdma: Result<(), String>,
-    /// The transport to the hubs. `None`: the best transport that a hub offers and that leads there.
+    /// The transport to the hubs. `None`: the best transport that reaches the hub.
     pub transport: Option<Transport>,
-    /// Whether the window that is sent may lie on one NUMA node, like a worker's. Then it has huge pages there, unless
-    /// the hub shares it and decides.
+    /// Whether the send window may lie on one NUMA node, such as a worker's node. Then it has huge pages, unless the hub shares
+    /// the window and decides.
     pub on_one_node: bool,
 }
 
@@ -43,9 +44,9 @@ pub struct Ports {
 pub struct DataPath {
     /// The endpoint to each core of the placement.
     pub endpoints: Vec<any::Endpoint>,
-    /// The port at which its link ends, by core.
+    /// The port at which the link ends, by core.
     pub ports: Vec<PortId>,
-    /// The window that its hub writes, the same for all cores of a hub, by core.
+    /// The window that a core's hub writes, by core. All cores of a hub have the same window.
     pub received: Vec<Arc<RecvWindow>>,
     /// The placement of the job's chunks, on the cores of all hubs.
     pub placement: Placement,
@@ -58,17 +59,17 @@ pub struct DataPath {
 /// The settings of a member for its RDMA NICs.
 #[derive(Clone, Debug, Default)]
 pub struct NicSettings {
-    /// The NICs to use. Default: the value of `NCCL_IB_HCA`, else every NIC that has a link.
+    /// The NICs to use. Default: the value of `NCCL_IB_HCA`, otherwise every NIC that has a link.
     pub list: Option<NicList>,
-    /// The map of its NICs to a hub's NICs. Default: the value of `PHUB_RAILS`, else by subnet, name and place.
+    /// The map of the member's NICs to a hub's NICs. Default: the value of `PHUB_RAILS`, otherwise by subnet, name and place.
     pub rails: Option<RailMap>,
-    /// The way in which packets travel. Default: the values of `PHUB_RDMA_TIMEOUT` and similar variables.
+    /// The settings of the packets' paths. Default: the values of `PHUB_RDMA_TIMEOUT` and similar variables.
     pub paths: PathFlags,
 }
 
 impl Ports {
-    /// Returns the only port of a member, such as the worker of this rank. It has RDMA on these NICs if some hub is to
-    /// be reached by it. Over TCP it asks for `tcp`.
+    /// Returns the only port of a member, such as the worker of this rank. The port has RDMA on these NICs if some hub is to be
+    /// reached by RDMA. Over TCP it asks for `tcp`.
     ///
     /// # Errors
     /// Returns an error if memory, descriptors or threads run out.
@@ -87,8 +88,8 @@ impl Ports {
     }
 }
 
-/// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`. Posts of each
-/// hub go to `receive` of its number; `wire` says which posts may come.
+/// Connects `window` to each hub by the best transport that reaches it, with links that end at `ports`. Posts of a hub go
+/// to its entry of `receive`; `wire` defines which posts are valid.
 ///
 /// # Errors
 /// Returns an error if a hub places chunks differently, or if no transport leads to it, or if a hub that is
@@ -132,8 +133,8 @@ pub fn open(
     Ok(path)
 }
 
-/// Connects by all routes at once: a hub touches its memory for a member before it answers, which takes seconds for a large
-/// share.
+/// Connects to all hubs at once: before a hub answers, it touches its memory for the member. With a large share this takes
+/// seconds.
 fn connect<'a>(
     routes: &'a [Route<'a>],
     window: &Arc<SendWindow>,
@@ -150,7 +151,7 @@ fn connect<'a>(
     })
 }
 
-/// Makes this machine's part of RDMA if some hub is to be reached by it, else returns the reason why not.
+/// Opens this machine's RDMA NICs if some hub is to be reached by RDMA. Otherwise returns the reason why not.
 fn make_rdma(
     hubs: &[LetIn],
     transport: Option<Transport>,
@@ -186,8 +187,8 @@ fn make_rdma(
     Ok((group, vec![port]))
 }
 
-/// Checks whether a hub shares this machine's memory, and returns the reason if not. Its socket has an abstract name,
-/// which is known within one network namespace.
+/// Checks that a hub shares this machine's memory. Otherwise returns the reason. The hub's socket has an abstract name,
+/// which is visible within one network namespace.
 fn is_near(machine: &str, address: &str) -> Result<(), String> {
     let here = any::machine();
     if here.is_empty() || machine != here {
@@ -256,8 +257,8 @@ impl<'a> Route<'a> {
         Ok(Route { hub, ports, token, placement: Arc::new(placement), plan })
     }
 
-    /// Tries the hub's transports, best first. A transport that does not lead there is passed over, and so is shared memory that
-    /// fails in any way. When a hub is reached by another one and refuses, no other transport is tried.
+    /// Tries the hub's transports, best first. A transport that does not reach the hub is skipped, and so is shared memory that
+    /// fails in any way. If another transport reaches the hub and the hub refuses, no further transport is tried.
     fn connect_by_the_best_way(
         &self,
         window: &Arc<SendWindow>,
@@ -276,7 +277,7 @@ impl<'a> Route<'a> {
                         window.collapse_by_node(&[carried.collect()], |_| ());
                     }
                     let left = deadline.saturating_duration_since(Instant::now());
-                    // A silent server at the hub's name here leaves time for the transports after it.
+                    // If a silent server has the hub's address, the transports after it still have time.
                     let is_last = place + 1 == offered.len() || wanted.is_some();
                     let limit = if is_shared && !is_last { left / 2 } else { left };
                     let (group, receive) = (&self.ports.group, receive.clone());
@@ -323,8 +324,8 @@ impl<'a> Route<'a> {
         Err(error)
     }
 
-    /// Returns the address that an offer leads to from here with the reason for the choice, or the reason why
-    /// it leads nowhere.
+    /// Returns the address to which an offer leads from this machine, with the reason for the choice. Otherwise returns the
+    /// reason why it leads nowhere.
     fn way_by(&self, offer: &TransportAddress, receive: &Receive) -> Result<(Address, &'static str), String> {
         if self.ports.transport.is_some_and(|wanted| wanted != offer.transport()) {
             return Err("not the transport that was asked for".into());

@@ -1,4 +1,4 @@
-//! Connections for the library of HTTP: directly to the address of a hub's name, and over TLS to hubs that this process
+//! Connections for the HTTP library: directly to the address of a hub's name, and over TLS to hubs that this process
 //! trusts.
 
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use ureq::unversioned::transport::TcpConnector;
 
 use crate::named::{Named, look_up};
 
-/// Addresses of a name that are tried: as many as the library has room for.
+/// The addresses of a name that are tried: as many as the HTTP library has room for.
 const ADDRESSES: usize = 16;
 
 /// Makes an agent with these settings, for addresses that a user or a hub named: without TLS, or over TLS to hubs that are

@@ -1,5 +1,5 @@
-//! The names in the environment that begin with PHUB_, and the nearest valid name for an invalid one. Hubs, workers and the
-//! doctor say so.
+//! The environment variables whose names begin with PHUB_, and the nearest valid name for an invalid one. Hubs, workers and
+//! the doctor report invalid names.
 
 use std::sync::Once;
 
@@ -69,10 +69,10 @@ const OTHERS: [&str; 18] = [
 /// The variables of this project's own tests.
 const OF_TESTS: [&str; 6] =
     ["PHUB_TEST_", "PHUB_RXE_", "PHUB_SIM_", "PHUB_CHAOS_", "PHUB_FUZZ_", "PHUB_FIGURES_"];
-/// Two names with more different letters than this are not the same name mistyped.
+/// The largest distance of two names of which one may be a mistyped form of the other.
 const NEAR: usize = 3;
 
-/// Returns the faults of names in this process's environment, a sentence each.
+/// Returns the faults in names of environment variables, as one sentence each.
 pub fn environment_warnings() -> Vec<String> {
     warnings_of(
         std::env::vars_os()
@@ -80,7 +80,7 @@ pub fn environment_warnings() -> Vec<String> {
     )
 }
 
-/// Logs these warnings, once in a process, however many hubs and workers it has.
+/// Logs the faults once per process, for any number of hubs and workers.
 pub fn warn_of_environment() {
     static SAID: Once = Once::new();
     SAID.call_once(|| environment_warnings().iter().for_each(|warning| tracing::warn!("{warning}")));

@@ -42,10 +42,10 @@ pub enum MemberError {
         code: RefusalCode,
         /// The hub's words.
         why: String,
-        /// The round that the job has reached at the hub, if the request named another one.
+        /// The job's round at the hub, if the request named another one.
         round: Option<Round>,
     },
-    /// The hub does not let this member do that.
+    /// The hub does not allow this request of this process.
     #[error("the hub at {hub} does not let this process {what}: {why} (this process showed {shown})")]
     NotAllowed {
         /// The address.
@@ -163,7 +163,7 @@ pub enum MemberError {
         /// The hub's words.
         why: String,
     },
-    /// A thread or a descriptor could not be had.
+    /// The operating system gave no thread or descriptor.
     #[error("this member of the job: {0}")]
     System(#[from] std::io::Error),
 }
@@ -192,7 +192,7 @@ impl MemberError {
         self
     }
 
-    /// Returns the same error of a request that was made so often, in so much time.
+    /// Returns the error of a request that was tried this often, in this time.
     pub(crate) fn after(mut self, tries: u32, time: Duration) -> Self {
         if tries > 1
             && let MemberError::Unreachable { cause: text, .. }

@@ -1,4 +1,4 @@
-//! A request that failed: why, and whether it is made again. Must not know how requests are sent.
+//! A request that failed: the reason, and whether the request is retried. Must not know how requests are sent.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use ureq::http::StatusCode;
 
 use crate::error::MemberError;
 
-/// The pause before a request that failed is made again.
+/// The pause before a failed request is retried.
 pub(crate) const RETRY: Duration = Duration::from_millis(100);
 
 /// The reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The hub itself refuses, permanently.
+    /// The hub itself refuses the request for good.
     Refused,
-    /// The hub knows no such job or member: this membership is over, as after a restart of the hub.
+    /// The hub knows no such job or member. The membership is over, for example after a restart of the hub.
     Gone,
     /// The hub itself says no for now.
     Busy,
-    /// The answer is not the hub's, and says that the hub cannot be asked now; or the hub asks for another try.
+    /// A proxy answers that the hub cannot be reached now, or the hub asks for a retry.
     Passing,
     /// The answer does not come from a hub.
     Strange,
@@ -30,8 +30,7 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// Returns the failure that a refusal means. The status decides only if the hub sends no code that this
-    /// program knows.
+    /// Returns the failure that a refusal means. The status decides only if this program does not know the hub's code.
     pub fn of_refusal(code: RefusalCode, status: StatusCode, asks_again: bool) -> Self {
         use RefusalCode as Code;
         match code {
@@ -78,8 +77,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Names the likely server, if it hung up or sent something other than HTTP before it had answered
-    /// anything.
+    /// Adds the likely kind of server, if it hung up or sent something other than HTTP as its first answer.
     pub fn of_first_request(mut self) -> Self {
         if let (Cause::Cut, MemberError::Unreachable { cause, .. }) = (self.cause, &mut self.error) {
             *cause = format!(
@@ -90,19 +88,19 @@ impl Failure {
         self
     }
 
-    /// Whether a member makes this request again. Its requests may be made twice, and it has spoken to this hub before.
-    /// Without a connection the hub is gone: its links say so, too.
+    /// Whether a member retries this request. Its requests may be made twice, and it has reached this hub before. Without a
+    /// connection the hub is gone: the links end, too.
     pub fn passes_for_member(&self) -> bool {
         !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
     }
 
-    /// Whether a join is made again. The hub has not seen the request, or asks for another try.
+    /// Whether a join is retried: the hub has not seen the request, or asks for a retry.
     pub fn passes_for_newcomer(&self) -> bool {
         self.cause == Cause::Passing
     }
 }
 
-/// Makes a request again while its failure may pass, until `limit` is over.
+/// Retries a request while its failure may be temporary, until `limit` is over.
 ///
 /// # Errors
 /// Returns the last failure, with the error of the hub's last answer if the limit cut the last try short. The error
@@ -122,14 +120,13 @@ pub(crate) fn insist<R>(
         let over = begun.elapsed() >= limit;
         if over || !passes(&failure) {
             let Failure { cause, error } = failure;
-            // The limit cut the last try short. The hub's earlier answer is the reason why the tries did not
-            // succeed.
+            // The limit cut the last try short. The hub's earlier answer is why the tries failed.
             let cut_short = over && cause == Cause::Unreachable;
             let error = answer.filter(|_| cut_short).unwrap_or(error);
             return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
         }
         answer = (failure.cause != Cause::Cut).then_some(failure.error);
-        // No event tells when a hub or a proxy can answer again.
+        // No event signals that a hub or a proxy can answer again.
         std::thread::sleep(RETRY);
     }
     unreachable!("the limit ends the tries")

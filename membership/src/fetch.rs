@@ -1,4 +1,5 @@
-//! A job's state as a hub sends it, read piece by piece: it is never in memory as a whole.
+//! A job's state as a hub sends it. It is read piece by piece, and is never in memory as a whole. Runs on the thread that
+//! asks. Must not know what is in the state.
 //!
 //! Runs on the thread that asks. Must not know what is in the state.
 
@@ -13,10 +14,10 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::named::Named;
 
-/// The time that a hub may take to begin: half of it is for the end of a round.
+/// The time in which a hub must begin to send. Half of it is for the end of a round.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// A hub that sends a state more slowly than this is stuck.
+/// The least rate at which a hub sends a state. A slower hub is stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
 /// The bytes of a state, as of a checkpoint's file.

@@ -1,5 +1,5 @@
-//! The heartbeat: one thread for each hub of a member, which keeps a request open there. The request says that this
-//! member lives. Its reply brings news, and wakes the member's port, so that nobody misses them in sleep.
+//! The heartbeat: for each hub of a member, one thread keeps a request open. The request proves that this member is alive.
+//! Its reply brings news, and wakes the member's port if the port sleeps.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::failure::{Cause, Failure, RETRY};
 
-/// A request that takes this much longer than its own time limit shows that this process stood still.
+/// A request that exceeds its own time limit by this much shows that this process was suspended.
 const STOOD_STILL: Duration = Duration::from_secs(1);
 
 /// The news of the job.
@@ -20,7 +20,7 @@ const STOOD_STILL: Duration = Duration::from_secs(1);
 pub(crate) struct News {
     /// The last reply of the hub.
     pub reply: HeartbeatReply,
-    /// The last error, if the hub does not reply any more.
+    /// The last error, if the hub no longer replies.
     pub lost: Option<String>,
 }
 
@@ -28,9 +28,9 @@ pub(crate) struct News {
 struct Shared {
     news: Mutex<News>,
     changed: Condvar,
-    /// The latest of this member's own workers, which the next requests name.
+    /// The late one of this member's own workers, which the next requests report.
     latest: Mutex<Option<Latest>>,
-    /// Woken by news, once the member has a port that may sleep through them.
+    /// The waker of the member's port, once the member has one. Each piece of news wakes the port.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -46,19 +46,19 @@ pub(crate) struct Heartbeat {
 struct Beat {
     control: Control,
     token: String,
-    /// The time in which the hub tolerates a member's silence.
+    /// The time for which the hub tolerates a member's silence.
     limit: Duration,
     /// `version` of the last reply.
     seen: u64,
     /// The time when the hub last replied.
     heard: Instant,
-    /// Requests since then.
+    /// Requests since the last reply.
     tries: u32,
     shared: Arc<Shared>,
 }
 
 impl Heartbeat {
-    /// Starts the thread, for a member with this token. `limit` is how long the hub tolerates silence.
+    /// Starts the thread for a member with this token. `limit` is the time for which the hub tolerates silence.
     pub fn start(control: &Control, token: &str, limit: Duration) -> std::io::Result<Self> {
         let state = JobState::Gathering { missing: Vec::new(), machines: Vec::new() };
         let reply = HeartbeatReply {
@@ -76,8 +76,8 @@ impl Heartbeat {
         let shared = Arc::new(Shared { news, changed, latest, waker });
         let (stop, stopped) = channel();
         let mut beat = Beat {
-            // The hub holds a heartbeat for a third of the limit. Two thirds without a reply are silence, and leave time to
-            // ask again.
+            // The hub holds a heartbeat for a third of the limit. After two thirds without a reply there is still time for a
+            // retry.
             control: control.within(limit * 2 / 3),
             token: token.to_owned(),
             limit,
@@ -97,13 +97,13 @@ impl Heartbeat {
         Ok(Heartbeat { shared, _stop: stop })
     }
 
-    /// Sets the waker, which each piece of news wakes from now on.
+    /// Sets the waker. Each later piece of news uses it.
     pub fn wake(&self, waker: Waker) {
         waker.wake_by_ref(); // there may be news
         *self.shared.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
 
-    /// Sets the latest of this member's own workers, which the next requests report to the hub.
+    /// Sets the late one of this member's own workers, which the next requests report to the hub.
     pub fn say_latest(&self, latest: Option<Latest>) {
         *self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = latest;
     }
@@ -128,7 +128,7 @@ impl Heartbeat {
 }
 
 impl Beat {
-    /// Makes one request. Returns the pause before the next one; `None` when there will be no other news.
+    /// Makes one request. Returns the pause before the next one; `None` if there will be no more news.
     fn ask(&mut self) -> Option<Duration> {
         let latest = self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         let (asked, request) =
@@ -139,14 +139,14 @@ impl Beat {
                 (self.heard, self.tries) = (Instant::now(), 0);
                 self.take(reply)
             }
-            // Only a hub's own refusal ends the membership at once. A proxy's page, or none, does not.
+            // Only a refusal by the hub itself ends the membership at once. An error page of a proxy, or no answer, does not.
             Err(Failure { cause: Cause::Refused | Cause::Gone, error }) => self.lost(error),
-            // This process itself stood still: the hub's silence counts from now on.
+            // This process itself was suspended. The hub's silence counts from now on.
             Err(_) if asked.elapsed() > self.control.timeout + STOOD_STILL => {
                 self.heard = Instant::now();
                 Some(RETRY)
             }
-            // A hub that stood still for as long as it tolerates a member's silence is not lost.
+            // A hub that was suspended for as long as it tolerates a member's silence is not lost.
             Err(failure) if self.tries > 1 && self.heard.elapsed() > 2 * self.limit => {
                 self.lost(failure.error)
             }

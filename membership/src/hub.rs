@@ -17,13 +17,13 @@ use crate::failure::{Cause, Failure, insist};
 use crate::heartbeat::{Heartbeat, News};
 use crate::join::LetIn;
 
-/// Requests of a hub's clock; the quickest counts.
+/// Requests for a hub's clock. The quickest one counts.
 const CLOCK_TRIES: usize = 8;
 
-/// The first version of the protocol with a round for each key in a leave.
+/// The first protocol version in which a leave has a round for each key.
 const LEAVES_BY_KEY: u32 = 12;
 
-/// The first version of the protocol in which only one rank pushes the first weights.
+/// The first protocol version in which only one rank pushes the first weights.
 const FIRST_OF_ONE: u32 = 13;
 
 /// A hub of the job.
@@ -34,15 +34,15 @@ pub struct Hub {
     pub(crate) heartbeat: Heartbeat,
     /// The token of this member.
     pub token: String,
-    /// The time in which a request is retried if its failure may pass.
+    /// The time for which a request is retried if its failure may be temporary.
     pub(crate) limit: Duration,
-    /// Whether the hub waits for this member when it loses its links, and [makes new ones](Self::relink).
+    /// Whether the hub waits for this member after it loses its links, until it [makes new ones](Self::relink).
     pub relinks: bool,
     /// The version of the protocol in use.
     pub(crate) protocol: u32,
     /// Whether the hub answers bytes ahead.
     pub answers_ahead: bool,
-    /// The cores, by their number in the placement.
+    /// The hub's cores, by their numbers in the placement.
     pub cores: Range<usize>,
 }
 
@@ -58,7 +58,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// Returns a description of what a worker, of `workers`, waits for.
+    /// Describes what a worker of a job with `workers` workers waits for.
     pub fn spoken(&self, workers: u32) -> String {
         let missing = missing(&self.ranks, &self.machines, workers);
         match &self.refused {
@@ -68,7 +68,7 @@ impl Missing {
     }
 }
 
-/// Returns the round from which a rank takes part at all hubs of its job, or the members that they still wait for.
+/// Returns the round from which a rank takes part at all hubs of its job, or the members for which the hubs still wait.
 pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
     let (mut from, mut waits_for) = (Round(0), None);
     for hub in hubs {
@@ -97,7 +97,7 @@ pub fn lost(hubs: &[Hub]) -> u32 {
     hubs.iter().map(|hub| hub.heartbeat.news().reply.lost).max().unwrap_or(0)
 }
 
-/// Whether these hubs wait for a member that makes its links again, as far as their news say.
+/// Whether the hubs wait for a member that makes new links, according to their news.
 pub fn wait_for_links(hubs: &[Hub]) -> bool {
     hubs.iter().all(|hub| hub.relinks && hub.end().is_none())
 }
@@ -118,17 +118,17 @@ impl Hub {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
 
-    /// Returns the workers that others have waited for too long.
+    /// Returns the workers for which other workers have waited too long.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.heartbeat.news().reply.held_up_by.clone()
     }
 
-    /// Sets the latest of this member's own workers, which the next heartbeats report.
+    /// Sets the late one of this member's own workers, which the next heartbeats report.
     pub fn say_latest(&self, latest: Option<Latest>) {
         self.heartbeat.say_latest(latest);
     }
 
-    /// Returns the error that ends the membership, if its news hold one.
+    /// Returns the error that ends the membership, if the news have one.
     pub fn end(&self) -> Option<MemberError> {
         self.end_by(&self.heartbeat.news())
     }
@@ -146,7 +146,7 @@ impl Hub {
         self.heartbeat.wait_for(deadline, |news| self.end_by(news))
     }
 
-    /// Checks whether its control port answers within `limit`, and workers can join.
+    /// Checks that the hub's control port answers within `limit`, and that workers can join.
     ///
     /// # Errors
     /// Returns an error if the hub is lost, or stops.
@@ -168,8 +168,8 @@ impl Hub {
         MemberError::HubLost { job: job.clone(), hub: hub.clone(), cause }
     }
 
-    /// Posts a request, which the hub may get twice: it is made again when its failure may pass. The hub is lost if it cannot
-    /// be reached.
+    /// Posts a request, which the hub may get twice: it is retried if its failure may be temporary. The hub is lost if it
+    /// cannot be reached.
     ///
     /// # Errors
     /// Returns an error if the hub is lost, the job has failed, or the hub refuses.
@@ -182,14 +182,12 @@ impl Hub {
         self.insist(|| self.control.post(verb, what, request))
     }
 
-    /// Makes a request again while its failure may pass and the job continues, at most for the heartbeat's
-    /// limit.
+    /// Retries a request while its failure may be temporary and the job continues, at most for the heartbeat's limit.
     fn insist<R>(&self, ask: impl FnMut() -> Result<R, Failure>) -> Result<R, MemberError> {
         let passes = |failure: &Failure| failure.passes_for_member() && self.end().is_none();
         insist(self.limit, passes, ask).map_err(|Failure { cause, error }| match (cause, error) {
             (Cause::Refused, error) => error,
-            // A job that has ended says more than a request that was lost with it. The heartbeat learns that a hub is gone,
-            // perhaps a moment later.
+            // The end of a job explains more than the failure of a request. The heartbeat may notice a lost hub a moment later.
             (_, MemberError::Unreachable { cause, .. }) => self.end().unwrap_or_else(|| self.lost(cause)),
             (Cause::Gone, answer) => self.end().unwrap_or_else(|| self.lost(answer.to_string())),
             (_, answer) => self.end().unwrap_or(answer),
@@ -203,8 +201,7 @@ impl Hub {
         }
     }
 
-    /// Says that this member has lost its links, and makes new ones. When the hub answers, it has released the former
-    /// links.
+    /// Reports that this member has lost its links, and asks for new ones. When the hub answers, it has released the old links.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -217,8 +214,8 @@ impl Hub {
         Ok(LetIn::again(self, reply, token))
     }
 
-    /// Offers the state before a round, which a new job then begins with: `steps` of each key, if that is not one a round. Returns how many bytes of it the hub wants, if it
-    /// wants it.
+    /// Offers the state before a round, with which a new job then begins. `steps` are the steps of each key, if they differ
+    /// from one per round. If the hub wants the state, returns how many of its bytes.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -243,7 +240,8 @@ impl Hub {
         self.leave_because(reason, LeaveRequest::default(), limit)
     }
 
-    /// Says within `limit` that another hub of the job is lost or stops, and how: the job ends here, until that hub is back.
+    /// Reports within `limit` how another hub of the job is lost or stops. The job ends at this hub until the other hub is
+    /// back.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -251,8 +249,8 @@ impl Hub {
         self.leave_because(lost, LeaveRequest { hub_lost: true, ..LeaveRequest::default() }, limit)
     }
 
-    /// Says that this member is a hub that stops. The job ends there between two rounds, until the hub is back; waits for that
-    /// at most for `limit`.
+    /// Reports that this member is a hub that stops. The job ends at the hub above between two rounds, until this member is
+    /// back. Waits at most for `limit`.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -269,7 +267,7 @@ impl Hub {
         self.control.within(limit).leave(&request).map_err(|failure| failure.error)
     }
 
-    /// Leaves a job that was a trial, from this round on: if nobody else is in it, it leaves no checkpoint behind.
+    /// Leaves a trial job from this round on. If no other worker is in it, the job leaves no checkpoint.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -279,12 +277,12 @@ impl Hub {
         self.control.within(self.limit).leave(&request).map_err(|failure| failure.error)
     }
 
-    /// Whether the hub takes the first weights of rank 0, and nothing of other ranks.
+    /// Whether the hub takes the first weights of rank 0, and no first weights of other ranks.
     pub fn takes_first_of_one(&self) -> bool {
         self.protocol >= FIRST_OF_ONE
     }
 
-    /// Leaves the job there, each key from a round on.
+    /// Leaves the job at this hub: each key from a round on.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post), and [`MemberError::CheckpointLost`] if the member has left and the
@@ -294,7 +292,7 @@ impl Hub {
         let behind = if knows_keys { at.behind.clone() } else { Vec::new() };
         let request =
             LeaveRequest { token: self.token.clone(), round: at.round, behind, ..LeaveRequest::default() };
-        // The news do not matter: after a leave with a lost answer, the hub does not know the heartbeat any more.
+        // The news do not matter: if the leave succeeded and its answer was lost, the hub no longer knows the heartbeat.
         let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&request));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }

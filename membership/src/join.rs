@@ -1,4 +1,4 @@
-//! Joining: a member's request to each hub of a job, and a hub that has accepted it.
+//! Joining: a member's request to each hub of a job, and a hub that has accepted it. Runs once, on the thread that joins.
 //!
 //! Once, on the thread that joins.
 
@@ -20,15 +20,15 @@ use crate::heartbeat::Heartbeat;
 use crate::hub::Hub;
 use crate::named::Named;
 
-/// Time limit for telling a hub that a member which it let in does not come.
+/// Time limit for the notice to a hub that an admitted member does not come.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// Time limit for asking a hub whether it exists, and the pause before it is asked again.
+/// Time limit for the question whether a hub is up, and the pause before the next question.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 
-/// Returns the addresses in a list of hubs: each `host:port`, with commas between them. `http://` may be before it, as
-/// a hub prints its address when it starts. It does not say whether requests are encrypted.
+/// Returns the addresses in a list of hubs: `host:port`, separated by commas. Each may begin with `http://`, as a hub
+/// prints its address when it starts. This prefix does not mean that requests are unencrypted.
 ///
 /// # Errors
 /// Returns an error if an address is missing, invalid or listed twice, or if there are too many.
@@ -54,7 +54,7 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     Ok(hubs)
 }
 
-/// Waits until workers can join at each of these hubs. Says so if it has to wait.
+/// Waits until workers can join at each of these hubs. Logs that it waits.
 ///
 /// # Errors
 /// Returns an error if they cannot until the deadline, if the caller gives up, or if TLS with a hub fails.
@@ -76,7 +76,7 @@ pub fn wait_for(
             if tries == 1 {
                 tracing::warn!("{error}; waiting up to {} s for the hub", left.as_secs());
             }
-            // No event tells when a program on another machine begins to listen.
+            // No event signals that a program on another machine begins to listen.
             std::thread::sleep(HEALTH_PAUSE);
         }
     }
@@ -95,9 +95,9 @@ pub fn describe(
     Control::new(address, "", limit, credential, &Named::Here)?.describe()
 }
 
-/// Sends the address of this machine's hub to the first machine's hub of a mesh, and waits for the hubs of the other
-/// machines. Returns the addresses of the hubs of all machines. `named` is the origin of that address, and so of the
-/// others.
+/// Sends the address of this machine's hub to the hub of a mesh's first machine, and waits for the hubs of the other
+/// machines. Returns the addresses of the hubs of all machines. `named` says who named the first hub's address, and so all
+/// addresses.
 ///
 /// # Errors
 /// Returns an error if a machine is missing at the deadline, or there are two of a number.
@@ -114,7 +114,7 @@ pub fn meet(
     let protocol_lowest = Versions::OURS.lowest_of_several();
     let machine = mesh.machine;
     let request = MeetRequest { protocol: PROTOCOL, protocol_lowest, machine, address, wait_ms };
-    // With this time, the hub can still say which machine is missing.
+    // Within this time the hub can still report which machine is missing.
     let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential, named)?;
     let MeetReply { hubs } = control
         .post("meet", "wait for the hubs of the other machines", &request)
@@ -130,8 +130,8 @@ pub fn meet(
     }
 }
 
-/// Joins a job at each of its hubs. `request` is for the first hub; each hub gets its own number. `limit` is the time
-/// limit of each request, `credential` proves the requests, `named` is the origin of the addresses.
+/// Joins a job at each of its hubs. `request` is for the first hub; each hub gets its own number. `limit` is the time limit
+/// of each request. `credential` proves the requests, and `named` says who named the addresses.
 ///
 /// # Errors
 /// Returns an error if a hub cannot be reached or refuses. The hubs that have let this member in are then notified
@@ -148,7 +148,7 @@ pub fn join_all(
     let mut peers = (addresses.len() > 1).then_some(Peers { hubs: names, pass: None });
     let mut let_in: Vec<LetIn> = Vec::with_capacity(addresses.len());
     for (&address, hub) in addresses.iter().zip(0..) {
-        // The other hubs want the pass that the first one gives.
+        // The other hubs require the pass that the first hub gives.
         if let (Some(peers), Some(first)) = (&mut peers, let_in.first()) {
             peers.pass = first.reply.pass.clone();
         }
@@ -158,8 +158,8 @@ pub fn join_all(
     Ok(let_in)
 }
 
-/// A hub that let this member in, before the links are made. On drop the hub is notified that the member does not come.
-/// It then notifies the members that wait.
+/// A hub that has admitted this member, before the links are made. If it is dropped, the hub is notified that the member
+/// does not come, and notifies the members that wait.
 #[derive(Debug)]
 pub struct LetIn {
     pub(crate) control: Control,
@@ -168,8 +168,7 @@ pub struct LetIn {
     /// The secret that proves the connection of the data path.
     pub(crate) token: String,
     heartbeat: Heartbeat,
-    /// Says that the member does not come. Reports that the member does not join. If there is only one hub,
-    /// it sees that by its links.
+    /// The client that reports that the member does not come. A single hub needs no report: it sees the links end.
     farewell: Option<Control>,
 }
 
@@ -183,14 +182,14 @@ impl LetIn {
         let control = control.of_member(&reply.token);
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
-        // The heartbeat starts now: the hub's time limit may be shorter than the making of windows and links.
+        // The heartbeat starts now. The hub's time limit may be shorter than the time to make windows and links.
         let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit())?;
         let token = reply.token.clone();
         Ok(LetIn { control, share, reply, token, heartbeat, farewell })
     }
 
-    /// Offers the state before a round, which a new job then begins with: `steps` of each key, if that is not one a round. Returns how many bytes of it the hub wants, if it
-    /// wants it.
+    /// Offers the state before a round, with which a new job then begins. `steps` are the steps of each key, if they differ
+    /// from one per round. If the hub wants the state, returns how many of its bytes.
     ///
     /// # Errors
     /// Returns an error if the hub refuses. The hub is notified at the end that this member does not come.
@@ -206,7 +205,7 @@ impl LetIn {
         offered
     }
 
-    /// Returns the cores that the job has there.
+    /// Returns the cores that the job has at the hub.
     pub fn cores(&self) -> CoreNodes {
         self.reply.nodes.clone().unwrap_or_else(|| self.reply.cores.len().into())
     }
@@ -216,7 +215,7 @@ impl LetIn {
         self.reply.above.as_ref()
     }
 
-    /// Returns the wire of the links to this hub: as `wire`, and if it is below others with their lines.
+    /// Returns the wire format of the links to this hub: `wire`, with the lines of the hubs above if the hub has hubs above it.
     ///
     /// # Errors
     /// Returns an error if the hubs in the reply are impossible.
@@ -228,12 +227,12 @@ impl LetIn {
         }
     }
 
-    /// Returns this error for an answer of the hub.
+    /// Returns the error for an invalid answer of the hub.
     fn nonsense(&self, saw: String) -> MemberError {
         MemberError::Nonsense { hub: self.control.hub.clone(), what: "join", saw }
     }
 
-    /// Returns the cores that the job has at the hub, if the hub's answer agrees with itself.
+    /// Returns the cores that the job has at the hub, if the hub's answer is consistent.
     fn checked_cores(&self) -> Result<CoreNodes, MemberError> {
         let LetIn { share, reply, .. } = self;
         let nonsense = |saw| self.nonsense(saw);
@@ -263,7 +262,7 @@ impl LetIn {
         Ok(Below::new(&above, cores.cores()).placement)
     }
 
-    /// Returns the placement that was computed here, if the hub's answer agrees.
+    /// Returns the placement that this member has computed, if the hub's answer has the same.
     fn agreed(&self, placement: Placement) -> Result<Placement, MemberError> {
         let (theirs, ours) = (&self.reply.placement, placement.digest());
         if *theirs != ours {
@@ -273,15 +272,15 @@ impl LetIn {
         Ok(placement)
     }
 
-    /// Returns a hub that waits for new links of this member, as `reply` says, by a connection with this token.
+    /// Returns a hub that waits for new links of this member, by a connection with this token. `reply` is the hub's answer.
     pub(crate) fn again(hub: &Hub, reply: JoinReply, token: String) -> Self {
         let Hub { control, share, heartbeat, .. } = hub;
         let (control, heartbeat) = (control.clone(), heartbeat.clone());
         LetIn { control, share: *share, reply, token, heartbeat, farewell: None }
     }
 
-    /// Notifies the hub that no transport leads to it, which the hub cannot see. Then no other member waits for this
-    /// one. A member that makes its links again keeps trying.
+    /// Notifies the hub that no transport reaches it, which the hub cannot see. Then no other member waits for this one. A
+    /// member that makes new links keeps trying.
     pub(crate) fn does_not_come(&self, why: &MemberError) {
         let is_new = self.token == self.reply.token;
         if is_new {
@@ -291,7 +290,7 @@ impl LetIn {
         }
     }
 
-    /// Keeps the links, which are made. `cores` are the hub's in the placement. Each piece of news wakes `waker`.
+    /// Keeps the links, which are made. `cores` are the hub's cores in the placement. Each piece of news wakes `waker`.
     pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Hub {
         self.heartbeat.wake(waker);
         self.farewell = None;
@@ -319,7 +318,7 @@ pub fn placements(
     layout: &Layout,
 ) -> Result<Vec<Placement>, MemberError> {
     let cores: Vec<CoreNodes> = hubs.iter().map(LetIn::checked_cores).collect::<Result<_, _>>()?;
-    // A member that makes new links to some hubs places only theirs.
+    // A member that makes new links to some hubs places only the chunks of those hubs.
     let are_all = |share: Share| !share.is_whole() && hubs.iter().map(|hub| hub.share.hub).eq(0..share.hubs);
     let placed = match hubs.first().map(|hub| hub.share).filter(|&share| are_all(share)) {
         Some(share) => Placement::of_shares(layout, schedule, share, &cores),

@@ -1,5 +1,5 @@
-//! Ends: a job fails, or all its workers have left it; the hub takes no more jobs, or admits no worker. Old failures are
-//! forgotten.
+//! The end of a job, and of the hub's service: a job fails, or all its workers have left it; the hub takes no more jobs, or
+//! admits no more workers.
 //!
 //! A job that has failed is kept for its news, for [`KEEP_FAILED`]. At most as many of them are kept as a hub may have
 //! jobs.
@@ -28,8 +28,8 @@ pub struct Failed {
 }
 
 impl Hub {
-    /// Fails a job, unless it has failed or ended. Its name is free, or reserved until its last state is saved. Whatever ends while
-    /// this hub stops, its stop ends.
+    /// Fails a job, unless it has failed or ended. Its name becomes free, or stays reserved until its last state is saved. If
+    /// the hub is stopping, the job fails because of the stop.
     pub(crate) fn fail(
         &mut self,
         id: JobId,
@@ -49,14 +49,14 @@ impl Hub {
         self.names.take(&job.spec.name, id);
         let is_being_saved = job.last.is_being_saved();
         if is_being_saved {
-            // Meanwhile no job continues from the checkpoint before it.
+            // Until the last state is saved, no job continues from an older checkpoint.
             self.names.keep(&job.spec.name);
         }
         Some(Failed { blame, is_being_saved, effects: self.noted(id, effects, now) })
     }
 
-    /// Forgets the models of failed jobs; and failed jobs that are old or too many, their tokens and their members. A job whose last
-    /// state is being saved stays. Returns the models, and what a stop then does.
+    /// Forgets the models of failed jobs. Also forgets failed jobs that are old or too many, with their tokens and members. A
+    /// job whose last state is being saved stays. Returns the models, and the next steps of a stop.
     pub(crate) fn sweep(&mut self, now: Instant) -> (Vec<Model>, Vec<StopStep>) {
         let Hub { jobs, tokens, end: End { untold, .. }, settings, .. } = self;
         let models = jobs.values_mut().filter(|job| !job.is_kept()).filter_map(Job::forget_model).collect();
@@ -78,13 +78,13 @@ impl Hub {
 pub struct End {
     /// Whether the hub takes no more jobs.
     pub(crate) draining: bool,
-    /// Whether no worker may join any more: it writes its checkpoints, and then stops.
+    /// Whether no more workers may join: the hub writes its checkpoints, and then stops.
     pub(crate) closed: bool,
     /// Its stop.
     pub(super) stop: Stop,
-    /// Members that do not know yet that it stops.
+    /// Members that have not been notified that the hub stops.
     pub(crate) untold: HashSet<(JobId, u32)>,
-    /// Failed jobs that the hubs above do not know of yet.
+    /// Failed jobs of which the hubs above have not been notified.
     pub(crate) untold_above: HashSet<JobId>,
 }
 
@@ -109,8 +109,7 @@ impl End {
         self.stop.unsaved()
     }
 
-    /// Whether there are members that do not know that the hub stops, or hubs above that do not know that a
-    /// job failed.
+    /// Whether a member has not been notified that the hub stops, or the hubs above that a job failed.
     pub fn has_untold(&self) -> bool {
         !self.untold.is_empty() || !self.untold_above.is_empty()
     }
@@ -120,7 +119,7 @@ impl End {
         self.stop.forget(job);
     }
 
-    /// Refuses with this code once the hub admits no worker.
+    /// Checks that the hub still admits workers; otherwise refuses with this code.
     ///
     /// # Errors
     /// Returns the refusal if the hub admits no worker.
@@ -128,7 +127,7 @@ impl End {
         if self.closed { Err(Refused::new(code, STOPS.to_owned())) } else { Ok(()) }
     }
 
-    /// Refuses to make a job of this name once the hub takes no more.
+    /// Checks that the hub still takes jobs; otherwise refuses to make a job of this name.
     pub(super) fn check_takes_jobs(&self, name: &str) -> Result<(), Refused> {
         match self.draining {
             true => Err(Refused::new(

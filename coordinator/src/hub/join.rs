@@ -17,12 +17,12 @@ pub enum Found {
     Reserved,
     /// A job that has not failed.
     Job,
-    /// The name was free: it is reserved now for a job of this number, which the worker has made.
+    /// The name was free. It is now reserved for a job with this number, which the worker makes.
     Free(JobId),
 }
 
 impl Hub {
-    /// Looks up a name for a worker at this address. A free name is reserved for it.
+    /// Looks up a name for a worker at the address `owner`. Reserves the name for the worker if it is free.
     ///
     /// # Errors
     /// Returns an error if there may not be one more job, or not of this address; or the hub admits no

@@ -41,10 +41,10 @@ use crate::job::{Cause, Effect, Job, LateLimits};
 use crate::refused::Refused;
 use crate::tokens::{KEEP_FAILED, Tokens, Unserved};
 
-/// The reason why a hub that stops admits no worker.
+/// The reason for a refusal while the hub stops.
 pub const STOPS: &str = "the hub is stopping";
 
-/// The job ended meanwhile. Its workers know the reason.
+/// The job ended during the request. Its workers know the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobEnded;
 
@@ -54,7 +54,7 @@ impl From<JobEnded> for String {
     }
 }
 
-/// The settings of a hub, as far as it decides by them.
+/// The settings of a hub that its decisions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
@@ -70,11 +70,11 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Hub {
     pub(crate) settings: Settings,
-    /// All jobs, also those that have failed.
+    /// All jobs, including failed jobs.
     pub(crate) jobs: BTreeMap<JobId, Job>,
-    /// The names of jobs that have not failed, and names that are reserved.
+    /// The names of running jobs, and the names that are reserved.
     pub(crate) names: Names,
-    /// The memory that joins were promised that are being read.
+    /// The memory that is promised to joins whose bodies are being read.
     pub(crate) joins_bytes: u64,
     /// The tokens of the members of all jobs.
     pub(crate) tokens: Tokens,
@@ -84,7 +84,7 @@ pub struct Hub {
 }
 
 impl Settings {
-    /// Checks that one more job of this name may exist.
+    /// Checks that one more job of this name may exist. `there` is the number of names in use.
     fn check_jobs(&self, name: &str, there: usize) -> Result<(), Refused> {
         match there < self.jobs_limit {
             true => Ok(()),
@@ -118,7 +118,7 @@ impl Hub {
         self.jobs.get(&id)
     }
 
-    /// Returns all jobs, also those that have failed.
+    /// Returns all jobs, including failed jobs.
     pub fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.jobs.values()
     }
@@ -184,17 +184,17 @@ impl Hub {
         })
     }
 
-    /// Returns the job of this number, to be changed.
+    /// Returns the job of this number, for a change.
     pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.jobs.get_mut(&id)
     }
 
-    /// Returns the job of this number, to be changed, unless it has failed.
+    /// Returns the job of this number for a change, unless it has failed.
     pub(crate) fn running(&mut self, id: JobId) -> Result<&mut Job, JobEnded> {
         self.job_mut(id).filter(|job| !job.life.failed()).ok_or(JobEnded)
     }
 
-    /// Updates tokens and counts by the effects of a job. Returns the effects: the driver does the rest.
+    /// Updates tokens and counts after the effects of a job. Returns the effects that are left to the driver.
     pub(crate) fn noted(&mut self, id: JobId, effects: Vec<Effect>, now: Instant) -> Vec<Effect> {
         for effect in &effects {
             let lost = &mut self.counts.lost;
@@ -210,7 +210,7 @@ impl Hub {
                     }
                 }
                 Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
-                // A connection by this token, which may be on its way here, is one of the lost.
+                // A connection by this token may be on its way to this hub. Its links are lost, too.
                 Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),
                 _ => {}
             }

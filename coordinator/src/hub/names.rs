@@ -19,7 +19,7 @@ pub(super) struct Reserved {
     pub promised: u64,
     /// The address that will own the job.
     pub owner: Option<IpAddr>,
-    /// Whether it is not made at all: it has failed, and its last state is being saved.
+    /// Whether the name belongs to a failed job whose last state is being saved.
     saves: bool,
 }
 
@@ -103,7 +103,7 @@ impl Names {
         self.jobs.insert(name.to_owned(), id);
     }
 
-    /// Frees the name of a job, if it is that job's still.
+    /// Frees a name if it still belongs to this job.
     pub(crate) fn take(&mut self, name: &str, id: JobId) {
         if self.job(name) == Some(id) {
             self.jobs.remove(name);

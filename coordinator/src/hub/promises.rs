@@ -23,16 +23,16 @@ use crate::refused::Refused;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// The room for more, in bytes.
+    /// The memory that the process may still use, in bytes.
     pub room: u64,
-    /// The room and its bound, in words.
+    /// The memory that the process may still use and its bound, in words.
     pub words: String,
-    /// The memory that has become resident since it had no job, in bytes.
+    /// The bytes that have become resident since the process had no job.
     pub used: u64,
 }
 
 impl Memory {
-    /// Takes the room of the process in, and the memory that has become resident since it had no job.
+    /// Takes the room of the process and the bytes that have become resident since the process had no job.
     pub fn new(room: &MemoryRoom, used: u64) -> Self {
         Memory { room: room.bytes, words: room.to_string(), used }
     }
@@ -42,7 +42,7 @@ impl Memory {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Promise {
-    /// The name, which is reserved.
+    /// The job's name, which is reserved.
     pub name: String,
     /// The number of its workers.
     pub workers: u32,
@@ -57,7 +57,7 @@ pub struct Promise {
 }
 
 impl Promise {
-    /// Takes the needs of a job with these terms in.
+    /// Computes the needs of a job with these terms.
     pub fn new(name: &str, terms: &JobTerms, needed: u64, memory: Option<Memory>) -> Self {
         Promise {
             name: name.to_owned(),
@@ -70,12 +70,12 @@ impl Promise {
     }
 }
 
-/// There is no room for the bytes that are needed.
+/// The memory that is needed is not free.
 #[derive(Debug)]
 pub struct NoRoom {
     needed: u64,
     room: String,
-    /// Promised, and not used yet.
+    /// Bytes that are promised and not used yet.
     waiting: u64,
 }
 
@@ -98,7 +98,7 @@ impl Hub {
         of_jobs.chain(of_making).fold(self.joins_bytes, u64::saturating_add)
     }
 
-    /// Checks that this memory more may be promised. The room of some machines is not known.
+    /// Checks that this much more memory may be promised. Some machines do not report their room; there the check passes.
     ///
     /// # Errors
     /// Returns an error if there is no room.
@@ -111,8 +111,8 @@ impl Hub {
         }
     }
 
-    /// Promises all its memory to a job that is being made, or refuses the job. Without this, the kernel would kill the hub for
-    /// lack of memory. A job that is refused has no promise.
+    /// Promises all its memory to a job that is being made, or refuses the job. Without this check, the kernel would kill the
+    /// hub for lack of memory. A refused job has no promise.
     pub(crate) fn promise(&mut self, promise: Promise) -> Result<(), Refused> {
         let Promise { name, workers, model_bytes, optimizer, needed, memory } = promise;
         let owner = self.names.promise(&name, 0);

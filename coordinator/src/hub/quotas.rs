@@ -17,13 +17,13 @@ use crate::refused::Refused;
 pub struct Quotas {
     /// The most jobs of an address.
     pub jobs_per_address: Option<u32>,
-    /// The most bytes that an address' jobs may be promised together.
+    /// The most memory that the jobs of one address may be promised together, in bytes.
     pub memory_per_address: Option<u64>,
-    /// The most bytes that a job may be promised.
+    /// The most memory that one job may be promised, in bytes.
     pub memory_per_job: Option<u64>,
 }
 
-/// The jobs of an address that have not failed or are being made, with the memory that each was promised.
+/// The jobs of an address that run or are being made, with the memory promised to each.
 type Owned<'hub> = Vec<(&'hub str, u64)>;
 
 impl Hub {
@@ -40,7 +40,7 @@ impl Hub {
 }
 
 impl Quotas {
-    /// Checks that an address, which has some jobs, may make one more.
+    /// Checks that an address with these jobs may make one more.
     pub(super) fn check_jobs_of<'hub>(
         &self,
         name: &str,
@@ -61,7 +61,8 @@ impl Quotas {
         Err(Refused::new(RefusalCode::Quota, why))
     }
 
-    /// Checks that a job that is being made may be promised this memory. Its owner has some jobs, this one among them.
+    /// Checks that a job that is being made may be promised this much memory. `owned` are the jobs of its owner, and include
+    /// this job.
     pub(super) fn check_memory_of<'hub>(
         &self,
         (name, needed): (&str, u64),
@@ -98,7 +99,7 @@ impl Quotas {
     }
 }
 
-/// Names the first of several jobs, for an error.
+/// Names the jobs of a list for an error: at most eight of them.
 fn shown(owned: &[(&str, u64)]) -> String {
     const SHOWN: usize = 8;
     let mut names: Vec<&str> = owned.iter().take(SHOWN).map(|(name, _)| *name).collect();

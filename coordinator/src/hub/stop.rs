@@ -18,7 +18,7 @@ use super::Hub;
 
 /// The time that a stop waits for checkpoints, and then for last states. A terabyte takes this long on a slow disk.
 pub const SAVED_WITHIN: Duration = Duration::from_secs(3600);
-/// The time that the cut of a job which ends waits for the round in flight: perhaps nobody pushes any more.
+/// The time that the last cut of a job waits for the round in flight: perhaps no worker pushes any more.
 pub const ROUND_AT_STOP: Duration = Duration::from_secs(10);
 
 /// A step of a stop, which the driver takes.
@@ -31,9 +31,9 @@ pub enum StopStep {
         /// The reason, for the hubs above.
         why: String,
     },
-    /// Jobs that are not saved in time: nobody waits for them any more. The log says so.
+    /// Jobs that were not saved in time. The stop no longer waits for them, and the log says so.
     TooLate(Vec<String>),
-    /// All jobs that live fail for a reason.
+    /// All running jobs fail for this reason.
     Fail(Vec<JobId>, String),
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Stop {
 enum Stage {
     #[default]
     Runs,
-    /// The jobs are saved. Some have not answered.
+    /// The jobs are being saved. Some have not answered yet.
     Saves {
         since: Instant,
         reason: String,
@@ -83,7 +83,7 @@ pub(crate) struct Stopping<'hub> {
 }
 
 impl Stopping<'_> {
-    /// Begins to stop, unless the hub does already. A hub with files writes checkpoints.
+    /// Begins to stop, unless the stop has begun. `has_files`: the hub writes checkpoints.
     pub fn begin(&mut self, reason: String, has_files: bool) -> Vec<StopStep> {
         let end = &mut self.hub.end;
         end.closed = true;
@@ -117,7 +117,7 @@ impl Stopping<'_> {
         Vec::new()
     }
 
-    /// Stops at once. The driver has to notify the members of the jobs that fail for it.
+    /// Stops at once. The driver has to notify the members of the jobs that fail.
     pub fn at_once(&mut self, reason: String) -> Vec<StopStep> {
         let Hub { jobs, end, .. } = &mut *self.hub;
         end.closed = true;
@@ -134,7 +134,7 @@ impl Stopping<'_> {
         vec![StopStep::Fail(living.collect(), reason)]
     }
 
-    /// Gives up what takes too long at a stop.
+    /// Ends the waits of a stop that take too long.
     pub fn time_passes(&mut self) -> Vec<StopStep> {
         let Stopping { hub, now } = self;
         let is_late = |since: Instant| *now - since > SAVED_WITHIN;
@@ -156,7 +156,7 @@ impl Stopping<'_> {
 impl Hub {
     /// Whether the hub has stopped, and nothing is left to be saved.
     pub fn has_stopped(&self) -> bool {
-        // Not for jobs that are made: they may wait for other hubs, or for a name server.
+        // Does not wait for jobs that are being made: they may wait for other hubs, or for a name server.
         match self.end.stop.stage {
             Stage::Over => true,
             Stage::Fails(_) => !self.names.saves_any(),

@@ -1,5 +1,5 @@
-//! The agreement of one job's hubs, as plain state: the cuts that hold each hub, the workers that are at all hubs, and
-//! the checkpoints that are whole.
+//! The agreement of one job's hubs, as plain state: the cuts that hold each hub, the workers that are at all hubs, and the
+//! checkpoints that all hubs have.
 //!
 //! Knows no thread, no connection and no file, so that its tests can try any order of events.
 
@@ -28,7 +28,7 @@ pub struct Follower {
     held: Option<u64>,
 }
 
-/// A request for a cut that is over, or for none.
+/// A request for a cut that is over, or that never was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cut {asked} is over or was never begun, the last one is {last}")]
 pub struct StaleCut {
@@ -58,7 +58,7 @@ impl Follower {
     pub fn release(&mut self, cut: u64) -> Result<(), StaleCut> {
         let last = self.last;
         if !self.is_held_by(cut) {
-            // The hub's hold may come after its release, if the hold waited here. Then it holds nothing.
+            // A hold that was delayed may come after its release. Then it has no effect.
             self.last = self.last.max(cut);
             return Err(StaleCut { asked: cut, last });
         }
@@ -72,14 +72,14 @@ impl Follower {
     }
 }
 
-/// The newcomers that have their links at hubs: hub 0 admits a worker that is at all of them.
+/// The newcomers that have links at some hubs. Hub 0 admits a worker that has links at all hubs.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     hubs: HashMap<u64, HashSet<u32>>,
 }
 
 impl Arrivals {
-    /// Notes that a worker's links are at a hub. Returns true when this was the last of `hubs`.
+    /// Notes that a hub has a worker's links. Returns true if this hub was the last of `hubs`.
     pub fn note(&mut self, worker: u64, hub: u32, hubs: u32) -> bool {
         let at = self.hubs.entry(worker).or_default();
         let is_new = at.insert(hub);
@@ -157,14 +157,14 @@ impl Files {
         });
         rounds.sort_unstable();
         rounds.drain(..rounds.len().saturating_sub(GENERATIONS));
-        // `None`, of a hub that has none, is below any round.
+        // A hub without files has `None`, which is below any round.
         let decided = self.rounds.values().map(|rounds| rounds.iter().max().copied()).min().flatten();
         WholeRounds { rounds, decided }
     }
 }
 
-/// Returns the latest rounds of those that a hub says it has files of. A hub reports a few rounds, and each is compared
-/// with the rounds of all hubs.
+/// Returns the latest of the rounds of which a hub claims to have files. Each of these rounds is compared with the rounds
+/// of all hubs, so their number is bounded.
 fn latest(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds.sort_unstable();
     rounds.drain(..rounds.len().saturating_sub(MOST_FILES));

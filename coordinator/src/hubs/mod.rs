@@ -18,8 +18,8 @@ use crate::job::Ranks;
 use crate::join::Join;
 use crate::refused::Refused;
 
-/// Names one of the jobs that have had a name: a random number that hub 0 drew when it made the job. Its workers know it, too, so
-/// it proves nothing.
+/// Identifies a job among all jobs that have had its name: a random number that hub 0 drew when it made the job. The job's
+/// workers know it, too, so it proves nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
@@ -29,7 +29,7 @@ impl Secret {
         unhex(text).map(Secret)
     }
 
-    /// Whether a request shows the secret. The time does not depend on which digit is wrong.
+    /// Whether a request shows this secret. The comparison takes the same time for every wrong digit.
     pub fn is(&self, shown: &str) -> bool {
         let Some(Secret(shown)) = Secret::parse(shown) else { return false };
         self.0.iter().zip(shown).fold(0, |differing, (ours, theirs)| differing | (ours ^ theirs)) == 0
@@ -63,32 +63,32 @@ impl std::fmt::Debug for Secret {
 /// The hubs of one job.
 #[derive(Debug)]
 pub struct Hubs {
-    /// The number of this hub, and of all hubs.
+    /// The number of this hub, and the number of hubs.
     pub share: Share,
     /// The names of all hubs, if there are several.
     names: Vec<String>,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
-    /// Says which of the jobs that have had the name this is.
+    /// Tells this job from other jobs that have had its name.
     pub secret: Secret,
     /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,
     /// The rounds of this hub's parts of checkpoints, ascending.
     pub rounds: Vec<Round>,
-    /// The rounds that are whole, as far as this hub knows: hub 0 notifies the other hubs.
+    /// The rounds of complete checkpoints that this hub knows of: hub 0 notifies the other hubs.
     pub whole: WholeRounds,
     numbered: Numbered,
-    /// The newcomers that have arrived at hubs, as far as hub 0 is notified.
+    /// The newcomers with links at hubs, as reported to hub 0.
     pub arrivals: Arrivals,
-    /// The files of each hub, as far as hub 0 is notified.
+    /// The files of each hub, as reported to hub 0.
     files: Files,
-    /// The cuts of hub 0, as far as another hub is notified.
+    /// The cuts of hub 0 of which another hub has been notified.
     pub held: Follower,
-    /// The highest round of this hub's chunks when hub 0 began the last cut.
+    /// The highest round of this hub's chunks at the last cut of hub 0.
     pub front: Option<Round>,
 }
 
-/// The numbers that hub 0 has given; 0 at the other hubs.
+/// The numbers that hub 0 has assigned; 0 at the other hubs.
 #[derive(Debug, Default)]
 struct Numbered {
     /// The cuts that it has begun.
@@ -98,8 +98,8 @@ struct Numbered {
 }
 
 impl Hubs {
-    /// Creates the hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks; of
-    /// another hub than hub 0, only its own.
+    /// Creates the hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks. At another hub
+    /// than hub 0 they are only its own.
     pub(crate) fn new(
         (share, names): (Share, Vec<String>),
         pieces: Vec<Piece>,
@@ -147,7 +147,7 @@ impl Hubs {
         self.share.hub == 0
     }
 
-    /// Returns a pass for the next worker that hub 0 lets in.
+    /// Returns a pass for the next worker that hub 0 admits.
     pub(crate) fn next_pass(&mut self, checkpoints: bool) -> Pass {
         self.numbered.workers += 1;
         let (secret, worker, first_round) = (self.secret.show(), self.numbered.workers, self.first_round);
@@ -171,8 +171,7 @@ impl Hubs {
         self.held.hold(cut)
     }
 
-    /// Checks that the cut that hub 0 ends is possible at its round, and admits no more workers than the job
-    /// has.
+    /// Checks the cut that hub 0 ends: its round is possible, and it admits no more workers than the job has.
     ///
     /// # Errors
     /// Returns the fault, in words, if the cut is not possible.
@@ -194,14 +193,13 @@ impl Hubs {
         }
     }
 
-    /// Returns the length of this hub's state of a job: the f32 values of the weights and of the optimizer's
-    /// state.
+    /// Returns the bytes of this hub's state of a job: the weights and the optimizer's state in f32.
     pub fn state_bytes(&self, terms: &JobTerms) -> u64 {
         let elements: u64 = self.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
         4 * elements * terms.tensors().saved_per_element() as u64
     }
 
-    /// Checks that a worker's pass is of this job, and not of a job of the same name that hub 0 has begun since.
+    /// Checks that a worker's pass is of this job, and not of a later job of the same name.
     pub(crate) fn check_pass(&self, join: &Join, members: &Ranks) -> Result<(), Refused> {
         let (Some((lead, pass)), Join { name, rank, .. }) = (&join.lead, join) else { return Ok(()) };
         if let Some(other) = pass.as_ref().and_then(|pass| members.rank(pass.worker)) {

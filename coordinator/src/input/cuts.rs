@@ -10,8 +10,8 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{CutId, Effect, NotReleased, Purpose};
 
-/// Hub 0 cuts a running job by a number of its own. This hub follows as soon as the cuts before are over. The answer has the number of
-/// this hub's cut.
+/// Hub 0 cuts a running job, and gives its own number of the cut. This hub follows after the cuts that wait before it. The
+/// answer has the number of this hub's cut.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldByLead {
@@ -57,7 +57,7 @@ pub struct Arrived {
     pub job: JobId,
     /// The hub.
     pub hub: u32,
-    /// The newcomer, named as at all hubs.
+    /// The newcomer, by its number at all hubs.
     pub worker: u64,
 }
 

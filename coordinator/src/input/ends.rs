@@ -21,7 +21,7 @@ impl Request for Drain {
     }
 }
 
-/// The hub begins to stop, unless it does already: it admits no worker any more, and its jobs are saved.
+/// The hub begins to stop, unless the stop has begun: it admits no more workers, and its jobs are saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginStop {

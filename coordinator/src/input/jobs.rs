@@ -72,7 +72,7 @@ impl Request for Promise {
     }
 }
 
-/// A join that is being read needs memory.
+/// A join whose body is being read needs memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromiseJoin {
@@ -95,7 +95,7 @@ impl Request for PromiseJoin {
     }
 }
 
-/// A join is read, and gives its memory back.
+/// The body of a join is read, and its memory is free again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndJoin {
@@ -111,7 +111,7 @@ impl Request for EndJoin {
     }
 }
 
-/// A job begins that was made under a reserved name, which is free again.
+/// A job begins under its reserved name. The reservation ends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Begin {
@@ -119,7 +119,7 @@ pub struct Begin {
     pub spec: JobSpec,
     /// The place of this hub among its hubs.
     pub hub: HubOf,
-    /// The round that it begins with, and the numbers at that time.
+    /// The round that the job begins with, and the optimizer's numbers at that round.
     pub from: (Round, NumbersByRound),
 }
 
@@ -133,11 +133,11 @@ pub struct HubOf {
     pub names: Vec<String>,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
-    /// The secret that says which of the jobs that have had the name this is.
+    /// The secret that tells this job from other jobs that have had its name.
     pub secret: Secret,
     /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,
-    /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
+    /// The rounds of the files of each hub that owns chunks. At another hub than hub 0 they are only its own.
     pub files: Files,
 }
 
@@ -190,13 +190,13 @@ impl Request for End {
         let job = hub.jobs.remove(&self.job)?;
         hub.names.take(&job.spec.name, self.job);
         hub.end.forget(self.job);
-        // The tokens of workers that connected after the last one left are no longer valid.
+        // Tokens of workers that connected after the last worker left are no longer valid.
         hub.tokens.sweep(|job| job != self.job, now);
         Some(Ended(Box::new(job)))
     }
 }
 
-/// A job that has ended. It may be large, so that another thread frees it.
+/// A job that has ended. It may be large: another thread frees it.
 pub struct Ended(pub Box<Job>);
 
 impl fmt::Debug for Ended {
@@ -205,7 +205,7 @@ impl fmt::Debug for Ended {
     }
 }
 
-/// Time has passed: failed jobs that are old or too many are forgotten, and a stop gives up what takes too long.
+/// Time has passed: failed jobs that are old or too many are forgotten, and a stop ends waits that are too long.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sweep;
 

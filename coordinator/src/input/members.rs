@@ -1,4 +1,4 @@
-//! Requests for members: they join, connect, live, make other links, leave, are lost.
+//! Requests for members: they join, connect, send heartbeats, make new links, leave, are lost.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::links::MemberLink;
 use crate::refused::Refused;
 use crate::tokens::Token;
 
-/// A member: its job, and its rank there.
+/// A member: its job and its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberOf {
@@ -79,7 +79,7 @@ impl Request for Connect {
     }
 }
 
-/// A connection of a member failed: the member may connect again.
+/// A connection of a member failed. The member may connect again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disconnect {
@@ -97,7 +97,7 @@ impl Request for Disconnect {
     }
 }
 
-/// The links of a member are on their way to the cores.
+/// The links of a member are being handed to the cores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attach {
@@ -105,7 +105,7 @@ pub struct Attach {
     pub member: MemberOf,
     /// The name of their transport.
     pub transport: String,
-    /// The interface or RDMA device of each. Empty if it is unknown, and on shared memory.
+    /// The interface or RDMA device of each link. It is empty if it is unknown, and on shared memory.
     pub nics: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ impl Request for Attach {
     }
 }
 
-/// All members of a hub below are there. They had reached this round when they lost a hub.
+/// All members of a hub below have joined. The round is the one that they had reached when they lost a hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ready {
@@ -147,8 +147,8 @@ impl Request for Ready {
     }
 }
 
-/// A member is alive, and says which of its own workers is late. The answer is how long a heartbeat that brings news may be held,
-/// or the reason why the member cannot say so.
+/// A member sends a heartbeat, and reports which of its own workers is late. The answer is the time for which the hub may
+/// hold a heartbeat back until it has news, or the reason of a refusal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Heard {
@@ -190,8 +190,8 @@ impl Request for AskForLinks {
     }
 }
 
-/// A member that has asked for links gets a connection by a token, once all cores have dropped the former links. The answer is
-/// whether they have.
+/// A member that has asked for new links gets a connection by a token, once all cores have dropped the old links. The
+/// answer is whether all cores have.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GrantLinks {
@@ -219,7 +219,7 @@ impl Request for GrantLinks {
     }
 }
 
-/// A member leaves before a round. The token that it shows is good for nothing from then on.
+/// A member leaves before a round. Its token is not valid from then on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leave {
@@ -229,7 +229,7 @@ pub struct Leave {
     pub token: Option<Token>,
     /// The round.
     pub round: Round,
-    /// Keys with a lower round.
+    /// Keys for which the member leaves at a lower round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
 }

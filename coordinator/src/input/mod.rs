@@ -52,7 +52,7 @@ impl Hub {
     }
 }
 
-/// Something has happened to a job.
+/// A job gets an event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Happened {
@@ -81,7 +81,7 @@ macro_rules! inputs {
         }
 
         impl Input {
-            /// The names of all requests, as records have them.
+            /// The names of all requests in a record.
             #[cfg(test)]
             pub(crate) const NAMES: &[&str] = &[$(stringify!($request),)*];
 

@@ -12,7 +12,7 @@ use crate::hub::{Hub, JobEnded};
 use crate::job::{Change, Effect, forget_numbers};
 use crate::progress::Progress;
 
-/// The cores of a job were looked at.
+/// The driver has read the rounds of a job from its cores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judge {
@@ -20,7 +20,7 @@ pub struct Judge {
     pub job: JobId,
     /// The look at all cores.
     pub look: Look,
-    /// The workers that hold its rounds up at the hubs above.
+    /// The workers that hold up the job's rounds at the hubs above.
     pub above: Vec<Late>,
 }
 
@@ -79,7 +79,7 @@ impl Request for ChangeNumbers {
         let job = hub.job_mut(self.job).ok_or(JobEnded)?;
         let now = (&job.numbers, &*job.spec.terms);
         let numbers = self.change.checked(now, self.from, &self.reset)?;
-        // Below other hubs, the hubs above have the numbers.
+        // In a job below other hubs, the hubs above have the numbers.
         if !job.spec.made.is_below {
             job.numbers.change(self.from, numbers.clone());
         }
@@ -106,7 +106,8 @@ impl Request for ForgetNumbers {
     }
 }
 
-/// A member shows the digest of its weights. The answer is whether all members are known to have the same, or how they differ.
+/// A member reports the digest of its weights. The answer is whether all members are known to have the same weights, or how
+/// they differ.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compare {
@@ -133,7 +134,7 @@ impl Request for Compare {
     }
 }
 
-/// This hub itself stood still, and could get no heartbeat. The clocks of all members begin again.
+/// This hub itself was suspended, and received no heartbeat. The timeouts of all members begin again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoodStill;
 

@@ -10,8 +10,8 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{AskedId, CutAt, Effect, Job, Saving, Use, WantId};
 
-/// Rank 0 offers a state; the keys have made these steps. The answer is whether the job has none of its own, and waits; or why
-/// the offer comes too late.
+/// Rank 0 offers a state, with the steps that each key has made. The answer is whether the job has no state of its own and
+/// waits for this one; or the reason why the offer comes too late.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
@@ -29,7 +29,7 @@ impl Request for Offer {
     }
 }
 
-/// The state before a round is wanted, and has this length; or it is not wanted.
+/// The state before a round is wanted and has this length, or no state is wanted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
@@ -52,7 +52,7 @@ impl Request for Wanted {
     }
 }
 
-/// The state begins to come. The answer is the round that it is before, and its length in bytes, if the job waits for it.
+/// The first bytes of the state arrive. The answer is the state's round and its length in bytes, if the job waits for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Comes {
@@ -68,7 +68,7 @@ impl Request for Comes {
     }
 }
 
-/// The state is complete: here, with its round and numbers, or at the hubs above.
+/// The state is complete: at this hub, with its round and numbers, or at the hubs above.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginWith {
@@ -89,7 +89,7 @@ impl Request for BeginWith {
     }
 }
 
-/// All workers are here, and these machines are missing at the hubs above.
+/// All workers have joined this hub. Some machines are missing at the hubs above.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MissMachines {
@@ -107,7 +107,7 @@ impl Request for MissMachines {
     }
 }
 
-/// A worker of any machine had reached this round when it lost a hub.
+/// A worker of some machine had reached this round when it lost a hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachinesReached {
@@ -149,7 +149,7 @@ impl Request for HasFiles {
     }
 }
 
-/// A job's state is wanted. The answer has the number of the want.
+/// A job's state is wanted. The answer has the number of this want.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WantState {
@@ -216,7 +216,7 @@ impl Request for BeginFile {
     }
 }
 
-/// The file of a snapshot is written, or not. The answer has the reason why the attempt before failed.
+/// The file of a snapshot is written, or has failed. The answer has the reason why the attempt before it failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndFile {
@@ -226,7 +226,7 @@ pub struct EndFile {
     pub occasion: Occasion,
     /// The file has the state before this round.
     pub before: Round,
-    /// The file; or why there is none.
+    /// The file, or the reason why there is none.
     pub written: Result<CheckpointReply, String>,
 }
 
@@ -240,7 +240,7 @@ impl Request for EndFile {
     }
 }
 
-/// Another hub, at which the job has failed, asks whether this hub holds it.
+/// The job has failed at another hub, which asks whether this hub holds the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskToHold {
@@ -258,7 +258,7 @@ impl Request for AskToHold {
     }
 }
 
-/// Hub 0 has decided on the last state of a failed job. No answer says that the state is not here any more.
+/// Hub 0 has decided on the last state of a failed job. There is no answer if this hub no longer has the state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskForPart {

@@ -25,7 +25,7 @@ use crate::hubs::{Hubs, may_write};
 
 /// The most parts of checkpoints for which a state is known.
 const PARTS: usize = 8;
-/// The most reports of passed rounds that are known of a core. Another core is behind by fewer.
+/// The most reports of rounds without a snapshot that are kept for a core. No core is so far behind another.
 const PASSED: usize = 64;
 
 /// The checkpoints of a job.
@@ -36,19 +36,19 @@ pub struct Checkpoints {
     collecting: Vec<Collecting>,
     /// The rounds that each core has passed without snapshots, in the last reports, in any order.
     passed: BTreeMap<usize, VecDeque<RangeInclusive<Round>>>,
-    /// The last ones that were begun here, by their rounds: hub 0 asks. One may end after a later one.
+    /// The last parts that were begun at this hub, by round, because hub 0 asks for them. A part may end after a later one.
     parts: BTreeMap<Round, PartState>,
     /// The requests that want the state.
     pub(super) wants: Wants,
-    /// The snapshots that are written, or about to be; each with the want that it is for, and the end of the want's time.
+    /// The snapshots that are being written or will be. Each has the want that it serves, and the time at which that want ends.
     pub(super) writing: Vec<(Occasion, Option<(WantId, Instant)>)>,
-    /// The parts of other hubs that hub 0 follows, and its questions for this hub's.
+    /// The parts of other hubs that hub 0 follows, and hub 0's questions for the part of this hub.
     pub(super) followed: Followed,
     /// The last one that was written.
     pub last: Option<CheckpointReply>,
     /// The reason why the last attempt failed, or was skipped.
     pub error: Option<String>,
-    /// Whether the last attempt failed: the lost state can only be saved by another attempt.
+    /// Whether the last attempt failed. Then only another attempt can save the state.
     pub has_failed: bool,
 }
 
@@ -61,19 +61,19 @@ struct Collecting {
     answers: usize,
     /// The reason why a core has no part.
     refused: Option<String>,
-    /// The cores that have none, and have not said since that their memory is back.
+    /// The cores that have no part, and whose memory for a part is still in use.
     lacks: BTreeSet<usize>,
     /// The want that it is for.
     want: Option<WantId>,
 }
 
-/// The answer of a core for a snapshot.
+/// A core's answer for a snapshot.
 pub(super) struct TakenBy {
     /// The core.
     pub core: usize,
     pub occasion: Occasion,
     pub before: Round,
-    /// The last of several rounds that the core has passed without snapshots.
+    /// The last round of a range that the core has passed without a snapshot.
     pub through: Option<Round>,
     /// The reason why the core has no part.
     pub refused: Option<String>,
@@ -85,7 +85,7 @@ pub(super) struct Over {
     pub before: Round,
     /// The reason why there is none.
     pub refused: Option<String>,
-    /// The cores that have no part, as long as their memory is out.
+    /// The cores that have no part because their memory for parts is in use.
     pub lacks: BTreeSet<usize>,
     /// The want that it was for.
     pub want: Option<WantId>,
@@ -108,8 +108,8 @@ impl Checkpoints {
         }
     }
 
-    /// Returns how this hub's part of the checkpoint before a round is. Round 0 has no checkpoint: it means the part that is
-    /// under way now, if there is one.
+    /// Returns the state of this hub's part of the checkpoint before a round. Round 0 has no checkpoint: it stands for the part
+    /// that is being taken now, if there is one.
     pub fn part_before(&self, before: Round) -> PartState {
         let parts = &self.parts;
         let is_under_way = |state: &&PartState| matches!(state, PartState::Collecting | PartState::Writing);
@@ -131,7 +131,7 @@ impl Checkpoints {
         self.followed.end();
     }
 
-    /// Begins a snapshot that a cut is for. Hub 0 gets its result, if nobody at this hub wants the snapshot.
+    /// Begins a snapshot after a cut. Hub 0 gets its result if nobody at this hub wants the snapshot.
     pub(super) fn begin(&mut self, before: Round, want: Option<WantId>, at: Option<CutAt>) -> Occasion {
         self.asked += 1;
         let occasion = match at {
@@ -146,8 +146,8 @@ impl Checkpoints {
         occasion
     }
 
-    /// Notes that a core has taken its part of a snapshot, or has none; or has passed all rounds from `before` to `through`.
-    /// Returns the snapshots that have answers from all cores then.
+    /// Records a core's answer for a snapshot: the core has its part, or none, or has passed all rounds from `before` to
+    /// `through` without one. Returns the snapshots for which all cores have now answered.
     pub(super) fn taken(&mut self, taken: TakenBy, owners: usize) -> Vec<Over> {
         let TakenBy { core, occasion, before, through, refused } = taken;
         let Checkpoints { collecting, passed, .. } = self;
@@ -166,7 +166,7 @@ impl Checkpoints {
                 .collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
-            // Cores that have passed it say nothing more of it.
+            // A core that has passed the round sends no other answer for it.
             let has_passed =
                 |of_core: &&VecDeque<_>| of_core.iter().any(|rounds| is_due_in(occasion, rounds));
             let answers = passed.values().filter(has_passed).count();
@@ -203,13 +203,12 @@ impl Checkpoints {
         Some(Over { occasion, before, refused, lacks, want })
     }
 
-    /// Notes that a core has the memory of its part again.
+    /// Notes that the memory of a core's part is free again.
     pub(super) fn freed(&mut self, core: usize) {
         self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }
 
-    /// Begins to write a file. Returns the rounds that are now whole: files of other rounds are no longer
-    /// needed.
+    /// Begins to write a file. Returns the rounds of complete checkpoints: files of other rounds are no longer needed.
     ///
     /// # Errors
     /// Returns an error if the hub would have too many files that wait for those of other hubs.
@@ -226,7 +225,7 @@ impl Checkpoints {
         }
     }
 
-    /// Notes the result of writing a file. Returns why the attempt before failed, if this one is good.
+    /// Notes the result of writing a file. Returns why the previous attempt failed, if this file is good.
     pub(super) fn end_file(
         &mut self,
         before: Round,
@@ -250,7 +249,7 @@ impl Checkpoints {
 }
 
 impl Job {
-    /// Whether the hub that has the job's state writes a checkpoint before this member leaves: it is the last one.
+    /// Whether the last member leaves with this one, so that the hub with the job's state writes a checkpoint first.
     pub fn ends_with(&self, rank: u32) -> bool {
         let has_state =
             self.hubs.leads() && !self.spec.made.is_below && self.spec.terms.optimizer.keeps_weights();
@@ -261,14 +260,14 @@ impl Job {
     pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
         self.life.runs()
             && match self.spec.made.is_below {
-                // In a mesh, the job above is here, too.
+                // In a mesh, the job above is at this hub, too.
                 true => self.spec.made.mesh.is_none() && !self.spec.goes_on(),
                 false => has_files && !self.spec.made.trial,
             }
     }
 }
 
-/// Whether a snapshot is due before one of these rounds.
+/// Whether a snapshot is due before one of `rounds`.
 fn is_due_in(occasion: Occasion, rounds: &RangeInclusive<Round>) -> bool {
     matches!(occasion, Occasion::Due(round) if rounds.contains(&round))
 }

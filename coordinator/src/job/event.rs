@@ -1,4 +1,4 @@
-//! The events of a job that no request causes, and the reaction of the driver.
+//! The events of a job that no request causes, and their effects.
 //!
 //! | event | from | effects |
 //! | --- | --- | --- |
@@ -67,23 +67,23 @@ pub enum Event {
         occasion: Occasion,
         /// The part has the state before this round.
         before: Round,
-        /// The last of several rounds before which a snapshot was due, if the core has none of all of them.
+        /// The last of several rounds in which a snapshot was due, if the core has a part for none of them.
         through: Option<Round>,
         /// The reason why it has none.
         refused: Option<String>,
     },
     /// A core has the memory of its part of a snapshot again.
     Freed(usize),
-    /// Another hub has said how its part of a checkpoint is, or why it says nothing.
+    /// Another hub has reported the state of its part of a checkpoint, or failed to.
     Part {
         /// The checkpoint.
         follow: FollowId,
         /// The hub.
         hub: u32,
-        /// The rounds of its files, and the state of its part.
+        /// The rounds of the hub's files, and the state of its part.
         said: Result<(Vec<Round>, PartState), String>,
     },
-    /// A client that wants the state has read it, or will not.
+    /// A client has read the state that it wanted, or gives up.
     Read(WantId),
     /// A step of saving the last state is done.
     Last(LastStepped),
@@ -106,7 +106,7 @@ pub enum Effect {
     TellArrived(ArrivedRequest),
     /// A member has made its links again.
     Relinked(u32),
-    /// All cores drop a member's links. A connection by this token, which may be under way, is lost, too.
+    /// All cores drop a member's links. A connection by this token, which may be in progress, is lost, too.
     DropLinks(u32, Option<Token>),
     /// A member is lost: it is counted, and the log says so.
     Lost {
@@ -121,11 +121,11 @@ pub enum Effect {
     },
     /// All cores remove a member.
     RemoveWorker(u32),
-    /// Notify the other hubs of the job that a worker, named as at all hubs, is lost for this reason.
+    /// Notify the other hubs of the job that a worker is lost for this reason. The worker is given by its number at all hubs.
     TellLost(u64, String),
-    /// The tokens of a lost member serve it no longer, and answer this.
+    /// The tokens of a lost member are no longer valid. A request with one gets this reason.
     Forget(u32, String),
-    /// The news name other workers that hold the rounds up, or no worker any more. The log says so.
+    /// Other workers than before hold up the rounds, or none does. The log says so.
     HeldUp,
     /// The job fails.
     Fail(String, Blame),
@@ -146,15 +146,15 @@ pub enum Effect {
     Part(AskedId, WrittenReply),
     /// A hub has no part of a checkpoint before this round, for this reason. The log says so.
     NotWhole(Round, String),
-    /// A want is met by a file, or not met.
+    /// A want ends with a file, or with the reason why there is none.
     Wanted(WantId, Result<CheckpointReply, NoState>),
-    /// Requests that wait for the job look again.
+    /// Requests that wait for the job check its state again.
     Wake,
     /// A step of saving the last state is due.
     Last(LastStep),
     /// The answer to hubs that ask whether this hub holds the failed job.
     Holds(FailedReply),
-    /// Hub 0, if it asks, gets the result of this hub's part of the last state.
+    /// If hub 0 asks, it gets the result of this hub's part of the last state.
     HasPart(Result<LastReply, String>),
     /// All cores remove the failed job, and its name is free. Its last state is saved, or not.
     LastOver(Saved),
@@ -172,7 +172,7 @@ pub enum Cause {
     Late,
     /// The member has lost a hub of the job, and says so.
     HubLost,
-    /// Another hub lost the member, the member gives up, or it could not be admitted.
+    /// Another hub lost the member, the member gives up, or the hub could not admit it.
     Other,
 }
 
@@ -214,8 +214,7 @@ impl Job {
                 let why = format!("{} is gone: {reason}", self.spec.spoken(rank));
                 let waits = self.members.get(rank).is_some_and(Member::waits_for_links);
                 match by_itself && waits && self.life.runs() {
-                    // The ends of its links at the other cores are not news, and the worker watches its new links
-                    // itself.
+                    // The ends of this member's links at the other cores are no news. The worker itself watches its new links.
                     true if self.members.unlinked(rank).is_some() => Vec::new(),
                     true => vec![self.members.unlink(rank, &why, now)],
                     false => self.lose(rank, Cause::Link, &why),

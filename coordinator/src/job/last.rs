@@ -1,5 +1,5 @@
-//! The last state of a failed job: it is saved before its cores forget it. All hubs of the job save the same round, or hub 0 saves
-//! none.
+//! The last state of a failed job, which is saved before the cores forget the job. All hubs save the same round, or hub 0
+//! saves none.
 //!
 //! ```text
 //!   hub 1 --failed: why--> hub 0                the job fails there, too
@@ -67,9 +67,9 @@ pub type Saved = Result<Option<CheckpointReply>, String>;
 #[derive(Debug)]
 pub(super) struct Last {
     waits_for: WaitsFor,
-    /// The rounds of this hub's chunks, which do not change any more.
+    /// The rounds of this hub's chunks, which no longer change.
     own: Option<RoundsInFlight>,
-    /// The failure, as other hubs are notified of it.
+    /// The failure, as the other hubs are notified of it.
     failed: FailedRequest,
     /// The way in which the job ended, for people.
     ended: String,
@@ -87,19 +87,18 @@ enum WaitsFor {
     Hold,
     /// The answers of the other hubs, at hub 0.
     Others,
-    /// The parts of the other hubs, at hub 0. The result exists already if this hub writes nothing after
-    /// that.
+    /// The parts of the other hubs, at hub 0. The result is known already if this hub has no part to write after them.
     Parts(LastRequest, Option<Saved>),
     /// The answer of hub 0, at another hub.
     Lead,
     /// The time since which another hub waits for the order of hub 0.
     Order(Instant),
-    /// The parts of the other hubs have this many bytes.
+    /// The write of this hub's part. The parts of the other hubs have this many bytes.
     Write(u64),
 }
 
 impl Job {
-    /// Ends the job as [`fail`](Self::fail) does, and has its last state saved, if it has one. `stops`: this hub does.
+    /// Ends the job as [`fail`](Self::fail) does, and saves its last state, if it has one. `stops`: this hub stops.
     pub(crate) fn fail_and_save(
         &mut self,
         (reason, blame): (&str, Blame),
@@ -124,7 +123,8 @@ impl LastState {
         self.0.is_some()
     }
 
-    /// Tells another hub, at which the job has failed, whether this hub holds it; as soon as this is known.
+    /// Answers another hub, at which the job has failed, whether this hub holds the job. The answer may have to wait until this
+    /// is known.
     pub(crate) fn asked_to_hold(&mut self, hubs: &Hubs, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
         let Some(last) = &mut self.0 else { return holds(false, None) };
@@ -139,8 +139,7 @@ impl LastState {
         }
     }
 
-    /// Writes, at another hub, the state that hub 0 has chosen. Returns nothing if the state is not here any
-    /// more.
+    /// Writes, at another hub, the state that hub 0 has chosen. Returns nothing if this hub no longer has the state.
     pub(crate) fn asked_for_part(&mut self, hubs: &Hubs, request: LastRequest) -> Option<Vec<Effect>> {
         let last = self.0.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
         Some(match check_before(request.before, last.own) {
@@ -149,7 +148,7 @@ impl LastState {
         })
     }
 
-    /// Notes the result of a step. The result of another step than the hub waits for changes nothing.
+    /// Notes the result of a step. A result that the hub does not wait for changes nothing.
     pub(super) fn stepped(&mut self, hubs: &Hubs, stepped: LastStepped, now: Instant) -> Vec<Effect> {
         let Some(mut last) = self.0.take() else { return Vec::new() };
         match (std::mem::replace(&mut last.waits_for, WaitsFor::Hold), stepped) {
@@ -189,9 +188,9 @@ impl LastState {
         }
     }
 
-    /// Ends, at another hub, the wait for the order of hub 0, when hub 0 has been silent for too long.
+    /// Ends, at another hub, the wait for hub 0's order, after hub 0 was silent for too long.
     pub(super) fn overdue(&mut self, hubs: &Hubs, limit: Duration, now: Instant) -> Vec<Effect> {
-        // Hub 0 asks all hubs for their rounds, and waits for each at most for the limit.
+        // Hub 0 asks all hubs for their rounds, and waits for each hub at most for this limit.
         let limit = 3 * limit;
         let is_late = |last: &Last| matches!(last.waits_for, WaitsFor::Order(since) if now - since > limit);
         let Some(last) = self.0.take_if(|last| is_late(last)) else { return Vec::new() };
@@ -212,7 +211,7 @@ impl LastState {
         replies: Vec<Result<FailedReply, String>>,
     ) -> Vec<Effect> {
         let holds = |reply: &Result<FailedReply, String>| reply.as_ref().is_ok_and(|reply| reply.saves);
-        // A hub that is gone is not waited for once more.
+        // Hub 0 does not wait again for a hub that is gone.
         let there = (1..).zip(&replies).filter(|(_, reply)| holds(reply)).map(|(hub, _)| hub).collect();
         let rounds = last.of_all(hubs, replies);
         let (mut before, mut ended) = (Round(0), last.ended.clone());
@@ -228,7 +227,7 @@ impl LastState {
         }
         let (secret, whole) = (hubs.secret.show(), hubs.whole.clone());
         let request = LastRequest { secret, before, ended, whole };
-        // A hub that stops has had all hubs write a checkpoint before, and may be gone.
+        // Before a hub stops, it has all hubs write a checkpoint. So it may be gone by now.
         let is_over = rounds.err().map(|why| last.unsaved(why));
         match hubs.share.is_whole() {
             true => self.others_have_written(hubs, last, request, (is_over, Vec::new())),
@@ -239,8 +238,8 @@ impl LastState {
         }
     }
 
-    /// Writes hub 0's part after the others. A job with a part only here, and no whole round before it, could not be started
-    /// again.
+    /// Writes hub 0's part after the parts of the others. Without the others' parts, and without a complete round before, the
+    /// job could not start again.
     fn others_have_written(
         &mut self,
         hubs: &Hubs,
@@ -266,8 +265,8 @@ impl LastState {
 }
 
 impl Last {
-    /// Begins to save the last state of a job that fails. This hub has written the state before a round, if any; the job began with a
-    /// round.
+    /// Begins to save the last state of a failed job. `written` is the round of this hub's last file, if it has one. The job
+    /// began with `first_round`.
     fn new(
         (reason, blame): (&str, Blame),
         stops: bool,
@@ -294,8 +293,7 @@ impl Last {
         last
     }
 
-    /// Returns the message about a state that is not saved for this reason. Returns none if all of the state is in the
-    /// last checkpoint.
+    /// Returns the message about a state that is not saved for this reason; none if the last checkpoint has all of the state.
     fn unsaved(&self, why: String) -> Saved {
         match self.own.is_none_or(|own| own.highest <= self.saved) {
             true => Ok(None),
@@ -323,8 +321,8 @@ impl Last {
     }
 }
 
-/// Returns the effects of the end. Hubs that still wait for an answer get the result: the job is not held any more, or
-/// this hub's part.
+/// Returns the effects of the end. Hubs that still wait for an answer get the result: the job is no longer held, or this
+/// hub's part.
 fn over(saved: Saved) -> Vec<Effect> {
     let bytes = |saved: &Option<CheckpointReply>| saved.as_ref().map_or(0, |reply| reply.bytes);
     let part = saved.as_ref().map(|saved| LastReply { bytes: bytes(saved) }).map_err(Clone::clone);
@@ -332,8 +330,8 @@ fn over(saved: Saved) -> Vec<Effect> {
     vec![Effect::Holds(holds), Effect::HasPart(part), Effect::LastOver(saved)]
 }
 
-/// Checks that all hubs can save the state before this round; there is no state before round 0. `own` are the rounds of
-/// this hub's chunks.
+/// Checks that all hubs can save the state before a round; before round 0 there is none. `own` are the rounds of this hub's
+/// chunks.
 fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String> {
     match own {
         Some(own) if before > Round(0) && (before < own.highest || !before.is_near(own.highest)) => {
@@ -350,7 +348,7 @@ fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String
     }
 }
 
-/// Returns the rounds of the chunks of both.
+/// Returns the rounds of the chunks of two hubs.
 fn both(a: RoundsInFlight, b: RoundsInFlight) -> RoundsInFlight {
     RoundsInFlight { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) }
 }

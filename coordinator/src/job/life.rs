@@ -22,11 +22,11 @@ use pbox_core::control::JobState;
 /// The state of a job.
 #[derive(Debug)]
 pub enum Life {
-    /// Has not begun.
+    /// The job has not begun.
     Gathering(Gathering),
-    /// Has begun, and makes rounds.
+    /// The job has begun, and makes rounds.
     Running,
-    /// Has failed, or its hub stops. The job is kept for its news.
+    /// The job has failed, or its hub stops. It is kept for its news.
     Failed {
         /// The time.
         at: Instant,
@@ -42,7 +42,7 @@ pub enum Life {
 pub(super) enum Brought {
     /// The job does not wait.
     Nothing,
-    /// The hubs above are asked whether they want it.
+    /// The hubs above are asked whether they want the state.
     Offered,
     /// The job waits for the state before this round, of this number of bytes.
     Awaited(Round, u64),
@@ -55,13 +55,13 @@ pub(super) enum Brought {
 pub struct Gathering {
     /// The ranks that are missing.
     pub(super) missing: Vec<u32>,
-    /// The machines that are missing at the hubs above, once all ranks are here.
+    /// The machines that are missing at the hubs above, known once all ranks have joined this hub.
     pub(super) machines: Vec<u32>,
-    /// Whether the job waits for the state of rank 0.
+    /// The wait of the job for the state of rank 0.
     pub(super) brought: Brought,
-    /// The number of steps each key has made in that state, if rank 0 says so.
+    /// The number of steps that each key has made in rank 0's state, if rank 0 reports it.
     pub(super) brought_steps: Vec<Option<u32>>,
-    /// The round that each worker of this hub had reached when it lost a hub, by rank.
+    /// By rank: the round that each worker of this hub had reached when it lost a hub.
     pub(super) reached: Vec<Option<Round>>,
 }
 
@@ -77,7 +77,7 @@ impl Life {
         })
     }
 
-    /// Returns the state as the news show it.
+    /// Returns the state for the news.
     pub fn state(&self) -> JobState {
         match self {
             Life::Gathering(Gathering { missing, machines, .. }) => {

@@ -78,13 +78,13 @@ pub struct Job {
     /// The members.
     pub members: Ranks,
     pub(crate) cuts: Cuts,
-    /// The snapshots that are being taken, and its files.
+    /// The snapshots that are being taken, and the files of the job.
     pub checkpoints: Checkpoints,
     /// The last state, while that is saved.
     pub(crate) last: LastState,
     /// The round that it began with.
     first_round: Round,
-    /// The optimizer's numbers, as the workers have set them.
+    /// The optimizer's numbers, as set by the workers.
     pub numbers: NumbersByRound,
     /// The hubs.
     pub hubs: Hubs,
@@ -97,7 +97,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Begins the life of a job. `from` is the round that it begins with, and the numbers at that time.
+    /// Creates a job. `from` is the round that it begins with, and the numbers at that round.
     pub(crate) fn new(spec: JobSpec, hubs: Hubs, from: (Round, NumbersByRound), now: Instant) -> Self {
         let workers = spec.terms.workers;
         let life = Life::new(workers);
@@ -178,7 +178,7 @@ impl Job {
         let (first, former) = (self.first_round, std::mem::replace(&mut self.life, Life::Running));
         self.news.tell(&self.life, |news| {
             if let Life::Gathering(Gathering { reached, .. }) = former {
-                // If workers step alone, each keeps its lead over the others.
+                // If workers step alone, each worker keeps its lead over the slowest.
                 let slowest = reached.into_iter().flatten().min().filter(|_| !ahead.is_empty());
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));

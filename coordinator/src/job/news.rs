@@ -55,7 +55,7 @@ impl News {
         self.tell(life, |news| news.reached = news.reached.max(Some(round)));
     }
 
-    /// Notes that a join was refused. If others gather, they get this news, because they wait for that
+    /// Notes that a join was refused. Members of a job that has not begun get this news, because they wait for the refused
     /// worker.
     pub(crate) fn refused(&mut self, life: &Life, rank: u32, from: Option<&Asker>, why: &str) {
         if life.gathers() {
@@ -64,7 +64,7 @@ impl News {
         }
     }
 
-    /// Notes who holds the rounds up. Returns whether that is news: the workers were not the same before.
+    /// Notes who holds up the rounds. Returns whether the workers are other ones than before.
     pub(super) fn held_up_by(&mut self, late: Vec<Late>) -> bool {
         let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
         let is_news = who(&late) != who(&self.told.held_up_by);
@@ -81,7 +81,7 @@ impl News {
         self.told.version += 1;
     }
 
-    /// Changes the news. Members get the change with the next version.
+    /// Changes the news without a new version. Members get the change with the next version.
     fn correct(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
         change(&mut self.told);
         self.edition += 1;

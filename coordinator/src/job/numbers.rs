@@ -3,8 +3,8 @@
 use pbox_core::{Consistency, JobTerms, KeyId, Numbers, NumbersByRound, Round};
 use serde::{Deserialize, Serialize};
 
-/// The number of rounds behind the slowest chunk for which a job's list keeps numbers. A checkpoint that is being put together
-/// needs the numbers of its own round, and returns an error if they are gone.
+/// The number of rounds behind the slowest chunk for which numbers are kept. A checkpoint that is being written needs the
+/// numbers of its own round, and fails if they are gone.
 const KEPT_ROUNDS: u32 = 1024;
 
 /// The largest list of a job with few keys, by [`NumbersByRound::size`]. A member may name any round, so the list has a bound.
@@ -16,12 +16,12 @@ const MOST: usize = 1 << 22;
 pub enum Change {
     /// The learning rate, and no other number.
     Rate(f32),
-    /// All numbers. Multipliers that are not given do not change.
+    /// All numbers. Multipliers that are left out do not change.
     All(Numbers),
 }
 
 impl Change {
-    /// Returns the numbers that follow those of a round.
+    /// Returns the numbers after this change, if those before it were `former`.
     fn after(&self, former: &Numbers) -> Numbers {
         match self {
             Change::Rate(rate) => former.with_learning_rate(*rate),
@@ -29,8 +29,8 @@ impl Change {
         }
     }
 
-    /// Returns the numbers from a round on after this change to a job's list, which also sets the optimizer's state of some keys to
-    /// zero.
+    /// Returns the numbers from a round on after this change to a job's list. The change also sets the optimizer's state of
+    /// some keys to zero.
     ///
     /// # Errors
     /// Returns the reason, in words, if the job cannot have them.
@@ -48,7 +48,7 @@ impl Change {
     }
 }
 
-/// Forgets numbers of rounds that are over, when the oldest round in flight is this one.
+/// Forgets numbers of rounds before `oldest`, the oldest round in flight.
 pub(crate) fn forget_numbers(list: &mut NumbersByRound, oldest: Round) {
     let kept = if list.size() > MOST / 2 { 0 } else { KEPT_ROUNDS };
     list.forget_before(Round(oldest.0.saturating_sub(kept)));

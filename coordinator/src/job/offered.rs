@@ -5,8 +5,8 @@ use pbox_core::{NumbersByRound, Round};
 use super::{Arrival, Brought, Job, Life, News, Ranks, Standing};
 
 impl Job {
-    /// Notes that rank 0 offers a state; its keys have made these steps. Returns whether the job has no state of its own; it
-    /// then waits.
+    /// Notes that rank 0 offers a state, with the steps that each key has made. Returns whether the job has no state of its
+    /// own, and waits for this one.
     ///
     /// # Errors
     /// Returns the reason, in words, if the offer comes too late.
@@ -28,8 +28,8 @@ impl Job {
         Ok(true)
     }
 
-    /// Notes that the state is complete: here, with its round and numbers, or at the hubs above, which say with which round the
-    /// job begins.
+    /// Notes that the state is complete: at this hub, with its round and numbers; or at the hubs above, which give the round
+    /// with which the job begins.
     pub(crate) fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
         if let Some(gathering) = self.life.gathering_mut() {
             (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());
@@ -60,7 +60,7 @@ impl Life {
         self.arrived(0, members, news)
     }
 
-    /// Notes that the state begins to come, once. Returns the round that it is before, and its length in bytes.
+    /// Notes, once, that the first bytes of the state arrive. Returns the state's round, and its length in bytes.
     pub(crate) fn state_comes(&mut self) -> Option<(Round, u64)> {
         let gathering = self.gathering_mut()?;
         let Brought::Awaited(before, bytes) = gathering.brought else { return None };

@@ -65,7 +65,7 @@ struct Asked {
 }
 
 impl Followed {
-    /// Forgets all, because the job has failed.
+    /// Forgets all checkpoints and questions, because the job has failed.
     pub fn end(&mut self) {
         self.follows.clear();
         self.asked.clear();
@@ -73,7 +73,7 @@ impl Followed {
 }
 
 impl Saving<'_> {
-    /// Follows the parts of other hubs. There may be none.
+    /// Follows the parts of other hubs, if there are other hubs.
     pub(super) fn follow(&mut self, before: Round, until: Option<Instant>, then: Then) -> Vec<Effect> {
         let job = &mut *self.job;
         let others = job.hubs.others_with_files();
@@ -125,7 +125,7 @@ impl Saving<'_> {
         self.followed(before, parts.into_iter().filter_map(|(_, part)| part).sum(), then)
     }
 
-    /// Moves on: all other hubs have written their parts, which have these bytes, or one has none.
+    /// Moves on when no part is awaited: all other hubs have written parts with these bytes, or one hub has no part.
     fn followed(&mut self, before: Round, of_others: Result<u64, String>, then: Then) -> Vec<Effect> {
         let (reply, want) = match then {
             Then::Cut(want) => return self.cut(want),
@@ -141,7 +141,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes the result of writing a file. Returns why the attempt before failed, too, if this one is good.
+    /// Notes the result of writing a file. If the file is good, also returns why the previous attempt failed.
     pub fn end_file(
         &mut self,
         occasion: Occasion,
@@ -164,7 +164,8 @@ impl Saving<'_> {
         (error_before, self.and_tells_parts(effects))
     }
 
-    /// Notes, at another hub, that hub 0 asks for this hub's part, and how long the answer may wait. Hub 0 says which rounds are whole.
+    /// Notes, at another hub, hub 0's question for this hub's part, and how long the answer may wait. Hub 0 also gives the
+    /// rounds of complete checkpoints.
     pub fn asked_for(&mut self, before: Round, whole: WholeRounds, wait: Duration) -> (AskedId, Vec<Effect>) {
         if !self.job.hubs.leads() {
             self.job.hubs.whole = whole;
@@ -177,7 +178,7 @@ impl Saving<'_> {
         (id, self.and_tells_parts(Vec::new()))
     }
 
-    /// Answers hub 0, after other effects, if this hub's part is written or failed, or if hub 0 has waited for long enough.
+    /// Adds an answer to hub 0 to other effects, if this hub's part is written or failed, or if hub 0 has waited long enough.
     pub(super) fn and_tells_parts(&mut self, mut effects: Vec<Effect>) -> Vec<Effect> {
         let (job, now) = (&mut *self.job, self.now);
         let mut asked = std::mem::take(&mut job.checkpoints.followed.asked);

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::{Blame, Cause};
 use crate::join::{Differs, Join};
 
-/// The number, name and terms of a job, and the decisions of the time when it was made.
+/// The number, name and terms of a job, and the decisions taken when it was made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
-    /// The number at this hub, which its name was reserved for.
+    /// The number of the job at this hub, for which the job's name was reserved.
     pub id: JobId,
     /// The name.
     pub name: String,
@@ -30,33 +30,33 @@ pub struct JobSpec {
 pub struct Made {
     /// The number of this hub's cores that have a link of each worker.
     pub cores: usize,
-    /// The number of those that own chunks: all, unless the job has fewer chunks than cores.
+    /// The number of cores that own chunks: all, unless the job has fewer chunks than cores.
     pub owners: usize,
-    /// Whether its sums go up to other hubs.
+    /// Whether the job's sums go up to other hubs.
     pub is_below: bool,
-    /// The memory that it was promised, in bytes.
+    /// The memory that the job was promised, in bytes.
     pub promised: u64,
-    /// The address of the worker that made it.
+    /// The address of the worker that made the job.
     pub owner: Option<IpAddr>,
-    /// Whether it is a trial: it continues from no checkpoint and leaves none.
+    /// Whether the job is a trial: it continues from no checkpoint and leaves none.
     pub trial: bool,
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
 }
 
 impl JobSpec {
-    /// Whether the running job continues without lost workers.
+    /// Whether the running job continues after it loses workers.
     pub fn goes_on(&self) -> bool {
         self.terms.on_loss == OnLoss::Continue
     }
 
-    /// Whether its members have a common round here. Those of a machine have one, even if the machines have none
-    /// among them.
+    /// Whether the job's members have a common round at this hub. The workers of one machine have one, even if machines step
+    /// alone.
     pub(crate) fn steps_together(&self) -> bool {
         self.terms.level.consistency == Consistency::Bsp || self.made.is_below
     }
 
-    /// Names a member, in words.
+    /// Names the member of a rank, in words.
     pub fn spoken(&self, rank: u32) -> String {
         match self.terms.level.members {
             Members::Workers => format!("worker {rank}"),
@@ -64,8 +64,7 @@ impl JobSpec {
         }
     }
 
-    /// Returns the party to blame when the job fails with a member. A hub below that disappears without a word may
-    /// return.
+    /// Returns the party to blame when the job fails with a member. A hub below that disappears without a message may return.
     pub(crate) fn blame(&self, cause: Cause) -> Blame {
         match cause {
             Cause::HubLost => Blame::Hub,

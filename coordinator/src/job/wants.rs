@@ -28,14 +28,14 @@ use super::cut::{CutAt, CutId, NotBefore, NotCut, Purpose};
 use super::parts::Then;
 use super::{Effect, Job};
 
-/// The longest time that anybody waits: a record comes from outside, and a clock cannot add every time.
+/// The longest time that a want may wait. A record comes from outside, and a clock cannot add every time.
 pub(super) const LONGEST: Duration = Duration::from_secs(86_400 * 365);
 
 /// The number of a want at this hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WantId(u64);
 
-/// The use of a state that is wanted.
+/// The use of a wanted state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Use {
     /// A file for the job, at all hubs of the job.
@@ -51,9 +51,9 @@ pub enum Parts {
     Write,
     /// The parts are given to the client that wants them.
     Give(WantId),
-    /// The parts are thrown away, because one is missing for this reason. Nobody at this hub waits for them.
+    /// The parts are discarded, because one is missing for this reason. Nobody at this hub waits for them.
     Skip(String),
-    /// The parts are thrown away: one is missing, and the want waits; or its time is over.
+    /// The parts are discarded: one is missing and the want waits for it, or the want's time is over.
     Drop,
 }
 
@@ -109,7 +109,7 @@ enum WaitsFor {
     Cut(CutId),
     /// The parts of the state before this round.
     Cores(Round),
-    /// The memory of these cores, without which there is no part for this reason.
+    /// The memory of these cores. Without it there is no part, for this reason.
     Memory(BTreeSet<usize>, String),
 }
 
@@ -123,14 +123,14 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want that a cut is for; its cores take the snapshot now.
+    /// Returns the want that a cut is for. The cores now take the snapshot.
     pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<WantId> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);
         Some(want.id)
     }
 
-    /// Answers the want that a cut was for, which failed.
+    /// Answers the want of a cut that failed.
     pub fn cut_failed(&mut self, cut: CutId, why: &NotCut) -> Option<Effect> {
         let id = self.waiting.iter().find(|want| want.waits_for == WaitsFor::Cut(cut))?.id;
         self.take(id).map(|want| want.ends(why.clone().into()))
@@ -153,7 +153,7 @@ impl Want {
     }
 }
 
-/// The states of a job that are taken, written and read, while something happens to them.
+/// The states of a job that are being taken, written and read, during an event.
 pub(crate) struct Saving<'job> {
     pub job: &'job mut Job,
     pub now: Instant,
@@ -164,7 +164,7 @@ impl Saving<'_> {
         &mut self.job.checkpoints.wants
     }
 
-    /// Notes a want, for a cut at some place and within a time. A client's time begins again with its turn.
+    /// Notes a want: a cut at some place, within a time. A client's time begins again when its turn comes.
     pub fn want(&mut self, purpose: Use, at: CutAt, limit: Duration) -> (WantId, Vec<Effect>) {
         let limit = limit.min(LONGEST);
         let until = self.now + limit;
@@ -179,7 +179,7 @@ impl Saving<'_> {
         (id, effects)
     }
 
-    /// Lets the client that waits longest read, if none does.
+    /// Lets the client that has waited longest read, if no client is reading.
     fn next_client(&mut self) -> Vec<Effect> {
         let now = self.now;
         let wants = self.wants();
@@ -193,7 +193,7 @@ impl Saving<'_> {
         self.tries(id)
     }
 
-    /// Notes that a client has read the state, or will not. The next one may.
+    /// Notes that a client has read the state, or gives up. The next client may read.
     pub fn has_read(&mut self, id: WantId) -> Vec<Effect> {
         let wants = self.wants();
         wants.take(id);
@@ -201,7 +201,7 @@ impl Saving<'_> {
         self.next_client()
     }
 
-    /// Tries to get the state taken. Other hubs would skip it while they write their parts of the state before.
+    /// Tries to take the wanted state. Other hubs would skip it while they write their parts of the former state.
     fn tries(&mut self, id: WantId) -> Vec<Effect> {
         let leads = self.job.hubs.leads();
         let Some(want) = self.wants().get(id) else { return Vec::new() };
@@ -278,7 +278,7 @@ impl Saving<'_> {
         freed.into_iter().flat_map(|id| self.tries(id)).collect()
     }
 
-    /// Answers those whose time is over.
+    /// Answers the wants whose time is over.
     pub fn time_passes(&mut self) -> Vec<Effect> {
         let now = self.now;
         let is_late = |want: &mut Want| want.until <= now && want.overdue().is_some();
@@ -289,7 +289,7 @@ impl Saving<'_> {
     }
 }
 
-/// Says that a round did not end in time.
+/// Returns the message that a round did not end in time.
 pub(super) fn overdue(before: Round) -> String {
     let round = before.0.saturating_sub(1);
     format!(

@@ -11,7 +11,7 @@ use crate::hubs::StaleCut;
 use crate::job::{Effect, Job};
 
 impl Job {
-    /// Begins a cut, as soon as the cuts before are over. Returns its number, too.
+    /// Begins a cut, after the cuts that wait before it. Also returns its number.
     pub(crate) fn cut(&mut self, purpose: Purpose, now: Instant) -> (CutId, Vec<Effect>) {
         self.cuts.last += 1;
         let id = CutId(self.cuts.last);
@@ -34,7 +34,7 @@ impl Job {
             return Err(StaleCut { asked, last: asked }.into());
         };
         let (id, is_held) = (cut.id, cut.waits_for == WaitsFor::Lead);
-        // Hub 0 did not wait for the hold, and then asks for nothing more.
+        // Hub 0 did not wait for the hold, so its release may ask for nothing else.
         let may = if is_held {
             self.hubs.check_release(&request)
         } else if request.asks_for_nothing() {
@@ -58,8 +58,7 @@ impl Job {
         Ok((id, effects))
     }
 
-    /// Notes the result of a step of a cut. The result of another step than the cut waits for changes
-    /// nothing.
+    /// Notes the result of a step of a cut. A result that the cut does not wait for changes nothing.
     pub(crate) fn stepped(&mut self, id: CutId, stepped: Stepped, now: Instant) -> Vec<Effect> {
         let Some(cut) = self.cuts.now.take_if(|cut| cut.id == id) else { return Vec::new() };
         let mut moved = Moved { job: self, cut };
@@ -84,7 +83,7 @@ impl Job {
                         moved.held_everywhere()
                     }
                     Err(why) => {
-                        // The hub that did not answer may hold the job even so, and is released with the others.
+                        // The hub that did not answer may hold the job nevertheless. It is released with the other hubs.
                         (cut.failed, cut.before) = (Some(NotCut::Hub(why)), cut.front.unwrap_or_default());
                         moved.release()
                     }
@@ -93,7 +92,7 @@ impl Job {
             (WaitsFor::Lines, Stepped::Lines(lines)) => moved.take_snapshot(lines),
             (WaitsFor::End, Stepped::Ends) => moved.end_with_snapshot(),
             (WaitsFor::OthersRelease, Stepped::OthersReleased(released)) => {
-                // A hub that did not hold may not answer now either.
+                // A hub that did not answer the hold may not answer the release either.
                 cut.unreleased = released.err().filter(|_| !matches!(cut.failed, Some(NotCut::Hub(_))));
                 moved.release_here()
             }
@@ -107,10 +106,10 @@ impl Job {
 }
 
 impl Cuts {
-    /// Returns the effects of a hold by hub 0 that is longer than any cut takes.
+    /// Returns the effects when hub 0 holds the job for longer than any cut takes.
     pub(in crate::job) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
         let cut = self.now.as_ref().filter(|cut| cut.waits_for == WaitsFor::Lead)?;
-        // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.
+        // Hub 0 asks all hubs to hold and then to release. It waits for each answer at most this long.
         let limit = 3 * limit;
         (now - cut.since > limit).then_some(Effect::HeldTooLong(limit))
     }

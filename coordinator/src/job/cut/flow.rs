@@ -86,7 +86,7 @@ impl Cuts {
         effects
     }
 
-    /// Ends all cuts of a job that has failed. The other hubs that hold the job for one are released.
+    /// Ends all cuts of a failed job. The other hubs that hold the job for a cut are released.
     pub(in crate::job) fn end(&mut self, hubs: &Hubs, members: &Ranks) -> Vec<Effect> {
         self.waiting.clear();
         let Some(mut cut) = self.now.take() else { return Vec::new() };
@@ -102,7 +102,7 @@ impl Cuts {
     }
 }
 
-/// Returns the round before which the snapshot of a cut is, of a job that has reached `front`.
+/// Returns the round before which the snapshot of a cut is taken, if the job has reached `front`.
 fn place(at: CutAt, front: Round) -> Result<Round, NotCut> {
     match at {
         _ if front == Round(0) => Err(NotCut::NoWeights),
@@ -111,14 +111,14 @@ fn place(at: CutAt, front: Round) -> Result<Round, NotCut> {
     }
 }
 
-/// The cut of a job that is moved on by a step.
+/// The cut of a job, in transition to its next step.
 pub(super) struct Moved<'job> {
     pub job: &'job mut Job,
     pub cut: Cut,
 }
 
 impl Moved<'_> {
-    /// Gives the cut back unchanged: it waits further.
+    /// Gives the cut back unchanged: it continues to wait.
     pub fn stays(self) -> Vec<Effect> {
         self.goes_on_with(Vec::new())
     }
@@ -171,8 +171,8 @@ impl Moved<'_> {
     pub fn held_everywhere(mut self) -> Vec<Effect> {
         let (cut, job) = (&mut self.cut, &self.job);
         match cut.purpose {
-            // With several hubs, each would need the lines of all hubs. Their workers continue to step, as if the hub were
-            // killed after the cut.
+            // With several hubs, each hub would need the progress of the workers at all hubs. So the workers continue to step, as
+            // if the hub were killed after the cut.
             Purpose::Snapshot(CutAt::LastRound) if job.hubs.share.is_whole() => {
                 self.waits(WaitsFor::Lines, Step::Lines)
             }
@@ -236,7 +236,7 @@ impl Moved<'_> {
         self.waits(WaitsFor::Release, Step::Release { from, admitted, ahead })
     }
 
-    /// Ends the cut. The next one begins.
+    /// Ends the cut. The next cut begins.
     pub fn over(self, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (self, Vec::new());
         if let Some(why) = cut.unreleased {

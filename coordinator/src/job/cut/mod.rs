@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
 
-/// The furthest round that a reader may name, in rounds from the furthest chunk.
+/// The furthest round that a reader may name, counted from the round of the furthest chunk.
 const AHEAD: u32 = 1024;
 
 /// The number of a cut at this hub.
@@ -42,11 +42,11 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers, named as at all hubs, take part from the cut on. A rank may have another worker at that time.
+    /// Workers, by their numbers at all hubs, take part from the cut on. By then a rank may have another worker.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),
-    /// Hub 0 cuts the job, by this number of its own.
+    /// Hub 0 cuts the job. This is hub 0's number of the cut.
     Follow(u64),
 }
 
@@ -58,17 +58,18 @@ pub enum CutAt {
     AllHubs,
     /// This hub is cut before its own round. The other hubs are not notified.
     ThisHub,
-    /// This hub takes the snapshot before this round, which may be ahead. The other hubs are not notified: a reader
-    /// names the same round to each.
+    /// This hub takes the snapshot before this round, which may be in the future. The other hubs are not notified: a reader
+    /// names the same round to each hub.
     Before(Round),
-    /// All hubs of the job are cut, which is about to end. Its workers make no round beyond the cut, because the round would be lost.
+    /// All hubs of the job are cut, and the job is about to end. Its workers make no round after the cut, because that round
+    /// would be lost.
     LastRound,
 }
 
 /// A step of a cut, which the driver takes. The driver answers each step except the snapshot with its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Take part at the hubs above.
+    /// Join the job at the hubs above.
     BeginAbove,
     /// Have all cores begin with the round of the hubs above.
     BeginBelow(Round),
@@ -78,7 +79,7 @@ pub enum Step {
     HoldOthers(HoldRequest),
     /// Ask all cores how far each worker has come.
     Lines,
-    /// Let no chunk go further than this round, or than these lines.
+    /// Let no chunk pass this round, or the line of each worker.
     EndBefore(Round, Arc<[Option<Round>]>),
     /// Have all cores take a snapshot before this round.
     TakeSnapshot(Occasion, Round),
@@ -103,13 +104,13 @@ pub enum Stepped {
     Above(Result<Option<Round>, String>),
     /// All cores begin with the round of the hubs above.
     Below,
-    /// All cores hold the job. Their chunks have reached this round, if they have chunks.
+    /// All cores hold the job. Their chunks have reached this round; `None` if they have no chunks.
     Held(Option<Round>),
     /// The other hubs hold the job, with the round that the chunks of each have reached.
     OthersHeld(Result<Vec<Option<Round>>, String>),
-    /// Each worker has come to this line.
+    /// The round that each worker has reached.
     Lines(Arc<[Option<Round>]>),
-    /// No chunk goes further.
+    /// No chunk can pass the end.
     Ends,
     /// The other hubs have released the job.
     OthersReleased(Result<(), String>),
@@ -131,7 +132,7 @@ pub enum NotCut {
     /// Hub 0 has ended the cut already.
     #[error(transparent)]
     Stale(#[from] StaleCut),
-    /// Another hub did not take its part.
+    /// Another hub did not do its part of the cut.
     #[error("{0}")]
     Hub(String),
 }
@@ -147,7 +148,7 @@ pub enum NotBefore {
         /// The round that the furthest chunk has reached.
         front: Round,
     },
-    /// The job would take long to come there.
+    /// The job would need too long to reach the round.
     #[error(
         "round {} is too far ahead, because it is before round {} now; ask for at most {AHEAD} rounds more",
         asked.0,
@@ -179,13 +180,13 @@ impl NotBefore {
     }
 }
 
-/// The reason why hub 0 cannot release a job here.
+/// The reason why hub 0 cannot release a job at this hub.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotReleased {
-    /// The job is not held by the cut.
+    /// The cut does not hold the job.
     #[error(transparent)]
     Stale(#[from] StaleCut),
-    /// The cut cannot be where hub 0 says.
+    /// Hub 0 names an impossible place for the cut.
     #[error("{0}")]
     Wrong(String),
 }
@@ -208,11 +209,11 @@ struct Cut {
     begins: bool,
     /// The round that the furthest chunk has reached.
     front: Option<Round>,
-    /// The number by which other hubs hold the job.
+    /// The number of the cut by which other hubs hold the job.
     others: Option<u64>,
     /// The cut is before this round, once that is decided.
     before: Round,
-    /// The time of the hold, at another hub than hub 0.
+    /// The time at which the hold began, at another hub than hub 0.
     since: Instant,
     /// The release by hub 0, at another hub than hub 0.
     release: Option<ReleaseRequest>,

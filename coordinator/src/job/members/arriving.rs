@@ -9,12 +9,12 @@ use pbox_core::control::ArrivedRequest;
 use super::{Ranks, Standing};
 use crate::job::{Brought, Effect, Gathering, Job, Life, News, Purpose};
 
-/// The consequence of a link that a core has.
+/// The consequence of a new link at a core.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// No effect: other members are missing.
     Waiting,
-    /// All workers are here, and the job can begin.
+    /// All workers have joined this hub, and the job can begin.
     Complete(Arc<[u32]>),
     /// The job runs, and this worker wants to take part.
     Newcomer(u32),
@@ -51,7 +51,8 @@ impl Job {
         }
     }
 
-    /// Notes, as hub 0, that a hub has all links of a newcomer. A cut lets the newcomer take part once all hubs have them.
+    /// Notes, at hub 0, that a hub has all links of a newcomer. Once all hubs have its links, a cut lets the newcomer take
+    /// part.
     pub(crate) fn arrived_at(&mut self, hub: u32, worker: u64, now: Instant) -> Vec<Effect> {
         let hubs = self.hubs.share.hubs;
         let is_member = self.members.rank(worker).is_some() && hub < hubs && self.hubs.leads();
@@ -71,7 +72,7 @@ impl Life {
         }
     }
 
-    /// Returns the effects when a member may have all that it needs.
+    /// Returns the effects of an event after which a member may be ready to take part.
     pub(in crate::job) fn arrived(&mut self, rank: u32, members: &Ranks, news: &mut News) -> Arrival {
         if !members.waits_for_cut(rank) {
             return Arrival::Waiting;
@@ -83,7 +84,7 @@ impl Life {
         }
     }
 
-    /// Tells which ranks are missing in a job that has not begun.
+    /// Notifies the members which ranks are missing in a job that has not begun.
     pub(in crate::job) fn gathered(&mut self, members: &Ranks, news: &mut News) -> Arrival {
         let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
         let there = |rank: u32| (rank > 0 || !waits_for_state) && members.waits_for_cut(rank);
@@ -93,7 +94,7 @@ impl Life {
         if complete { Arrival::Complete((0..members.count()).collect()) } else { Arrival::Waiting }
     }
 
-    /// Tells that all workers are here, and that these machines are missing at the hubs above.
+    /// Notifies the members that all workers have joined this hub, and that machines are missing at the hubs above.
     pub(crate) fn wait_for_machines(&mut self, machines: Vec<u32>, news: &mut News) {
         let differs = |now: &Gathering| !now.missing.is_empty() || now.machines != machines;
         if self.gathering().is_some_and(differs) {

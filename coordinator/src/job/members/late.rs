@@ -22,7 +22,7 @@ use crate::job::{Blame, Cause, Effect, Job, JobSpec};
 pub struct LateLimits {
     /// The time after which late workers are named.
     pub warning: Duration,
-    /// The time after which late workers are lost.
+    /// The time after which late workers are lost, if there is a limit.
     pub limit: Option<Duration>,
 }
 
@@ -34,7 +34,7 @@ impl LateLimits {
 }
 
 impl Job {
-    /// Judges a look at all cores of the job. `above` hold its rounds up at the hubs above. Returns the effects.
+    /// Judges a look at all cores of the job. The workers in `above` hold up its rounds at the hubs above. Returns the effects.
     pub(crate) fn judge(
         &mut self,
         look: &Look,
@@ -69,13 +69,13 @@ impl Job {
             let lost = late.iter().map(|late| (late.rank, Cause::Late, why(late)));
             return self.lose_all(lost.collect());
         }
-        // Once all workers here have pushed, the hubs above may know the workers that they wait for.
+        // All workers of this hub have pushed. The hubs above may know the workers that they wait for.
         let late = if late.is_empty() { above } else { late };
         Vec::from_iter(self.news.held_up_by(late).then_some(Effect::HeldUp))
     }
 }
 
-/// Says which member has left before a round that another member has pushed, if one has.
+/// Names a member that left before a round that another member has pushed, if there is one.
 fn waits_for_ever(look: &Look, members: &Ranks, spec: &JobSpec) -> Option<String> {
     let has_left = |rank| members.get(rank).is_some_and(|member| member.standing.has_left());
     let (&rank, waits) = look.workers.iter().find(|&(&rank, waits)| waits.owes > 0 && has_left(rank))?;
@@ -88,7 +88,7 @@ fn waits_for_ever(look: &Look, members: &Ranks, spec: &JobSpec) -> Option<String
     ))
 }
 
-/// Returns the workers that are late. Nothing has moved for this time.
+/// Returns the workers that are late, when nothing has moved for `time`.
 fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Late> {
     let late = look.late().map(|(rank, waits)| Late {
         rank,
@@ -100,7 +100,8 @@ fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Lat
     late.collect()
 }
 
-/// Says who is waited for: on another machine the worker that its hub waits for, if it says so.
+/// Names the worker that is waited for. On another machine it is the worker that the machine's hub reports, if it reports
+/// one.
 fn awaited(rank: u32, members: &Ranks, spec: &JobSpec) -> String {
     let latest = members.get(rank).and_then(|member| member.latest.as_ref());
     match latest.filter(|latest| latest.waited_us > 0) {

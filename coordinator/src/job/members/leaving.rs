@@ -11,9 +11,9 @@ use crate::job::{Effect, Gathering, Job, Life, Model, Standing};
 /// The consequence of a leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// No effect: the job has failed. Another one may have its name.
+    /// No effect: the job has failed. Another job may have its name.
     Nothing,
-    /// Refused: no member of the job can have left in this way.
+    /// Refused: no member of the job can have left at this round.
     Refused(String),
     /// The job fails for this reason: it cannot begin without the worker.
     Fails(String),
@@ -24,7 +24,7 @@ pub enum Leave {
 }
 
 impl Job {
-    /// Lets a worker leave normally, each key before a round. Returns the effects.
+    /// Lets a worker leave normally: each key before a round. Returns the effects.
     pub(crate) fn leave(&mut self, rank: u32, at: LeftAt) -> Leave {
         match &self.life {
             Life::Failed { .. } => return Leave::Nothing,
@@ -53,14 +53,15 @@ impl Job {
         }
     }
 
-    /// Notes that a core has removed a worker. After the last core the rank is free, and the news say that no round waits for it.
+    /// Notes that a core has removed a worker. After the last core the rank is free, and the news report that no round waits
+    /// for it.
     pub(crate) fn removed(&mut self, rank: u32) {
         if self.members.removed(rank) {
             self.news.tell(&self.life, |news| news.members.retain(|member| member.rank != rank));
         }
     }
 
-    /// Ends the job for all its workers: on its own account, or because the hub stops.
+    /// Ends the job for all its workers: because of a failure, or because the hub stops.
     pub(crate) fn fail(&mut self, reason: &str, hub_stops: bool, now: Instant) -> Vec<Effect> {
         self.life = Life::Failed { at: now, reason: reason.to_owned(), hub_stops };
         self.news.tell(&self.life, |_| {});
@@ -68,7 +69,7 @@ impl Job {
         self.cuts.end(&self.hubs, &self.members)
     }
 
-    /// Gives back the model of a failed job, which is kept only for its news.
+    /// Returns the model of a failed job, which is kept only for its news.
     pub(crate) fn forget_model(&mut self) -> Option<Model> {
         if self.spec.terms.keys.is_empty() {
             return None;

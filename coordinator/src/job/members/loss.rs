@@ -34,12 +34,12 @@ impl Job {
             Effect::RemoveWorker(rank),
             Effect::TellLost(worker, reason.to_owned()),
             Effect::Forget(rank, why),
-            // The lost worker may wait for other links.
+            // A request for new links by the lost worker may be waiting.
             Effect::Wake,
         ]
     }
 
-    /// Loses several members, one after another, for as long as the job has not to fail.
+    /// Loses several members, one after another, until the job fails or all are lost.
     pub(crate) fn lose_all(&mut self, lost: Vec<(u32, Cause, String)>) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (rank, cause, reason) in lost {

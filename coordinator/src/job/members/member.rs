@@ -28,9 +28,9 @@ use crate::asker::Asker;
 use crate::links::{MemberLink, by_nic};
 use crate::tokens::Token;
 
-/// A worker that lives and has lost its link learns of the loss within this time.
+/// A living worker notices the loss of its link within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
-/// The heartbeat of a worker that died ends within this time after its links. News would answer it.
+/// When a worker dies, its heartbeat ends within this time after its links. News would answer the heartbeat earlier.
 const DIES_WITHIN: Duration = Duration::from_millis(100);
 
 /// A worker, or a hub below, that joined.
@@ -42,7 +42,7 @@ pub struct Member {
     pub(crate) from: Option<Asker>,
     /// The time of its last heartbeat.
     pub heard: Instant,
-    /// The late worker of a hub below, as it said last.
+    /// The late worker of a hub below, by the hub's last report.
     pub latest: Option<Latest>,
     /// The transport of its links, once it has some.
     pub transport: Option<Transport>,
@@ -50,7 +50,7 @@ pub struct Member {
     pub links: Vec<MemberLink>,
     /// The number of the worker at all hubs of the job.
     pub(crate) worker: u64,
-    /// Whether the member makes its links again when they are lost.
+    /// Whether the member makes new links when links are lost.
     pub relinks: bool,
     /// The last heartbeat ended without an answer.
     pub hung_up: bool,
@@ -61,22 +61,22 @@ pub struct Member {
 pub enum Standing {
     /// Has joined. A hub below is ready once all its own members have joined; a worker is always ready.
     Joined {
-        /// Whether it has all that it needs besides its links.
+        /// Whether the member needs nothing but links.
         is_ready: bool,
     },
     /// Has connected to the data path. This many cores have its link.
     Connecting {
-        /// Whether it has all that it needs besides its links.
+        /// Whether the member needs nothing but links.
         is_ready: bool,
         /// The number of cores.
         attached: usize,
     },
-    /// Takes part. If its links were made again, this is the token of their connection.
+    /// The member takes part. If its links were replaced, this is the token of their connection.
     TakesPart {
         /// The token.
         relinked_by: Option<Token>,
     },
-    /// Takes part, and its links are lost.
+    /// The member takes part, and its links are lost.
     Unlinked(Unlinked),
     /// Left normally, in a job that does not continue without its ranks. The rank stays taken.
     Left,
@@ -93,7 +93,7 @@ pub struct Unlinked {
     /// The reason why the member is lost if it makes no new links.
     pub why: String,
     since: Instant,
-    /// Since when there are news of it.
+    /// The time since which news of the loss wait for the member.
     told: Option<Instant>,
     relink: Relink,
 }
@@ -101,14 +101,14 @@ pub struct Unlinked {
 /// The path to other links.
 #[derive(Debug)]
 enum Relink {
-    /// This many cores have not dropped the former links yet.
+    /// The number of cores that have not dropped the old links yet.
     Dropping { cores: usize },
-    /// The member makes links by one connection with this token. This many cores have its link.
+    /// The member makes new links by a connection with this token. `attached` cores have its link.
     Making { token: Token, is_connected: bool, attached: usize },
 }
 
 impl Member {
-    /// Returns the place from which the member joined, for the log.
+    /// Returns the address from which the member joined, for the log.
     pub fn place(&self) -> Option<String> {
         self.from.as_ref().map(Asker::to_string)
     }
@@ -126,20 +126,20 @@ impl Member {
         }
     }
 
-    /// Whether the member of a job that runs may make its links again now.
+    /// Whether a member of a running job may make new links now.
     pub(crate) fn may_relink(&self) -> bool {
         self.relinks && self.transport.is_some() && !self.hung_up && self.standing.takes_part()
     }
 
-    /// Whether a member of a job that runs may make its links again, when one has ended by itself. Then it is not lost yet.
+    /// Whether a member of a running job may make new links after a link ended by itself. If so, it is not lost yet.
     pub(crate) fn waits_for_links(&self) -> bool {
-        // A link on shared memory that its worker has not given up ends only by a death. One that makes its links again gives up
-        // those to this hub, if it cannot have those to another.
+        // A link on shared memory ends only by the worker's death, unless the worker gives it up. A worker that makes new links
+        // gives up its links to this hub if it gets none to another hub.
         let lives = self.transport != Some(Transport::Shm) || self.standing.has_relinked();
         lives && self.may_relink()
     }
 
-    /// Notes that its heartbeat ended without an answer. Returns why the member is lost, if its links are.
+    /// Notes that the member's heartbeat ended without an answer. If its links are lost, returns why the member is lost.
     pub(crate) fn hangs_up(&mut self) -> Option<String> {
         self.hung_up = true;
         self.standing.why_unlinked().map(str::to_owned)
@@ -147,7 +147,7 @@ impl Member {
 }
 
 impl Standing {
-    /// Notes a connection. False if the token is good for none now.
+    /// Notes a connection. Returns false if the token is not valid for one now.
     pub(crate) fn connect(&mut self, by: Token) -> bool {
         match self {
             Standing::Joined { is_ready } => {
@@ -161,7 +161,7 @@ impl Standing {
         }
     }
 
-    /// Takes a connection back that led nowhere.
+    /// Takes back a connection that failed.
     pub(crate) fn disconnect(&mut self) {
         match self {
             Standing::Connecting { is_ready, .. } => *self = Standing::Joined { is_ready: *is_ready },
@@ -172,7 +172,7 @@ impl Standing {
         }
     }
 
-    /// Notes that one of the job's `cores` has the member's link. True if lost links are made again.
+    /// Notes that one of the job's `cores` has the member's link. Returns true if lost links are being replaced.
     pub(crate) fn attach(&mut self, cores: usize) -> bool {
         match self {
             Standing::Connecting { attached, .. } => *attached += 1,
@@ -188,7 +188,7 @@ impl Standing {
         false
     }
 
-    /// Notes that a hub below has all its members. False if that was known.
+    /// Notes that a hub below has all its members. Returns false if that was known.
     pub(crate) fn make_ready(&mut self) -> bool {
         match self {
             Standing::Joined { is_ready } | Standing::Connecting { is_ready, .. } => {
@@ -203,7 +203,7 @@ impl Standing {
         matches!(self, Standing::Connecting { is_ready: true, attached } if *attached >= cores)
     }
 
-    /// Lets the member take part. False if it does not wait for that.
+    /// Lets the member take part. Returns false if it does not wait for that.
     pub(crate) fn take_part(&mut self) -> bool {
         let waits = matches!(self, Standing::Connecting { .. });
         if waits {
@@ -254,7 +254,7 @@ impl Standing {
         }
     }
 
-    /// Returns why the member is lost if it makes no links in place of those that it has lost.
+    /// Returns why the member is lost unless it makes new links.
     pub fn why_unlinked(&self) -> Option<&str> {
         match self {
             Standing::Unlinked(unlinked) => Some(&unlinked.why),
@@ -267,7 +267,7 @@ impl Standing {
         matches!(self, Standing::Unlinked(unlinked) if unlinked.is_dropped())
     }
 
-    /// Whether the member has lost links since it takes part. If so, it has ended links by itself, or may do so.
+    /// Whether the member has lost links since it began to take part. If so, it has ended links by itself, or may do so.
     pub fn has_relinked(&self) -> bool {
         matches!(self, Standing::Unlinked(_) | Standing::TakesPart { relinked_by: Some(_) })
     }
@@ -282,7 +282,7 @@ impl Standing {
         *self = Standing::Leaving { cores };
     }
 
-    /// Notes that a core has removed the member. True after the last core.
+    /// Notes that a core has removed the member. Returns true after the last core.
     pub(crate) fn removed(&mut self) -> bool {
         let Standing::Leaving { cores } = self else { return false };
         *cores = cores.saturating_sub(1);
@@ -291,8 +291,8 @@ impl Standing {
 }
 
 impl Unlinked {
-    /// Lets the member connect by a new token, once all cores have dropped the former links. Returns the token before, of a
-    /// request that was made again.
+    /// Lets the member connect by a new token, once all cores have dropped the old links. Returns the old token, if the request
+    /// was repeated.
     pub(crate) fn grant(&mut self, token: Token) -> Option<Token> {
         let (former, attached) = match self.relink {
             Relink::Dropping { .. } => (None, 0),
@@ -307,14 +307,15 @@ impl Unlinked {
         !matches!(self.relink, Relink::Dropping { cores: 1.. })
     }
 
-    /// Whether it is time for news, which a living member takes.
+    /// Whether it is time for news, which a living member answers.
     pub(crate) fn is_to_be_told(&mut self, now: Instant) -> bool {
         let is_time = self.told.is_none() && now - self.since > DIES_WITHIN;
         self.told = self.told.or(is_time.then_some(now));
         is_time
     }
 
-    /// Whether a member with its last message at that time does not live.
+    /// Whether a member without links is dead. News waited for it, and it has sent no heartbeat since; `heard` is the time of
+    /// its last.
     pub fn is_dead(&self, heard: Instant, now: Instant) -> bool {
         self.told.is_some_and(|told| heard < told && now - told > LIVES_WITHIN)
     }

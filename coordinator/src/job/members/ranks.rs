@@ -65,7 +65,7 @@ impl Ranks {
         self.get(rank).map(|member| member.worker)
     }
 
-    /// Returns the rank of a worker that is named so, as long as it is a member.
+    /// Returns the rank of a worker by its number at all hubs, if it is a member.
     pub fn rank(&self, worker: u64) -> Option<u32> {
         self.present().find(|(_, member)| member.worker == worker).map(|(rank, _)| rank)
     }
@@ -90,7 +90,8 @@ impl Ranks {
         self.get(rank).is_some_and(|member| member.standing.waits_for_cut(self.cores))
     }
 
-    /// Notes that a worker of the job of this name connects to the data path. Only once, because a rank has one link to each core.
+    /// Notes that a worker of this job connects to the data path. It may do so only once, because a rank has one link to each
+    /// core.
     ///
     /// # Errors
     /// Returns an error if the token is good for no connection now.
@@ -103,7 +104,7 @@ impl Ranks {
         ))
     }
 
-    /// Notes that a core has a worker's link. True if lost links are made again.
+    /// Notes that a core has a worker's link. Returns true if lost links are being replaced.
     pub(crate) fn attach(&mut self, rank: u32) -> bool {
         let cores = self.cores;
         self.standing(rank).is_some_and(|standing| standing.attach(cores))
@@ -127,7 +128,7 @@ impl Ranks {
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }
 
-    /// Notes that a core has removed a worker. Returns whether the rank is free: the last core has.
+    /// Notes that a core has removed a worker. Returns true after the last core: the rank is free.
     pub(crate) fn removed(&mut self, rank: u32) -> bool {
         let is_free = self.standing(rank).is_some_and(Standing::removed);
         if is_free {
@@ -136,7 +137,7 @@ impl Ranks {
         is_free
     }
 
-    /// Returns which of all workers below this hub is late here, if one is, in its last rounds.
+    /// Returns which of all workers below this hub is late in its last rounds, if one is.
     pub fn latest(&self, last: &LastRounds) -> Option<Latest> {
         latest_below(&last.reply()?, |rank| self.get(rank)?.latest.clone())
     }

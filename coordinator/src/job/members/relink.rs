@@ -1,4 +1,4 @@
-//! Signs that members live, and members that lose their links and live.
+//! Heartbeats of members, and new links for living members that have lost theirs.
 
 use std::time::{Duration, Instant};
 
@@ -9,25 +9,25 @@ use crate::job::{Effect, Job, JobSpec, Life, News};
 use crate::refused::Refused;
 use crate::tokens::Token;
 
-/// The interval at which a hub reports to the hubs above which of its workers is late. They hold its
-/// heartbeats for as long.
+/// The interval at which a hub reports to the hubs above which of its workers is late. The hubs above hold its heartbeats
+/// for this time.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The answer to a worker that has asked for other links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// No effect yet: some cores have not dropped the former links.
+    /// No effect yet: some cores have not dropped the old links.
     Waits,
-    /// A connection.
+    /// The worker gets a connection.
     Connection {
-        /// The token of the former try of this request, if its answer was lost. It is good for nothing now.
+        /// The token of an earlier try of this request, if its answer was lost. It is no longer valid.
         former: Option<Token>,
     },
 }
 
 impl Member {
-    /// Notes that the member lives, and its report about its own workers, if it is a hub. Returns how long the hub may hold a
-    /// heartbeat that brings news.
+    /// Notes a heartbeat of a member and, if the member is a hub, its report about its own workers. Returns how long this hub
+    /// may hold a heartbeat back until it has news.
     ///
     /// # Errors
     /// Returns the fault of the report, in words.
@@ -50,7 +50,7 @@ impl Member {
 }
 
 impl Job {
-    /// Notes that a worker has lost its links, as it says, and asks for new ones. Returns the effects.
+    /// Notes that a worker reports lost links, and asks for new ones. Returns the effects.
     ///
     /// # Errors
     /// Returns an error if the worker cannot have new ones.
@@ -76,7 +76,7 @@ impl Job {
             );
             return Err(Refused::new(RefusalCode::NoRelink, why));
         }
-        // The cores may be about to drop the links, and the worker does not know yet that they have.
+        // The cores may be about to drop the links, and the worker has not been notified of the drop.
         let is_dropping = self.members.get(rank).is_some_and(|member| member.standing.is_dropping());
         let why = format!("{who} is gone: {why}");
         Ok((!is_dropping).then(|| self.members.unlink(rank, &why, now)))
@@ -84,8 +84,7 @@ impl Job {
 }
 
 impl Ranks {
-    /// Grants one connection by this token to a worker of the job that has asked for new links. All cores must have
-    /// dropped the former links.
+    /// Grants one connection by this token to a worker that has asked for new links. All cores must have dropped the old links.
     ///
     /// # Errors
     /// Returns an error if the job has ended.
@@ -102,7 +101,8 @@ impl Ranks {
         }
     }
 
-    /// Returns the workers that have no links and do not live: each with why it is lost. There are news of those that may live.
+    /// Returns the workers that have no links and are dead, each with the reason for its loss. Notifies the workers that may be
+    /// alive.
     pub(crate) fn unlinked_dead(&mut self, life: &Life, news: &mut News, now: Instant) -> Vec<(u32, String)> {
         let (mut dead, mut is_news) = (Vec::new(), false);
         for (rank, Member { standing, heard, .. }) in self.iter_mut() {
