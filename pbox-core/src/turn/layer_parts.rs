@@ -26,8 +26,8 @@ pub(super) struct LayerParts {
     /// The number of chunks that may be sent to this worker, and are not sent, by part, then by rank. For a whole part
     /// these are all its chunks, until the worker pulls it.
     ready: Vec<u32>,
-    /// Whether the worker has lost its links while chunks were ready and none was sent, in the order of `ready`. The
-    /// chunks count when they are pushed again.
+    /// Whether the worker lost its links while chunks were ready and none was sent, in the order of `ready`. These chunks count
+    /// again when they are pushed again.
     counts_again: Vec<bool>,
     pulled: bool,
 }
@@ -35,20 +35,20 @@ pub(super) struct LayerParts {
 /// The result when a chunk of a part may be sent to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// No posts: the part is not whole.
+    /// Nothing is sent: the part is not whole.
     NotYet,
-    /// All these places must be sent.
+    /// The chunks at all these places must be sent.
     ToSend(Range<usize>),
     /// The worker gets a notice that it can pull the part that begins at this place.
     ToPull(usize),
     /// The worker has pushed the chunk again before it pulled its part.
     NotPulled,
-    /// The chunk must be sent without the others: it was sent already, and was lost.
+    /// The chunk must be sent without the rest of its part: it was sent before, and was lost.
     Lost,
 }
 
 impl LayerParts {
-    /// Creates the parts of a shard; `keys` are those of its chunks, by place.
+    /// Creates the parts of a shard. `keys` are the keys of its chunks, by place.
     pub fn new(keys: &[KeyId], workers: u32, pulled: bool) -> Self {
         let mut parts: Vec<Range<u32>> = Vec::new();
         let mut part_of = Vec::with_capacity(keys.len());
@@ -92,15 +92,15 @@ impl LayerParts {
         }
     }
 
-    /// Notes that the chunk at a place, which worker `rank` pushes again after a loss of its links, was ready for it. Or
-    /// notes that the chunk is ready only `now`.
+    /// Notes that worker `rank` pushes the chunk at a place again after a loss of its links. `now`: the chunk is ready only
+    /// from now on. Otherwise it was ready before.
     pub fn ready_again(&mut self, place: usize, rank: u32, now: bool) -> Ready {
         let part = self.part_of[place] as usize;
         let counts = now || self.counts_again[part * self.workers + rank as usize];
         if counts { self.ready(place, rank) } else { Ready::Lost }
     }
 
-    /// Notes that worker `rank` has lost its links, and pushes again all rounds that have no answer.
+    /// Notes that worker `rank` has lost its links, and will push again all rounds that have no answer.
     pub fn unlink(&mut self, rank: u32) {
         for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
             self.counts_again[of_worker] |= self.ready[of_worker] > 0;
@@ -108,8 +108,8 @@ impl LayerParts {
         }
     }
 
-    /// Takes worker `rank`'s pull of the part that begins at a place. Returns all places of the part, when it is whole
-    /// for the worker.
+    /// Takes worker `rank`'s pull of the part that begins at a place. Returns all places of the part, if it is whole for the
+    /// worker.
     pub fn pull(&mut self, place: usize, rank: u32) -> Option<Range<usize>> {
         let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];
@@ -121,7 +121,7 @@ impl LayerParts {
         Some(start as usize..end as usize)
     }
 
-    /// Forgets worker `rank`, which is gone: nothing is ready for it.
+    /// Forgets worker `rank`, which is gone.
     pub fn forget(&mut self, rank: u32) {
         for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
             (self.ready[of_worker], self.counts_again[of_worker]) = (0, false);

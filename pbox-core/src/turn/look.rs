@@ -1,4 +1,5 @@
-//! A look at a job's rounds from outside: whether they move, and which workers they wait for.
+//! A look at a job's rounds from outside: whether they move, and for which workers they wait. The core's thread makes it
+//! between two turns, now and then. The round path does not know of it.
 //!
 //! Made by the core's thread between two turns, now and then. The round path does not know of it.
 
@@ -14,17 +15,17 @@ use crate::weights::Mode;
 /// The state of a job as a core sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
-    /// The round of the chunk that was looked at first, or of the chunk that is furthest ahead.
+    /// The round of the first chunk, or of the chunk that is furthest ahead.
     pub round: Round,
-    /// Rounds have finished since the last look. Then nothing else was looked at.
+    /// Whether rounds have finished since the last look. If so, nothing else was looked at.
     pub is_moving: bool,
-    /// Rounds and pushes of all chunks. When it is the same at two looks, nothing happened in between.
+    /// The sum of the rounds and pushes of all chunks. If two looks have the same value, nothing happened in between.
     pub done: u64,
-    /// The workers that have a part in the waiting, by rank.
+    /// The workers that others wait for, or that wait, by rank.
     pub workers: BTreeMap<u32, Waits>,
 }
 
-/// One worker's part in the waiting.
+/// One worker's share in the waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// Chunks that other workers have pushed, and that wait for this worker's push.
@@ -36,8 +37,8 @@ pub struct Waits {
 }
 
 impl Look {
-    /// Returns the observations of a shard. `before` is the round of its first chunk at the last look. While that
-    /// round moves, a look costs nothing. Otherwise it costs some microseconds for a thousand chunks.
+    /// Looks at a shard. `before` is the round of its first chunk at the last look. While this round moves, a look costs
+    /// nothing. Otherwise it costs some microseconds per thousand chunks.
     pub(super) fn at<P: Pace, M: Mode>(shard: &ShardOf<P, M>, before: &mut Option<Round>) -> Self {
         let mut look = Look::default();
         let chunks = shard.keys().len();
@@ -67,7 +68,7 @@ impl Look {
         look
     }
 
-    /// Returns the joint observations of two cores, or of two shards.
+    /// Combines the looks at two cores, or at two shards.
     pub fn with(mut self, other: Look) -> Self {
         self.round = self.round.max(other.round);
         self.is_moving |= other.is_moving;
@@ -81,8 +82,8 @@ impl Look {
         self
     }
 
-    /// Returns the workers that hold the rounds up. A worker that owes a push and waits itself is not one of them,
-    /// unless all do.
+    /// Returns the workers that hold up the rounds. A worker that owes a push and waits itself is not one of them, unless all
+    /// owing workers wait.
     pub fn late(&self) -> impl Iterator<Item = (u32, Waits)> {
         let owes = |waits: &Waits| waits.owes > 0;
         let is_someone_idle = self.workers.values().any(|waits| owes(waits) && !waits.is_waiting);

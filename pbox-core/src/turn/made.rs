@@ -1,4 +1,4 @@
-//! A shard that another thread has made, so that the core's own thread touches no gigabytes between two rounds.
+//! A shard made on another thread, so that the core's own thread need not touch gigabytes between two rounds.
 
 use std::task::Waker;
 

@@ -8,11 +8,11 @@ use super::pace::Pace;
 use crate::layout::ChunkId;
 use crate::snapshot::Taken;
 
-/// A job of this hub. Numbers are never used again.
+/// The number of a job at this hub. Numbers are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub u64);
 
-/// The counts of a core's work since it started. Plain counters, published by the thread now and then.
+/// The counts of a core's work since it started. They are plain counters, which the thread publishes now and then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Pushes and pulls that arrived.
@@ -21,16 +21,16 @@ pub struct Tally {
     pub chunks: u64,
     /// Bytes of these chunks.
     pub chunk_bytes: u64,
-    /// Posts that waited first, because their link had no room or no credit.
+    /// Posts that had to wait, because their link had no room or no credit.
     pub held_back: u64,
 }
 
-/// The answers of the hubs above that had come when a job lost its links to them.
+/// The answers of the hubs above that had arrived when a job lost its links to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnswersAbove {
     /// Answers since the job began with round 0.
     pub came: u64,
-    /// Sums that had gone up and were not answered.
+    /// Sums that had gone up without an answer.
     pub awaited: u64,
 }
 
@@ -57,7 +57,7 @@ pub enum Notice {
         rank: u32,
         /// The reason, in words.
         reason: String,
-        /// The link ended, and the worker kept the protocol.
+        /// Whether the link ended by itself, and the worker did not break the protocol.
         by_itself: bool,
     },
     /// A link to a hub above ended; it is detached in the next turn.
@@ -67,14 +67,14 @@ pub enum Notice {
         /// The reason, in words.
         reason: String,
     },
-    /// A snapshot's part is taken, or cannot be.
+    /// A part of a snapshot is taken, or cannot be taken.
     Snapshot {
         /// The job.
         job: JobId,
         /// The result of the snapshot.
         taken: Taken,
     },
-    /// All workers that took part in some rounds of a chunk are gone, and the job goes on without these rounds of it.
+    /// All workers that took part in some rounds of a chunk are gone, and the job skips these rounds of the chunk.
     Skipped {
         /// The job.
         job: JobId,

@@ -1,5 +1,5 @@
-//! The observer of a core's turns: none, or a timeline. A turn is compiled for each, and the observer that does
-//! nothing costs nothing.
+//! The observer of a core's turns: none, or a timeline. A turn is compiled for each kind. The observer that does nothing
+//! costs nothing.
 //!
 //! ```text
 //!   polled -> (sum + step) -> posted, posted -> arrived -> done -> (sum + step) -> posted ...
@@ -14,20 +14,20 @@ use crate::layout::{ChunkId, Immediate, Round};
 
 /// The events that an onlooker receives, as they happen. An onlooker may ignore events.
 pub trait Onlooker {
-    /// Receives that a poll has brought arrivals. A call of [`arrived`](Self::arrived) for each follows.
+    /// Reports that a poll has brought arrivals. A call of [`arrived`](Self::arrived) for each arrival follows.
     fn polled(&mut self) {}
 
-    /// Receives one arrival. All that followed from the arrival before has been reported, except for its end.
+    /// Reports one arrival. All work after the previous arrival has been reported, except for its end.
     fn arrived(&mut self, _: JobId, _rank: u32, _: Immediate) {}
 
-    /// Receives that an answer is about to be posted.
+    /// Reports that an answer is about to be posted.
     fn posted(&mut self) {}
 
-    /// Receives that the work on an arrival is over. A chunk was stepped in this round, if `steps` is not 0, and due
-    /// answers are posted.
+    /// Reports that the work on an arrival is over. If `steps` is not 0, a chunk was stepped in this round. Due answers are
+    /// posted.
     fn done(&mut self, _: JobId, _: ChunkId, _: Round, _steps: u32) {}
 
-    /// Answers that had waited for room were posted.
+    /// Reports that answers which had waited for room were posted.
     fn caught_up(&mut self, _: JobId) {}
 }
 
@@ -37,7 +37,7 @@ pub struct Nobody;
 
 impl Onlooker for Nobody {}
 
-/// A port with an onlooker that sees its posts.
+/// A port that reports its posts to an onlooker.
 pub(super) struct Seen<'a, P, O> {
     pub port: &'a mut P,
     pub onlooker: &'a mut O,

@@ -27,7 +27,7 @@ use crate::weights::{Gather, Mode};
 /// The span of control messages: they carry an immediate, and no bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
-/// Weights of a chunk or group on the way to one worker.
+/// Weights of a chunk or group that are being sent to one worker.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     chunk: ChunkId,
@@ -45,7 +45,7 @@ impl Answer {
 
 /// The work after an arrival, except for posts.
 pub(super) struct Done {
-    /// Steps that were made, and the bytes of their chunks.
+    /// The steps that were made.
     pub steps: u32,
     pub bytes: usize,
     /// The round of the steps, if there were any.
@@ -59,8 +59,8 @@ impl Done {
     const POSTED: Done = Done { steps: 0, bytes: 0, round: Round(0), has_task: false };
 }
 
-/// The links of a job's shard, and the chunks that wait for them. Links to workers are numbered by rank; after them
-/// follow links that lead up to hubs above.
+/// The links of a job's shard, and the chunks that wait for them. Links to workers have the workers' ranks as numbers.
+/// Links to hubs above have the numbers after them.
 #[derive(Debug)]
 pub(super) struct Replies {
     workers: u32,
@@ -69,31 +69,30 @@ pub(super) struct Replies {
     schedule_above: Option<Schedule>,
     /// Whether groups go up as a whole.
     groups_above: bool,
-    /// One entry for each number.
+    /// One entry for each link number.
     links: Vec<Option<LinkId>>,
-    /// The queue of each link, by number. A queue has no room when the link has no credit.
+    /// The queue of each link, by number. A queue without capacity belongs to a link without credit.
     queues: Vec<SendQueue<Answer>>,
     /// Answers in all queues.
     waiting: usize,
-    /// The parts of layers, with schedules by layer.
+    /// The layer parts, with schedules by layer.
     parts: Option<LayerParts>,
-    /// Workers with a violation of the protocol that shows when they get an answer. Empty while all workers keep
-    /// to it.
+    /// Workers whose violation of the protocol shows only when they are answered. Empty while all workers keep to the protocol.
     broken: Vec<(u32, Violation)>,
     /// The answers of one worker for the chunks of a group. Empty between arrivals.
     answers: Vec<Answer>,
-    /// The number of stepped pushes that a worker may repeat, because it has lost the answers with its links, by rank.
+    /// The number of stepped pushes that a worker may repeat, by rank. It lost their answers with its links.
     repeats: Vec<usize>,
-    /// Whether a worker takes part and gets the hub's parts of the whole gradient, by rank.
+    /// By rank: whether a worker takes part, and so gets the hub's parts of the whole gradient.
     listens: Vec<bool>,
 }
 
 impl Replies {
-    /// Creates replies without links. `above` has the terms of the level above and the number of links that lead up.
+    /// Creates replies without links. `above` has the terms of the level above and the number of links to hubs above.
     pub fn new(terms: &JobTerms, above: Option<(&LevelTerms, u32)>, keys: &[KeyId]) -> Self {
         let (schedule, workers) = (terms.level.schedule, terms.workers);
         let links = (workers + above.map_or(0, |(_, ways)| ways)) as usize;
-        // A key begins on a line of 64 bytes.
+        // Each key begins at a multiple of 64 bytes, so a group has at most this many keys.
         let longest_group = keys.len().min(terms.chunk_bytes / 64);
         Replies {
             workers,
@@ -111,27 +110,27 @@ impl Replies {
         }
     }
 
-    /// Sets the link of a worker that has none.
+    /// Sets the link of a number that has none.
     pub fn attach(&mut self, rank: u32, link: LinkId) {
         self.links[rank as usize] = Some(link);
     }
 
-    /// Sends the hub's parts to a worker from now on: it takes part.
+    /// Sends the hub's parts to a worker from now on, because it takes part.
     pub fn listen(&mut self, rank: u32) {
         self.listens[rank as usize] = true;
     }
 
-    /// Whether a link of this number leads up.
+    /// Whether the link of this number leads to a hub above.
     pub fn leads_up(&self, rank: u32) -> bool {
         rank >= self.workers
     }
 
-    /// Returns the numbers of the links that lead up.
+    /// Returns the numbers of the links to hubs above.
     pub fn numbers_above(&self) -> Range<u32> {
         self.workers..self.links.len() as u32
     }
 
-    /// Returns the parts of layers, if answers to this link wait for them.
+    /// Returns the layer parts, if answers over this link wait for whole parts.
     #[inline]
     fn parts(&mut self, rank: u32) -> Option<&mut LayerParts> {
         let workers = self.workers;
@@ -146,7 +145,7 @@ impl Replies {
         self.links[rank as usize].take()
     }
 
-    /// Forgets a worker that is gone: nothing is ready for it.
+    /// Forgets a worker that is gone.
     pub fn forget(&mut self, rank: u32) {
         self.listens[rank as usize] = false;
         if let Some(parts) = self.parts(rank) {
@@ -154,7 +153,7 @@ impl Replies {
         }
     }
 
-    /// Notes that a worker has lost its links, and the answers of at most `chunks` chunks with them.
+    /// Notes that a worker has lost its links, and with them the answers of at most `chunks` chunks.
     pub fn may_repeat(&mut self, rank: u32, chunks: usize) {
         self.repeats[rank as usize] = chunks;
         if let Some(parts) = self.parts(rank) {
@@ -172,12 +171,13 @@ impl Replies {
         self.links.iter().copied().flatten()
     }
 
-    /// Makes room for one answer per chunk on a worker's link that has credit, and may be full with answers in flight.
+    /// Makes room in the queue of a worker's link for one answer per chunk. The link has credit, and may be full with answers
+    /// in flight.
     pub fn make_room(&mut self, rank: u32, chunks: usize) {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
 
-    /// Takes the workers with a violation of the protocol that shows when they get an answer.
+    /// Takes the workers whose violation of the protocol showed when they were answered.
     pub fn take_broken(&mut self) -> Vec<(u32, Violation)> {
         std::mem::take(&mut self.broken)
     }
@@ -188,8 +188,7 @@ impl Replies {
         !self.broken.is_empty()
     }
 
-    /// Posts a control message to a worker: a notice that a layer's part can be pulled, or a request to push a chunk
-    /// again.
+    /// Posts a control message to a worker: a notice that a layer part can be pulled, or a request to push a chunk again.
     fn post_control<P: Port, O: Onlooker>(
         &mut self,
         port: &mut Seen<P, O>,
@@ -203,8 +202,8 @@ impl Replies {
         }
     }
 
-    /// Queues an answer. Without credit there is room for all answers while a worker keeps to one round in flight. A
-    /// full link then shows that the worker does not.
+    /// Queues an answer. A link without credit has room for all answers of one round in flight. If it is full, the worker
+    /// breaks the protocol.
     #[cold]
     fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
         let schedule = self.schedule_above.filter(|_| self.leads_up(rank)).unwrap_or(self.schedule);
@@ -235,14 +234,14 @@ impl Replies {
         sent
     }
 
-    /// Whether anything waits.
+    /// Whether any answer waits.
     #[inline]
     pub fn has_waiting(&self) -> bool {
         self.waiting > 0
     }
 }
 
-/// A shard at work, with the means that step its chunks and send its answers.
+/// A shard with what it needs to step its chunks and to send its answers.
 pub(super) struct AtWork<'a, P: Port, O: Onlooker, T, M: Mode> {
     pub port: Seen<'a, P, O>,
     pub kernels: &'a Kernels,
@@ -251,8 +250,7 @@ pub(super) struct AtWork<'a, P: Port, O: Onlooker, T, M: Mode> {
 }
 
 impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
-    /// Gives a worker's post to the shard, and sends the answers that follow from it. Returns the work, if there was
-    /// any.
+    /// Gives a worker's post to the shard, and sends the answers that follow. Returns the work, if there was any.
     ///
     /// # Errors
     /// Returns an error if the worker broke the protocol.
@@ -268,21 +266,21 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             }
             Err(violation) => match self.shard.group(immediate.chunk) {
                 Some(places) => self.take_group(rank, immediate, places),
-                // The arrival is no push of this round: it may be a pull, or a push whose answer was lost.
+                // The arrival is not a push of this round. It may be a pull, or a push whose answer was lost.
                 None if self.pull(rank, immediate) || self.repeats(rank, immediate) => Ok(Some(Done::POSTED)),
                 None => self.take_line(rank, immediate, violation),
             },
         }
     }
 
-    /// Returns the core's task, if it has gathered its part of the whole gradient, and nothing is finished yet.
+    /// Returns a task for the core, if the arrival finished no chunk but the core's part of the whole gradient.
     #[inline]
     fn gathered(&self) -> Option<Done> {
         (M::Gather::WAITS && self.shard.has_task()).then_some(Done { has_task: true, ..Done::POSTED })
     }
 
-    /// Gives a worker's post of a group to the shard, chunk by chunk. If all chunks are finished with it, the group is
-    /// answered as a whole.
+    /// Gives a worker's post of a group to the shard, chunk by chunk. If all chunks finish with it, the group is answered as a
+    /// whole.
     fn take_group(
         &mut self,
         rank: u32,
@@ -304,15 +302,15 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             return Ok(Some(Done { steps, bytes: finished.bytes, ..self.send(&finished) }));
         }
         let mut done = Done::POSTED;
-        // The chunks from the first one up to `next` are finished as it is.
+        // The chunks from the first up to `next` have finished in the same way.
         let (mut alike, mut next) = (None, places.start);
         for (chunk, place) in (first.0..).map(ChunkId).zip(places.clone()) {
             let arrived = match noted {
                 Some(_) => {
                     Ok(self.shard.settle_at(self.kernels, place).map_or(Arrived::Noted, Arrived::Finished))
                 }
-                // The group breaks the protocol in some chunk, its pushes are of several rounds or no gradients, or each push is
-                // a separate step.
+                // The group must be taken chunk by chunk: it breaks the protocol in some chunk, its pushes are of several rounds
+                // or are no gradients, or each push is a separate step.
                 None => self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }),
             };
             match arrived {
@@ -347,8 +345,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(done))
     }
 
-    /// Sends the chunks of a group with answers that are due to one worker. They leave in one post, if they are the
-    /// whole group and of one round.
+    /// Sends one worker the chunks of a group whose answers are due. They leave in one post if they are the whole group and of
+    /// one round.
     fn answer_beside(&mut self, group: ChunkId, places: Range<usize>, round: Round, rank: u32, whole: bool) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let first = places.start;
@@ -379,7 +377,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.replies.answers = answers;
     }
 
-    /// Sends the chunk that the shard has finished to all workers with an answer that is due.
+    /// Sends a finished chunk to all workers whose answer is due.
     #[inline]
     pub fn send(&mut self, finished: &Finished) -> Done {
         self.answer_all(finished);
@@ -387,7 +385,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done { steps, bytes: steps as usize * bytes, round, has_task: self.shard.has_task() }
     }
 
-    /// Returns the round of the answer that a worker may have now, as [`Pace::answer_due`].
+    /// Returns the round of the answer that a worker may have now, as [`Pace::answer_due`] does.
     #[inline]
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round> {
         if M::Gather::WAITS && self.shard.pace.awaits_again(place, rank) {
@@ -405,7 +403,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Sends weights ahead to the workers that have sent their bytes so.
+    /// Sends weights ahead to the workers that have sent their bytes ahead.
     #[cold]
     fn answer_ahead(&mut self, place: usize, round: Round) -> Done {
         let (chunk, content) = (self.shard.chunk(place), Content::Ahead);
@@ -418,8 +416,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done::POSTED
     }
 
-    /// Replies to a worker that may have its answer of a round for one chunk. The answer goes out now, or with all of
-    /// the layer's part, or when the worker pulls the part.
+    /// Replies to a worker that may have a round's answer for one chunk. The answer leaves now, with all of the layer part, or
+    /// when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
         match self.replies.parts(rank).map(|parts| parts.ready(place, rank)) {
@@ -443,13 +441,13 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Whether a worker's post is the pull of a layer's part. If it is, the part is sent. A pull names the first
-    /// chunk of the part and the round before, as control messages do.
+    /// Checks whether a worker's post is the pull of a layer part. If so, sends the part. A pull names the first chunk of the
+    /// part, and the round of the weights, as control messages do.
     #[cold]
     fn pull(&mut self, rank: u32, immediate: Immediate) -> bool {
         let Some(parts) = self.replies.parts(rank) else { return false };
         let Some(place) = self.shard.place(immediate.chunk) else { return false };
-        // A part is whole for the worker only after a round.
+        // A part is whole for the worker only after a finished round.
         let round = Round(self.shard.pace.next_round(place, rank).0.wrapping_sub(1));
         if immediate != Immediate::control(immediate.chunk, round) {
             return false;
@@ -459,9 +457,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Whether a worker's post repeats a push, because it has lost the answer with its links. If it is, the chunk
-    /// is answered again. In BSP no worker has stepped it since, because this worker has not pushed the next
-    /// round.
+    /// Checks whether a worker's post repeats a push whose answer was lost with the worker's links. If so, answers the chunk
+    /// again. In BSP no step was made since, because this worker has not pushed the next round.
     #[cold]
     fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
         let place = self.shard.place(immediate.chunk).filter(|_| immediate.content != Content::Ahead);
@@ -484,7 +481,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Sends the sums without an answer up again, after lost links that lead up were replaced.
+    /// Sends the sums without an answer up again, after lost links to hubs above were replaced.
     #[cold]
     pub fn ask_again(&mut self) {
         self.shard.stages.gather.pass_again();
@@ -496,7 +493,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Takes the part of a hub, if the post is its line.
+    /// Takes a hub's part of the whole gradient, if the post is its line.
     #[cold]
     fn take_line(
         &mut self,
@@ -507,7 +504,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         let tells = self.shard.stages.gather.tells();
         let Some(hub) = line.hub().filter(|_| tells) else { return Err(violation) };
         match self.shard.take_line(rank, line, hub) {
-            // A worker that does not take part yet may be so late that it writes the line of another round meanwhile.
+            // A worker that does not take part yet may be late. Its line may already have another round's values.
             Err(violation) if self.replies.leads_up(rank) || self.replies.listens[rank as usize] => {
                 return Err(violation);
             }
@@ -516,8 +513,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED }))
     }
 
-    /// Tells all workers a hub's part of a round, if it has become whole: also before the round is found, as they pass it on.
-    /// Below other hubs it goes up to the other hubs. Returns whether there was one.
+    /// Sends a hub's part of a round to all workers once the part is complete. They pass it on, so it is sent before the result
+    /// of the round is found. Below other hubs, the part goes up. Returns whether there was a part to send.
     #[cold]
     pub fn tell(&mut self) -> bool {
         let line = self.shard.stages.gather.untold();
@@ -530,7 +527,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         worked
     }
 
-    /// Tells a worker that begins, or has other links, the last parts of the hub.
+    /// Sends the hub's last parts to a worker that begins, or that has new links.
     pub fn tell_again(&mut self, rank: u32) {
         self.shard.stages.gather.lines().into_iter().for_each(|line| self.tell_one(rank, line));
     }
@@ -552,7 +549,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Sends one chunk to one worker, after the answers that wait already, by its priority.
+    /// Sends one chunk to one worker, by its priority among the answers that already wait.
     #[inline]
     fn answer(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
@@ -560,7 +557,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
 
-    /// Works like [`answer`](Self::answer), of an answer that is lost.
+    /// Works like [`answer`](Self::answer), for an answer that was lost.
     fn answer_again(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let (span, content) = self.shard.answer_again(self.kernels, place, rank, round);
@@ -572,7 +569,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     fn post_answer(&mut self, link: LinkId, place: usize, rank: u32, answer: Answer) {
         if self.replies.queues[rank as usize].is_empty() {
             match self.port.post(link, answer.span, answer.immediate().encode()) {
-                // A link that just closed is reported by the port.
+                // The port reports a link that just closed.
                 Posted::Accepted | Posted::Closed => return,
                 Posted::Full => {}
             }

@@ -5,8 +5,8 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Items that wait for a link: lowest priority number first, and in the order of their pushes when it is equal.
-/// Allocates nothing after it is made.
+/// Items that wait for a link: lowest priority number first, and at equal priority in the order of their pushes. Allocates
+/// nothing after its creation.
 #[derive(Clone, Debug)]
 pub struct SendQueue<T> {
     heap: BinaryHeap<Waiting<T>>,
@@ -17,7 +17,7 @@ pub struct SendQueue<T> {
 #[derive(Clone, Copy, Debug)]
 struct Waiting<T> {
     priority: u32,
-    /// Unique: the order is strict.
+    /// The number is unique, so the order is strict.
     number: u64,
     what: T,
 }
@@ -55,7 +55,7 @@ impl<T: Copy> SendQueue<T> {
         SendQueue { heap: BinaryHeap::with_capacity(bound), bound, pushed: 0 }
     }
 
-    /// Adds an item; false when the queue is full.
+    /// Adds an item. Returns false if the queue is full.
     #[must_use]
     pub fn push(&mut self, priority: u32, what: T) -> bool {
         if self.heap.len() == self.bound {

@@ -30,9 +30,9 @@ const NEVER: Round = Round(u32::MAX);
 /// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
-    /// The round of the chunk that is furthest behind.
+    /// The round of the slowest chunk.
     pub lowest: Round,
-    /// The round of the chunk that is furthest ahead.
+    /// The round of the fastest chunk.
     pub highest: Round,
 }
 
@@ -41,16 +41,17 @@ pub(crate) struct ShardOf<P, M: Mode> {
     pub(super) terms: Arc<JobTerms>,
     pub(super) pace: P,
     pub(super) stages: Staged<M>,
-    /// No chunk is stepped from this round on: 0 while the shard is held.
+    /// The first round in which no chunk is stepped: 0 while the shard is held.
     pub(super) until: Round,
-    /// The end of its rounds when it is not held: 0 when a worker was lost before all workers had the first weights.
+    /// The first round in which no chunk is stepped when the shard is not held. It is 0 if a worker was lost before all workers
+    /// had the first weights.
     end: Round,
     wire: Wire,
-    /// Chunk id to place.
+    /// The place of each chunk, by id; `None` if another core owns the chunk.
     places: Vec<Option<u32>>,
     /// One entry for each place.
     keys: Vec<KeyId>,
-    /// The place, if it is here and steps as one, by number of the group.
+    /// By number of the group: the place at which it steps at once, if this core owns it.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
     /// The reason why the job cannot continue, until the core [takes](Self::take_failure) it.
@@ -68,11 +69,11 @@ pub(crate) struct Finished {
     /// The round of the new weights.
     pub round: Round,
     pub bytes: usize,
-    /// Number of steps.
+    /// The number of steps.
     pub steps: u32,
     /// Rounds that ended without a step, because no worker is left to push them.
     pub skipped: u32,
-    /// The chunk goes to the links in this range with a [due](Pace::answer_due) answer: to workers, or up.
+    /// The numbers of links to which the chunk goes if its answer is [due](Pace::answer_due): to workers, or to hubs above.
     pub ranks: Range<u32>,
 }
 
@@ -90,14 +91,14 @@ pub(crate) enum Arrived {
     Noted,
     /// The chunk is finished with it.
     Finished(Finished),
-    /// The chunk at this place has weights ahead with it, of this round.
+    /// The chunk at this place has weights of this round to send ahead.
     Ahead(usize, Round),
-    /// The push cannot be read here, and does not count: the worker must push the chunk again for this round.
+    /// The push cannot be decoded, and does not count. The worker must push the chunk again for this round.
     Unread(Round),
 }
 
 impl ShardOf<Arrivals, Bare> {
-    /// Groups that [can](Staged::join) step as one.
+    /// Joins groups that [can](Staged::join) step at once.
     pub fn joining(mut self) -> Self {
         let layout = self.wire.layout();
         let groups = Vec::from_iter((0..layout.groups().len()).map(|number| layout.group_id(number)));
@@ -160,8 +161,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.begin_at(first);
     }
 
-    /// Takes a snapshot of the state before round `before`, which no chunk may be past. A chunk is copied now if it
-    /// has reached this round, otherwise when it reaches it.
+    /// Takes a snapshot of the state before round `before`, which no chunk may be past. A chunk that has reached this round is
+    /// copied now. Other chunks are copied when they reach it.
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
         P::take_back(self);
         if !self.snapshots.begin(occasion, before) {
@@ -174,7 +175,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Copies a chunk that has reached a round, if a snapshot is taken there.
+    /// Copies a chunk that has reached a round, if a snapshot of that round is being taken.
     #[inline]
     pub fn capture(&mut self, place: usize, round: Round) {
         if self.snapshots.concerns(round) {
@@ -202,8 +203,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Returns the state before round `before`, which no chunk is past, of a job that is over. Chunks that are behind
-    /// end their rounds with the pushes that are in.
+    /// Returns the state before round `before`, which no chunk is past, of a job that is over. Chunks that are behind end their
+    /// rounds with the pushes that have arrived.
     pub fn last_state(&mut self, kernels: &Kernels, before: Round) -> Result<SnapshotPart, String> {
         P::take_back(self);
         self.stages.gather.hear();
@@ -226,7 +227,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.taken()
     }
 
-    /// Takes back the memory of a snapshot's part, which is written or will not be; `None` if the memory is lost.
+    /// Takes back the memory of a snapshot's part after the part was written or given up. `None` if the memory is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.snapshots.give_back(values);
     }
@@ -236,7 +237,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.terms.on_loss == OnLoss::Continue
     }
 
-    /// Returns the keys of its chunks, by place.
+    /// Returns the keys of the shard's chunks, by place.
     pub fn keys(&self) -> &[KeyId] {
         &self.keys
     }
@@ -247,15 +248,15 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Some(place as usize)
     }
 
-    /// Returns the places of the chunks of the group that has this id, if it is a group's and here. They are
-    /// neighbours, as the chunks are.
+    /// Returns the places of the chunks of the group with this id. `None` if the id is not a group's, or another core owns it.
+    /// The places are neighbours.
     pub fn group(&self, id: ChunkId) -> Option<Range<usize>> {
         let chunks = self.wire.group(id)?;
         let (first, last) = (self.place(ChunkId(chunks.start))?, self.place(ChunkId(chunks.end - 1))?);
         (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
-    /// Returns the place of a group that steps as one.
+    /// Returns the place of a group that steps at once.
     fn joined(&self, id: ChunkId) -> Option<usize> {
         let number = id.index().checked_sub(self.places.len())?;
         Some(self.joined.get(number).copied().flatten()? as usize)
@@ -267,15 +268,15 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.chunk(place).id
     }
 
-    /// Returns the key of the chunk at a place; of a group the first.
+    /// Returns the key of the chunk at a place, or the first key of a group.
     pub fn key(&self, place: usize) -> KeyId {
         let id = self.chunk(place);
         let first = self.wire.group(id).map_or(id, |chunks| ChunkId(chunks.start));
         self.wire.layout().chunk(first).key
     }
 
-    /// Adds worker `rank`'s gradients and, in modes with own weights windows, the spans of this core's chunks in its
-    /// window. Checks every span once. The worker takes part once it is [admitted](Self::admit).
+    /// Adds worker `rank`'s gradient window and, in modes with own weights windows, the spans of this core's chunks in its
+    /// weights window. Checks every span once. The worker takes part once it is [admitted](Self::admit).
     pub fn add_worker(
         &mut self,
         rank: u32,
@@ -288,7 +289,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
 
-    /// Takes the line that a worker has passed on from another hub, or that a hub above has sent.
+    /// Takes the line of another hub, which a worker has passed on or a hub above has sent.
     ///
     /// # Errors
     /// Returns an error if the line breaks the protocol.
@@ -305,12 +306,12 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.take_line(link, line, place).map_err(refused)
     }
 
-    /// Returns how many posts a link of this shard must hold.
+    /// Returns how many posts the queue of one link must hold.
     pub fn posts(&self) -> usize {
         self.wire.posts(self.keys.len()) as usize
     }
 
-    /// Adds the window that a hub above writes for the link of this number. Checks every span once, and touches it.
+    /// Adds the window that a hub above writes, for the link of this number. Checks every span once, and touches it.
     pub fn add_above(&mut self, link: u32, window: Arc<RecvWindow>) -> Result<(), SpanError> {
         let ShardOf { pace, stages, keys, .. } = self;
         stages.add_above(link, window, (0..keys.len()).filter(|&place| pace.way_up(place) == Some(link)))
@@ -322,7 +323,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.admit(rank, from);
     }
 
-    /// Goes on without worker `rank`: its pushes that are not stepped do not count. Call `settle` afterwards.
+    /// Continues without worker `rank`. Its pushes that are not stepped do not count. Call `settle` afterwards.
     ///
     /// # Errors
     /// Returns an error if the broadcast of the weights is not complete: possibly no other worker has them. From then
@@ -346,8 +347,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Notes that the links of worker `rank` are lost, and that it makes new ones. Its pushes that are not stepped do
-    /// not count until it makes them again. It still takes part.
+    /// Notes that worker `rank` has lost its links, and will make new ones. Its pushes that are not stepped do not count until
+    /// the worker repeats them. It still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -379,28 +380,28 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.until = self.end;
     }
 
-    /// Stops each chunk at the end of the job. In BSP: before `round`, which no chunk is past. In SSP and ASP: at each
-    /// worker's [line](Pace::lines). The shard must be [held](Self::hold).
+    /// Stops each chunk at the end of the job. In BSP the end is before `round`, which no chunk is past. In SSP and ASP it is
+    /// at each worker's [line](Pace::lines). The shard must be [held](Self::hold).
     pub fn end_before(&mut self, round: Round, lines: &[Option<Round>]) {
         self.end = self.end.min(round);
         self.pace.end_at(lines);
     }
 
-    /// Returns the rounds in flight; `None` when the core owns no chunk of the job. A round is almost over once
-    /// this hub's part of the values that its steps wait for is [whole](Gather::open).
+    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. A round counts as almost over once this hub's
+    /// part of the whole gradient is [complete](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
         Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })
     }
 
-    /// Places of the chunks with an answer of the round before, which workers that take part from `from` on get at
-    /// once.
+    /// Returns the places of the chunks that have finished the round before `from`. Workers that take part from `from` on get
+    /// their answer at once.
     pub fn finished_before(&self, from: Round) -> Vec<usize> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// Settles the next of the chunks at these places: does the work that a hold delayed, that a changed roster calls
-    /// for, or that its step waited for. Also returns the place to continue from.
+    /// Settles the next of the chunks at these places: does the work that waited for the end of a hold, for a change of
+    /// workers, or for other cores. Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {
             return None;
@@ -411,15 +412,15 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     /// Changes the optimizer's numbers from a round on.
     pub fn set_numbers(&mut self, from: Round, changed: Numbers) {
-        // No round that is in flight, and none that is still to come, needs older numbers.
+        // No round that is in flight or still to come needs older numbers.
         let oldest = self.front().map_or(from, |front| front.lowest.min(from));
         let numbers = self.stages.numbers();
         numbers.change(from, changed);
         numbers.forget_before(oldest);
     }
 
-    /// Sets the optimizer state of keys, which are sorted, to zero before a round of workers that step together. A chunk that is
-    /// past the round has been asked before.
+    /// Sets the optimizer state of keys to zero before a round of workers that step together. The keys are sorted. No chunk may
+    /// be past the round; the caller has checked this.
     pub fn reset_state(&mut self, from: Round, keys: &[KeyId]) {
         for place in 0..self.keys.len() {
             if keys.binary_search(&self.keys[place]).is_ok() && self.pace.round(place) == from {
@@ -443,7 +444,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Works like [`arrive`](Self::arrive), of the chunk at a place.
+    /// Works like [`arrive`](Self::arrive), for the chunk at a place.
     #[inline]
     pub fn arrive_at(
         &mut self,
@@ -470,7 +471,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             .map_or(Arrived::Noted, Arrived::Finished))
     }
 
-    /// Takes in the bytes of an answer from above.
+    /// Takes the bytes of an answer from above.
     #[inline]
     fn take_answer(
         &mut self,
@@ -494,7 +495,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Takes in a push that is no gradient, or that has a wrong content.
+    /// Takes a push that is no gradient, or that has a wrong content.
     #[cold]
     fn arrive_other(
         &mut self,
@@ -530,8 +531,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Violation::Content { key, round, content, why }
     }
 
-    /// Fails the job, because of a chunk's pushes: no chunk is stepped any more and no worker gets an answer. `why` is
-    /// given the name of the chunk's key.
+    /// Fails the job because of a chunk's pushes: no chunk is stepped any more, and no worker gets an answer. `why` gets the
+    /// name of the chunk's key.
     #[cold]
     pub(super) fn fail(&mut self, place: usize, why: impl FnOnce(&Self, &str) -> String) -> Finished {
         let key = &self.wire.layout().keys()[self.key(place).index()].name;
@@ -540,14 +541,13 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { ranks: 0..0, ..self.finished(place, self.pace.round(place), 0) }
     }
 
-    /// Returns why the job cannot continue, once.
+    /// Returns the reason why the job cannot continue, once.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }
 
-    /// Notes worker `rank`'s pushes of all the chunks at these places. It must be its turn for each and for the same
-    /// round, and each must be readable. Returns which chunks then have all their pushes; `None` if pushes are to come
-    /// one by one.
+    /// Notes worker `rank`'s pushes of all chunks at these places. It must be the rank's turn for each, for the same round, and
+    /// each push must be readable. Returns which chunks then have all their pushes; `None` if the pushes must come one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         self.pace.turn_of_all(places.clone(), rank, round_bits)?;
@@ -555,7 +555,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         reads.all(|read| read == Ok(true)).then(|| self.pace.note_all(places, rank))
     }
 
-    /// Returns the work for a group, if its chunks at these places have all their pushes: all in one, or `None`.
+    /// Returns the work for a group whose chunks at these places have all their pushes, if it can be done at once.
     #[inline]
     pub fn settle_group(&mut self, kernels: &Kernels, id: ChunkId, places: Range<usize>) -> Option<Finished> {
         let joined = self.joined(id)?;
@@ -573,7 +573,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Violation::Frame { chunk: self.chunk(place), round, why }
     }
 
-    /// Prepares the weights of the other workers for workers that have none.
+    /// Prepares the weights that other workers have, for workers that have none.
     pub fn greet(&mut self, place: usize) {
         self.stages.greet(place);
     }
@@ -586,23 +586,22 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task is left, or
-    /// for the [places](Self::take_heard) of chunks that may step.
+    /// earlier for the [places](Self::take_heard) of chunks that may step.
     pub fn work(&mut self) -> bool {
         self.stages.work()
     }
 
-    /// Whether chunks wait for their [places](Self::take_heard) to be taken, and not for the last task.
+    /// Whether chunks may step once their [places](Self::take_heard) are taken, before the last task is done.
     pub fn steps_where_heard(&self) -> bool {
         M::Gather::WAITS
     }
 
-    /// Takes the places of chunks with steps that waited for other cores, and may be made now. A hold delays
-    /// them.
+    /// Takes the places of chunks whose steps waited for other cores, and can be made now. A hold delays these steps.
     pub fn take_heard(&mut self) -> Option<Range<usize>> {
         self.stages.gather.take_heard()
     }
 
-    /// Returns a chunk's new weights of a round, for all workers with an answer that is due.
+    /// Returns a chunk's new weights of a round, for all workers whose answer is due.
     #[inline]
     pub fn finished(&self, place: usize, round: Round, steps: u32) -> Finished {
         let bytes = self.stages.chunk(place).bytes;
@@ -626,7 +625,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.note_ahead(place, rank).then(|| self.stages.chunk(place).span)
     }
 
-    /// Gives a worker the answer again that it has lost.
+    /// Sends a worker an answer that it has lost.
     pub fn answer_again(
         &mut self,
         kernels: &Kernels,

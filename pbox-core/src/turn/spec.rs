@@ -23,34 +23,34 @@ pub struct ShardSpec {
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
-    /// The spans of these chunks in the job's weights, in the same order, and the [lines](Wire::weights_line) that the
-    /// core writes. With BSP they are in the window that all workers read. Below other hubs they are the values in the
-    /// window of sums, and the lines that the core passes on. Otherwise they are in a window that only the hub sees.
+    /// The spans of these chunks in the job's weights, in the same order, and the [lines](Wire::weights_line) that the core
+    /// writes. With BSP they are in the window that all workers read. Below other hubs they are in the window of sums, with the
+    /// lines that the core passes on. Otherwise they are in a window that only the hub sees.
     pub weights: Spans,
-    /// The state to continue with; without one, weights and state are zero and round 0 begins.
+    /// The state to continue with. Without it, weights and state are zero and the job begins with round 0.
     pub restored: Option<Arc<Restored>>,
     /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
-    /// The hubs above, which step, if this hub is below others.
+    /// The hubs above, which make the steps, if this hub is below others.
     pub(super) above: Option<AboveSpec>,
     /// The board on which the hub's cores meet to select the significant set, in a job with Slim-DP.
     pub(super) board: Option<Arc<Board>>,
-    /// The scopes in which steps wait for each other, in the order of the chunks: all chunks, or key by key. Empty if steps wait
-    /// only for pushes of their own chunk.
+    /// The scopes in which steps wait for each other, in the order of the chunks: all chunks, or key by key. Empty if a step
+    /// waits only for pushes of its own chunk.
     pub(super) scopes: Vec<Scope>,
 }
 
 /// The path of one core's sums to the hubs above.
 #[derive(Debug)]
 pub(super) struct AboveSpec {
-    /// The terms of both levels for the links between them.
+    /// The terms of the links between the two levels.
     pub level: LevelTerms,
     pub form: SumForm,
-    /// The numbers of the links that the chunks' sums go up by, in the same order.
+    /// The number of the link that carries each chunk's sums up, in the same order.
     pub links: Vec<u32>,
-    /// The number of the core's links that lead up.
+    /// The number of the core's links to hubs above.
     pub ways: u32,
-    /// The job's first weights are those of another hub's workers.
+    /// Whether the job's first weights come from another hub's workers.
     pub keeps_first: bool,
     /// The path of lines down and up.
     pub passes: PassSpec,
@@ -63,28 +63,29 @@ pub(super) enum SumForm {
     Bare {
         /// The [line](counted::line) of each chunk in the window of sums, in the order of the chunks.
         counts: Spans,
-        /// The places of the chunks there, in the same order: the spans of the posts.
+        /// The spans to post: those of the chunks in the window of sums, in the same order.
         posts: Vec<Span>,
-        /// The chunks in the window that the workers read, in the same order, if the hubs above do not write that.
+        /// The spans of the chunks in the window that the workers read, in the same order. `None` if the hubs above write this
+        /// window themselves.
         shown: Option<Spans>,
     },
     /// Frames: [`ShardSpec::weights`] are their places in the window of sums.
     Coded(CodedWays),
 }
 
-/// The windows between the hubs above and the workers here.
+/// The windows of a hub below others, for its hubs above and its workers.
 #[derive(Debug)]
 pub struct WindowsBelow {
-    /// Sums, for the hubs above.
+    /// The window of sums, which the hubs above read.
     pub sums: Arc<SendWindow>,
-    /// Weights, for the workers, if the hubs above do not write them into the workers' windows.
+    /// The window of weights, which the workers read. `None` if the hubs above write weights into it themselves.
     pub shown: Option<Arc<SendWindow>>,
 }
 
 impl ShardSpec {
-    /// Returns the shards of a job's cores at a hub below others, and the windows between these and the workers. `here`
-    /// and `above` are the terms of the links below and of the links that lead up. `machine` is this hub's number among
-    /// the members above: the job's first weights are those of the workers of machine 0.
+    /// Returns the shards of a job's cores at a hub below others, and the windows for its hubs above and its workers. `here`
+    /// and `above` are the terms of the links to workers and to hubs above. `machine` is this hub's number among the members
+    /// above: the job's first weights are those of the workers of machine 0.
     ///
     /// # Errors
     /// Returns an error if there is no memory for the windows.
@@ -96,7 +97,7 @@ impl ShardSpec {
     ) -> Result<(WindowsBelow, Vec<ShardSpec>), WindowError> {
         let ((terms, wire), (level, wire_above)) = (here, above);
         let chunks = below.placement.chunks_by_core();
-        // In a mesh in which machines step alone, each machine has its own answers for its own share, too.
+        // In a mesh in which machines step alone, each machine also needs its own answers for its own share.
         let copies = level.members == Members::Mesh && level.consistency.steps_alone();
         let shown = match copies || wire_above.framing().is_some() {
             true => {
@@ -130,8 +131,7 @@ impl ShardSpec {
         Ok((WindowsBelow { sums, shown }, specs))
     }
 
-    /// Returns the shards of a job's cores: each core with its chunks, ascending, and its part of the job's weights
-    /// window.
+    /// Returns the shards of a job's cores. Each core has its chunks, ascending, and its part of the job's weights window.
     pub fn of_cores(
         terms: &Arc<JobTerms>,
         wire: &Wire,
@@ -163,7 +163,7 @@ impl ShardSpec {
         specs
     }
 
-    /// Makes the meeting places of the cores that have chunks of a key.
+    /// Makes the scopes in which the cores with chunks of one key meet.
     fn wait_by_key(specs: &mut [ShardSpec], layout: &Layout) {
         let key = |chunk: &ChunkId| layout.chunk(*chunk).key;
         let mut cores = vec![0; layout.keys().len()];
@@ -215,7 +215,7 @@ impl ShardSpec {
     }
 }
 
-/// Returns a window that is split over its owners.
+/// Returns a window that is split between its owners.
 fn split(bytes: usize, owners: Vec<Vec<Span>>) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
     Ok(SendWindow::new(bytes)?.split(owners).expect("chunks are disjoint, aligned and inside"))
 }
@@ -228,7 +228,7 @@ struct Sums {
     forms: Vec<SumForm>,
 }
 
-/// Makes the window of sums of a hub that is `machine` at the hubs above.
+/// Makes the window of sums of a hub that has number `machine` at the hubs above.
 fn sums(
     wire: &Wire,
     wire_above: &Wire,

@@ -1,4 +1,5 @@
-//! Violations: the errors that a worker can make with an immediate, in words for its job.
+//! Violations: errors of a worker in an immediate, described for its job. Made by a shard on its core's thread. Knows no
+//! link.
 //!
 //! Made by a shard on its core's thread. Knows no link.
 
@@ -11,11 +12,11 @@ use crate::wire::frame::FrameError;
 /// A worker broke the protocol. It loses its link, and its job is notified.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Violation {
-    /// A chunk that does not exist, or that another core owns.
+    /// The chunk does not exist, or another core owns it.
     NotOurs {
         /// The chunk that the immediate named.
         chunk: ChunkId,
-        /// Chunks of the job.
+        /// The number of the job's chunks.
         chunks: usize,
     },
     /// The worker pushed a chunk twice in a round.
@@ -25,14 +26,14 @@ pub enum Violation {
         /// The round it is in.
         round: Round,
     },
-    /// A chunk that the worker had pushed and that has no answer yet.
+    /// The worker pushed a chunk again before its answer.
     Unanswered {
         /// The chunk.
         chunk: ChunkId,
         /// The round of the push before.
         round: Round,
     },
-    /// A chunk of another round than its next one.
+    /// The worker pushed a chunk for another round than its next one.
     OtherRound {
         /// The chunk.
         chunk: ChunkId,
@@ -41,7 +42,7 @@ pub enum Violation {
         /// The low bits of the round that the immediate named.
         seen: u8,
     },
-    /// A chunk with an invalid frame.
+    /// The worker pushed a chunk with an invalid frame.
     Frame {
         /// The chunk.
         chunk: ChunkId,
@@ -50,9 +51,9 @@ pub enum Violation {
         /// The error in the frame.
         why: FrameError,
     },
-    /// A push or an answer of a content that its job does not take there.
+    /// A push or an answer has a content that its job does not allow there.
     Content {
-        /// The name of the chunk's key; of a group's the first.
+        /// The name of the chunk's key, or of a group's first key.
         key: String,
         /// The round it was pushed for.
         round: Round,
@@ -61,18 +62,18 @@ pub enum Violation {
         /// The expected value, in words.
         why: &'static str,
     },
-    /// A hub's part of the whole gradient that cannot be.
+    /// A hub's part of the whole gradient is impossible.
     Line {
-        /// The hub that the immediate named a part of.
+        /// The number of the hub whose part it is.
         hub: usize,
-        /// The low bits of the round that the immediate named.
+        /// The low bits of the part's round, from the immediate.
         round: u8,
         /// The fault, in words.
         why: &'static str,
     },
-    /// More answers than a round in flight needs.
+    /// The worker needs more answers than a round in flight has.
     RingFull,
-    /// A chunk in a round that the worker takes no part in.
+    /// The worker pushed a chunk in a round in which it does not take part.
     NotYet {
         /// The chunk.
         chunk: ChunkId,
@@ -128,7 +129,7 @@ impl fmt::Display for Violation {
 }
 
 impl Violation {
-    /// Describes a worker's error with a chunk.
+    /// Describes a worker's error with the chunk of an immediate.
     pub(crate) fn new(immediate: Immediate, wrong: OutOfTurn) -> Self {
         let Immediate { chunk, round_bits: seen, .. } = immediate;
         match wrong {

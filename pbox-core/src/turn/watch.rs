@@ -18,17 +18,17 @@ const ROUNDS: usize = 200;
 const NUMBERS: usize = 1 << 16;
 /// The fewest rounds of a window.
 const FEWEST: usize = 16;
-/// The most chunks that one look checks for a wait. The next look continues after them.
+/// The most chunks that one look checks for a wait. The next look continues with the chunk after them.
 const CHUNKS: usize = 64;
 
-/// The time for which one or several cores waited for each worker of a job in its last rounds.
+/// The time for which one or several cores waited for each worker of a job, over its last rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
     /// The first round of the window.
     pub first: Round,
     /// The last round, which is in flight.
     pub last: Round,
-    /// Rounds in which the core waited for a rank: by rank, microseconds.
+    /// The rounds in which the core waited for a worker: the microseconds by rank.
     pub rows: Vec<(Round, Vec<u32>)>,
     /// The workers that others wait for now.
     pub waits_for: Vec<u32>,
@@ -42,17 +42,17 @@ pub(super) struct Watch {
     place: usize,
     /// The round.
     round: Round,
-    /// The workers that owed their push, by rank.
+    /// The workers that owed their push at the last look, by rank.
     owes: Vec<u32>,
     /// The workers that owe their push now.
     still: Vec<u32>,
-    /// Everything before is charged, in microseconds.
+    /// The time, in microseconds, up to which all waits are counted.
     since: u64,
-    /// The first round in which the core waited for a rank, and the last that was seen.
+    /// The first and the last round in which the core waited for a worker.
     seen: Option<(Round, Round)>,
     /// One entry for each round modulo their number.
     rounds: Vec<Option<Round>>,
-    /// The time of waits, by round modulo their number, and rank.
+    /// The time of the waits, by round modulo the number of rounds, and rank.
     waits: Vec<u32>,
 }
 
@@ -73,7 +73,7 @@ impl Watch {
         }
     }
 
-    /// Begins a wait: the core has done all that arrived. `chunks` is 0 while no worker can be late.
+    /// Begins a wait: the core has handled all that arrived. `chunks` is 0 while no worker can be late.
     pub fn look(&mut self, pace: &impl Pace, chunks: usize, now: u64) {
         self.still.clear();
         if chunks > 0 {
@@ -139,7 +139,7 @@ impl Watch {
 }
 
 impl Watched {
-    /// Returns the joint observations of two cores, or of two shards: of each wait the longer one.
+    /// Combines the observations of two cores, or of two shards: of each wait, the longer time.
     pub fn with(mut self, other: Watched) -> Self {
         if other.is_empty() || self.is_empty() {
             return if self.is_empty() { other } else { self };

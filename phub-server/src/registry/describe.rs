@@ -27,12 +27,12 @@ impl Registry {
         ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
     }
 
-    /// Whether a core has one.
+    /// Whether a core has a NIC.
     pub fn has_nics(&self) -> bool {
         self.cores.iter().any(|core| core.lane.nic.is_some())
     }
 
-    /// Describes the hub and its work until now, except for the counters of NICs and the refused clients.
+    /// Describes the hub and its work so far, except for the counters of NICs and the refused clients.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
         let rdma = self.up.group.rdma();

@@ -14,7 +14,7 @@ use crate::registry::rounds::late::say_held_up;
 use crate::registry::saved::collected::Met;
 
 impl Registry {
-    /// Takes a report of a core thread.
+    /// Takes a report of a core's thread.
     pub fn report(self: &Arc<Self>, report: Report) {
         let mut inner = self.lock();
         match report {
@@ -22,7 +22,7 @@ impl Registry {
             Report::Removed { job, rank } => self.happens(&mut inner, job, Event::Removed(rank)),
             Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
             Report::WorkerGone { job, rank, reason, by_itself } => {
-                // A hub that stops waits for nobody.
+                // A hub that stops does not wait for a worker's new links.
                 let by_itself = by_itself && !inner.hub().end().stops();
                 self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
             }
@@ -49,7 +49,7 @@ impl Registry {
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
                 drop(inner);
-                // The core's chunks have no owner any more, and no new job would get all cores.
+                // The core's chunks have no owner any more, and no new job could use all cores.
                 let reason = format!(
                     "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
                 );
@@ -59,7 +59,7 @@ impl Registry {
         }
     }
 
-    /// Gives an event to a job, and carries out the effects.
+    /// Gives an event to a job, and carries out the event's effects.
     pub(super) fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
         let effects = inner.ask(Happened { job: id, event });
         self.carry_out(inner, id, effects);

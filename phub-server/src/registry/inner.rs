@@ -16,7 +16,7 @@ use super::recorder::Recorder;
 #[derive(Debug)]
 pub(super) struct Inner {
     hub: Hub,
-    /// The rest of each job that the coordinator has.
+    /// This hub's own part of each job of the coordinator.
     jobs: BTreeMap<JobId, Job>,
     /// The load of jobs that are being made, by name.
     pub loads: HashMap<String, Load>,
@@ -31,7 +31,7 @@ impl Inner {
         Inner { hub: Hub::new(settings), jobs: BTreeMap::new(), loads: HashMap::new(), recorder }
     }
 
-    /// Asks the coordinator. The recorder notes it.
+    /// Sends a request to the coordinator. The recorder notes it.
     pub fn ask<R: Request>(&mut self, request: R) -> R::Answer {
         let now = Instant::now();
         let Some(recorder) = &mut self.recorder else { return self.hub.ask(request, now) };
@@ -41,7 +41,7 @@ impl Inner {
         answer
     }
 
-    /// Returns the coordinator's hub, to be read.
+    /// Returns the coordinator's hub, for reading.
     pub fn hub(&self) -> &Hub {
         &self.hub
     }
@@ -51,7 +51,7 @@ impl Inner {
         Some((self.hub.job(id)?, self.jobs.get_mut(&id)?))
     }
 
-    /// Returns all jobs, also those that have failed.
+    /// Returns all jobs, including failed jobs.
     pub fn jobs(&mut self) -> impl Iterator<Item = Both<'_>> {
         let Inner { hub, jobs, .. } = self;
         jobs.iter_mut().filter_map(|(&id, job)| Some((hub.job(id)?, job)))

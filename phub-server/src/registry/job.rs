@@ -55,12 +55,12 @@ pub(crate) struct Job {
     pub peers: Arc<Peers>,
     /// The hubs above, until the job fails.
     pub above: Option<Arc<JoinedAbove>>,
-    /// Whether the links to them are lost, and made again.
+    /// The state of the links to the hubs above: lost, or being replaced.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
     /// The last rounds that the cores have seen.
     pub last_rounds: LastRounds,
-    /// The news that were published last, and their edition.
+    /// The news that were published last, with their version.
     pub told: watch::Sender<HeartbeatReply>,
     edition: u64,
 }
@@ -103,13 +103,13 @@ impl Job {
         }
     }
 
-    /// Ends the parts that only a living job has. Nobody waits for the end of a cut any more.
+    /// Ends the parts that only a running job has. Nobody waits for the end of a cut any more.
     pub fn fail(&mut self) {
         (self.weights, self.wait_for_cuts) = (None, WaitForCuts::default());
         self.checkpoints.end();
     }
 
-    /// Gives back the chunks of a failed job, which is kept only for its news.
+    /// Gives back the wire format of a failed job, which is kept only for its news.
     pub fn forget_wire(&mut self) -> Option<Wire> {
         let is_known = !self.wire.layout().keys().is_empty();
         is_known.then(|| std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none()))))
@@ -118,7 +118,7 @@ impl Job {
     pub fn describe(&self, state: &coordinator::Job) -> JobReply {
         let (news, rounds) = (state.news.now(), self.last_rounds.reply());
         let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(state.progress.round());
-        // A checkpoint may be newer than the hub's last look.
+        // A checkpoint may be newer than the hub's last look at its cores.
         let checkpoints = &state.checkpoints;
         let saved = checkpoints.last.as_ref().map_or(Round(0), |checkpoint| checkpoint.round);
         let round = round.max(saved);

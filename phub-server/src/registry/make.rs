@@ -33,7 +33,7 @@ fn listed(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// A name that is reserved while its job is made. When this is dropped, other workers of that name try again.
+/// A reserved name whose job is being made. If it is dropped, the other workers of that name try again.
 #[derive(Debug)]
 pub(super) struct Making<'a> {
     registry: &'a Registry,
@@ -43,7 +43,7 @@ pub(super) struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// Ends the making of a job, which is made, or cannot be. Under the lock, so that the job can begin at once.
+    /// Ends the making of a job, whether it succeeded or not. Runs under the lock, so that the job can begin at once.
     pub fn end(mut self, inner: &mut Inner) {
         if let Some(name) = self.name.take() {
             inner.release(name);
@@ -73,11 +73,11 @@ pub(super) struct Made {
     /// The reason why the job does not continue from its newest checkpoint.
     warning: Option<String>,
     shards: Vec<MadeShard>,
-    /// The links that lead up, by core, if there are hubs above.
+    /// The links to the hubs above, by core, if there are hubs above.
     above: Option<(LevelTerms, WaysUp)>,
 }
 
-/// The windows of a job, and the links that lead up.
+/// The windows of a job, and its links to the hubs above.
 struct Windows {
     weights: Arc<SendWindow>,
     shards: Vec<ShardSpec>,
@@ -86,13 +86,13 @@ struct Windows {
 }
 
 impl Registry {
-    /// Reserves a name: nobody else makes a job of this name meanwhile.
+    /// Reserves a name, so that nobody else makes a job of this name.
     pub(super) fn reserve<'a>(&'a self, inner: &mut Inner, name: &'a str) -> Making<'a> {
         let id = inner.ask(Reserve { name: name.to_owned() });
         self.making(id, name, None)
     }
 
-    /// Holds a name that is reserved for this job.
+    /// Wraps the reservation of a name for this job.
     pub(super) fn making<'a>(&'a self, id: JobId, name: &'a str, owner: Option<IpAddr>) -> Making<'a> {
         Making { registry: self, id, name: Some(name), owner }
     }
@@ -102,7 +102,7 @@ impl Registry {
         let terms = &Arc::new(request.terms.clone());
         let relays = self.up.relays(request);
         let of_shards = if relays { Arc::new(terms.beside()) } else { Arc::clone(terms) };
-        // The layout is a table, too.
+        // The layout takes memory for tables, too.
         let tables = job_memory::tables_bytes(terms);
         let promise = |bytes| Promise::new(name, terms, bytes, self.memory());
         self.lock().ask(promise(tables))?;
@@ -211,14 +211,14 @@ impl Registry {
 
     /// Makes huge pages in the window that these cores step into, in ranges of one node.
     fn huge_pages(&self, cores: &[usize], specs: &[ShardSpec]) {
-        // Where workers have frames of their own, nothing touches this window.
+        // If workers have their own frames, nothing touches this window.
         let is_used = |spec: &&ShardSpec| spec.wire.framing().is_none() || !spec.wire.has_own_weights();
         let Some(first) = specs.first().filter(is_used) else { return };
         let spans = |weights: &Spans| (0..weights.len()).map(|place| weights.span(place)).collect();
         let of_core = |(&core, spec): (&usize, &ShardSpec)| (self.cores[core].lane.cpu, spans(&spec.weights));
         let (owned, window) = (cores.iter().zip(specs).map(of_core), first.weights.window());
         let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| window.collapse_by_node(nodes, go_to);
-        // A thread that goes near cores remains there. Without it pages are small.
+        // A thread that is pinned near cores stays there, so this is a new thread. Without it pages are small.
         let thread = std::thread::Builder::new().name("phub-memory".into());
         std::thread::scope(|scope| {
             thread.spawn_scoped(scope, guarded(|| Near::new().huge_pages(owned, collapse))).is_ok()
@@ -285,8 +285,8 @@ impl Registry {
         }
     }
 
-    /// Returns the cores of a job that is being made: all, or as many as it asks for. Cores with the fewest bytes of
-    /// other jobs are first. A core with a lost NIC, or without a link, is left out.
+    /// Returns the cores of a job that is being made: all, or as many as it asks for. Cores with the fewest bytes of other jobs
+    /// come first. A core whose NIC is lost, or has no link, is left out.
     fn choose_cores(&self, name: &str, layout: &Layout, terms: &JobTerms) -> Vec<usize> {
         let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
         let of_use = lanes::of_use(&lanes, self.up.group.rdma());

@@ -125,7 +125,7 @@ pub(crate) struct Registry {
     /// The hubs of meshes that learn each other's addresses here.
     meetings: Meetings,
     inner: Mutex<Inner>,
-    /// A worker, or the hubs above, have been notified.
+    /// Notified when a worker, or the hubs above, have been notified of the stop.
     told: Condvar,
     /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made. All who wait
     /// are woken, so a future that is made before the look misses nothing, even if nobody has polled it.
@@ -136,13 +136,13 @@ pub(crate) struct Registry {
     discard: Sender<Discarded>,
     /// The resident memory of this process when there were no jobs.
     resident_at_start: u64,
-    /// Since when there has been no job.
+    /// The time since which there has been no job.
     pub unused_since: watch::Sender<Option<Instant>>,
     /// Whether the hub takes no more jobs.
     pub draining: watch::Sender<bool>,
-    /// The reason why the hub stops, once it does.
+    /// The reason why the hub stops, once it stops.
     pub stops: watch::Sender<Option<String>>,
-    /// Jobs with a checkpoint at the hub's stop that is not written yet, or cannot be written.
+    /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
     pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,
@@ -150,12 +150,12 @@ pub(crate) struct Registry {
     heartbeat_limit: Duration,
     /// The limits after which workers are late.
     pub late: LateLimits,
-    /// The timeline, if the hub notes the work of its cores.
+    /// The timeline, if the hub records the work of its cores.
     timeline: Option<Timeline>,
     /// The runtime, which only the control thread uses.
     pub(crate) runtime: Handle,
-    /// Tells the hub, when the registry is dropped, that nobody uses its directory of checkpoints any more. The last field is
-    /// dropped last.
+    /// Signals, when the registry is dropped, that its directory of checkpoints is no longer in use. It is the last field, so
+    /// it is dropped last.
     _gone: Sender<Infallible>,
 }
 
@@ -230,14 +230,14 @@ impl Registry {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command()));
     }
 
-    /// Returns how long the hub holds a request when there are no news. A living worker's next heartbeat then comes
-    /// well within the limit.
+    /// Returns how long the hub holds a request while there are no news. After it, a living worker's next heartbeat comes well
+    /// within the limit.
     pub fn heartbeat_hold(&self) -> Duration {
         self.heartbeat_limit / 3
     }
 
-    /// Takes the heartbeat of a member; a hub below says which of its own workers is late. Returns its job's news from
-    /// now on, and how long the hub holds the heartbeat when there are none.
+    /// Takes the heartbeat of a member. A hub below reports which of its own workers is late. Returns the news of the job from
+    /// now on, and how long the hub holds the heartbeat while there are none.
     pub fn heartbeat(
         &self,
         name: &str,
@@ -254,7 +254,7 @@ impl Registry {
     }
 }
 
-/// Draws 32 hexadecimal digits that nobody foresees.
+/// Draws 32 random hexadecimal digits, which nobody can guess.
 pub(crate) fn random_name() -> std::io::Result<String> {
     random::<16>().map(|bytes| hex(&bytes))
 }

@@ -8,11 +8,11 @@ use pbox_core::control::{DrainReply, RefusalCode, StopReply};
 
 use super::{Because, Refusal, Registry};
 
-/// The longest work of a core between two looks at its commands. One turn takes milliseconds; a machine may be busy.
+/// The longest time between two looks of a core at its commands. One turn takes milliseconds, but a machine may be busy.
 const DEAF: Duration = Duration::from_secs(3);
 
 impl Registry {
-    /// Stops a job for somebody, after a checkpoint where this hub writes them. Its workers are notified.
+    /// Stops a job for `by`, after a checkpoint if this hub writes them. The job's workers are notified.
     pub async fn stop_job(self: &Arc<Self>, name: &str, by: &str) -> Result<StopReply, Refusal> {
         let (id, saves) = {
             let mut inner = self.lock();
@@ -32,8 +32,7 @@ impl Registry {
         Ok(StopReply { checkpoint, checkpoint_error })
     }
 
-    /// Takes no more jobs, because of somebody or something. Running jobs continue, and their workers may
-    /// return.
+    /// Takes no more jobs. `by` names the cause. Running jobs continue, and their workers may return.
     pub fn drain(&self, by: &str) -> DrainReply {
         let jobs = self.lock().ask(Drain);
         if !self.draining.send_replace(true) {
@@ -42,13 +41,13 @@ impl Registry {
         DrainReply { jobs }
     }
 
-    /// Refuses once the hub admits nobody any more.
+    /// Checks that the hub still admits workers.
     pub fn check_open(&self) -> Result<(), Refusal> {
         Ok(self.lock().hub().end().check_open(RefusalCode::NotReady)?)
     }
 
-    /// Refuses once the hub admits nobody any more, and while a core does not look at its commands: workers that join would wait for
-    /// it. It may be at work for as long as [`DEAF`].
+    /// Checks that the hub still admits workers, and that every core looks at its commands. Otherwise workers that join would
+    /// wait for the core. A core may work for as long as [`DEAF`] between two looks.
     pub fn check_health(&self, now: Instant) -> Result<(), Refusal> {
         self.check_open()?;
         match self.cores.iter().map(|core| (core.deaf_for(now), core.lane.cpu)).max() {

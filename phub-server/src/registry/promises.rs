@@ -6,7 +6,7 @@ use pbox_core::Discarded;
 
 use super::{Refusal, Registry};
 
-/// A promise to a join that is being read. Dropping it gives the memory back.
+/// The memory that is promised to a join whose body is being read. Dropping it gives the memory back.
 #[derive(Debug)]
 pub(crate) struct Promise<'a> {
     registry: &'a Registry,
@@ -16,19 +16,19 @@ pub(crate) struct Promise<'a> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         self.registry.lock().ask(EndJoin { bytes: self.bytes });
-        // Memory that the join left in the allocator goes back to the machine, by the thread that frees.
+        // The join left memory in the allocator. The thread that frees memory gives it back to the machine.
         self.registry.free(Discarded::default());
     }
 }
 
 impl Registry {
-    /// Returns the memory of this process, as far as it is known.
+    /// Returns the memory of this process, if it is known.
     pub(super) fn memory(&self) -> Option<Memory> {
         let used = fabric::resident_bytes().unwrap_or(0).saturating_sub(self.resident_at_start);
         fabric::memory_room().map(|room| Memory::new(&room, used))
     }
 
-    /// Promises the memory of a request that is being read: a join's parsed manifest is several times its text.
+    /// Promises memory to a request whose body is being read. A join's parsed manifest is several times as large as its text.
     pub fn promise_join(&self, text_bytes: usize) -> Result<Promise<'_>, Refusal> {
         let bytes = crate::job_memory::parsed_bytes(text_bytes);
         let memory = self.memory();

@@ -34,7 +34,7 @@ pub(crate) struct Recorder {
     waiting: Arc<Waiting>,
     /// `None` once the record has ended.
     lines: Option<Sender<String>>,
-    /// The bytes that the file may have still.
+    /// The bytes that the file may still grow by.
     left: u64,
     /// Closed when the thread has ended.
     written: Receiver<Infallible>,
@@ -49,8 +49,8 @@ struct Waiting {
 }
 
 impl Recorder {
-    /// Begins the record of a hub with these settings in a new file that only its owner may read. The file has at most this
-    /// number of `bytes`, and a last line. A file of the same name gets `.before` after its name.
+    /// Begins the record of a hub with these settings, in a new file that only its owner may read. The file gets at most
+    /// `bytes` bytes, and a last line. An existing file of this name is renamed: it gets `.before` after its name.
     ///
     /// # Errors
     /// Returns an error if there is no file, or no thread.
@@ -96,7 +96,7 @@ impl Recorder {
         if before > 0 && before + bytes > WAITING_BYTES {
             return self.end("the disk is slower than the hub, and too many lines wait for it");
         }
-        // The writer ends once the file could not be written, which the log says.
+        // If the file could not be written, the writer has ended, and the log says so.
         let is_heard = self.lines.as_ref().is_some_and(|lines| lines.send(line).is_ok());
         self.lines.take_if(|_| !is_heard);
     }
@@ -116,7 +116,7 @@ impl Drop for Recorder {
     }
 }
 
-/// Writes lines until there are no more, and then why.
+/// Writes lines until there are no more, and then the reason for the end.
 fn write(queue: Receiver<String>, mut out: impl Write, waiting: &Waiting) -> io::Result<()> {
     loop {
         let next = match queue.try_recv() {

@@ -15,9 +15,9 @@ pub(crate) struct Refusal {
     pub round: Option<Round>,
 }
 
-/// The step from a code to a refusal.
+/// Makes a refusal from a code.
 pub(crate) trait Because {
-    /// Makes the refusal.
+    /// Makes the refusal with this reason.
     fn because(self, why: impl Into<String>) -> Refusal;
 }
 
@@ -28,12 +28,12 @@ impl Because for RefusalCode {
 }
 
 impl Refusal {
-    /// Refuses a request that is wrong in itself.
+    /// Refuses an invalid request.
     pub fn bad(why: impl ToString) -> Self {
         RefusalCode::BadRequest.because(why.to_string())
     }
 
-    /// Refuses for a cause that the hub's log has.
+    /// Refuses because of an internal error, which the hub's log has.
     pub fn internal() -> Self {
         RefusalCode::Internal.because("the hub could not do it; its log says why")
     }

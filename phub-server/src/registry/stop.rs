@@ -1,5 +1,5 @@
-//! The stop of the hub. The [coordinator](coordinator::StopStep) decides which jobs are saved, when all are, and when nobody waits
-//! any more. Here its steps are taken, by threads that wait for the end.
+//! The stop of the hub. The [coordinator](coordinator::StopStep) decides which jobs are saved, when all are saved, and when
+//! the wait ends. This module carries out its steps, on threads that wait for the end.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use coordinator::{SAVED_WITHIN, StopStep};
 use super::{Inner, Registry};
 
 impl Registry {
-    /// Ends every job in order: admits nobody, writes the checkpoints that can be written, and tells all workers why. Not on the
-    /// control thread.
+    /// Ends every job in order: admits no more workers, writes the checkpoints that can be written, and tells all workers the
+    /// reason. Must not run on the control thread.
     pub fn end_all(&self, reason: &str) {
         let (reason, has_files) = (reason.to_owned(), self.store.is_some());
         {
@@ -30,7 +30,7 @@ impl Registry {
         });
     }
 
-    /// Fails every job at once, and admits nobody any more.
+    /// Fails every job at once, and admits no more workers.
     pub fn stop(&self, reason: &str) {
         let mut inner = self.lock();
         let steps = inner.ask(Stop { reason: reason.to_owned() });
@@ -68,13 +68,13 @@ impl Registry {
         }
     }
 
-    /// Tells those who wait for the stop which jobs are not saved, if the hub stops.
+    /// Publishes which jobs are not saved, if the hub stops.
     pub(super) fn tell_unsaved(&self, inner: &Inner) {
         self.unsaved.send_replace(inner.hub().end().unsaved());
         self.freed.notify_waiters();
     }
 
-    /// Notes that a worker is being notified that its job failed.
+    /// Notes that a worker is being notified of the failure of its job.
     pub fn told(&self, job: &str, token: &str) {
         let mut inner = self.lock();
         let member = inner.member(job, token).map(|(member, _)| member);
@@ -84,7 +84,8 @@ impl Registry {
         }
     }
 
-    /// Waits until every worker, and the hubs above, have been told that the hub stops; those that are dead never ask.
+    /// Waits until every worker, and the hubs above, have been notified that the hub stops. Dead workers never ask, so the wait
+    /// has a limit.
     pub fn wait_until_all_told(&self, limit: Duration) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().end().has_untold()));

@@ -12,7 +12,7 @@ pub(crate) async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, NoThread> {
     let (done, result) = oneshot::channel();
-    // The work's own values are dropped before its result is seen: a hub that stops needs the last reference to the
+    // The work's own values are dropped before its result is visible: a hub that stops needs the last reference to the
     // registry.
     let run = move || drop(done.send(work()));
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
@@ -20,7 +20,7 @@ pub(crate) async fn on_thread<T: Send + 'static>(
     result.await.map_err(|_| NoThread(format!("the thread {name} failed; see the log")))
 }
 
-/// A thread could not be had, or failed.
+/// The operating system gave no thread, or the thread failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NoThread(pub(super) String);

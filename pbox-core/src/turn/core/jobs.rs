@@ -1,4 +1,5 @@
-//! The work of a core on a job for its owner: to take it, hold and cut its rounds, save them, look at them, and end it.
+//! The work of a core on a job, as commands of the core's owner: take the job, hold and cut its rounds, save its state,
+//! look at its rounds, and end it.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ use crate::turn::watch::{Watch, Watched};
 use crate::weights::{Discarded, Gauged};
 
 impl<P: Port> Core<P> {
-    /// Makes a shard of a job here, and [takes](Self::add_shard) it.
+    /// Makes a shard of a job on this thread, and [adds](Self::add_shard) it.
     ///
     /// # Errors
     /// Returns an error if there is no memory.
@@ -31,10 +32,10 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Takes a shard of a job. A key's chunks are in one shard, and so are a group's. Workers come
+    /// Adds a shard of a job. All chunks of a key are in one shard, and so are all chunks of a group. Workers are added
     /// [later](Self::add_worker), and take part when [`release`](Self::release) admits them.
     pub fn add_shard(&mut self, id: JobId, MadeShard { shard, replies }: MadeShard) {
-        // The place follows those of the job's other shards.
+        // The new shard follows the job's other shards.
         let from = self.shards.iter_mut().rposition(|entry| of_job(entry, id).is_some());
         let free = (from.unwrap_or(0)..self.shards.len()).find(|&place| self.shards[place].is_none());
         let place = free.unwrap_or(self.shards.len());
@@ -46,8 +47,8 @@ impl<P: Port> Core<P> {
         self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
     }
 
-    /// Makes a job below other hubs, which has no workers yet, begin with the round from which this hub takes part
-    /// there.
+    /// Makes a job below other hubs, which has no workers yet, begin with a round: the round from which this hub takes part at
+    /// the hubs above.
     pub fn begin_below(&mut self, id: JobId, first: Round) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.begin_at(first));
@@ -65,8 +66,8 @@ impl<P: Port> Core<P> {
         fronts.reduce(|a, b| Front { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) })
     }
 
-    /// Lets a job's rounds continue. The workers in `admitted` take part from round `from` on, which no chunk may be
-    /// past. They get the weights of the round before: at once, or when these have arrived.
+    /// Lets a job's rounds continue. The workers in `admitted` take part from round `from` on; no chunk may be past it. They
+    /// get the weights of the round before, at once or when these weights have arrived.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         for place in 0..self.shards.len() {
             let Core { shards, port, kernels, .. } = self;
@@ -81,8 +82,8 @@ impl<P: Port> Core<P> {
                     work.replies.listen(rank);
                     work.tell_again(rank);
                     for at in work.shard.finished_before(from) {
-                        // There is room for all posts: nothing was posted to the link before. If it closed, the
-                        // port says so.
+                        // Nothing was posted to the link before, so it has room for all posts. If it has closed, the port reports
+                        // that.
                         work.shard.greet(at);
                         work.reply(at, rank, Round(from.0 - 1));
                     }
@@ -93,23 +94,23 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Returns each worker's line, by rank, in a [held](Self::hold) job that steps alone. A line is the first round
-    /// without a stepped push of the worker, for any chunk here. Empty if workers step together.
+    /// Returns each worker's line, by rank, in a [held](Self::hold) job whose workers step alone. A line is the first round in
+    /// which no chunk of this core has a stepped push of the worker. Empty if workers step together.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
         lines.reduce(further).unwrap_or_default()
     }
 
-    /// Sets by how many rounds each worker begins later than the slowest, by rank, in a job that begins and steps
-    /// alone.
+    /// Sets the number of rounds by which each worker begins ahead of the slowest, by rank. The job begins, and its workers
+    /// step alone.
     pub fn begin_ahead(&mut self, id: JobId, ahead: &[u32]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.pace.begin_ahead(ahead));
         }
     }
 
-    /// Ends a [held](Self::hold) job before a round that no chunk is past, or, if workers step alone, at the
-    /// [lines](Self::lines) of all cores. After the release chunks reach the end, and go no further.
+    /// Ends a [held](Self::hold) job before a round that no chunk is past. If workers step alone, it ends at the
+    /// [lines](Self::lines) of all cores. After the release, chunks reach the end and go no further.
     pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.end_before(round, lines));
@@ -130,8 +131,8 @@ impl<P: Port> Core<P> {
         entry.report_events(notices);
     }
 
-    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past; `None` without
-    /// chunks. In modes that cannot end a round with the pushes that are in, returns an error if a chunk is behind.
+    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past; `None` without chunks.
+    /// Some modes cannot end a round with the pushes that have arrived. In them a chunk that is behind is an error.
     pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
         let kernels = self.kernels;
         let entry = self.shards_of(id).next()?;
@@ -140,7 +141,7 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Takes back the memory of a snapshot's part, which is written or will not be; `None` if the memory is lost.
+    /// Takes back the memory of a snapshot's part after the part was written or given up. `None` if the memory is lost.
     pub fn give_back(&mut self, id: JobId, values: Option<Slab>) {
         if let Some(entry) = self.shards_of(id).next() {
             of_mode!(&mut entry.shard, shard => shard.give_back(values));
@@ -153,18 +154,18 @@ impl<P: Port> Core<P> {
         for place in 0..self.shards.len() {
             let Some(ended) = self.shards[place].take_if(|entry| entry.id == id) else { continue };
             for link in ended.replies.links() {
-                // Another shard of the job may have used the link, too.
+                // Another shard of the job may have used the link, too, and removed it.
                 if self.members[link.index()].take().is_some() {
                     self.port.detach(link);
                 }
             }
-            // The shard holds the windows of its links: none of them was the last to hold one.
+            // The shard holds the windows of its links, so no link was the last owner of its window.
             discarded.add((ended.shard, ended.replies));
         }
         discarded
     }
 
-    /// Changes the numbers of a job's optimizer from a round on. Returns the oldest round that may still be stepped here; `None`
+    /// Changes the numbers of a job's optimizer from a round on. Returns the oldest round that this core may still step; `None`
     /// without chunks.
     pub fn set_numbers(&mut self, id: JobId, from: Round, numbers: &Numbers) -> Option<Round> {
         let oldest = self.shards_of(id).filter_map(|entry| {
@@ -176,14 +177,14 @@ impl<P: Port> Core<P> {
         oldest.map(|front| front.lowest).min()
     }
 
-    /// Sets the optimizer state of keys, which are sorted, to zero before a round that a worker has not pushed.
+    /// Sets the optimizer state of keys to zero before a round that no worker has pushed. The keys are sorted.
     pub fn reset_state(&mut self, id: JobId, from: Round, keys: &[KeyId]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.reset_state(from, keys));
         }
     }
 
-    /// Looks whether a job's rounds move, and which workers they wait for.
+    /// Checks whether a job's rounds move, and for which workers they wait.
     pub fn look(&mut self, id: JobId) -> Look {
         let shards = self.shards_of(id);
         shards.fold(Look::default(), |look, JobShard { shard, looked, .. }| {
@@ -195,7 +196,7 @@ impl<P: Port> Core<P> {
     /// which workers the core waits for.
     pub fn begin_wait(&mut self, now: u64) {
         for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
-            // While it is held, and without chunks, it waits for no worker.
+            // A held shard, and a shard without chunks, waits for no worker.
             of_mode!(shard, shard => watch.look(&shard.pace, if shard.is_held() { 0 } else { shard.keys().len() }, now));
         }
     }
@@ -223,7 +224,7 @@ impl<P: Port> Core<P> {
         self.settled(place, notices);
     }
 
-    /// Finishes only the chunks with steps that waited for other cores, and may be made now.
+    /// Finishes only the chunks whose steps waited for other cores, and can be made now.
     pub(super) fn settle_heard(
         &mut self,
         place: usize,
@@ -261,23 +262,23 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Posts the answers of chunks that were settled, and reports.
+    /// Posts the answers of settled chunks, and reports.
     fn settled(&mut self, place: usize, notices: &mut Vec<Notice>) {
         self.flush();
         if let Some(entry) = &mut self.shards[place] {
             entry.report_events(notices);
-            // A chunk that a hold delayed may have been the last one that this core gathers.
+            // A chunk that a hold delayed may have been the last chunk of this core's part of the whole gradient.
             self.has_duties |= of_mode!(&entry.shard, shard => shard.has_task());
         }
     }
 
-    /// Returns a job's shards, the first first.
+    /// Returns a job's shards, in the order in which they were added.
     pub(super) fn shards_of(&mut self, id: JobId) -> impl Iterator<Item = &mut JobShard> {
         self.shards.iter_mut().filter_map(move |entry| of_job(entry, id))
     }
 }
 
-/// Combines the [lines](Core::lines) of two parts of a job's chunks.
+/// Combines the [lines](Core::lines) of two parts of a job's chunks: the later line of each worker.
 pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
     if b.is_empty() {
         a
@@ -289,7 +290,7 @@ pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round
 }
 
 impl JobShard {
-    /// Reports the results of snapshots, and the reason if the job cannot continue. Seldom, not once a chunk.
+    /// Reports the results of snapshots, and the reason if the job cannot continue. Runs rarely, not once per chunk.
     #[cold]
     pub(super) fn report_events(&mut self, notices: &mut Vec<Notice>) {
         let job = self.id;

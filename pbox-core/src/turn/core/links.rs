@@ -1,4 +1,4 @@
-//! The links of a core's jobs: to workers, and to hubs above. They come, are lost, and come again.
+//! The links of a core's jobs, to workers and to hubs above: they are attached, lost, and replaced.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::turn::replies::AtWork;
 use crate::weights::Discarded;
 
 impl<P: Port> Core<P> {
-    /// Attaches a worker's link to its job. If each worker has its own weights window, `windows` are this core's spans
-    /// of it, for each shard of the job. The windows' pages are allocated. Returns the windows that it had before it
-    /// lost its links.
+    /// Attaches a worker's link to its job. If each worker has its own weights window, `windows` are this core's spans of it,
+    /// for each shard of the job. The windows' pages must be allocated. Returns the windows from before a loss of links, if
+    /// there were any.
     pub fn add_worker(
         &mut self,
         id: JobId,
@@ -34,7 +34,7 @@ impl<P: Port> Core<P> {
                 shard.add_worker(rank, Arc::clone(&gradients), own.next(), &mut discarded)
             })?;
         }
-        // Each rank has one link: two links would be one worker that pushes twice.
+        // Each rank has one link. With two links, one worker would push twice.
         if let Some(former) = self.unlink(id, rank) {
             self.port.detach(former);
         }
@@ -44,10 +44,10 @@ impl<P: Port> Core<P> {
         Ok(discarded)
     }
 
-    /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers. Each comes with the
-    /// window that the hub writes, unless that is the window that workers read. `level` is that of these links. Call it before
-    /// [`begin_below`](Self::begin_below), and after [`unlink_above`](Self::unlink_above): then the sums without an answer go up
-    /// again.
+    /// Attaches the links of a job's shard to the hubs above, in the order of their numbers. Each link comes with the window
+    /// that the hub writes, unless workers read that window. `level` has the terms of these links. Call it before
+    /// [`begin_below`](Self::begin_below), and after [`unlink_above`](Self::unlink_above). In the second case the sums without
+    /// an answer go up again.
     ///
     /// # Errors
     /// Returns an error if a window lacks chunks of the shard.
@@ -80,7 +80,7 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Attaches a link of a job that has none of this number.
+    /// Attaches a link to a job that has no link of this number.
     fn attach(&mut self, id: JobId, member: Member, endpoint: P::Endpoint, credit: Option<usize>) {
         let link = self.port.attach(endpoint);
         let Core { shards, port, kernels, .. } = self;
@@ -89,7 +89,7 @@ impl<P: Port> Core<P> {
             let (answers_ahead, posts) =
                 of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.posts()));
             if credit.is_some() || answers_ahead {
-                // Chunks beyond it wait here, in the order of the level's schedule; and lines of rounds.
+                // Chunks without credit wait in this queue, in the order of the level's schedule, and so do lines of rounds.
                 entry.replies.make_room(member.rank, if answers_ahead { 2 * posts } else { posts });
                 port.set_credit(link, credit);
             }
@@ -132,8 +132,8 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Drops the link of a worker that lives and makes [another](Self::add_worker). The worker pushes again all rounds
-    /// that have no answer. Its job's rounds wait for it. Returns the worker's window of gradients.
+    /// Drops the link of a living worker that will make [a new one](Self::add_worker). The worker pushes again all rounds that
+    /// have no answer. Its job's rounds wait for it. Returns the worker's gradient window.
     pub fn unlink_worker(&mut self, id: JobId, rank: u32) -> Discarded {
         let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {
@@ -148,9 +148,9 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Drops a job's lost links that lead up: the job gets [new ones](Self::add_above). Its rounds wait for them.
-    /// Returns the windows that the hubs above wrote, unless workers read them, and the answers that had arrived by
-    /// the links.
+    /// Drops a job's lost links to the hubs above, before the job gets [new ones](Self::add_above). Its rounds wait for them.
+    /// Returns the windows that the hubs above wrote, unless workers read them, and the count of answers that had arrived over
+    /// the lost links.
     pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
         let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
         let first = self.shards_of(id).next();
@@ -193,7 +193,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Drops a worker. `by_itself`: the link ended, and the worker kept the protocol.
+    /// Drops a worker. `by_itself`: the link ended by itself, and the worker did not break the protocol.
     #[cold]
     pub(super) fn drop_worker(
         &mut self,

@@ -23,15 +23,16 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
 pub use jobs::further;
 
-/// Arrivals that one turn looks at, at least: enough to spread the cost of a poll, and few enough for the other duties.
+/// The least number of arrivals that one turn handles: enough to spread the cost of a poll, and few enough that other
+/// duties do not wait.
 const ARRIVALS_PER_TURN: usize = 64;
-/// The least number of arrivals that one turn looks at for each link. With many workers, too, a turn therefore
-/// finishes some chunks. Their answers to a worker leave together.
+/// The least number of arrivals that one turn handles for each link. So a turn finishes some chunks even with many workers,
+/// and their answers to a worker leave together.
 const ARRIVALS_PER_LINK: usize = 8;
 
-/// The bytes of steps after which the answers leave, before the rest of the turn: a chunk of the default size. A
-/// transport may prefer to send more at a time. A worker's next layer need not wait for the turn. Small chunks share
-/// the fence of a flush, which costs as much as their sum.
+/// The bytes of steps after which the answers leave, before the rest of the turn: a chunk of the default size. So a
+/// worker's next layer need not wait for the turn. Small chunks share the fence of a flush, which costs as much as their
+/// sum. A transport may prefer to send more at a time.
 const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 
 /// The other end of a link.
@@ -39,7 +40,7 @@ const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 struct Member {
     /// Place of the job's first shard in `shards`.
     shard: usize,
-    /// The worker's number; the numbers of links that lead up follow the workers' ranks.
+    /// The worker's rank. Links to hubs above have the numbers after the ranks.
     rank: u32,
 }
 
@@ -51,7 +52,7 @@ struct JobShard {
     /// The round of its first chunk at the last [`look`](Core::look).
     looked: Option<Round>,
     watch: Watch,
-    /// Place of the next shard of the same job, which has other chunks.
+    /// Place of the next shard of the same job.
     next: Option<usize>,
 }
 
@@ -64,12 +65,12 @@ pub struct Core<P: Port> {
     kernels: &'static Kernels,
     shards: Vec<Option<JobShard>>,
     members: Vec<Option<Member>>,
-    /// Links of dropped workers, to detach in the next turn: only then has the owner sent the notice on its way. A detached
-    /// link ends the worker's connection, and another core that saw that end could be the first to report, without the cause.
+    /// Links of dropped workers, which the next turn detaches: the owner must send the notice first. A detached link ends the
+    /// worker's connection. If another core saw this end first, it would report the loss without the cause.
     dropped: Vec<LinkId>,
-    /// Something is to be done between turns: answers wait for links with credit, or a shard has a task.
+    /// Whether there is work between turns: answers wait for links with credit, or a shard has a task.
     has_duties: bool,
-    /// Bytes of chunks with answers that are posted, and not flushed.
+    /// Bytes of the chunks whose answers are posted, and not flushed.
     unflushed: usize,
     arrivals: Vec<Arrival>,
     tally: Tally,
@@ -105,8 +106,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Looks at the port once, and does all that follows. Returns true when there was work. Send the notices on before
-    /// the next turn.
+    /// Looks at the port once, and does all work that follows. Returns true if there was work. The caller must send the notices
+    /// before the next turn.
     #[inline(never)] // its machine code is inspected by a test for locked instructions
     pub fn turn(&mut self, notices: &mut Vec<Notice>) -> bool {
         self.turn_seen(notices, &mut Nobody)
@@ -125,7 +126,7 @@ impl<P: Port> Core<P> {
         }
         for index in 0..count {
             let Arrival { link, imm } = self.arrivals[index];
-            // A link dropped earlier in this turn may still have arrivals in the batch.
+            // The batch may still have arrivals of a link that was dropped earlier in this turn.
             let Some(Member { shard: mut place, rank }) = self.members[link.index()] else { continue };
             let immediate = Immediate::decode(imm);
             loop {
@@ -178,7 +179,7 @@ impl<P: Port> Core<P> {
         self.tally
     }
 
-    /// Does the work that follows from posted answers, and from the steps before them.
+    /// Does the work that follows from posted answers and the steps of their chunks.
     #[inline]
     fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
         if let Some(Done { steps, bytes, has_task, .. }) = done {
@@ -205,8 +206,8 @@ impl<P: Port> Core<P> {
         self.unflushed = 0;
     }
 
-    /// Sends answers that wait and have room now, and continues the shards' tasks by a chunk each. Whether there was
-    /// something to do.
+    /// Sends waiting answers that now have room, and does a chunk of each shard's task. Returns whether there was anything to
+    /// do.
     #[cold]
     #[inline(never)]
     fn do_duties(&mut self, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) -> bool {

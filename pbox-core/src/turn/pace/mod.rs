@@ -19,64 +19,66 @@ pub(super) use alone::Clocks;
 pub(super) use relayed::Relayed;
 pub(super) use together::Arrivals;
 
-/// The worker may not push this chunk for this round.
+/// The reason why the worker may not push this chunk for this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfTurn {
     /// The worker has pushed the chunk already.
     Again(Round),
     /// The last push has no answer yet.
     Unanswered(Round),
-    /// Another round is next.
+    /// The worker's next round is another one.
     OtherRound { expected: Round },
     /// The worker does not take part in the round in flight.
     NotYet(Round),
 }
 
-/// A push that comes again, because its worker lost its links and the answer with them.
+/// A push that is repeated, because its worker lost its links and the answer with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeated {
     /// The answer is not due yet.
     Waits,
     /// The answer is due now.
     Due(Round),
-    /// The worker had its answer, which may be lost, or may wait for the other answers of its layer.
+    /// The worker's answer was sent. It may be lost, or may wait for the other answers of its layer.
     Answered(Round),
 }
 
-/// The pushes of all workers that are in. Plain memory, no atomics.
+/// The pushes that have arrived, by worker. Plain memory, no atomics.
+///
+/// The numbers of a shard's links to workers are the workers' ranks. The links to hubs above have the numbers after them.
+/// Only the pace of a hub below others gets such a number where a method takes a rank.
 ///
 /// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above follow. If a
 /// method takes a rank, only the pace of a hub below others gets other numbers.
 pub(crate) trait Pace: Sized {
-    /// Begins all chunks with round `first`, without workers.
+    /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
 
-    /// Admits worker `rank` from round `from` on, which no chunk is past. Settle every chunk afterwards.
+    /// Admits worker `rank` from round `from` on; no chunk is past it. The caller must settle every chunk afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
-    /// Removes worker `rank`. Its pushes that are not stepped do not count. Settle every chunk afterwards.
+    /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must settle every chunk afterwards.
     fn remove(&mut self, rank: u32);
 
-    /// Forgets the pushes in flight of worker `rank`, which has lost its links and pushes again all rounds that have no
-    /// answer. Its pushes that are not stepped do not count. No other push of it is answered before it comes
-    /// [again](Self::repeated).
+    /// Forgets the pushes in flight of worker `rank`, which has lost its links and pushes again all rounds that have no answer.
+    /// Its pushes that are not stepped do not count. Before its push is [repeated](Self::repeated), the worker gets no answer.
     fn forget(&mut self, rank: u32);
 
-    /// Keeps pushes of worker `rank`, which has lost its links, for chunks that [are taken
-    /// in](crate::weights::Gather::has) for a round. They are decided, and are answered when they come
-    /// [again](Self::repeated). Call [`forget`](Self::forget) afterwards.
+    /// Keeps some pushes of worker `rank`, which has lost its links: those of chunks that [have been
+    /// gathered](crate::weights::Gather::has) for a round. These pushes are final, and are answered when they are
+    /// [repeated](Self::repeated). Call [`forget`](Self::forget) afterwards.
     fn keep_taken(&mut self, _rank: u32, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
-    /// Forgets pushes that were [kept](Self::keep_taken), of chunks that are taken in no more.
+    /// Forgets [kept](Self::keep_taken) pushes of chunks that are no longer gathered.
     fn forget_untaken(&mut self, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
-    /// Whether worker `rank` gets no answer of a chunk before it has pushed the chunk again.
+    /// Whether worker `rank` gets no answer for a chunk before it has pushed the chunk again.
     fn awaits_again(&self, _place: usize, _rank: u32) -> bool {
         false
     }
 
-    /// Returns the round if a push of worker `rank`, when it is not its turn, repeats one from before its links
-    /// were lost.
+    /// Handles a push of worker `rank` that is not its turn. Returns its round, if it repeats a push from before a loss of
+    /// links.
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
@@ -90,100 +92,100 @@ pub(crate) trait Pace: Sized {
     /// Returns the round in flight of the chunk at a place.
     fn round(&self, place: usize) -> Round;
 
-    /// Whether the chunk at a place has the form for a snapshot before a round.
+    /// Whether the chunk at a place is in the state for a snapshot before a round.
     fn has_come_to(&self, place: usize, round: Round) -> bool {
         self.round(place) == round
     }
 
-    /// Returns each worker's line, by rank, if workers step alone: the first round without a stepped push of the
-    /// worker, for any chunk. Else nothing.
+    /// Returns each worker's line, by rank, if workers step alone: the first round in which no chunk has a stepped push of the
+    /// worker. Otherwise empty.
     fn lines(&self) -> Vec<Option<Round>> {
         Vec::new()
     }
 
-    /// Sets by how many rounds each worker begins after the round of its next [admission](Self::admit), by rank, if
-    /// workers step alone. Its lead over the other workers is the same as before the job began again.
+    /// Sets how many rounds each worker begins after the round of its next [admission](Self::admit), by rank, if workers step
+    /// alone. So each worker keeps the lead over the others from before the job began again.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
-    /// Ends a job that steps alone: each worker's chunks reach its [line](Self::lines), and go no further. Settle
-    /// every chunk afterwards.
+    /// Ends a job whose workers step alone: each worker's chunks reach its [line](Self::lines), and go no further. The caller
+    /// must settle every chunk afterwards.
     fn end_at(&mut self, _lines: &[Option<Round>]) {}
 
-    /// Returns the round that worker `rank` pushes next of a chunk, if its last push may be answered.
+    /// Returns the round of worker `rank`'s next push of a chunk, if its last push has been answered.
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
-    /// Returns the round from which worker `rank` takes part; for a link that leads up, the round of this hub.
+    /// Returns the round from which worker `rank` takes part. For a link to a hub above, returns this hub's first round.
     fn first_round(&self, rank: u32) -> Round;
 
-    /// Checks whether worker `rank` may push this content in a round. The error names the content that a push must have.
-    /// A push of the broadcast is of weights or nothing.
+    /// Checks that worker `rank` may push this content in a round. The error names the content that the push must have. A push
+    /// of the broadcast must be weights or nothing.
     fn takes(&self, rank: u32, content: Content, round: Round) -> Result<(), &'static str>;
 
-    /// Returns the content of the answer of a round for a worker, or of the sum that goes up. A worker that has no
-    /// weights yet gets weights.
+    /// Returns the content of a round's answer to a worker, or of the sum that goes up. A worker that has no weights yet gets
+    /// weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
-    /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. No bytes go if
-    /// weights do not change, or arrived ahead.
+    /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. No bytes go if the
+    /// weights did not change, or if their bytes were sent ahead.
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
         let content = self.answered(place, rank, round);
         (content, content != Content::Nothing || !self.is_push(rank))
     }
 
-    /// Returns whether it is worker `rank`'s turn to push a chunk, and in which round.
+    /// Checks that it is worker `rank`'s turn to push a chunk. Returns the round of the push.
     fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
 
-    /// Returns whether worker `rank` may be answered after a round of a chunk has finished; the round that the answer
-    /// is of.
+    /// Checks whether worker `rank` may be answered after a round of a chunk has finished. If so, returns the round of the
+    /// answer.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// Returns the round of worker `rank`'s pushes of all the chunks at these places. `None` unless it is its turn for
-    /// each, and for the same round. Also `None` if each push may be a separate step. Looks at nothing else, so that
-    /// the reads of many chunks overlap.
+    /// Returns the round of worker `rank`'s pushes of all chunks at these places. `None` unless it is its turn for each, and
+    /// for the same round; also `None` if each push may be a separate step. Looks at nothing else, so that the reads of many
+    /// chunks overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
         None
     }
 
-    /// Notes these pushes of a worker when it is its [turn](Self::turn_of_all). Which of the chunks have all their pushes
-    /// now.
+    /// Notes pushes of a worker, when it is its [turn](Self::turn_of_all). Returns which of the chunks now have all their
+    /// pushes.
     #[inline]
     fn note_all(&mut self, _places: Range<usize>, _rank: u32) -> Whole {
         Whole::None
     }
 
-    /// Notes that worker `rank` is answered for a chunk: it may push the chunk again.
+    /// Notes that worker `rank` is answered for a chunk, and may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
-    /// Whether a chunk has finished the round before `from` for all, so that newcomers who take part from then on are answered at
-    /// once. Newcomers that step alone are answered when the chunk settles.
+    /// Whether a chunk has finished the round before `from` for all workers. If so, newcomers that take part from then on are
+    /// answered at once. Newcomers that step alone are answered when the chunk settles.
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
     }
 
-    /// Calls `each` for the workers of a chunk that waits for pushes, with true for a worker that owes its push. With
-    /// false for a worker that waits for the push. Returns how many pushes of the round in flight are in.
+    /// Calls `each` for the workers of a chunk that waits for pushes: with true for a worker that owes its push, with false for
+    /// a worker that waits for others. Returns how many pushes of the round in flight have arrived.
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
-    /// Returns the link by which the sums of the chunk at a place go up.
+    /// Returns the number of the link by which sums of the chunk at a place go up.
     fn way_up(&self, _place: usize) -> Option<u32> {
         None
     }
 
-    /// Returns the round of the chunk at a place that has gone up as a sum, and is not answered.
+    /// Returns the round of the chunk's sum that has gone up and has no answer, by place.
     fn asked(&self, _place: usize) -> Option<Round> {
         None
     }
 
-    /// Whether a post by the link of this number is a push, and not an answer from above.
+    /// Whether a post over the link of this number is a push, and not an answer from above.
     #[inline]
     fn is_push(&self, _rank: u32) -> bool {
         true
     }
 
-    /// Counts a push of a worker when it is its [turn](Self::check), of a round and a content. Makes the step that follows from
-    /// it, if one follows.
+    /// Counts a push of a worker when it is its [turn](Self::check), with its round and content. Makes the step that follows,
+    /// if one does.
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -192,8 +194,8 @@ pub(crate) trait Pace: Sized {
         of: (Round, Content),
     ) -> Option<Finished>;
 
-    /// Takes bytes that a worker has sent ahead, when it is its [turn](Self::check). Returns true if the window now has
-    /// the weights that the step would make: they are to be answered ahead.
+    /// Takes bytes that a worker has sent ahead, when it is its [turn](Self::check). Returns true if the window now shows the
+    /// weights that the step would make. These weights must then be answered ahead.
     fn take_ahead<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,
@@ -203,17 +205,17 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Notes that a worker is answered ahead, if it has sent its bytes so.
+    /// Notes that a worker is answered ahead, if it has sent its bytes ahead.
     fn note_ahead(&mut self, _place: usize, _rank: u32) -> bool {
         false
     }
 
-    /// Takes back the weights that are answered ahead: all windows have the weights of the last step again. This comes
-    /// before everything but arrivals.
+    /// Takes back the weights that were shown ahead: all windows have the weights of the last step again. Must be called before
+    /// everything except arrivals.
     fn take_back<M: Mode>(_shard: &mut ShardOf<Self, M>) {}
 
-    /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: no worker is answered.
-    /// False where rounds of this pace cannot be ended like this.
+    /// Ends a chunk's rounds before `before` with the pushes that have arrived, in a job that is over. No worker is answered.
+    /// Returns false if rounds of this pace cannot be ended like this.
     fn end_rounds<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,
@@ -223,8 +225,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Steps a group as one, at its own place `joined`, when the chunks at its `places` have all their pushes. `None` if
-    /// they are to be [settled](Self::settle) one by one.
+    /// Steps a group at once, at its own place `joined`, when the chunks at its `places` have all their pushes. `None` if the
+    /// chunks must be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
@@ -235,11 +237,11 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Does the work for a chunk that a hold delayed or that a changed roster calls for.
+    /// Does the work for a chunk after a hold, or after a change of the workers that take part.
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
 }
 
-/// The chunks, of some, that have all the pushes of their round.
+/// The chunks of a group that have all pushes of their round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whole {
     None,

@@ -1,4 +1,5 @@
-//! A job below other hubs, as the registry follows it: the meeting of a mesh, the news from above, and when the job begins there.
+//! A job below other hubs, as the registry follows it: the meeting of a mesh, the news from the hubs above, and the
+//! beginning of the job there.
 
 use std::pin::pin;
 
@@ -15,8 +16,8 @@ use super::name_above;
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 impl Registry {
-    /// Returns the result of a request that was passed on to the hubs above. If one of them is lost, the job fails here first: its
-    /// workers join again, and nobody takes the first of them for the cause.
+    /// Returns the result of a request that was passed on to the hubs above. If one of these hubs is lost, the job first fails
+    /// at this hub. So its workers join again, and none of them is taken for the cause.
     pub(crate) fn passed_on<T>(
         &self,
         id: JobId,
@@ -32,7 +33,7 @@ impl Registry {
         })
     }
 
-    /// Waits for the hubs of all machines, for a hub of a mesh that wants to know them.
+    /// Waits until the hubs of all machines have met, for one hub of a mesh.
     pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let mut meeting = pin!(self.meetings.meet(name, request.clone()));
         loop {
@@ -47,7 +48,7 @@ impl Registry {
         }
     }
 
-    /// Returns the hubs of a mesh that waits for this machine: they have met before, and this one could not join them
+    /// Returns the hubs of a mesh that waits for this machine: they have met before, and this machine's hub could not join them
     /// then.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
         let mut inner = self.lock();
@@ -60,7 +61,7 @@ impl Registry {
         (waits && is_same).then_some(names)
     }
 
-    /// Looks at the news from above whenever there are some, and says there who is late here, until the job ends.
+    /// Handles each piece of news from the hubs above, and reports to them which worker is late here, until the job ends.
     pub(crate) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
         let registry = self.me.clone();
         self.runtime.spawn(async move {
@@ -84,7 +85,7 @@ impl Registry {
         });
     }
 
-    /// Whether a job is still whole above. If it is not, it fails here.
+    /// Whether a job still runs at the hubs above. If it does not, the job fails here.
     fn lives_above(&self, id: JobId) -> bool {
         let mut inner = self.lock();
         let Some(above) = inner.job(id).and_then(|(_, job)| job.above.clone()) else { return false };
@@ -95,8 +96,8 @@ impl Registry {
         end.is_none()
     }
 
-    /// Waits until this hub takes part above, when all workers are here. Returns its first round there; `None` when no
-    /// hubs are above.
+    /// Waits until this hub takes part at the hubs above, after all workers have joined here. Returns its first round there;
+    /// `None` if no hubs are above.
     pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
         let of_job =
             self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news.now().reached)))?;
@@ -105,7 +106,7 @@ impl Registry {
         let said = on_thread("phub-above", move || above.say_ready(reached)).await?;
         said.map_err(|error| error.to_string())?;
         loop {
-            // Later news end the wait below.
+            // News that come later end the wait below.
             news.borrow_and_update();
             let Some(above) = self.of_job(id, |_, job| job.above.clone())? else { return Ok(None) };
             match above.takes_part() {

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::links::LinksAbove;
 
-/// Time limit for telling the hubs above why a job failed here.
+/// Time limit for the notice to the hubs above why a job failed here.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A job's membership at the hubs above.
@@ -22,10 +22,10 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) struct JoinedAbove {
     pub(super) hubs: Vec<Hub>,
     pub(super) machine: Machine,
-    /// The way in which the hubs above place chunks.
+    /// The placement of chunks at the hubs above.
     pub placed: Above,
     pub(super) links: LinksAbove,
-    /// Whether links may end while both ends live.
+    /// Whether links may end while both ends are alive.
     pub(super) may_break: bool,
     /// Changes with each piece of news.
     pub news: watch::Receiver<()>,
@@ -37,24 +37,24 @@ impl JoinedAbove {
         self.hubs.iter().map(|hub| hub.address().to_owned()).collect()
     }
 
-    /// Returns the round from which this hub takes part at the hubs above, or the missing members there.
+    /// Returns the round from which this hub takes part at the hubs above, or the members that are missing there.
     pub fn takes_part(&self) -> Result<Round, Missing> {
         membership::takes_part(&self.hubs, self.machine.number)
     }
 
-    /// Whether weights that are brought here go up: the first machine's rank 0 speaks for all, as in a
+    /// Whether weights that are brought to this hub go up. The first machine's rank 0 brings them for all machines, as in a
     /// broadcast.
     pub fn speaks_for_all(&self) -> bool {
         self.machine.number == 0
     }
 
-    /// Offers a state to the hubs above. Returns how many bytes it has, if they want it. May wait for them.
+    /// Offers a state to the hubs above. Returns its number of bytes, if they want it. May wait for the hubs above.
     pub fn offer(&self, before: Round, steps: Option<Vec<u32>>) -> Result<Option<u64>, MemberError> {
         membership::all_of(self.hubs.iter().map(|hub| hub.offer(before, steps.clone())))
     }
 
-    /// Brings a state of `tensors` tensors of each key to the hubs above, each its share. Waits for its values, and for
-    /// the hubs.
+    /// Brings a state of `tensors` tensors per key to the hubs above: each gets its share. Waits for the values, and for the
+    /// hubs.
     pub fn bring(
         &self,
         values: Box<dyn Read + Send>,
@@ -65,7 +65,7 @@ impl JoinedAbove {
         membership::bring(&self.hubs, values, layout, (schedule, split_above), tensors)
     }
 
-    /// Returns the highest round that a worker of any machine had reached when it lost a hub, if some did.
+    /// Returns the highest round that a worker of any machine had reached when it lost a hub, if a worker has lost one.
     pub fn reached(&self) -> Option<Round> {
         membership::reached(&self.hubs)
     }
@@ -78,18 +78,18 @@ impl JoinedAbove {
         })
     }
 
-    /// Returns why the job cannot continue, if news from above say so.
+    /// Returns the reason why the job cannot continue, if the news from above give one.
     pub fn end(&self) -> Option<(String, Blame)> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
     }
 
-    /// Whether links that are lost are made again: the hubs above live, and wait for this hub.
+    /// Whether lost links may be replaced: the hubs above are alive, and wait for this hub.
     pub(super) fn may_relink(&self) -> bool {
         self.may_break && membership::wait_for_links(&self.hubs)
     }
 
-    /// Returns why a link that leads up ended, if this hub saw only `symptom`. A hub above that lives says it soon.
-    /// May wait for the hubs.
+    /// Returns the reason why a link to a hub above ended, if this hub saw only `symptom`. A living hub above soon reports the
+    /// reason. May wait for the hubs.
     pub fn explain(&self, symptom: &str) -> (String, Blame) {
         let deadline = Instant::now() + FAREWELL_LIMIT;
         let told = || self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline));
@@ -103,13 +103,13 @@ impl JoinedAbove {
         }
     }
 
-    /// Whether a hub above does not know of an end. One hub may have ended the job while the others see only closed
+    /// Whether a hub above does not know of the job's end. One hub may have ended the job while the others see only closed
     /// links.
     pub fn lives_at_some(&self) -> bool {
         self.hubs.iter().any(|hub| hub.end().is_none())
     }
 
-    /// Tells the hubs above that do not know it that the job failed here. May wait for them.
+    /// Notifies the hubs above that the job failed here, unless they know it. May wait for the hubs.
     pub fn fail(&self, reason: &str, blame: Blame) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             let told = match blame {
@@ -122,27 +122,27 @@ impl JoinedAbove {
         }
     }
 
-    /// Tells the hubs above that this one stops. The job ends there between two rounds. May wait for them.
+    /// Notifies the hubs above that this hub stops. The job ends there between two rounds. May wait for the hubs.
     pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
         self.hubs[0].stop(why, limit) // which leads the others
     }
 
-    /// Returns the workers that the hubs above wait for.
+    /// Returns the workers for which the hubs above wait.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
-    /// Tells the hubs above with the next heartbeats which worker is late here.
+    /// Reports, with the next heartbeats, to the hubs above which worker is late here.
     pub fn say_latest(&self, latest: Option<Latest>) {
         self.hubs.iter().for_each(|hub| hub.say_latest(latest.clone()));
     }
 
-    /// Leaves the job above, each key from a round on. May wait for the hubs.
+    /// Leaves the job at the hubs above, each key from a round on. May wait for the hubs.
     pub fn leave(&self, at: &LeftAt) -> Result<(), MemberError> {
         self.hubs.iter().map(|hub| hub.leave(at)).fold(Ok(()), Result::and)
     }
 
-    /// Changes the optimizer's numbers above. May wait for the hubs.
+    /// Changes the optimizer's numbers at the hubs above. May wait for the hubs.
     pub fn set_numbers(
         &self,
         change: &Change,
@@ -166,20 +166,20 @@ impl JoinedAbove {
         })
     }
 
-    /// Tells the hubs above which weights all members here have, or write. May wait for them.
+    /// Reports to the hubs above the weights that all members here have, or write. May wait for the hubs.
     pub fn compare(&self, compared: Compared, digest: u64) -> Result<(), MemberError> {
         let Compared { round, written } = compared;
         let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest, written };
         self.hubs[0].post("compare", "compare weights", &request).map(|_: serde_json::Value| ())
     }
 
-    /// Makes the hubs above write a checkpoint. May wait for them.
+    /// Makes the hubs above write a checkpoint. May wait for the hubs.
     pub fn checkpoint(&self) -> Result<CheckpointReply, MemberError> {
         self.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({}))
     }
 }
 
-/// Returns why a membership above ended, in words for the workers here, and the party to blame.
+/// Returns the reason why a membership at a hub above ended, in words for the workers here, and the party to blame.
 pub(super) fn reason_of(end: MemberError) -> (String, Blame) {
     let blame = if end.is_loss_of_hub() { Blame::Hub } else { Blame::Job };
     match end {

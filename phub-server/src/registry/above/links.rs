@@ -1,4 +1,5 @@
-//! The links that a job's sums go up by: made when this hub joins above, and again when they are lost.
+//! The links that carry a job's sums up. They are made when this hub joins at the hubs above, and replaced when they are
+//! lost.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,10 +9,11 @@ use fabric::{Receive, RecvWindow, SendWindow, any};
 use membership::{LetIn, MemberError, Ports, Way};
 use pbox_core::{LevelTerms, Wire};
 
-/// A job's links to the hubs above, by core of this hub. Each has the window that the hub writes, if this hub reads anything there.
+/// A job's links to the hubs above, by core of this hub. Each link comes with the window that the hub above writes, if this
+/// hub reads that window.
 pub(crate) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 
-/// Everything that is needed to make the links.
+/// The inputs for making the links to the hubs above.
 pub(super) struct LinksAbove {
     pub level: LevelTerms,
     /// The wire of the job above.
@@ -20,12 +22,12 @@ pub(super) struct LinksAbove {
     pub sums: Arc<SendWindow>,
     /// The window that the workers read.
     pub shown: Arc<RecvWindow>,
-    /// Frames cross, so the hubs above write windows of their own.
+    /// Whether frames cross. Then the hubs above write windows of their own.
     pub is_coded: bool,
     /// The number of this hub among the hubs above, in a mesh.
     pub own: Option<usize>,
     pub ports: Ports,
-    /// The numbers of each core's own links, by core of this hub.
+    /// The numbers of the links that each core of this hub uses, by core.
     pub by_core: Vec<Vec<usize>>,
 }
 
@@ -44,7 +46,7 @@ impl LinksAbove {
         self.level.with_links(cores.iter().map(ExactSizeIterator::len).max().unwrap_or(1))
     }
 
-    /// Makes all links to hubs that have let this hub in.
+    /// Makes all links to hubs that have admitted this hub.
     pub fn make(&self, hubs: &[LetIn], deadline: Instant) -> Result<Linked, MemberError> {
         let LinksAbove { level, wire, sums, shown, ports, .. } = self;
         let receive = |hub| match self.is_coded || self.own == Some(hub) {

@@ -20,7 +20,7 @@ use crate::registry::refusal::{Because, Refusal};
 
 /// The longest that a hub waits for other hubs.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Meetings at once.
+/// The most meetings at a time.
 const MOST: usize = 1024;
 
 /// The addresses of the hubs that have come, by machine.
@@ -30,7 +30,7 @@ type Seats = Vec<Option<String>>;
 #[derive(Debug, Default)]
 pub(crate) struct Meetings(Mutex<HashMap<String, watch::Sender<Seats>>>);
 
-/// A hub that waits. When this is dropped while hubs are missing, its seat is free again.
+/// A hub that waits in a meeting. If it is dropped while hubs are missing, its seat is free again.
 struct Seated<'a> {
     meetings: &'a Meetings,
     job: &'a str,
@@ -43,7 +43,7 @@ fn is_complete(seats: &Seats) -> bool {
 }
 
 impl Meetings {
-    /// Whether hubs wait here.
+    /// Whether hubs wait in a meeting at this hub.
     pub fn are_under_way(&self) -> bool {
         !self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
@@ -123,7 +123,7 @@ impl Drop for Seated<'_> {
     fn drop(&mut self) {
         let mut meetings = self.meetings.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(meeting) = meetings.get(self.job) else { return };
-        // A meeting of the same name may have begun since this one was complete.
+        // Another meeting of the same name may have begun after this one was complete.
         if is_complete(&self.news.borrow()) || !meeting.subscribe().same_channel(&self.news) {
             return;
         }

@@ -40,10 +40,10 @@ pub(super) use links::WaysUp;
 pub(crate) use meeting::Meetings;
 pub(super) use relinks::RelinksAbove;
 
-/// The most hubs through which a job may come.
+/// The most levels of hubs that a job may have.
 pub(super) const MAX_DEPTH: usize = 16;
 
-/// Returns the name of a job at the hubs above. In a mesh both jobs are at one hub.
+/// Returns the name of a job at the hubs above. It differs because in a mesh both jobs are at one hub.
 pub(super) fn name_above(name: &str) -> String {
     format!("{name}{SUMS}")
 }
@@ -51,26 +51,26 @@ pub(super) fn name_above(name: &str) -> String {
 /// The means by which this hub reaches other hubs.
 #[derive(Debug)]
 pub(crate) struct Up {
-    /// The hubs above each job here, if the settings name some.
+    /// The hubs above each job of this hub, if the settings name them.
     pub above: Option<HubsAbove>,
     /// The control port of this hub.
     pub control: SocketAddr,
     /// The secret that proves requests to the hubs above.
     pub credential: Option<Credential>,
-    /// The secret that proves requests to hubs which joins name. None if everybody may join: such a hub has no right
-    /// elsewhere.
+    /// The secret that proves requests to hubs whose addresses come from joins. `None` if everybody may join: then such a hub
+    /// gets no proof.
     pub for_outside: Option<Credential>,
     /// The peers to which addresses of a join or an answer may lead.
     pub peers: PeerList,
-    /// The address of the interface by which hubs of other machines reach it, if the settings name an interface.
+    /// The address of the interface by which hubs of other machines reach this hub, if the settings name an interface.
     pub interface: Option<IpAddr>,
-    /// Time limit of each request to them.
+    /// Time limit of each request to the hubs above.
     pub limit: Duration,
-    /// The time that the hubs may take to start.
+    /// The time that the hubs above may take to start.
     pub start_limit: Duration,
     /// The transports of this hub's ports.
     pub group: any::Group,
-    /// Whether they have RDMA, else why not.
+    /// Whether the ports have RDMA, or the reason why not.
     pub rdma: Result<(), String>,
 }
 
@@ -78,13 +78,13 @@ pub(crate) struct Up {
 #[derive(Clone, Debug)]
 pub(crate) struct HubsAbove {
     pub hubs: Vec<String>,
-    /// This hub's machine, as the hubs above know it.
+    /// The number of this hub's machine at the hubs above, and the number of machines.
     pub machine: Machine,
-    /// The number of this hub among the hubs above, in a mesh: it owns a share itself.
+    /// The number of this hub among the hubs above, in a mesh: this hub owns a share itself.
     pub own: Option<usize>,
 }
 
-/// The hubs above let this hub into a job; the links are not made.
+/// A job to which the hubs above have admitted this hub. The links are not made yet.
 pub(super) struct LetInAbove {
     pub above: HubsAbove,
     hubs: Vec<LetIn>,
@@ -112,12 +112,12 @@ impl Wake for Bell {
 }
 
 impl Up {
-    /// Returns who names the hubs of a mesh, and the other hubs of a job.
+    /// Returns the origin of addresses that joins name: the hubs of a mesh, and the other hubs of a job.
     pub(super) fn outside(&self) -> Named {
         Named::Outside(self.peers.clone())
     }
 
-    /// Whether the sums of a job go up.
+    /// Whether the sums of a job go up to other hubs.
     pub(super) fn relays(&self, request: &JoinRequest) -> bool {
         request.mesh.is_some() || self.above.is_some() && request.terms.level.members != Members::Mesh
     }
@@ -161,7 +161,7 @@ impl Up {
         };
         let ip = match (self.interface, self.control.ip()) {
             (Some(ip), _) => ip,
-            // All machines know the first one by this address. On the first machine itself, the name may lead elsewhere.
+            // All machines know the first machine by this address. On the first machine itself, the name may lead elsewhere.
             (None, _) if mesh.machine.number == 0 => return Ok(mesh.meet.clone()),
             (None, ip) if ip.is_unspecified() => meet()?.0.ip(),
             (None, ip) if ip.is_loopback() && !meet()?.1.ip().is_loopback() => {
@@ -177,7 +177,7 @@ impl Up {
         Ok(SocketAddr::new(ip, self.control.port()).to_string())
     }
 
-    /// Joins the job above, unless the caller gives up while it waits for a hub that is not there.
+    /// Joins the job at the hubs above, unless the caller gives up while it waits for a hub that is not up.
     pub(super) fn join(
         &self,
         name: &str,
@@ -280,7 +280,7 @@ impl LetInAbove {
         self.above.own.is_some()
     }
 
-    /// Returns the wire of the links to this hub's own members: as `wire`, with the lines of the hubs at the top.
+    /// Returns the wire format of the links to this hub's own members: `wire`, with the lines of the hubs at the top.
     pub fn wire(&self, wire: Wire) -> Result<Wire, Refusal> {
         wire.below(&self.placed)
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))
@@ -294,7 +294,7 @@ impl LetInAbove {
     }
 }
 
-/// Returns this hub's refusal for the refusal of a hub above.
+/// Returns the refusal of this hub after a hub above has refused.
 pub(super) fn not_joined(error: MemberError) -> Refusal {
     match error {
         MemberError::Refused { .. } => RefusalCode::RefusedAbove.because(error.to_string()),

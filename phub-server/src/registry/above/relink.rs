@@ -23,8 +23,8 @@ use crate::registry::job::Job;
 use crate::registry::{Registry, on_thread};
 
 impl Registry {
-    /// Makes the links again when a link that leads up ended, or fails the job. If the hub above lives, its news say
-    /// why.
+    /// Replaces the links after a link to a hub above ended, or fails the job. If the hub above is alive, its news give the
+    /// reason.
     pub(crate) fn lost_above(&self, id: JobId, reason: String) {
         let (above, step) = {
             let mut inner = self.lock();
@@ -56,8 +56,8 @@ impl Registry {
         });
     }
 
-    /// Carries out the steps that make a job's links to the hubs above again. An error says why they are not, or nothing if
-    /// nobody tried.
+    /// Carries out the steps that replace a job's links to the hubs above. Returns an error with the reason if they are not
+    /// replaced, or without one if nobody tried.
     async fn mend_links_above(
         &self,
         id: JobId,
@@ -147,7 +147,7 @@ impl Registry {
         let Linked { ways, cores, paths } =
             made.map_err(|error| for_now(error.into()))?.map_err(|error| for_now(error.to_string()))?;
         let add = |_: &coordinator::Job, job: &mut Job| {
-            // Before a core can say that one of them ended.
+            // This comes before a core can report the end of a new link.
             job.relinks_above.handle(Event::LinksMade);
             self.add_above(job, above.links.level_of(&cores), ways);
             membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);

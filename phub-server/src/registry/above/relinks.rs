@@ -1,5 +1,5 @@
-//! The links of a job to the hubs above, as the job knows them: whether they are lost, and how many cores have dropped them. Owned by
-//! the job.
+//! The state of a job's links to the hubs above: whether they are lost, and how many cores have dropped them. Owned by the
+//! job.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,18 @@ use pbox_core::AnswersAbove;
 /// A job's links to the hubs above.
 #[derive(Debug, Default)]
 pub(crate) struct RelinksAbove {
-    /// The job as a member at the hubs above, since it first lost a link.
+    /// The job as a member at the hubs above, since the first loss of a link.
     member: Option<Member>,
-    /// The cores that have not dropped the former links yet, by number, and the answers that had arrived by the dropped
-    /// ones.
+    /// The number of cores that have not dropped the old links yet, and the count of answers that had arrived over the dropped
+    /// links.
     unlinked: (usize, AnswersAbove),
 }
 
 impl RelinksAbove {
-    /// Notes that a link ended, of a job that takes part at this number of hubs above, and may make links again for `limit`.
-    /// Returns the work to do; nothing if other links ended before.
+    /// Notes that a link ended, in a job that takes part at `hubs` hubs above and may replace links within `limit`. Returns the
+    /// work to do; nothing if another link ended before.
     pub fn link_ended(&mut self, may_relink: bool, hubs: usize, limit: Duration) -> Option<Step> {
-        // The job fails without its hubs, and its workers return with a new one.
+        // If a hub above is lost, the job fails at once. Its workers join again when the hub returns.
         let limits = Limits { hubs, links: limit, hub: Duration::ZERO };
         let member = self.member.get_or_insert_with(|| Member::linked(limits));
         member.handle(Event::LinkEnded { may_relink }, Instant::now())

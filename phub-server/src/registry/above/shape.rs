@@ -10,8 +10,8 @@ use crate::shapes::{Shapes, choose, fastest};
 type Known = (f64, String);
 
 impl HubsAbove {
-    /// Logs which shape the links of a job's machines favour, if a NIC tells its speed. `job` is the job of the workers of
-    /// this machine, in bare values. All machines are taken to be like this one.
+    /// Logs which shape fits the links of a job's machines best, if a NIC reports its speed. `job` is the job of this machine's
+    /// workers, without compression. All machines are assumed to be like this one.
     pub(crate) fn log_shape(&self, name: &str, job: (&JobTerms, &Wire)) {
         let apart = self.own.is_none().then_some(self.hubs.len() as u32);
         let told = Host::from_sysfs("/sys").ok().and_then(|host| told(&host));

@@ -39,7 +39,7 @@ pub(crate) struct Peers {
     pub own: u32,
     /// All hubs, in the order of the shares; empty if this hub is the only one.
     pub addresses: Vec<Address>,
-    /// The hubs that own chunks: the rest has no part of a checkpoint.
+    /// Whether each hub owns chunks. A hub without chunks has no part of a checkpoint.
     pub owners: Vec<bool>,
     /// The time limit of an answer.
     pub limit: Duration,
@@ -51,7 +51,7 @@ impl Peers {
         (0..self.addresses.len() as u32).filter(|&hub| hub != self.own)
     }
 
-    /// Returns a hub's address, as the workers name it.
+    /// Returns a hub's address, as the workers have given it.
     pub fn name(&self, hub: u32) -> &str {
         &self.addresses[hub as usize].name
     }
@@ -60,7 +60,7 @@ impl Peers {
         self.credential.as_ref().map(|credential| credential.token(right, &self.job))
     }
 
-    /// Asks one hub. `what` names the request in an error.
+    /// Sends a request to one hub. `what` names the request in an error.
     pub async fn ask<R: Answer>(
         &self,
         hub: u32,
@@ -104,7 +104,7 @@ impl Peers {
         self.at_once(self.others(), ask).await
     }
 
-    /// Does something with several hubs at the same time; the results are in the order of the hubs.
+    /// Runs a task with several hubs at the same time. The results are in the order of the hubs.
     pub async fn at_once<R: Send + 'static, F: Future<Output = Result<R, String>> + Send + 'static>(
         self: &Arc<Self>,
         hubs: impl Iterator<Item = u32>,
@@ -115,7 +115,7 @@ impl Peers {
         for (place, hub) in hubs.enumerate() {
             let act = act(Arc::clone(self), hub);
             acts.spawn(async move { (place, act.await) });
-            // A stop of this hub cuts these requests short.
+            // If this hub stops, these requests end early.
             results.push(Err(format!("this hub stopped before hub {hub} of the job had answered")));
         }
         while let Some(ended) = acts.join_next().await {

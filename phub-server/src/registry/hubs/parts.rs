@@ -14,7 +14,8 @@ use crate::registry::Registry;
 use crate::registry::job::Job;
 
 impl Registry {
-    /// Asks another hub for its part of a checkpoint before a round, and says which rounds are whole. The answer is an event of the job.
+    /// Asks another hub for its part of a checkpoint before a round, and sends it the rounds of complete checkpoints. The
+    /// answer is an event of the job.
     pub(in crate::registry) fn follow_part(
         &self,
         job: &Job,

@@ -46,7 +46,7 @@ fn not_released(why: NotReleased) -> Refusal {
     }
 }
 
-/// Says that hub 0 holds a job for too long.
+/// Reports that hub 0 has held a job for too long.
 pub(crate) fn held_too_long(job: &Job, limit: Duration) -> String {
     format!(
         "hub 0 of the job, at {}, holds its rounds and did not let them continue within {:.1} s: it hangs, was stopped, or was \
@@ -76,7 +76,7 @@ impl Registry {
             return Err(Refusal::bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
         }
         let registry = Arc::clone(self);
-        // The threads for joins are not used: they may wait for this answer of each other's hubs.
+        // Does not use the threads for joins, because joins at two hubs may wait for each other's answer here.
         let look = move || {
             let Some(store) = &registry.store else { return Ok((None, None)) };
             let rounds = store.rounds(&name, share)?;
@@ -133,7 +133,7 @@ impl Registry {
         Ok(part.await.map_err(|_| JobEnded)?)
     }
 
-    /// Notes that a newcomer's links are at a hub: hub 0 lets it take part once they are at all of them.
+    /// Notes that a hub has a newcomer's links. Hub 0 lets the newcomer take part once all hubs have its links.
     pub fn arrived(self: &Arc<Self>, id: JobId, request: ArrivedRequest) -> Result<(), Refusal> {
         let ArrivedRequest { hub, worker, .. } = request;
         let mut inner = self.lock();
@@ -142,7 +142,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Confirms, as hub 0, the round that a job begins with. Nothing has been written since hub 0 chose the round.
+    /// Confirms, at hub 0, the round that a job begins with. Nothing has been written since hub 0 chose the round.
     pub fn begins(&self, id: JobId, request: BeginsRequest) -> Result<(), Refusal> {
         let first_round = self.of_job(id, |state, _| {
             let begins = state.hubs.leads() && state.life.gathers();
@@ -170,7 +170,7 @@ impl Registry {
         });
     }
 
-    /// Gives a worker up, because another hub has lost it.
+    /// Removes a worker, because another hub has lost it.
     pub fn lost_elsewhere(self: &Arc<Self>, id: JobId, request: LostRequest) -> Result<(), Refusal> {
         self.lose_worker(id, request.worker, |_| request.reason);
         Ok(())
@@ -183,8 +183,8 @@ impl Registry {
         }
     }
 
-    /// Notifies the other hubs that a worker is lost: hub 0 notifies all of them, any other hub notifies hub 0. Nobody
-    /// waits for the answers: a hub without a notice detects the loss itself a little later.
+    /// Notifies the other hubs that a worker is lost: hub 0 notifies all other hubs, any other hub notifies hub 0. Nobody waits
+    /// for the answers: a hub without a notice detects the loss itself a little later.
     pub(crate) fn tell_lost(&self, job: &Job, worker: u64, reason: &str) {
         let peers = Arc::clone(&job.peers);
         let request = LostRequest { secret: peers.secret.show(), worker, reason: reason.to_owned() };
@@ -200,7 +200,7 @@ impl Registry {
         });
     }
 
-    /// Makes a checkpoint that another hub of a job wants.
+    /// Makes a checkpoint that another hub of a job has asked for.
     pub async fn checkpoint_for_peer(
         self: &Arc<Self>,
         id: JobId,

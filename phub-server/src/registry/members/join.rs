@@ -26,7 +26,7 @@ pub(crate) struct Admission {
     token: Token,
     pub job: JobId,
     pub rank: u32,
-    /// Whether the worker makes its links again.
+    /// Whether the worker makes new links when links are lost.
     pub relinks: bool,
     pub weights: Arc<SendWindow>,
     /// Each core's part of the weights; empty unless the worker has its own weights window.
@@ -37,9 +37,9 @@ pub(crate) struct Admission {
 }
 
 impl Registry {
-    /// Lets a worker in, which asks from this address. The first worker of a name makes the job. A worker that
-    /// returns may be here before the hub has noticed the loss of its former process. If the job continues
-    /// without lost workers, the join waits for that.
+    /// Lets a worker join, which asks from this address. The first worker of a name makes the job. A worker that returns may
+    /// join before the hub has noticed the loss of its former process. If the job continues without lost workers, the join
+    /// waits for the hub to notice.
     pub async fn join_from(
         self: &Arc<Self>,
         name: String,
@@ -78,14 +78,15 @@ impl Registry {
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());
             let answer = match waits_for_hubs {
-                // The threads for joins are few. This join waits for answers of other hubs, or of this hub itself.
+                // There are few threads for joins, and this join waits for answers of other hubs, or of this hub itself. So it
+                // has a separate thread.
                 true => on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(why.into())),
                 false => {
                     tokio::task::spawn_blocking(joining).await.unwrap_or_else(|_| Err(Refusal::internal()))
                 }
             };
             match answer {
-                // The thread that makes the job wakes this one. The worker's own limit ends the wait.
+                // The thread that makes the job notifies this one. The worker's own time limit ends the wait.
                 Ok(None) => freed.await,
                 Ok(Some(reply)) => return Ok(reply),
                 Err(refusal) if may_pass(&refusal) && tokio::time::timeout_at(limit, freed).await.is_ok() => {
@@ -125,8 +126,7 @@ impl Registry {
                 }
             }
         }
-        // The lock is not held here, because everybody would wait for it: there may be a quarter of a million
-        // keys.
+        // The comparison runs without the lock, because everybody would wait for it: there may be a quarter of a million keys.
         let mut compared: Option<(Arc<JobTerms>, Option<Differs>)> = None;
         loop {
             inner.hub().end().check_open(RefusalCode::HubStops)?;
@@ -201,7 +201,7 @@ impl Registry {
         self.lock().hub().tokens().owner_by_digits(token).is_ok()
     }
 
-    /// Checks whether a member of the job, also one that has left, has this token.
+    /// Checks that a member of the job has this token. The member may have left.
     pub fn check_member(&self, job: &str, token: &str) -> Result<(), Refusal> {
         let mut inner = self.lock();
         match inner.hub().tokens().owner_by_digits(token) {
@@ -210,11 +210,11 @@ impl Registry {
         }
     }
 
-    /// Returns the admission of a connection with this token. A token is good for one connection.
+    /// Returns the admission of a connection with this token. A token is valid for one connection.
     pub fn admission(self: &Arc<Self>, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
         if admission.wire.has_own_weights() {
-            // Outside the lock: the window is as large as the model.
+            // This runs without the lock: the window is as large as the model.
             let own = admission.cores.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
                 // The token was good for one connection.
@@ -227,8 +227,8 @@ impl Registry {
         Ok(admission)
     }
 
-    /// Readmits a worker after its connection led nowhere, which the other end knows: the token is good for one by
-    /// another transport.
+    /// Readmits a worker after its connection failed, which the other end knows. The token is valid for a connection by another
+    /// transport.
     pub fn readmit(&self, &Admission { token, rank, .. }: &Admission) {
         let mut inner = self.lock();
         let Ok((job, _)) = inner.hub().tokens().owner(token) else { return };
@@ -263,8 +263,8 @@ impl Registry {
         admission.own = own;
     }
 
-    /// Does something with the `span` of each chunk in a window, on the node of the chunk's core, and `collapse` before. The
-    /// chunk is also given as its core's place in the placement and its own place at that core.
+    /// Calls a function with the `span` of each chunk in a window, on the node of the chunk's core, and `collapse` before. The
+    /// chunk is also given by its core's place in the placement, and by its place at that core.
     fn by_core(
         &self,
         admission: &Admission,
@@ -283,7 +283,7 @@ impl Registry {
         }
     }
 
-    /// Returns an admission with the job's weights, which may not be the worker's.
+    /// Returns an admission with the job's weights. The worker may need its own weights instead.
     fn shared_admission(&self, token: Token) -> Result<Admission, String> {
         let mut inner = self.lock();
         let (id, rank) = inner.hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN)?;
@@ -298,10 +298,10 @@ impl Registry {
         Ok(Admission { token, job: id, rank, relinks, weights, own: Vec::new(), wire, cores })
     }
 
-    /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
+    /// Gives a connected worker's links to the cores, unless its job has gone on without it.
     pub fn attach(&self, admission: Admission, gradients: Arc<RecvWindow>, endpoints: Vec<any::Endpoint>) {
         let nics = links_by(&endpoints);
-        // Under the lock, so that a command to remove the worker comes after its links.
+        // Runs under the lock, so that a command to remove the worker comes after its links.
         let mut inner = self.lock();
         let Ok((id, _)) = inner.hub().tokens().owner(admission.token) else { return };
         let member = MemberOf { job: id, rank: admission.rank };
@@ -318,7 +318,7 @@ impl Registry {
     }
 }
 
-/// Whether a join that is refused may be let in when a rank is free, or a job has ended.
+/// Whether a refused join may succeed when a rank is free, or a job has ended.
 fn may_pass(refusal: &Refusal) -> bool {
     matches!(refusal.code, RefusalCode::RankBusy | RefusalCode::JobDiffers)
 }

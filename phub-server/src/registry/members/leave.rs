@@ -14,14 +14,14 @@ use crate::cores::Command;
 use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Refusal, Registry, on_thread};
 
-/// The time that the end of a job waits for the round in flight. All workers have left, so there is none, unless a
-/// worker left in the middle of a round.
+/// The time that the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker
+/// left during a round.
 const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 impl Registry {
-    /// Lets a worker leave. When the last worker has left, the job's state is in its checkpoint, or the reply says why
-    /// not; a trial leaves none. Earlier replies say why the last attempt failed, if it did. A second leave changes
-    /// nothing.
+    /// Lets a worker leave. After the last worker has left, the job's state is in its checkpoint, or the reply gives the reason
+    /// why not. A trial leaves no checkpoint. Earlier replies give the reason why the last attempt failed, if it did. A second
+    /// leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = request.token.clone();
         let left = self.leave_once(job, request).await;
@@ -42,7 +42,7 @@ impl Registry {
             self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, _))| {
                 // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
                 let is_last = state.life.runs() && !state.members.has_others(rank);
-                // Other workers may not look at how the last one ends.
+                // Workers that leave earlier may not wait for the last one. So they get the error of the last attempt now.
                 let checkpoints = &state.checkpoints;
                 let failed = checkpoints.error.as_ref().filter(|_| !is_last && checkpoints.has_failed);
                 let failed = failed.map(|why| {
@@ -60,7 +60,7 @@ impl Registry {
             checkpoint_error = Some(why).filter(|why| *why != NoState::NoWeights).map(|why| why.to_string());
         }
         if let Some((id, above)) = self.leave_now(job, &token, at.clone())? {
-            // It is sent before the links close: a closed link without it is a loss.
+            // The leave is sent before the links close: a closed link without a leave is a loss.
             let left = on_thread("phub-above", move || above.leave(&at)).await;
             match left.map_err(|why| std::io::Error::other(why).into()).flatten() {
                 Ok(()) => {}
@@ -149,8 +149,8 @@ impl Registry {
         }
     }
 
-    /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds their number. The name of each is
-    /// reserved meanwhile, so that no job begins with files that go.
+    /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds their number. Each name is
+    /// reserved meanwhile, so that no job begins with files that are being removed.
     fn remove_old_jobs(&self) {
         let Some(store) = &self.store else { return };
         let (old, mut too_many) = match store.old_jobs() {
@@ -179,7 +179,7 @@ impl Registry {
         }
     }
 
-    /// Lets another thread free the memory: this one answers all heartbeats.
+    /// Lets another thread free the memory, because this thread answers all heartbeats.
     pub(in crate::registry) fn free(&self, memory: Discarded) {
         let _ = self.discard.send(memory);
     }

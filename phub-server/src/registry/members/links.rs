@@ -1,9 +1,9 @@
-//! The NICs of the links of a job's members.
+//! The NICs at this hub that the members' links use.
 
 use fabric::any::{self, Device};
 use if_addrs::get_if_addrs;
 
-/// Returns the properties of links before their bytes cross: the interface or RDMA device of each.
+/// Returns the entries of links before any byte has crossed: the interface or RDMA device of each link.
 pub(in crate::registry) fn links_by(endpoints: &[any::Endpoint]) -> Vec<String> {
     let devices: Vec<Option<Device>> = endpoints.iter().map(any::Endpoint::device).collect();
     let needs_names = devices.iter().flatten().any(|device| matches!(device, Device::At(_)));

@@ -14,8 +14,8 @@ use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Registry};
 
 impl Registry {
-    /// Loses a worker: its job fails. It continues without the worker, if the job's terms say so and another
-    /// worker is left.
+    /// Loses a worker. Its job continues without it if the job's terms allow that and another worker is left. Otherwise the job
+    /// fails.
     pub(in crate::registry) fn lose(
         self: &Arc<Self>,
         inner: &mut Inner,
@@ -33,8 +33,8 @@ impl Registry {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
-    /// Works like [`fail`](Self::fail), and tells the workers which party caused the end. While this hub stops,
-    /// every end is caused by its stop.
+    /// Works like [`fail`](Self::fail), and tells the workers which party caused the end. While this hub stops, the stop is the
+    /// cause of every end.
     pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let saves = inner.job(id).is_some_and(|(state, job)| self.saves(state) && job.above.is_none());
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
@@ -76,7 +76,7 @@ impl Registry {
         self.told.notify_all();
     }
 
-    /// Removes workers that were silent too long, forgets old failures, and sees whether there are jobs.
+    /// Removes workers that were silent too long, forgets old failures, and checks whether there are jobs.
     pub fn sweep(self: &Arc<Self>) {
         let mut inner = self.lock();
         let now = Instant::now();
@@ -101,7 +101,7 @@ impl Registry {
         }
     }
 
-    /// Whether there is a job, or somebody makes it.
+    /// Whether there is a job, or one is being made.
     fn is_used(&self, inner: &Inner) -> bool {
         !inner.hub().names().is_empty() || self.meetings.are_under_way()
     }
@@ -112,7 +112,7 @@ impl Registry {
         inner.hub().end().drains() && !self.is_used(&inner)
     }
 
-    /// Notes that this hub itself stood still for `pause`, and received nothing.
+    /// Notes that this hub itself was suspended for `pause`, and received nothing.
     pub fn stood_still(&self, pause: Duration) {
         tracing::warn!(
             "this hub stood still for {:.1} s; it counts the silence of its workers from now",

@@ -37,7 +37,7 @@ impl Registry {
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 
-    /// Lets a worker that has lost its links make new ones. Answers when all cores have dropped the former links.
+    /// Lets a worker that has lost its links make new ones. Answers when all cores have dropped the old links.
     pub async fn relink(self: &Arc<Self>, name: &str, request: RelinkRequest) -> Result<JoinReply, Refusal> {
         let (RelinkRequest { token, why }, own) = (request, new_token()?);
         {
@@ -61,7 +61,7 @@ impl Registry {
         }
     }
 
-    /// Grants a worker that waits for other links a connection by a token of its `own`, unless it has to wait on.
+    /// Grants a worker that waits for new links one connection by the token `own`, unless it has to wait longer.
     fn grant_links(&self, name: &str, token: &str, own: Token) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
         let (member, _) = inner.member(name, token)?;

@@ -18,7 +18,7 @@ use crate::registry::job::Job;
 use crate::registry::rounds::waits::{Came, answers};
 
 impl Registry {
-    /// Makes a job follow a cut of hub 0, and waits until it is held, or until the cut is over.
+    /// Makes a job follow a cut of hub 0. Waits until the job is held, or until the cut is over.
     pub(in crate::registry) async fn cut_for_lead(&self, id: JobId, cut: u64) -> Result<Came, JobEnded> {
         let came = {
             let mut inner = self.lock();
@@ -102,7 +102,7 @@ impl Registry {
         });
     }
 
-    /// Asks every core of a job.
+    /// Sends a question to every core of a job.
     pub(in crate::registry) fn ask_job<T>(
         &self,
         job: &Job,
@@ -111,7 +111,7 @@ impl Registry {
         self.ask_cores(&job.cores.numbers, command)
     }
 
-    /// Asks every core of a job, and waits for all answers.
+    /// Sends a question to every core of a job, and waits for all answers.
     pub(in crate::registry) async fn ask<T>(
         &self,
         id: JobId,
@@ -121,7 +121,7 @@ impl Registry {
         answers(asked).await
     }
 
-    /// Asks cores, by their numbers.
+    /// Sends a question to cores, by their numbers.
     pub(in crate::registry) fn ask_cores<T>(
         &self,
         cores: &[usize],

@@ -30,7 +30,7 @@ impl Registry {
     }
 }
 
-/// Says in the log who holds a job's rounds up now.
+/// Logs which workers now hold up a job's rounds.
 pub(in crate::registry) fn say_held_up(job: &coordinator::Job) {
     let late = &job.news.now().held_up_by;
     match late.is_empty() {

@@ -20,7 +20,7 @@ use crate::registry::rounds::waits::answers;
 use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
-    /// Returns how many keys a job has; 0 for a job that is not here.
+    /// Returns how many keys a job has; 0 if the hub has no such job.
     pub fn keys_of(&self, job: &str) -> usize {
         let inner = self.lock();
         inner.hub().named(job).map_or(0, |job| job.spec.terms.keys.len())
@@ -90,7 +90,7 @@ impl Registry {
             return self.passed_on(id, changed);
         }
         if let Some(oldest) = answers(asked).await?.into_iter().flatten().min() {
-            // A job that has ended needs none.
+            // A job that has ended needs no numbers.
             self.lock().ask(ForgetNumbers { job: id, oldest: oldest.min(from) });
         }
         Ok(())

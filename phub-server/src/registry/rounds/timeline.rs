@@ -160,8 +160,7 @@ impl Track<'_> {
     }
 }
 
-/// Returns the names of a job's chunk, unless nobody knows them, or they are not to be seen. A group has the name of
-/// its first key.
+/// Returns the names of a job's chunk, unless they are unknown or must not be seen. A group has the name of its first key.
 fn about(names: &HashMap<JobId, Named>, job: JobId, chunk: Option<ChunkId>) -> Option<timeline::Event<'_>> {
     let Named { job, layout, .. } = names.get(&job)?;
     let of = timeline::Event { chunk: chunk.map(|chunk| chunk.0), ..timeline::Event::default() };

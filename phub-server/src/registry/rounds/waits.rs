@@ -26,7 +26,7 @@ impl<K, T> Default for Waiting<K, T> {
 }
 
 impl<K: Eq + Hash, T> Waiting<K, T> {
-    /// Waits for an answer. There is none if the job ends.
+    /// Waits for an answer. It never comes if the job ends.
     pub fn wait_for(&mut self, number: K) -> oneshot::Receiver<T> {
         let (done, answer) = oneshot::channel();
         self.0.insert(number, done);
@@ -51,7 +51,7 @@ pub(crate) struct WaitForLast {
 }
 
 impl WaitForLast {
-    /// Tells all hubs that ask whether this one holds the job.
+    /// Answers all hubs that ask whether this hub holds the job.
     pub fn tell_holds(&mut self, holds: &FailedReply) {
         self.holds.drain(..).for_each(|done| drop(done.send(holds.clone()))); // they may have hung up
     }
@@ -62,7 +62,7 @@ impl WaitForLast {
     }
 }
 
-/// Returns the answers of all cores that were asked. A core that stops gives none.
+/// Returns the answers of all cores that were asked, without those of cores that stop.
 pub(crate) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
     let mut answers = Vec::with_capacity(asked.len());
     for answer in asked {

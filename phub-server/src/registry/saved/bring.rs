@@ -43,7 +43,7 @@ pub(crate) struct Coming {
 /// The target of the values.
 #[derive(Debug)]
 enum Goes {
-    /// The values go to this hub's cores, when they are complete.
+    /// The values go to this hub's cores when they are complete.
     Here(Slab),
     /// The values go to the hubs above.
     Up(Upwards),
@@ -72,7 +72,7 @@ impl Coming {
                 values.as_mut_slice().as_mut_bytes()[at..][..part.len()].copy_from_slice(&part);
                 Ok(())
             }
-            // After an error the parts are not taken any more.
+            // After an error no more parts are taken.
             Goes::Up(Upwards { parts, brought }) => match parts.send(part).await {
                 Ok(()) => Ok(()),
                 Err(_) => end_of(brought).await,

@@ -132,7 +132,7 @@ impl Registry {
         Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds, error_before: None })
     }
 
-    /// Notes the result of a snapshot. A good checkpoint says why the one before failed.
+    /// Notes the result of a snapshot. A good checkpoint also reports why the previous one failed.
     fn note(
         &self,
         (id, occasion, before): (JobId, Occasion, Round),
@@ -152,7 +152,7 @@ impl Registry {
                 tracing::info!(job = job.name, round = before.0, bytes, milliseconds, "checkpoint written");
             }
             Err(error) => {
-                // A disk that is full is full for the next one, too.
+                // A full disk fails every checkpoint, so not every failure is logged.
                 if let Some(times) = job.checkpoints.failures.count() {
                     tracing::warn!(job = job.name, round = before.0, times, error, "checkpoint failed");
                 }

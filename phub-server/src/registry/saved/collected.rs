@@ -12,7 +12,7 @@ use crate::cores::{Command, CoreHandle};
 use crate::registry::rounds::waits::Waiting;
 use crate::seldom::Seldom;
 
-/// The time that a request waits for the round in flight, while workers compute.
+/// The time that a request waits for the round in flight while workers compute.
 pub(crate) const ROUND_LIMIT: Duration = Duration::from_secs(30);
 
 /// This hub's own part of one job's checkpoints, which the coordinator does not have.
@@ -32,7 +32,7 @@ pub(crate) struct Checkpoints {
     pub warning: Option<String>,
 }
 
-/// A want that is met.
+/// The result of a want.
 #[derive(Debug)]
 pub(crate) enum Met {
     /// A file is written.
@@ -48,8 +48,8 @@ impl Checkpoints {
     }
 }
 
-/// The parts of a snapshot, each with its core. When this is dropped, nobody will write the snapshot any more, and the cores
-/// get the memory of their parts back.
+/// The parts of a snapshot, each with its core. If it is dropped, the snapshot is not written, and the cores get the memory
+/// of their parts back.
 #[derive(Debug)]
 pub(crate) struct Collected {
     pub(super) cores_of_hub: Weak<[CoreHandle]>,
@@ -68,7 +68,7 @@ impl Collected {
         self.parts.push(part);
     }
 
-    /// Gives back the snapshot that was made of the parts, which is not needed any more.
+    /// Gives back a snapshot that was made of the parts, and is no longer needed.
     pub(crate) fn give_back(mut self, snapshot: Snapshot) {
         self.parts = snapshot.into_parts();
     }
@@ -91,7 +91,7 @@ impl Drop for Collected {
     }
 }
 
-/// Says that the job of a want ended.
+/// Returns the error that the job of a want has ended.
 pub(super) fn ended(ended: JobEnded) -> NoState {
     NoState::Other(ended.into())
 }

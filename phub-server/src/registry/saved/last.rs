@@ -99,7 +99,7 @@ impl Registry {
         }
     }
 
-    /// Ends a job on its cores, after its last state is saved or not. Returns at once.
+    /// Ends a job on its cores, whether its last state was saved or not. Returns at once.
     pub(crate) fn last_is_over(&self, job: &Job, saved: Saved) {
         let Some(registry) = self.me.upgrade() else { return };
         let (id, name, cores) = (job.id, job.name.clone(), Arc::clone(&job.cores));

@@ -35,7 +35,8 @@ struct Beginning {
 }
 
 impl Registry {
-    /// Returns the state that a new job continues with, if it has a checkpoint; its hubs; and how to ask them.
+    /// Returns the state with which a new job continues, if it has a checkpoint; the hubs of the job; and the clients of its
+    /// other hubs.
     pub(crate) fn restore(
         &self,
         name: &str,
@@ -142,7 +143,7 @@ impl Registry {
         }
     }
 
-    /// Makes all hubs that own chunks read their parts of a round. Returns those with a damaged part, and the damage.
+    /// Makes all hubs that own chunks read their parts of a round. Returns the hubs with a damaged part, and the damage.
     fn damaged_parts(
         &self,
         store: &CheckpointStore,
@@ -160,7 +161,7 @@ impl Registry {
         Ok(damaged)
     }
 
-    /// Returns the rounds that every other hub has a part of.
+    /// Returns the rounds of every other hub's parts.
     fn ask_for_rounds(&self, peers: &Arc<Peers>) -> Result<Vec<(u32, Vec<Round>)>, String> {
         let replies = self.runtime.block_on(peers.at_once(peers.others(), Peers::parts));
         let here = self.checkpoint_every.map(NonZeroU32::get);
@@ -247,7 +248,7 @@ fn load(
     terms: &JobTerms,
 ) -> Result<Restored, CheckpointError> {
     let restored = if part.pieces.is_empty() {
-        // A hub without chunks has no file, and begins with the other hubs nevertheless.
+        // A hub without chunks has no file, but begins with the other hubs.
         let nothing = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; terms.keys.len()];
         let numbers = vec![(Round(0), Numbers::new(terms.optimizer))];
         let values = Slab::zeroed("a checkpoint", 0).map_err(|error| {

@@ -33,7 +33,7 @@ use crate::registry::{Because, Refusal, Registry, on_thread};
 const PIECES: usize = 1;
 /// The slowest client, on average: while it reads, it holds a copy of the state, and the next client waits.
 const SENT_BYTES_PER_S: u64 = 1 << 20;
-/// The bytes by which readers distinguish the jobs of a name.
+/// The length of the name by which readers distinguish jobs with the same name.
 const RUN_BYTES: usize = 16;
 /// The extra time for a slow client.
 const GRACE_S: u64 = 30;
@@ -42,7 +42,7 @@ const GRACE_S: u64 = 30;
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub bytes: u64,
-    /// Ends before its time if the file cannot be sent.
+    /// The pieces. They end early if the file cannot be sent.
     pub pieces: Pieces,
 }
 
@@ -100,7 +100,7 @@ impl Registry {
         let bytes = image.bytes();
         let send = move || {
             let sent = image.write_to(&mut sink);
-            // The memory goes, and then the next client's turn comes.
+            // First the memory is freed, then it is the next client's turn.
             drop((image, turn));
             match sent.and_then(|()| sink.send_last()) {
                 Ok(()) => tracing::info!(job = name, bytes, "state sent"),
@@ -113,7 +113,8 @@ impl Registry {
     }
 }
 
-/// Returns which of the jobs of a name it is, for readers: the same at all hubs, and no secret.
+/// Returns the name by which readers distinguish this job from others with the same name. It is the same at all hubs, and
+/// no secret.
 fn run(secret: &Secret) -> String {
     hex(&Sha256::digest(secret.0)[..RUN_BYTES])
 }
@@ -166,8 +167,8 @@ fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
     check_keys(job.wire.layout().keys(), &state.spec.terms.tensors()).map_err(|error| error.to_string())
 }
 
-/// A client's turn to read the state of a job, from its want on. It ends when this is dropped, which no one does who has the registry's
-/// lock.
+/// A client's turn to read the state of a job. It begins with the client's want, and ends when this is dropped. A thread
+/// that has the registry's lock must not drop it.
 struct Turn {
     registry: Weak<Registry>,
     job: JobId,
@@ -188,7 +189,7 @@ struct Sink {
     runtime: Handle,
     begun: Instant,
     sent: u64,
-    /// The last piece, which is not sent yet.
+    /// The last piece, which has not been sent yet.
     last: Bytes,
 }
 

@@ -27,7 +27,7 @@ impl Registry {
         self.happens(inner, id, Event::Taken { core, occasion, before, through, refused });
     }
 
-    /// Returns the parts of a snapshot that are already here.
+    /// Returns the parts of a snapshot that have already arrived.
     fn collects<'a>(&self, job: &'a mut Job, occasion: Occasion, before: Round) -> &'a mut Collected {
         let (id, all) = (job.id, &mut job.checkpoints.collecting);
         all.entry(occasion).or_insert_with(|| self.collected(id, occasion, before))
@@ -65,7 +65,7 @@ impl Registry {
         }
     }
 
-    /// Wants a job's state within a time. Returns the number of the want, too.
+    /// Notes a want of a job's state within a time. Also returns the number of the want.
     pub(super) fn want(
         &self,
         job: JobId,
@@ -80,7 +80,7 @@ impl Registry {
         Ok((want, wanted))
     }
 
-    /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
+    /// Puts the parts together. Also returns the job's name. The caller gives the parts back.
     pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let (name, layout, pieces, tensors, numbers) = self.of_job(collected.job, |state, job| {

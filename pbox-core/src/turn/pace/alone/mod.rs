@@ -27,25 +27,24 @@ use crate::weights::Mode;
 #[derive(Debug)]
 pub(crate) struct Clocks {
     consistency: Consistency,
-    /// Whether round 0 is the broadcast.
+    /// Whether round 0 is the broadcast of weights.
     broadcasts: bool,
     ranks: usize,
-    /// The round that it takes part from, by rank.
+    /// The first round in which each worker takes part, by rank.
     first: Vec<Round>,
     /// The clock of each worker, by chunk, then by rank.
     clocks: Vec<Clock>,
     chunks: Vec<State>,
-    /// The number of rounds by which each worker is ahead of the slowest, by rank, in a job that begins again. Else
-    /// empty.
+    /// The number of rounds by which each worker is ahead of the slowest, by rank, in a job that begins again. Otherwise empty.
     ahead: Vec<u32>,
-    /// The first round of each worker without a stepped push, by rank, in a job that ends. Empty before.
+    /// In a job that ends: the first round of each worker without a stepped push, by rank. Otherwise empty.
     ends: Vec<Round>,
 }
 
 /// One worker's clock of one chunk.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
-    /// The next round: equal to the number of rounds that it has pushed.
+    /// The next round, which is also the number of rounds that the worker has pushed.
     next: Round,
     standing: Standing,
 }
@@ -60,9 +59,9 @@ enum Standing {
     Pushed,
     /// The worker's push is stepped and has no answer.
     Waiting,
-    /// The worker has lost its links while it waited, and pushes the chunk again: one push, one answer.
+    /// The worker lost its links while it waited. It pushes the chunk again, and still gets one answer.
     Unlinked,
-    /// The worker may get its answer: at once, or with all of its layer, or when it pulls the layer.
+    /// The worker may get its answer: at once, with all of its layer, or when it pulls the layer.
     Allowed,
 }
 
@@ -75,7 +74,7 @@ struct State {
 }
 
 impl Clocks {
-    /// Creates clocks: all chunks begin with round 0, and no worker takes part.
+    /// Creates clocks: all chunks begin at round 0, and no worker takes part.
     pub fn new(consistency: Consistency, chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let ranks = workers as usize;
         let absent = Clock { next: Round(0), standing: Standing::Absent };
@@ -96,13 +95,13 @@ impl Clocks {
         self.clocks.iter_mut().skip(rank as usize).step_by(self.ranks)
     }
 
-    /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn.
+    /// Notes that `rank`'s push of chunk `index` has arrived. It must be [the rank's turn](Self::check).
     #[inline]
     fn note(&mut self, index: usize, rank: u32) {
         self.clocks[index * self.ranks + rank as usize].standing = Standing::Pushed;
     }
 
-    /// Returns the round that `rank` has pushed of chunk `index`, if the push is to be stepped and is not yet.
+    /// Returns the round of `rank`'s push of chunk `index`, if the push must be stepped and is not stepped yet.
     #[inline]
     fn pushed(&self, index: usize, rank: u32) -> Option<Round> {
         let clock = self.clocks[index * self.ranks + rank as usize];
@@ -116,14 +115,14 @@ impl Clocks {
         self.ends.iter().min().copied()
     }
 
-    /// Whether the job ends, and chunk `index` has reached the line of each worker that takes part.
+    /// Whether the job ends, and chunk `index` has reached the lines of all workers that take part.
     fn is_over(&self, index: usize) -> bool {
         let row = self.clocks[index * self.ranks..][..self.ranks].iter().zip(&self.ends);
         let mut present = row.filter(|(clock, _)| clock.standing != Standing::Absent);
         !self.ends.is_empty() && present.all(|(clock, end)| clock.next >= *end)
     }
 
-    /// Counts the noted push, which is stepped. Returns true when this moved the chunk's round on, by one.
+    /// Counts the noted push as stepped. Returns true if the chunk's round moved by this, by one.
     #[inline]
     fn advance(&mut self, index: usize, rank: u32) -> bool {
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
@@ -147,14 +146,14 @@ impl Clocks {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
         let state = &mut self.chunks[index];
-        // Without workers, the round stays the same.
+        // Without workers, the round stays as it is.
         state.slowest = present().map(|clock| clock.next).min().unwrap_or(state.slowest);
         state.count = present().filter(|clock| clock.next == state.slowest).count() as u32;
         state.slowest
     }
 
-    /// Whether `rank` waits for an answer of chunk `index` that it may have now. If the job ends, no worker is ahead of another:
-    /// all begin it again with the same round.
+    /// Whether `rank` waits for an answer of chunk `index` that it may get now. In a job that ends, a worker need not wait for
+    /// slower ones: all begin again with the same round.
     #[inline]
     fn may_answer(&self, index: usize, rank: u32) -> bool {
         let clock = self.clocks[index * self.ranks + rank as usize];
@@ -163,8 +162,7 @@ impl Clocks {
         clock.standing == Standing::Waiting && (is_near || (!self.ends.is_empty() && slowest > Round(0)))
     }
 
-    /// Allows `rank`'s answer, if it [may get one](Self::may_answer). Returns the round that it had pushed. Once per
-    /// push.
+    /// Allows `rank`'s answer, if it [may get one](Self::may_answer). Returns the round of its push. Succeeds once per push.
     #[inline]
     fn allow(&mut self, index: usize, rank: u32) -> Option<Round> {
         let may = self.may_answer(index, rank);
@@ -183,7 +181,7 @@ impl Pace for Clocks {
         self.chunks.fill(State { slowest: first, count: 0 });
     }
 
-    /// Admits a worker, which counts as having pushed every round before.
+    /// Admits a worker as if it had pushed every earlier round.
     fn admit(&mut self, rank: u32, from: Round) {
         let ahead = self.ahead.get_mut(rank as usize).map_or(0, std::mem::take);
         let from = Round(from.0.saturating_add(ahead));
@@ -247,7 +245,7 @@ impl Pace for Clocks {
     }
 
     fn end_at(&mut self, lines: &[Option<Round>]) {
-        // A rank that does not take part pushes nothing.
+        // A rank that does not take part pushes nothing, so it has no end.
         self.ends = lines.iter().map(|line| line.unwrap_or(Round(u32::MAX))).collect();
     }
 
@@ -297,8 +295,7 @@ impl Pace for Clocks {
         }
     }
 
-    /// Calls `each` for the workers that are too far ahead of the slowest and wait, and for the workers that owe a
-    /// push.
+    /// Calls `each` for the workers that are too far ahead of the slowest and wait, and for the workers that owe a push.
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
         let row = || (0u32..).zip(&self.clocks[index * self.ranks..][..self.ranks]);
         let waits = |rank| {
@@ -329,7 +326,7 @@ impl Pace for Clocks {
         clock.standing = Standing::Idle;
     }
 
-    /// Takes a push. Its worker may be answered now, and so may workers that waited for it.
+    /// Takes a push. Its worker may then get an answer, and so may workers that waited for it.
     #[inline]
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
@@ -347,7 +344,7 @@ impl Pace for Clocks {
         Some(Finished { ranks, ..shard.finished(place, round, 1) })
     }
 
-    /// Steps every push that is in, also one of a later round. Workers that have not pushed count as if they had.
+    /// Steps every push that has arrived, including pushes of later rounds. Workers that have not pushed count as if they had.
     fn end_rounds<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -375,8 +372,8 @@ impl Pace for Clocks {
 
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
-        // Without its slowest worker, a chunk may pass several rounds at once. In a job that ends, its last state is captured
-        // separately.
+        // After the loss of its slowest worker, a chunk may pass several rounds at once. In a job that ends, the last state is
+        // captured separately.
         let now_captured = shard.pace.last().map_or(now, |last| now.min(Round(last.0.saturating_sub(1))));
         if now_captured > former {
             shard.capture_passed(place, former, now_captured);
@@ -388,7 +385,7 @@ impl Pace for Clocks {
     }
 }
 
-/// Steps a noted push, if there is one. Returns whether the chunk is then in its next round.
+/// Steps a noted push, if there is one. Returns whether the chunk has moved to its next round.
 fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize, rank: u32) -> Option<bool> {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.pushed(place, rank)?;

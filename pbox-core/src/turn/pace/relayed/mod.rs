@@ -22,25 +22,26 @@ use crate::weights::Mode;
 pub(crate) struct Relayed {
     below: Arrivals,
     workers: u32,
-    /// The number of the link that the chunk's sums go up by, by place.
+    /// The number of the link that carries the chunk's sums up, by place.
     way_up: Vec<u32>,
     /// One entry for each place.
     above: Vec<Above>,
     /// The content of the sum that has gone up, or of its answer, by place.
     contents: Vec<Content>,
-    /// The round from which this hub takes part above; beyond all rounds until that is known.
+    /// The round from which this hub takes part at the hubs above; beyond all rounds until it is known.
     first: Round,
-    /// Pushes of workers that have lost their links, if the sums have gone up: they are answered when they are
+    /// Pushes of workers that have lost their links, where the sums have already gone up. They are answered when they are
     /// repeated.
     unlinked: BTreeSet<(usize, u32)>,
 }
 
-/// The state of a chunk towards the hub above.
+/// The state of a chunk at the hub above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Above {
-    /// The round with which the job begins. Weights may come before it is known: this is the end of their round's number.
+    /// The hub waits for the round with which the job begins. Weights may arrive before the round is known: this value is the
+    /// low bits of their round.
     Joining(Option<u8>),
-    /// No step is under way: the workers push.
+    /// No sum has gone up: the workers push.
     Gathering,
     /// The answer of a round.
     Asked(Round),
@@ -49,7 +50,7 @@ enum Above {
 }
 
 impl Relayed {
-    /// Creates the state without workers. The sums of each chunk go up by the link of this number.
+    /// Creates the state without workers. `way_up` has the number of the link for the sums of each chunk.
     pub fn new(workers: u32, way_up: Vec<u32>, broadcasts: bool) -> Self {
         let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers, broadcasts));
         let (above, first) = (vec![Above::Joining(None); chunks], Round(u32::MAX));
@@ -57,13 +58,13 @@ impl Relayed {
         Relayed { below, workers, way_up, above, contents, first, unlinked: BTreeSet::new() }
     }
 
-    /// Whether the sum of a chunk's round has gone up.
+    /// Whether the sum of a chunk's current round has gone up.
     fn is_up(&self, place: usize) -> bool {
         let round = self.below.round(place);
         matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
     }
 
-    /// Whether a chunk waits for the weights of the round before, with which workers begin that take part from a round on.
+    /// Whether a chunk still waits for the weights with which workers that take part from `from` on begin.
     fn waits_for_first(&self, place: usize, from: Round) -> bool {
         let is_asked =
             matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
@@ -72,7 +73,7 @@ impl Relayed {
 }
 
 impl Pace for Relayed {
-    /// Begins at a round: a hub that joins a running job first waits for the weights of the round before.
+    /// Begins at a round. A hub that joins a running job first waits for the weights of the round before.
     fn begin_at(&mut self, first: Round) {
         self.below.begin_at(first);
         self.first = first;
@@ -128,7 +129,7 @@ impl Pace for Relayed {
         self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)
     }
 
-    /// Returns the round of a chunk's next sum: no worker can join a round after its sum has gone up.
+    /// Returns the round of a chunk's next sum. After a round's sum has gone up, no worker can join the round.
     #[inline]
     fn round(&self, place: usize) -> Round {
         let round = self.below.round(place);
@@ -212,7 +213,7 @@ impl Pace for Relayed {
     }
 
     fn has_finished_before(&self, place: usize, from: Round) -> bool {
-        // A chunk that waits for the weights of the round before is answered when they come.
+        // A chunk that waits for the weights of the round before is answered when they arrive.
         self.below.has_finished_before(place, from) && !self.waits_for_first(place, from)
     }
 

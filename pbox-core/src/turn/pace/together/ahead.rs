@@ -18,12 +18,12 @@ use crate::turn::shard::ShardOf;
 use crate::weights::Mode;
 
 impl Arrivals {
-    /// Lets it answer bytes ahead.
+    /// Makes this pace answer bytes ahead.
     pub fn answering_ahead(self) -> Self {
         Arrivals { answers_ahead: true, ..self }
     }
 
-    /// Whether a worker's gradient is in its window.
+    /// Whether a worker's gradient bytes are in its window.
     fn has_bytes(&self, place: usize, rank: u32) -> bool {
         let is_pushed = || self.is_in(place, rank) && self.contents.of(place, rank) == Content::Gradient;
         self.contents.has_sent_ahead(place, rank) || is_pushed()

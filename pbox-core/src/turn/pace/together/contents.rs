@@ -17,12 +17,12 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Gather, Mode, Staged};
 
-/// The workers that have pushed anything other than a gradient, or have sent bytes ahead, in the rounds in flight; and
-/// the workers that were answered ahead.
+/// By worker and chunk: pushes other than gradients, bytes that were sent ahead, and answers ahead, in the rounds in
+/// flight.
 #[derive(Debug)]
 pub(super) struct Contents {
-    /// Chunk by chunk a row of bits for each content of a push, by worker. The row of [`ANSWERED_AHEAD`] has the workers
-    /// that were answered ahead.
+    /// For each chunk, one row of bits per content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`] has the
+    /// workers that were answered ahead.
     words: Vec<u64>,
     words_per_row: usize,
     broadcasts: bool,
@@ -30,10 +30,10 @@ pub(super) struct Contents {
 
 /// The rows of a chunk.
 const ROWS: usize = 4;
-/// No push that is noted here has this content, so the row is free.
+/// Plain gradients are not noted, so their row is free for answers ahead.
 const ANSWERED_AHEAD: Content = Content::Gradient;
 
-/// Pushes of a round, taken together.
+/// The combination of a round's pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Together {
     Gradients,
@@ -43,13 +43,13 @@ pub(super) enum Together {
 }
 
 impl Contents {
-    /// Creates the contents. The memory is touched when it is used.
+    /// Creates the contents. Their memory is touched on first use.
     pub fn new(chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let words_per_row = workers.div_ceil(64) as usize;
         Contents { words: vec![0; chunks * ROWS * words_per_row], words_per_row, broadcasts }
     }
 
-    /// Whether a round is the broadcast.
+    /// Whether a round is the broadcast of weights.
     pub fn must_be_weights(&self, round: Round) -> bool {
         self.broadcasts && round == Round(0)
     }
@@ -76,7 +76,7 @@ impl Contents {
         self.words[word] & bit != 0
     }
 
-    /// Forgets a worker's push of a chunk: it does not count any more.
+    /// Forgets a worker's push of a chunk: it no longer counts.
     #[cold]
     pub fn forget(&mut self, index: usize, rank: u32) {
         self.drop(index, rank, [Content::Nothing, Content::Weights]);
@@ -101,7 +101,7 @@ impl Contents {
         has_sent
     }
 
-    /// Whether a worker was answered ahead, in the round in flight or in the former one.
+    /// Whether a worker was answered ahead, in the round in flight or in the previous one.
     pub fn is_ahead(&self, index: usize, rank: u32) -> bool {
         self.has(index, rank, ANSWERED_AHEAD)
     }
@@ -116,7 +116,7 @@ impl Contents {
         &mut self.words[row * self.words_per_row..][..self.words_per_row]
     }
 
-    /// Forgets all answers ahead.
+    /// Forgets all answers ahead of a chunk.
     pub fn clear_ahead(&mut self, index: usize) {
         self.row(index, ANSWERED_AHEAD).fill(0);
     }
@@ -128,7 +128,7 @@ impl Contents {
         }
     }
 
-    /// Returns the content of a worker's push that is in.
+    /// Returns the content of a worker's push that has arrived.
     pub fn of(&self, index: usize, rank: u32) -> Content {
         let is = |content: &Content| self.has(index, rank, *content);
         [Content::Nothing, Content::Weights].into_iter().find(is).unwrap_or_default()
@@ -136,14 +136,14 @@ impl Contents {
 }
 
 impl Arrivals {
-    /// Notes that the push of a worker is not a gradient, before it [is noted](Self::note).
+    /// Notes that a worker's push is not a gradient, before the push itself [is noted](Self::note).
     #[cold]
     pub(in crate::turn) fn note_content(&mut self, index: usize, rank: u32, content: Content) {
         self.words[index * self.words_per_chunk] |= OTHER;
         self.contents.note(index, rank, content);
     }
 
-    /// Returns a chunk's [answer](Pace::answer) that is not the usual one, or that came ahead to some.
+    /// Returns a chunk's [answer](Pace::answer) if it is not the usual one, or if some workers got it ahead.
     #[cold]
     pub(super) fn answer_other(&self, came: bool, place: usize, rank: u32, round: Round) -> (Content, bool) {
         let content = self.answered(place, rank, round);
@@ -151,7 +151,7 @@ impl Arrivals {
     }
 
     /// Returns the content of a chunk's answer that is not [the usual one](Pace::answered). Workers without weights get
-    /// them, and so do workers that were answered ahead.
+    /// weights, and so do workers that were answered ahead.
     #[cold]
     pub(super) fn answered_other(&self, former: u64, place: usize, rank: u32, round: Round) -> Content {
         match former == Content::Nothing as u64 {
@@ -163,12 +163,12 @@ impl Arrivals {
         }
     }
 
-    /// Returns the workers with a slot of a chunk that is in and a push of this content, ascending.
+    /// Returns the workers whose push of a chunk has arrived and has this content, in ascending order.
     pub(super) fn pushed_as(&self, index: usize, content: Content) -> impl Iterator<Item = u32> + Clone {
         self.pushed(index).filter(move |&rank| self.contents.of(index, rank) == content)
     }
 
-    /// Takes together the pushes of a chunk that are in; at least one is.
+    /// Combines the pushes of a chunk that have arrived; there must be at least one.
     pub(super) fn together(&self, index: usize) -> Together {
         let has = |content| self.pushed_as(index, content).next().is_some();
         match (has(Content::Gradient), has(Content::Nothing), has(Content::Weights)) {
@@ -181,7 +181,7 @@ impl Arrivals {
         }
     }
 
-    /// Concludes, like [`conclude`](Self::conclude), a round that may be no plain step.
+    /// Concludes a round, as [`conclude`](Self::conclude) does, that may not be a plain step.
     #[cold]
     pub(super) fn conclude_other<M: Mode>(
         &mut self,
@@ -226,8 +226,8 @@ impl Arrivals {
         Some(content)
     }
 
-    /// Ends a chunk's round, in a job that is over, with the pushes that are in. Without a push, and where pushes do not go
-    /// together, the chunk keeps its weights.
+    /// Ends a chunk's round with the pushes that have arrived, in a job that is over. The chunk keeps its weights if there is
+    /// no push, or if the pushes do not go together.
     pub(super) fn end_round<M: Mode>(&mut self, stages: &mut Staged<M>, kernels: &Kernels, place: usize) {
         let round = self.round(place);
         if State::of(self.words[place * self.words_per_chunk]).count == 0 {
@@ -236,7 +236,7 @@ impl Arrivals {
         // SAFETY: all of them have pushed this chunk, and no worker is answered any more.
         unsafe {
             match self.together(place) {
-                // The mean that was taken in has all pushes; some of their workers may have no links now.
+                // The gathered mean has all pushes, although some of their workers may now have no links.
                 Together::Gradients if M::Gather::WAITS && !stages.gather.steps_at_once() => {
                     stages.last_step(kernels, place, [].into_iter(), 0, round);
                 }
@@ -252,7 +252,7 @@ impl Arrivals {
         self.contents.clear(place);
     }
 
-    /// Returns why the pushes of a chunk of this key do not go together.
+    /// Returns the reason why the pushes of a chunk of this key do not go together.
     pub(in crate::turn) fn mixed(&self, place: usize, key: &str) -> String {
         let Round(round) = self.round(place);
         let pushed = |content: Content| {

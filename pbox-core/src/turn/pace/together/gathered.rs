@@ -1,5 +1,5 @@
-//! Chunks with steps that wait for the whole gradient: each is taken in with its last push, and steps once the round is
-//! found.
+//! Chunks whose steps wait for the whole gradient. Each chunk is gathered at its last push, and steps once the result of
+//! the round is found.
 //!
 //! On the `unsafe` list: the call that reads the workers' pushes.
 
@@ -10,7 +10,7 @@ use crate::layout::{Content, Round};
 use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::{Gather, Mode, Staged};
 
-/// Takes in a chunk that has all its slots. Returns whether it may conclude its round.
+/// Gathers a chunk that has all its pushes. Returns whether it may conclude its round.
 pub(super) fn gather<M: Mode>(
     pace: &Arrivals,
     stages: &mut Staged<M>,
@@ -45,13 +45,15 @@ pub(super) fn gather<M: Mode>(
     stages.gather.found(place, round).is_some()
 }
 
-/// Whether a chunk that is taken in needs no push any more. Pushes of weights are read when the round is found.
+/// Whether a gathered chunk no longer needs its workers' pushes. Pushes of weights are read again when the result of the
+/// round is found.
 pub(super) fn is_decided<M: Mode>(shard: &ShardOf<Arrivals, M>, place: usize, round: Round) -> bool {
     let ShardOf { pace, stages, .. } = shard;
     stages.gather.has_mean(place, round) || stages.gather.has(place, round) && pace.is_whole(place)
 }
 
-/// Steps a chunk that is taken in, once its round is found: also if the workers that pushed it are gone, or push it again.
+/// Steps a gathered chunk, once the result of the round is found. The workers that pushed it may be gone, or may push it
+/// again.
 pub(super) fn settle<M: Mode>(
     shard: &mut ShardOf<Arrivals, M>,
     kernels: &Kernels,
@@ -65,7 +67,7 @@ pub(super) fn settle<M: Mode>(
     })
 }
 
-/// Takes in a chunk that passes a round without workers that could push it: the other chunks wait for it.
+/// Gathers a chunk that passes a round without workers, because the other chunks wait for it.
 pub(super) fn pass<M: Mode>(pace: &Arrivals, stages: &mut Staged<M>, place: usize, round: Round) {
     let counts = stages.gather.steps_at_once() || !pace.contents.must_be_weights(round);
     if counts && !stages.gather.has(place, round) {

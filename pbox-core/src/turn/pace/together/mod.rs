@@ -48,21 +48,21 @@ pub(crate) struct Arrivals {
 struct State {
     /// The round in flight.
     round: Round,
-    /// Slots that are in.
+    /// The number of pushes that have arrived.
     count: u32,
 }
 
 /// The bits of the count.
 const COUNT: u32 = (1 << 26) - 1;
-/// The round in flight may be no plain step: its [contents](Contents) name its kind.
+/// Set if the round in flight may not be a plain step: its [contents](Contents) name its kind.
 const OTHER: u64 = 1 << 31;
-/// The first bit of the content of the former round's answer.
+/// The first bit of the content of the previous round's answer.
 const FORMER: u32 = 28;
-/// The former round's answer is the one that was sent [ahead].
+/// Set if the previous round's answer was sent [ahead].
 const CAME: u64 = 1 << 30;
-/// The window has weights [ahead] of the round in flight.
+/// Set if the window has weights [ahead] of the round in flight.
 const SHOWS: u64 = 1 << 27;
-/// All pushes of this round have been there.
+/// Set if all pushes of this round had arrived once.
 const TRIED: u64 = 1 << 26;
 
 impl State {
@@ -95,8 +95,8 @@ impl Arrivals {
         arrivals
     }
 
-    /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn. Returns true when
-    /// the slot was the last of its round.
+    /// Notes that `rank`'s push of chunk `index` has arrived. It must be [the rank's turn](Self::check). Returns true if the
+    /// push was the last of its round.
     #[inline]
     pub fn note(&mut self, index: usize, rank: u32) -> bool {
         let (word, bit) = bit(rank);
@@ -112,14 +112,14 @@ impl Arrivals {
         State::of(self.words[index * self.words_per_chunk])
     }
 
-    /// Whether a rank's slot of a chunk is in.
+    /// Whether a rank's push of a chunk has arrived.
     #[inline(always)]
     pub fn is_in(&self, index: usize, rank: u32) -> bool {
         let (word, bit) = bit(rank);
         self.words[index * self.words_per_chunk + word] & bit != 0
     }
 
-    /// Forgets a rank's slot of a chunk, if it was in.
+    /// Forgets a rank's push of a chunk, if it had arrived.
     pub fn forget_push(&mut self, index: usize, rank: u32) {
         let (word, bit) = bit(rank);
         let words = &mut self.words[index * self.words_per_chunk..][..self.words_per_chunk];
@@ -132,15 +132,15 @@ impl Arrivals {
         }
     }
 
-    /// Notes that a worker lost its links before its first weights of a chunk had arrived: their answer waits for
-    /// its [push](Self::repeats).
+    /// Notes that a worker lost its links before its first weights of a chunk had arrived. Their answer now waits for the
+    /// worker's [push](Self::repeats).
     pub fn lose_first(&mut self, index: usize, rank: u32) {
         self.ungreeted.lose(index, rank);
         self.roster.keep_back(rank);
     }
 
-    /// Looks at a push out of turn, as [`Pace::repeated`] does. The worker's first weights of the chunk have arrived or
-    /// not.
+    /// Looks at a push out of turn, as [`Pace::repeated`] does, and at whether the worker's first weights of the chunk have
+    /// arrived.
     pub fn repeats(&mut self, index: usize, rank: u32, bits: u8, has_first: bool) -> Option<Repeated> {
         let is_first = !has_first || self.ungreeted.has_lost(index, rank);
         let next = if is_first { self.roster.first(rank) } else { self.round(index) };
@@ -152,20 +152,21 @@ impl Arrivals {
         }
     }
 
-    /// Whether a worker waits for these weights as its first ones, because it [lost](Self::lose_first) its links before.
+    /// Whether a worker waits for these weights as its first, because it [lost](Self::lose_first) its links before they
+    /// arrived.
     #[cold]
     fn greets(&mut self, index: usize, finished: Round, rank: u32) -> bool {
         self.roster.has(rank, finished.next()) && self.ungreeted.greet(index, rank)
     }
 
-    /// Whether the slots of all workers that take part are in.
+    /// Whether the pushes of all workers that take part have arrived.
     pub fn is_whole(&self, index: usize) -> bool {
         let State { round, count } = self.state(index);
         count > 0 && count == self.roster.size(round)
     }
 
-    /// Moves chunk `index` past rounds without workers, to the first round with a worker, or past `most` rounds. Returns the number of
-    /// rounds. The workers of that round wait for the weights before it.
+    /// Moves chunk `index` past rounds without workers: to the first round with a worker, or past `most` rounds. Returns the
+    /// number of rounds. The workers of that first round wait for the weights before it.
     fn skip_deserted(&mut self, index: usize, most: u32) -> u32 {
         let State { round, .. } = self.state(index);
         let Some(next) = self.roster.first_after(round) else { return 0 };
@@ -179,8 +180,8 @@ impl Arrivals {
         self.roster.lowest()
     }
 
-    /// Does the work that the pushes of a whole chunk ask for, most often the step. Returns the content of the answer, or `None`
-    /// if the pushes [do not go together](Self::mixed).
+    /// Does the work for a chunk with all its pushes, most often the step. Returns the content of the answer, or `None` if the
+    /// pushes [do not go together](Self::mixed).
     #[inline]
     pub fn conclude<M: Mode>(
         &mut self,
@@ -206,12 +207,12 @@ impl Arrivals {
         Some(Content::Gradient)
     }
 
-    /// Returns the ranks with a slot of a chunk that is in, ascending.
+    /// Returns the ranks whose push of a chunk has arrived, in ascending order.
     fn pushed(&self, index: usize) -> impl Iterator<Item = u32> + Clone {
         (0..self.roster.from.len() as u32).filter(move |&rank| self.is_in(index, rank))
     }
 
-    /// Moves a whole chunk on to its next round. Its answers have this content.
+    /// Moves a chunk with all its pushes to its next round. Its answers have this content.
     #[inline]
     pub fn advance(&mut self, index: usize, content: Content) {
         let came = self.words[index * self.words_per_chunk] & CAME;
@@ -219,7 +220,7 @@ impl Arrivals {
         self.words[index * self.words_per_chunk] |= came | (content as u64) << FORMER;
     }
 
-    /// Begins a round: no worker's slot is in.
+    /// Begins a round: no worker's push has arrived.
     #[inline]
     fn begin(&mut self, index: usize, round: Round) {
         let words = &mut self.words[index * self.words_per_chunk..][..self.words_per_chunk];
@@ -228,7 +229,7 @@ impl Arrivals {
     }
 }
 
-/// Returns the word of a chunk that has the bit of a rank, and the bit.
+/// Returns the word of a chunk that has a rank's bit, and the bit.
 #[inline(always)]
 fn bit(rank: u32) -> (usize, u64) {
     (1 + rank as usize / 64, 1 << (rank % 64))
@@ -271,7 +272,7 @@ impl Pace for Arrivals {
     fn keep_taken(&mut self, rank: u32, is_taken: &dyn Fn(usize, Round) -> bool) {
         for index in 0..self.words.len() / self.words_per_chunk {
             let is_kept = is_taken(index, self.round(index)) && self.is_in(index, rank);
-            // Weights are read when the round is found, from the worker's next links.
+            // Weights are read when the result of the round is found, over the worker's new links.
             if is_kept && self.contents.of(index, rank) != Content::Weights {
                 self.unlinked.insert((index, rank));
             }
@@ -318,7 +319,7 @@ impl Pace for Arrivals {
         self.roster.first(rank)
     }
 
-    /// Takes all: whether pushes go together is seen when all are in.
+    /// Takes every content. Whether the pushes go together is checked after the last one.
     #[inline]
     fn takes(&self, _: u32, _: Content, _: Round) -> Result<(), &'static str> {
         Ok(())
@@ -387,7 +388,7 @@ impl Pace for Arrivals {
         }
     }
 
-    /// Returns whether a worker takes part in the next round, and so gets the weights of this one.
+    /// Checks whether a worker takes part in the next round, and so gets the weights of this one.
     #[inline]
     fn answer_due(&mut self, index: usize, finished: Round, rank: u32) -> Option<Round> {
         let is_due = self.roster.is_answered(rank, finished.next()) || self.greets(index, finished, rank);
@@ -486,7 +487,7 @@ impl Pace for Arrivals {
     }
 }
 
-/// Whether a chunk that has all its slots waits for nothing else.
+/// Whether a chunk that has all its pushes may step at once.
 #[inline]
 fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> bool {
     let ShardOf { pace, stages, .. } = shard;
@@ -494,8 +495,7 @@ fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, plac
         && (!M::Gather::WAITS || gathered::gather(pace, stages, kernels, place))
 }
 
-/// Steps a chunk that has all its slots, or does other work that its pushes ask for. The chunk is then in its next
-/// round.
+/// Steps a chunk that has all its pushes, or does the other work that its pushes need. The chunk is then in its next round.
 #[inline]
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;
@@ -514,8 +514,8 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
     shard.finished(place, round, u32::from(content != Content::Nothing))
 }
 
-/// Skips a chunk's round when its workers are all gone and workers of a later round wait for its end. The waiting
-/// workers get the current weights.
+/// Skips a chunk's round if all its workers are gone and workers of a later round wait for its end. The waiting workers get
+/// the current weights.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let deserted = shard.pace.round(place);
     let at_once = M::Gather::WAITS && shard.stages.gather.steps_at_once();
@@ -541,11 +541,11 @@ fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Opt
 struct Roster {
     /// First round of each rank; `None` for ranks that do not take part.
     from: Vec<Option<Round>>,
-    /// Round of each rank before which answers come without a push of this rank: the first one, unless the answer before is
-    /// [kept back](Self::keep_back).
+    /// By rank: the first round before which the rank gets an answer without a push. It is the rank's first round, or the next
+    /// one if the answer is [kept back](Self::keep_back).
     answered_from: Vec<Option<Round>>,
     count: u32,
-    /// All `count` workers take part from this round on.
+    /// From this round on, all `count` workers take part.
     settled: Round,
 }
 
@@ -565,7 +565,7 @@ impl Roster {
         self.settled = self.settled.max(from);
     }
 
-    /// Removes `rank` from every round that is not finished; false when it did not take part before.
+    /// Removes `rank` from every unfinished round. Returns false if it did not take part.
     fn remove(&mut self, rank: u32) -> bool {
         // This is not `count -= u32::from(took_part)`, followed by a test of `took_part`: rustc 1.96.0 and earlier
         // lose the subtraction in release builds when this is inlined (docs/decisions/0022-a-miscompiled-count.md).
@@ -577,12 +577,12 @@ impl Roster {
         true
     }
 
-    /// Keeps back the answers before the first round of `rank`.
+    /// Keeps back the answer before the first round of `rank`.
     fn keep_back(&mut self, rank: u32) {
         self.answered_from[rank as usize] = self.from[rank as usize].map(Round::next);
     }
 
-    /// Whether `rank` is answered before this round, and the answer is not [kept back](Self::keep_back).
+    /// Whether `rank` gets the answer of the round before `before`, which is not [kept back](Self::keep_back).
     #[inline]
     fn is_answered(&self, rank: u32, before: Round) -> bool {
         self.answered_from[rank as usize].is_some_and(|from| from <= before)
@@ -610,13 +610,13 @@ impl Roster {
         self.from[rank as usize].is_some_and(|from| from <= round)
     }
 
-    /// Returns the round from which `rank` takes part, if it does.
+    /// Returns the round from which `rank` takes part, if it takes part.
     #[inline]
     fn first(&self, rank: u32) -> Round {
         self.from[rank as usize].unwrap_or_default()
     }
 
-    /// Whether a worker takes part from this round on, and not before.
+    /// Whether a worker first takes part in this round.
     #[inline]
     fn has_newcomers(&self, round: Round) -> bool {
         round <= self.settled && self.from.contains(&Some(round))

@@ -1,4 +1,4 @@
-//! Newcomers that lost their links before they had all of their first weights.
+//! Newcomers that lost their links before they had all their first weights.
 //!
 //! ```text
 //!   the chunk is behind --links end--> Lost --the push again, too early--> Asked --the chunk has come there--> answered
@@ -16,9 +16,9 @@ use std::collections::BTreeSet;
 /// The chunks, by place, whose first weights some ranks lack.
 #[derive(Debug, Default)]
 pub(super) struct Ungreeted {
-    /// The rank has not pushed the chunk again.
+    /// The ranks that have not pushed the chunk again.
     lost: BTreeSet<(usize, u32)>,
-    /// The rank has, and the weights are not there yet.
+    /// The ranks that have pushed the chunk again, before the weights were there.
     asked: BTreeSet<(usize, u32)>,
 }
 
@@ -34,7 +34,7 @@ impl Ungreeted {
         self.lost.contains(&(place, rank))
     }
 
-    /// Notes that a rank asks for the first weights of a chunk, because it lost the answer. Returns false if it did not.
+    /// Notes that a rank asks for the first weights of a chunk, because it lost them. Returns false if it did not lose them.
     #[cold]
     #[inline(never)] // it may allocate, which the path of a chunk does not
     pub fn ask(&mut self, place: usize, rank: u32, are_there: bool) -> bool {
