@@ -1,6 +1,6 @@
 //! Digests of the members' weights, which show whether all members have the same weights. Every few rounds a member sends
-//! the digest of the weights that it has and, if its program asks for this, the digest of the weights that it writes
-//! itself. A hub below other hubs passes on the digest of its workers.
+//! the digest of the weights that it has. If its program asks for it, a member also sends the digest of the weights that it
+//! writes itself. A hub below other hubs passes on the digest of its workers.
 
 use std::collections::{BTreeMap, VecDeque};
 

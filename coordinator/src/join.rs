@@ -46,7 +46,7 @@ pub struct Join {
     pub rank: u32,
     /// The number of this hub as the worker counts, and the number of hubs.
     pub hub: (u32, u32),
-    /// In a job over several hubs: the address of the job's hub 0, and the pass that hub 0 gave.
+    /// The address of the job's hub 0, and the pass that hub 0 gave, in a job over several hubs.
     pub lead: Option<(String, Option<Pass>)>,
     /// The mesh that the worker asks for.
     pub mesh: Option<Mesh>,

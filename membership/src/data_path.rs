@@ -28,7 +28,7 @@ use crate::way::Way;
 pub struct Ports {
     /// The group of transports that the ports belong to.
     pub group: any::Group,
-    /// The ports of the group that get links: the first core of each hub links to the first port, the next core to the next,
+    /// The ports of the group that get links. The first core of each hub links to the first port, the next core to the next,
     /// and so on.
     pub dealt_to: Vec<PortId>,
     /// Whether the group has RDMA, or the reason why not.

@@ -1,4 +1,4 @@
-//! The end of a job, and of the hub's service: a job fails, or all its workers have left it; the hub takes no more jobs, or
+//! The end of a job, and of the hub's service. A job fails, or all its workers have left it. The hub takes no more jobs, or
 //! admits no more workers.
 //!
 //! A job that has failed is kept for its news, for [`KEEP_FAILED`]. At most as many of them are kept as a hub may have

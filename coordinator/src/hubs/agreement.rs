@@ -1,5 +1,5 @@
-//! The agreement of one job's hubs, as plain state: the cuts that hold each hub, the workers that are at all hubs, and the
-//! checkpoints that all hubs have.
+//! The agreement of one job's hubs, as plain state. It has the cuts that hold each hub, the workers that are at all hubs,
+//! and the checkpoints that all hubs have.
 //!
 //! Knows no thread, no connection and no file, so that its tests can try any order of events.
 

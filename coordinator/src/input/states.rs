@@ -11,7 +11,7 @@ use crate::hub::{Hub, JobEnded};
 use crate::job::{AskedId, CutAt, Effect, Job, Saving, Use, WantId};
 
 /// Rank 0 offers a state, with the steps that each key has made. The answer is whether the job has no state of its own and
-/// waits for this one; or the reason why the offer comes too late.
+/// waits. If the offer comes too late, the answer is the reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {

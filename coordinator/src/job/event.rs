@@ -154,7 +154,7 @@ pub enum Effect {
     Last(LastStep),
     /// The answer to hubs that ask whether this hub holds the failed job.
     Holds(FailedReply),
-    /// If hub 0 asks, it gets the result of this hub's part of the last state.
+    /// Hub 0, if it asks, gets the result of this hub's part of the last state.
     HasPart(Result<LastReply, String>),
     /// All cores remove the failed job, and its name is free. Its last state is saved, or not.
     LastOver(Saved),

@@ -61,7 +61,7 @@ pub struct Gathering {
     pub(super) brought: Brought,
     /// The number of steps that each key has made in rank 0's state, if rank 0 reports it.
     pub(super) brought_steps: Vec<Option<u32>>,
-    /// By rank: the round that each worker of this hub had reached when it lost a hub.
+    /// The round that each worker of this hub had reached when it lost a hub, by rank.
     pub(super) reached: Vec<Option<Round>>,
 }
 

@@ -28,8 +28,8 @@ impl Job {
         Ok(true)
     }
 
-    /// Notes that the state is complete: at this hub, with its round and numbers; or at the hubs above, which give the round
-    /// with which the job begins.
+    /// Notes that the state is complete. At this hub it comes with its round and numbers. At the hubs above, they give the
+    /// round with which the job begins.
     pub(crate) fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
         if let Some(gathering) = self.life.gathering_mut() {
             (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());

@@ -16,7 +16,7 @@ use std::task::Waker;
 use super::SlimDp;
 use super::significance::{BUCKETS, Sums, balance};
 
-/// A finding of the board. A selection has all three, in this order.
+/// A result that the board has found. A selection has all three results, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
     /// The factor of a gradient, relative to a weight.
@@ -41,7 +41,7 @@ pub struct Board {
 #[derive(Debug)]
 struct Inner {
     wakers: Vec<Waker>,
-    /// The number of cores that have handed in their part of the next finding.
+    /// The number of cores that have handed in their part of the next result.
     given: usize,
     /// The sums, by chunk of the job, so that the order of addition does not depend on the number of cores.
     sums: Vec<Sums>,
@@ -50,7 +50,7 @@ struct Inner {
     above: u64,
     /// The last finding.
     found: Option<Found>,
-    /// The number of findings since the board was made.
+    /// The number of results since the board was made.
     findings: u64,
 }
 
@@ -70,7 +70,7 @@ impl Board {
         Board { parts, room, c: slim.c, inner: Mutex::new(inner) }
     }
 
-    /// Adds the waker of a core, which each finding wakes.
+    /// Adds the waker of a core. Each result wakes the core.
     pub fn wake(&self, waker: Waker) {
         self.lock().wakers.push(waker);
     }
@@ -113,7 +113,7 @@ impl Board {
         inner.find(found);
     }
 
-    /// Returns the finding with this number, from 1 since the board was made. `None` until the board has found it.
+    /// Returns the result with this number, counted from 1 since the board was made. `None` until the board has found it.
     #[cold]
     #[inline(never)] // a lock, which the round path does not have
     pub fn found(&self, finding: u64) -> Option<Found> {
@@ -122,7 +122,7 @@ impl Board {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // Only a core of the same hub can have panicked. Then the hub ends.
+        // If the lock is poisoned, a core of the same hub has panicked, and the hub ends.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

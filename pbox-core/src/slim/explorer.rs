@@ -69,7 +69,7 @@ impl SlimDp {
             draw(&mut random, elements, set, explored);
             return explored;
         }
-        // Fewer elements are left out than explored: draw the omitted ones, and take all others.
+        // Fewer elements are left out than explored. So draw the elements to leave out, and take all others.
         draw(&mut random, elements, set, others - explored);
         for (index, (word, significant)) in set.iter_mut().zip(significant).enumerate() {
             *word = (!*word & there(elements, index)) | significant;

@@ -54,14 +54,14 @@ pub enum SlimPayloadError {
         /// The number of elements of the chunk.
         elements: usize,
     },
-    /// The push explores more or fewer elements than the settings say.
+    /// The push explores more or fewer elements than the settings require.
     #[error(
         "a Slim-DP payload explores {seen} elements of the chunk, where alpha and beta say {expected:.1}"
     )]
     Explored {
         /// The number in the header.
         seen: usize,
-        /// The number that the settings say, before rounding.
+        /// The number that the settings require, before rounding.
         expected: f64,
     },
     /// The significant set does not have its signature, or has elements that the chunk does not have.

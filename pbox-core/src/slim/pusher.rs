@@ -31,9 +31,9 @@ pub struct Pusher {
 struct Chunk {
     /// The chunk's words in the significant sets and in the pushed sets.
     words: Range<usize>,
-    /// The hub has selected a significant set, and the worker has the same.
+    /// Whether the hub has selected a significant set, and the worker has the same set.
     is_selected: bool,
-    /// The last push was of the whole chunk.
+    /// Whether the last push was of the whole chunk.
     whole: bool,
     /// The last push has no answer.
     is_open: bool,
@@ -84,8 +84,8 @@ impl Pusher {
         slim.push_set(significant, set, Drawer { seed: *seed, rank: *rank, round, chunk }, values, payload)
     }
 
-    /// Forgets this significant set, which the hub does not have. The worker pushes the whole chunk until an answer
-    /// brings a set. Returns false if the last push was whole already.
+    /// Forgets a significant set that the hub does not have. The worker pushes the whole chunk until an answer brings a set.
+    /// Returns false if the last push was already whole.
     pub fn forget_significant(&mut self, chunk: ChunkId) -> bool {
         let chunk = &mut self.chunks[chunk.index()];
         chunk.is_selected = false;
@@ -115,8 +115,8 @@ impl Pusher {
         self.chunks[chunk.index()].is_open
     }
 
-    /// Makes the values of a chunk zero that were pushed last. The values that were left out remain for a later push.
-    /// (The paper's algorithm 1 loses them; decision 21.)
+    /// Sets the values of a chunk that were pushed last to zero. The values that were left out remain for a later push. (The
+    /// paper's algorithm 1 loses them; decision 21.)
     pub fn clear_sent<E: Element>(&self, chunk: ChunkId, values: &mut [E]) {
         let Chunk { words, whole, .. } = &self.chunks[chunk.index()];
         let zero = E::from_f32(0.0);

@@ -28,7 +28,7 @@ struct Part {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
-    /// This many chunks are noted in the next round that selects.
+    /// The number of chunks that are noted in the next round that selects.
     Noting(usize),
     /// Waiting for the board to find the next figure.
     Awaiting,
@@ -54,7 +54,7 @@ pub struct Selector {
     selected: Option<(Round, u32)>,
     /// The round of the chunks that are noted or counted.
     selecting: Round,
-    /// The number of the board's findings that this core has taken.
+    /// The number of the board's results that this core has taken.
     findings: u64,
 }
 
@@ -137,7 +137,7 @@ impl Selector {
         }
     }
 
-    /// Whether there may be something to do between turns.
+    /// Whether there may be work between turns.
     #[inline]
     pub fn is_selecting(&self) -> bool {
         !matches!(self.stage, Stage::Noting(_))

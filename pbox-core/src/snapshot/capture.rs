@@ -17,10 +17,10 @@ use crate::whole::{ExactSum, NormMean};
 pub enum Occasion {
     /// A snapshot is due before this round.
     Due(Round),
-    /// A client asked; each request has a number.
+    /// A client asked for the snapshot. Each request has a number.
     Asked(u64),
-    /// A reader asked for a round that may be far ahead; the numbers are the same. Any other snapshot may take its
-    /// place until a chunk has come to the round.
+    /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may take its place
+    /// until a chunk has reached the round.
     Ahead(u64),
 }
 
@@ -31,7 +31,7 @@ pub struct Taken {
     pub occasion: Occasion,
     /// The part has the state before this round.
     pub before: Round,
-    /// The last of several rounds before which a snapshot was due, if this is the result of all of them: none is taken.
+    /// The last of several rounds before which a snapshot was due, if this one result is for all of them: no snapshot is taken.
     pub through: Option<Round>,
     /// The part, or why there is none.
     pub part: Result<SnapshotPart, String>,
@@ -58,14 +58,14 @@ pub(crate) struct Capture {
     /// The next round before which a snapshot is due.
     due: Round,
     current: Option<Current>,
-    /// A part is being written to the disk; its memory will be returned.
+    /// Whether a part is being written to the disk. Its memory will be returned.
     out: bool,
     spare: Option<Slab>,
     /// Results for the core's owner.
     taken: Vec<Taken>,
 }
 
-/// No job reaches this round.
+/// A round that no job reaches.
 const NEVER: Round = Round(u32::MAX);
 
 impl Capture {
@@ -94,22 +94,23 @@ impl Capture {
         Ok(SnapshotPart { chunks: self.chunks.clone(), values, steps, squares: None, norm_mean: None })
     }
 
-    /// Whether a chunk that has reached `round` belongs in a snapshot.
+    /// Whether a chunk that has reached `round` must be copied into a snapshot.
     #[inline]
     pub fn concerns(&self, round: Round) -> bool {
         round == self.due || self.current.as_ref().is_some_and(|current| current.before == round)
     }
 
-    /// Returns the rounds before which a chunk belongs in a snapshot, when it passes from one round to a later one without a
-    /// step. There are two at most, for any number of passed rounds. Of several that are due, the first is taken.
+    /// Returns the rounds before which a chunk must be copied into a snapshot, when it passes from one round to a later one
+    /// without a step. There are two at most, for any number of passed rounds. If several snapshots are due, the first is
+    /// taken.
     pub fn pass(&self, was: Round, now: Round) -> impl Iterator<Item = Round> + use<> {
         let current = self.current.as_ref().map(|current| current.before);
         let of = [current, Some(self.due).filter(|_| current != Some(self.due))];
         of.into_iter().flatten().filter(move |&round| was < round && round <= now)
     }
 
-    /// Notes that a chunk has passed all rounds before `now`: snapshots that are due there, and are not begun, will not
-    /// be taken.
+    /// Notes that a chunk has passed all rounds before `now`. Snapshots that are due before, and have not begun, will not be
+    /// taken.
     pub fn skip_to(&mut self, now: Round) {
         let Some(every) = self.every.map(NonZeroU32::get).filter(|_| self.due <= now) else { return };
         let before = self.due;
@@ -134,8 +135,8 @@ impl Capture {
         Some(&mut current.values.as_mut_slice()[range])
     }
 
-    /// Notes that a chunk was copied to where [`place`](Self::place) said, and how many steps it has made. `squares` are those
-    /// of the chunks that have reached its round, and the mean is that of all norms before it.
+    /// Notes that a chunk was copied to the [place](Self::place), and how many steps it has made. `squares` are the squares of
+    /// the chunks that have reached its round. The mean is over all norms before the round.
     pub fn copied(
         &mut self,
         place: usize,
@@ -154,7 +155,8 @@ impl Capture {
         }
     }
 
-    /// Begins a snapshot. Whether it has begun: if another snapshot is not done, [`taken`](Self::taken) says so.
+    /// Begins a snapshot. Returns whether it has begun. If another snapshot is not done, the result is in
+    /// [`taken`](Self::taken).
     pub fn begin(&mut self, occasion: Occasion, before: Round) -> bool {
         if self.chunks.is_empty() {
             return false; // no part, and no hub expects one
@@ -184,7 +186,7 @@ impl Capture {
         }
     }
 
-    /// Gives up a snapshot of a round ahead that has no chunk yet. Returns its memory.
+    /// Gives up a snapshot of a future round if no chunk has been copied yet. Returns its memory.
     fn yields(&mut self) -> Option<Slab> {
         let all = self.chunks.len();
         let waits = |it: &mut Current| matches!(it.occasion, Occasion::Ahead(_)) && it.left == all;
@@ -194,8 +196,8 @@ impl Capture {
         Some(values)
     }
 
-    /// Takes back the memory of a part that is written, or will not be. It is kept, unless lost, if another snapshot
-    /// will be due.
+    /// Takes back the memory of a part that was written or given up. The memory is kept, unless lost, if another snapshot will
+    /// be due.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.out = false;
         self.spare = values.filter(|_| self.every.is_some());

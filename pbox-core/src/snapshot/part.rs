@@ -1,4 +1,4 @@
-//! A hub's state of a job at a cut between two rounds: its cores give this to a checkpoint.
+//! A hub's state of a job at a cut between two rounds, as its cores give it to a checkpoint.
 //!
 //! ```text
 //!   a part's values:  [ chunk 7: weights | state 0 | state 1 ][ chunk 9: weights | state 0 | state 1 ] ...
@@ -25,7 +25,8 @@ pub struct SnapshotPart {
     pub values: Slab,
     /// The number of steps that each chunk has made.
     pub steps: Vec<u32>,
-    /// The squares of the mean gradients of these chunks in the round before, in a job whose next steps follow the norm of that.
+    /// The squares of the mean gradients of these chunks in the round before, in a job whose next steps depend on the norm of
+    /// that round.
     pub squares: Option<ExactSum>,
     /// The mean of the norms so far, in a job that skips spikes.
     pub norm_mean: Option<NormMean>,
@@ -62,7 +63,7 @@ pub struct Snapshot {
 #[derive(Clone, Copy, Debug)]
 struct Place {
     part: usize,
-    /// Among the part's chunks.
+    /// The place among the part's chunks.
     index: usize,
     /// The begin of its values.
     start: usize,
@@ -94,8 +95,9 @@ pub enum SnapshotError {
 }
 
 impl Snapshot {
-    /// Puts the parts of a job together. `tensors` are those of the job's terms, and `round` the next round. `numbers` are the
-    /// changes that matter from then on: (first round, numbers), rounds ascending, the first at `round` or before.
+    /// Puts the parts of a job together. `tensors` are the tensors of the job's terms, and `round` is the next round. `numbers`
+    /// are the changes that matter from then on: (first round, numbers), with ascending rounds. The first is at `round` or
+    /// before.
     pub fn new(
         layout: Arc<Layout>,
         tensors: impl Into<Tensors>,
@@ -125,7 +127,7 @@ impl Snapshot {
         Ok(Snapshot { layout, pieces, tensors, kept, round, numbers, ended: None, parts, places })
     }
 
-    /// Copies some of its tensors, into memory of their own.
+    /// Copies some of the snapshot's tensors into other memory.
     ///
     /// # Errors
     /// Returns an error if there is no memory.
@@ -214,8 +216,8 @@ impl Snapshot {
         &self.numbers
     }
 
-    /// Returns the squares of the hub's mean gradients of the round before, in a job whose next steps follow their norm. `None` if
-    /// a core does not know its part: a job may fail within a round that only some of the chunks have ended.
+    /// Returns the squares of the hub's mean gradients of the round before, in a job whose next steps depend on their norm.
+    /// `None` if a core does not know its part: a job may fail when only some of the chunks have ended a round.
     pub fn last_squares(&self) -> Option<ExactSum> {
         let mut parts = self.parts.iter().filter(|part| !part.chunks.is_empty()).map(|part| part.squares);
         let join = |mut sum: ExactSum, part: Option<ExactSum>| {
@@ -226,13 +228,13 @@ impl Snapshot {
         parts.try_fold(first, join)
     }
 
-    /// Returns the mean of the norms so far, in a job that skips spikes. Each core knows it.
+    /// Returns the mean of the norms so far, in a job that skips spikes. Every core has the same.
     pub fn norm_mean(&self) -> Option<NormMean> {
         self.parts.iter().find_map(|part| part.norm_mean)
     }
 
-    /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the
-    /// job failed within a round that only some of the chunks have ended. Then it is the highest.
+    /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the job
+    /// failed when only some of the chunks had ended a round. In these cases the highest number counts.
     pub fn steps(&self, piece: &Piece) -> u32 {
         let of = |id| {
             let Place { part, index, .. } = self.place(id);

@@ -15,11 +15,11 @@ pub struct Restored {
     numbers: NumbersByRound,
     values: Slab,
     keys: Vec<RestoredKey>,
-    /// The steps of each key, if the state says so. Empty if it does not.
+    /// The steps of each key, if the state has them. Otherwise empty.
     steps: Vec<Option<u32>>,
     /// The squares of the round before, if the state has them.
     last_squares: Option<ExactSum>,
-    /// The mean of the norms so far, where the state says it.
+    /// The mean of the norms so far, if the state has it.
     norm_mean: NormMean,
 }
 
@@ -61,7 +61,7 @@ impl Restored {
         Restored { steps, ..self }
     }
 
-    /// Adds the squares of the mean gradients of the round before, of the hub's share.
+    /// Adds the squares of the mean gradients of the round before, over the hub's share.
     pub fn with_last_squares(self, last_squares: Option<ExactSum>) -> Self {
         Restored { last_squares, ..self }
     }
@@ -76,7 +76,7 @@ impl Restored {
         Restored { norm_mean, ..self }
     }
 
-    /// Returns the mean of the norms so far; that of no norms where the state does not say it.
+    /// Returns the mean of the norms so far, or a mean of no norms if the state has none.
     pub fn norm_mean(&self) -> NormMean {
         self.norm_mean
     }
@@ -86,12 +86,12 @@ impl Restored {
         self.round
     }
 
-    /// Returns how many steps a key has made, if the state says so.
+    /// Returns how many steps a key has made, if the state has the number.
     pub fn steps(&self, key: KeyId) -> Option<u32> {
         self.steps.get(key.index()).copied().flatten()
     }
 
-    /// Returns the optimizer's numbers from that round on.
+    /// Returns the optimizer's numbers from the state's round on.
     pub fn numbers(&self) -> NumbersByRound {
         self.numbers.clone()
     }

@@ -83,7 +83,7 @@ pub(super) struct Replies {
     answers: Vec<Answer>,
     /// The number of stepped pushes that a worker may repeat, by rank. It lost their answers with its links.
     repeats: Vec<usize>,
-    /// By rank: whether a worker takes part, and so gets the hub's parts of the whole gradient.
+    /// Whether a worker takes part, and so gets the hub's parts of the whole gradient, by rank.
     listens: Vec<bool>,
 }
 
@@ -416,8 +416,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done::POSTED
     }
 
-    /// Replies to a worker that may have a round's answer for one chunk. The answer leaves now, with all of the layer part, or
-    /// when the worker pulls the part.
+    /// Gives a worker, which may have a round's answer for one chunk, its reply. The answer leaves now, with all of the layer
+    /// part, or when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
         match self.replies.parts(rank).map(|parts| parts.ready(place, rank)) {

@@ -51,7 +51,7 @@ pub(crate) struct ShardOf<P, M: Mode> {
     places: Vec<Option<u32>>,
     /// One entry for each place.
     keys: Vec<KeyId>,
-    /// By number of the group: the place at which it steps at once, if this core owns it.
+    /// The place at which a group makes its one step, if this core owns the group, by number of the group.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
     /// The reason why the job cannot continue, until the core [takes](Self::take_failure) it.
@@ -98,7 +98,7 @@ pub(crate) enum Arrived {
 }
 
 impl ShardOf<Arrivals, Bare> {
-    /// Joins groups that [can](Staged::join) step at once.
+    /// Joins groups that [can](Staged::join) make one step.
     pub fn joining(mut self) -> Self {
         let layout = self.wire.layout();
         let groups = Vec::from_iter((0..layout.groups().len()).map(|number| layout.group_id(number)));
@@ -256,7 +256,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
-    /// Returns the place of a group that steps at once.
+    /// Returns the place of a group that makes one step.
     fn joined(&self, id: ChunkId) -> Option<usize> {
         let number = id.index().checked_sub(self.places.len())?;
         Some(self.joined.get(number).copied().flatten()? as usize)
@@ -400,7 +400,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// Settles the next of the chunks at these places: does the work that waited for the end of a hold, for a change of
+    /// Settles the next of the chunks at these places. Does the work that waited for the end of a hold, for a change of
     /// workers, or for other cores. Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {

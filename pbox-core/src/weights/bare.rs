@@ -17,7 +17,7 @@ use crate::layout::{Content, Round};
 /// The reader of bare slots: the kernel sums them in place.
 #[derive(Debug)]
 pub(crate) struct BareSlots {
-    /// Slots that are read: all, or 1 when the job leaves out the sum.
+    /// The number of slots that are read: all, or 1 if the job leaves out the sum.
     most: usize,
 }
 

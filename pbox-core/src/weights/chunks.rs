@@ -14,13 +14,13 @@ use crate::wire::Wire;
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub id: ChunkId,
-    /// The key; of neighbours as one the first.
+    /// The key. For neighbours that are joined into one chunk, the key of the first.
     pub key: KeyId,
     /// The place in gradient windows.
     pub push: Span,
     /// The place in weights windows.
     pub span: Span,
-    /// The length of its values there, without frames.
+    /// The length of the chunk's values in a window, without frames.
     pub bytes: usize,
     pub elements: usize,
     /// The type of the weights at the hub.
@@ -64,10 +64,10 @@ impl Chunk {
         ids.iter().map(chunk).collect()
     }
 
-    /// Joins neighbours into one chunk of this id, if one step of it is the steps of all. Their values must lie side by
-    /// side in every window and in the kept values, with one type and one learning rate. More than one kept value an
-    /// element lies chunk by chunk. The chunks may have made different numbers of steps, so these must not count in a
-    /// step.
+    /// Joins neighbours into one chunk of this id, if one step of it equals the steps of all. Their values must lie side by
+    /// side in every window and in the kept values, with one type and one learning rate. If there are several kept values per
+    /// element, they lie chunk by chunk. The chunks may have made different numbers of steps, so the number must not matter in
+    /// a step.
     pub fn joined(tensors: &Tensors, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
         let (first, last) = (chunks.first()?, chunks.last()?);
         let follows = |pair: &[Chunk]| {

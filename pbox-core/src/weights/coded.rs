@@ -25,7 +25,7 @@ pub(crate) struct CodedForAll {
     /// The window that all workers read.
     window: Spans,
     shadow: Shadow,
-    /// Payload of the last coded answer, and whether the raw frame has the workers' present weights, by place.
+    /// The payload bytes of the last coded answer, and whether the raw frame has the workers' current weights, by place.
     sent: Vec<(usize, bool)>,
     /// The values that the answers until now left out, for means.
     left_out: Option<HubWeights>,
@@ -49,7 +49,7 @@ impl CodedForAll {
         })
     }
 
-    /// Sends these weights to the workers unchanged: new ones, and after a checkpoint.
+    /// Sends these weights to the workers uncoded: new weights, and the first weights after a checkpoint.
     fn send_raw(&mut self, chunk: &Chunk, place: usize, weights: &[f32]) {
         let frames = self.encoder.framing.frames(chunk.id);
         self.shadow.replace(frames.dtype, place, weights);
@@ -158,7 +158,7 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
         }
     }
 
-    /// Returns the frame that is there: the shadow has it already.
+    /// Returns the frame that is already written: the shadow includes it.
     fn answer_again(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
         let CodedForEach { encoder: Encoder { framing, .. }, own, .. } = self;
         let (frames, kind) = (framing.frames(chunk.id), Framing::answer_kind(to.content, to.round, to.first));

@@ -13,7 +13,7 @@ use crate::wire::frame::FrameError;
 /// The reader of sums: the kernel adds them in place, in the order of the hubs.
 #[derive(Debug)]
 pub(crate) struct CountedSlots {
-    /// Slots that are read: all, or 1 when the job leaves out the sum.
+    /// The number of slots that are read: all, or 1 if the job leaves out the sum.
     most: usize,
 }
 
@@ -50,7 +50,7 @@ impl Read for CountedSlots {
         pushes: Pushes<impl Iterator<Item = u32> + Clone>,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
-        // Total: another process owns the counts, and may have changed them since they were checked.
+        // Any bytes are accepted: another process owns the counts, and may have changed them since they were checked.
         let gradients = pushes.bytes().map(|bytes| counted::read(bytes).unwrap_or(1)).sum();
         then(&pushes.first(chunk.bytes).slots::<E>().at_most(self.most), gradients);
     }

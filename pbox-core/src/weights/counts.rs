@@ -1,5 +1,6 @@
-//! The number of steps each chunk of a shard has made. A count is not the round: a round may leave the weights alone,
-//! or replace them.
+//! The number of steps that each chunk of a shard has made. It differs from the round: a round may leave the weights
+//! unchanged, or replace them. Owned by the core, as a part of its shard. Knows no rounds, except for a state that has no
+//! number of steps.
 //!
 //! Owned by the core, as a part of its shard. Knows no rounds, except if a state does not say how many steps it has.
 
@@ -14,9 +15,9 @@ use crate::snapshot::Restored;
 pub(super) struct StepCounts {
     /// Steps of the chunk at each place.
     steps: Vec<u32>,
-    /// The chunks of each group that steps as one. A group's place follows those of the chunks.
+    /// The chunks of each group that makes one step. The places of groups follow the places of chunks.
     groups: Vec<Range<usize>>,
-    /// Steps of a round in which every worker pushes.
+    /// The number of steps in a round in which every worker pushes.
     of_a_round: u32,
 }
 
@@ -37,8 +38,8 @@ impl StepCounts {
         self.steps[place]
     }
 
-    /// Counts a step of the chunk at a place, or of each chunk of the group there. Returns the step's number, from 1; for
-    /// a group, that of its first chunk.
+    /// Counts a step of the chunk at a place, or of each chunk if a group is there. Returns the step's number, from 1; for a
+    /// group, the number of its first chunk.
     #[inline]
     pub fn count(&mut self, place: usize) -> Round {
         let chunks = match place.checked_sub(self.steps.len()) {
@@ -46,18 +47,18 @@ impl StepCounts {
             Some(group) => self.groups[group].clone(),
         };
         let steps = &mut self.steps[chunks];
-        // A state that a worker brings may have the highest number.
+        // A state from a worker may have any number, so the count must not overflow.
         steps.iter_mut().for_each(|steps| *steps = steps.saturating_add(1));
         Round(steps[0])
     }
 
-    /// Resets the count of the chunk at a place: it counts from 1 again.
+    /// Resets the count of the chunk at a place. The next step has number 1.
     pub fn reset(&mut self, place: usize) {
         self.steps[place] = 0;
     }
 
-    /// Restores the steps of the chunk at a place from a state. A state without a number of steps has one for each
-    /// round but the broadcast. If workers step alone, it has one for each of the workers.
+    /// Restores the steps of the chunk at a place from a state. A state without numbers counts as one step per round after the
+    /// broadcast. If workers step alone, it counts as one per round and worker.
     pub fn restore(&mut self, place: usize, key: KeyId, restored: &Restored) {
         let of_rounds = || restored.round().0.saturating_sub(1).saturating_mul(self.of_a_round);
         self.steps[place] = restored.steps(key).unwrap_or_else(of_rounds);

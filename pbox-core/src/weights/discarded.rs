@@ -1,6 +1,7 @@
 //! The memory that a core releases, so that another thread frees it and not the core between two rounds.
 
-/// Memory that a core no longer needs. To drop it frees it, which takes long when there is much: do it on another thread.
+/// Memory that a core no longer needs. Dropping it frees it, which takes long if there is much, so drop it on another
+/// thread.
 #[derive(Default)]
 pub struct Discarded(Vec<Box<dyn Send>>);
 
@@ -17,7 +18,7 @@ impl Discarded {
         self.0.push(Box::new(something));
     }
 
-    /// Whether there is nothing.
+    /// Whether there is nothing to free.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Former weights of chunks with weights ahead in their window: those that the step would make of gradients that came before
-//! their pushes.
+//! The former weights of chunks whose window shows weights ahead: the weights that the step would make of gradients that
+//! arrived before their pushes.
 //!
 //! ```text
 //!   show    window -> former; a trial of the step on the window, with a copy of the state

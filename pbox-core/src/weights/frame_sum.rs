@@ -20,9 +20,9 @@ use crate::wire::frame::{self, FrameError, Kind};
 pub(crate) struct FrameSum {
     framing: Arc<Framing>,
     codec: Codec,
-    /// The job leaves out the sum: only the first frame is read.
+    /// Whether only the first frame is read, because the job leaves out the sum.
     only_first: bool,
-    /// The frames are of hubs below: each is a sum, and says how many gradients are in it.
+    /// Whether the frames come from hubs below. Then each is a sum, with the number of its gradients.
     sums: bool,
     /// Sum of the chunk that is stepped.
     sum: Vec<f32>,
@@ -83,7 +83,7 @@ impl Read for FrameSum {
         of_chunk.fill(0.0);
         let mut gradients = 0;
         for (_, bytes) in pushes.each() {
-            // Total: the bytes may have changed since they were checked.
+            // Any bytes are accepted: they may have changed since they were checked.
             if (gradients == 0 || !self.only_first)
                 && let Ok(payload) = frames.coded(bytes)
             {
@@ -101,7 +101,7 @@ pub(super) fn longest(chunks: &[Chunk]) -> usize {
     chunks.iter().map(|chunk| chunk.elements).max().unwrap_or(0)
 }
 
-/// Takes a raw frame as the chunk's new weights. A frame that is torn by now changes nothing.
+/// Takes a raw frame as the chunk's new weights. A frame that has become invalid changes nothing.
 pub(super) fn begin_raw<E: Element>(framing: &Framing, chunk: &Chunk, push: Push, weights: &mut [E]) {
     let weights = <[f32]>::mut_from_bytes(weights.as_mut_bytes()).expect("the hub's own weights are f32");
     framing.frames(chunk.id).read_raw(push.bytes(), weights);

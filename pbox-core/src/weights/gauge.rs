@@ -1,4 +1,6 @@
-//! The size of a shard's gradients: the mean over the workers, looked at in one round of 64, as its sum is stepped.
+//! The size of a shard's gradients: the mean over the workers, measured in one round of 64 when it is summed. Owned by the
+//! core, as a part of its shard. Allocates nothing after its creation. Chunks may differ by a round, so a round is complete
+//! when all elements of the shard were measured.
 //!
 //! Owned by the core, as a part of its shard. Allocates nothing after it is made. Chunks may differ by a round, so a
 //! round is complete when all elements of the shard were looked at.
@@ -14,7 +16,7 @@ use crate::whole::Told;
 /// A look reads the slots a second time, right before the step, which then finds them in the cache.
 const EVERY: u32 = 64;
 const FIRST: u32 = 1;
-/// Rounds that are kept.
+/// The number of rounds that are kept.
 const KEPT: usize = 32;
 
 /// The observed gradients of a job, on one core or several.
@@ -26,7 +28,7 @@ pub struct Gauged {
     pub not_finite: u64,
     /// The last rounds that were looked at, in any order.
     pub rounds: Vec<GaugedRound>,
-    /// The last round that all cores have found, if steps wait for that.
+    /// The last round for which all cores have the result, if steps wait for results.
     pub found: Option<Told>,
 }
 
@@ -44,7 +46,7 @@ pub struct GaugedRound {
 /// The gauge of one shard.
 #[derive(Debug)]
 pub(super) struct Gauge {
-    /// The rounds that are looked at have this remainder; if the gauge is off, no round has it.
+    /// The remainder of the round numbers that are measured. If the gauge is off, no round has it.
     remainder: u32,
     elements: u64,
     not_finite: u64,
@@ -68,7 +70,7 @@ impl Gauge {
         Gauge { remainder: EVERY, elements: 0, not_finite: 0, rounds: Vec::new() }
     }
 
-    /// Whether the gradients of a round are to be looked at.
+    /// Whether the gradients of a round must be measured.
     #[inline(always)]
     pub fn concerns(&self, round: Round) -> bool {
         round.0 % EVERY == self.remainder

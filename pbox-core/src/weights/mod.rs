@@ -102,8 +102,7 @@ mode!(/** BSP below other hubs, with a codec on the way to them. */ BelowCoded: 
 
 /// The first stage: workers' pushes become slots that a kernel can sum.
 pub(crate) trait Read {
-    /// Checks a push before it counts. Returns false when the push does not count, and the worker must push the chunk
-    /// again.
+    /// Checks a push before it counts. Returns false if the push does not count, and the worker must push the chunk again.
     ///
     /// # Errors
     /// Returns an error if the push is not a frame of this chunk and round.
@@ -118,8 +117,8 @@ pub(crate) trait Read {
         Ok(true)
     }
 
-    /// Checks whether it takes pushes of a content, of the broadcast or later. The error names the content
-    /// that a push must have.
+    /// Checks that pushes of a content are allowed, in the broadcast or later. The error names the content that a push must
+    /// have.
     fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
         match content {
             Content::Ahead => Err("only bytes of bare gradients are sent ahead: send these with the push"),
@@ -127,7 +126,7 @@ pub(crate) trait Read {
         }
     }
 
-    /// Returns the number of workers that a push without a gradient counts for.
+    /// Returns how many workers a push without a gradient stands for.
     fn workers_without(&self, _push: Push) -> u32 {
         1
     }
@@ -135,7 +134,7 @@ pub(crate) trait Read {
     /// Takes one worker's push as the chunk's new weights.
     fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]);
 
-    /// Gives `then` the slots that make up the pushes, and the number of workers that pushed.
+    /// Gives `then` the slots of the pushes, and the number of workers that pushed.
     fn sum<E: Element>(
         &mut self,
         kernels: &Kernels,
@@ -147,7 +146,7 @@ pub(crate) trait Read {
     );
 }
 
-/// The place of the weights that a step writes. `E` is the chunk's type at the hub.
+/// The memory of the weights that a step writes. `E` is the chunk's type at the hub.
 pub(crate) trait Weights {
     /// Returns a chunk's weights.
     fn elements<E: Element>(&self, place: usize) -> &[E];
@@ -162,7 +161,7 @@ pub(crate) struct Stepped<'a> {
     pub chunk: &'a Chunk,
     pub place: usize,
     pub round: Round,
-    /// The weights that it has now: those after a step, or new ones.
+    /// The kind of the chunk's current weights: those after a step, or new ones.
     pub content: Content,
     /// The number of workers with a push in the step; 0 for new weights.
     pub workers: u32,
@@ -181,19 +180,19 @@ pub(crate) struct To {
 
 /// The third stage: how weights are sent to workers. A mode implements only the methods that it needs.
 pub(crate) trait Reply<R, W> {
-    /// Returns the span to post to a worker. The values that the worker reads are in place then.
+    /// Returns the span to post to a worker. The values at this span are then ready to be read.
     fn answer(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span;
 
     /// Adds a worker. In modes with own weights windows, `own` is the worker's window.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
 
-    /// Works like [`answer`](Self::answer), for a worker that has lost this answer with its links.
+    /// Works like [`answer`](Self::answer), for a worker that lost this answer with its links.
     fn answer_again(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span {
         self.answer(kernels, chunk, place, weights, to)
     }
 
-    /// Takes over a worker's window from before it lost its links: answers that were written there, and cannot be
-    /// written again. The worker was [added](Self::add_worker).
+    /// Takes over a worker's window from before it lost its links. It has answers that cannot be written again. The worker must
+    /// have been [added](Self::add_worker).
     fn take_over(&mut self, _rank: u32, _former: &Spans) {}
 
     /// Removes a worker that is gone. Returns the window for its weights, if it had its own.
@@ -205,7 +204,7 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// Prepares the chunk that a hub below others sends up if none of its `workers` has a gradient.
+    /// Prepares the chunk that a hub below others sends up if none of its `workers` workers has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
     /// Restores weights that no step made: the job continues from `first`, and workers get these weights
@@ -216,15 +215,14 @@ pub(crate) trait Reply<R, W> {
     /// answers.
     fn greet(&mut self, _chunk: &Chunk, _place: usize) {}
 
-    /// Returns the place of a chunk's answer in the window that hubs above write, if that is not the window that
-    /// workers read.
+    /// Returns the place of a chunk's answer in the window that the hubs above write, if workers read another window.
     #[inline]
     fn place_of_answers(&self, _chunk: &Chunk) -> Option<Span> {
         None
     }
 
-    /// Takes the answer of a round from that window. This hub takes part above from round `first` on, by the link of
-    /// this rank.
+    /// Takes the answer of a round from the window that the hubs above write. This hub takes part at the hubs above from round
+    /// `first` on, over the link of this rank.
     ///
     /// # Errors
     /// Returns an error if it is no frame of this chunk and round.

@@ -20,7 +20,7 @@ pub(crate) struct HubWeights {
 }
 
 impl HubWeights {
-    /// Allocates and touches memory: call it on the thread that owns the core.
+    /// Allocates and touches memory. Call it on the thread that owns the core.
     pub fn new(chunks: &[Chunk]) -> Result<Self, MapError> {
         Self::in_places(chunks.iter().scan(0, |end, chunk| {
             *end += chunk.elements;
@@ -28,7 +28,7 @@ impl HubWeights {
         }))
     }
 
-    /// Allocates room for the values of one chunk at a time, which are not kept: all chunks lie in the same place.
+    /// Allocates room for the values of one chunk at a time, which are not kept. All chunks use the same place.
     pub fn of_one(chunks: &[Chunk]) -> Result<Self, MapError> {
         Self::in_places(chunks.iter().map(|chunk| 0..chunk.elements))
     }

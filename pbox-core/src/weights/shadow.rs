@@ -24,7 +24,7 @@ use crate::layout::Dtype;
 use crate::wire::frame::{self, HEADER_BYTES, Kind};
 use crate::wire::{Answer, Framing, difference, merge};
 
-/// The values of one worker, or the common values of all.
+/// The weights of one worker, or the common weights of all workers.
 #[derive(Debug)]
 pub(super) struct Shadow {
     slab: Slab,
@@ -80,8 +80,8 @@ impl Encoder {
         Encoder { framing: Arc::clone(framing), codec, difference: zeros(), scratch: zeros() }
     }
 
-    /// Encodes the difference between the weights and the worker's values into the worker's frame of a round. Returns
-    /// the payload's bytes.
+    /// Encodes the difference between the weights and the worker's values into the worker's frame of a round. Returns the
+    /// number of payload bytes.
     pub fn encode_weights(
         &mut self,
         of: &Stepped,
@@ -112,7 +112,7 @@ impl Encoder {
             let bytes = self.encode::<E>(of, Answer::Values, have, frame);
             for ((left_out, value), have) in left_out.iter_mut().zip(&self.difference).zip(&*have) {
                 let rest = value - have.to_f32();
-                // The worker has all that an infinite mean can give; the rest would be in every answer from now on.
+                // A rest that is not finite would be in every later answer, so it is dropped.
                 *left_out = if rest.is_finite() { rest } else { 0.0 };
             }
             bytes
@@ -131,7 +131,7 @@ impl Encoder {
         let frames = framing.frames(chunk.id);
         let room = &mut frame[HEADER_BYTES..frames.coded_bytes];
         let draw = framing.answer_draw(round, chunk.id);
-        // No codec state is used: the next difference already contains the values that were left out.
+        // The codec's own state is not used: the next difference already contains the values that were left out.
         let encoded = codec.encode(kernels, &difference[..chunk.elements], &mut [], draw, room);
         frame::write_header(frame, Kind::Coded, encoded.bytes);
         let payload = &frame[HEADER_BYTES..][..encoded.bytes];

@@ -36,7 +36,7 @@ pub(crate) struct SlimPushes {
     significant: Vec<Significant>,
     /// The significant sets of all chunks.
     words: Vec<u64>,
-    /// The job leaves out the sum: only the first push is added.
+    /// Whether only the first push is added, because the job leaves out the sum.
     only_first: bool,
     /// Sum of the chunk that is stepped.
     sum: Vec<f32>,
@@ -60,7 +60,7 @@ struct Significant {
 struct Pushed {
     rank: u32,
     whole: bool,
-    /// The elements that were pushed, unless it is the whole chunk.
+    /// The elements that were pushed, unless the whole chunk was pushed.
     set: Vec<u64>,
 }
 
@@ -154,11 +154,11 @@ pub(crate) struct SlimReply {
     framing: Arc<Framing>,
     own: OwnWindows,
     selector: Selector,
-    /// Payload of the last answer, by place and rank.
+    /// The payload bytes of the last answer, by place and rank.
     answers: Vec<Vec<u32>>,
     /// A chunk's weights in its key's type.
     rounded: Vec<u64>,
-    /// Weights of the chunk that is selected now.
+    /// The weights of the chunk for which the selection runs now.
     scratch: Vec<f32>,
 }
 

@@ -26,7 +26,7 @@ use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
-    /// The chunks, by place. The groups that step as one follow the shard's chunks.
+    /// The chunks, by place. The groups that make one step follow the shard's chunks.
     chunks: Vec<Chunk>,
     /// The number of the shard's chunks.
     single: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Staged<M: Mode> {
 }
 
 impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
-    /// Gives a separate place to the group of the chunks at these places, if it can [step](Chunk::joined) as one.
+    /// Gives a separate place to the group of the chunks at these places, if it can [make one step](Chunk::joined).
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
         let joined = Chunk::joined(&self.steps.tensors, id, &self.chunks[places.clone()])?;
         let place = self.weights.join(places.clone())?;
@@ -67,7 +67,7 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
 }
 
 impl<M: Mode<Gather = PassOn>> Staged<M> {
-    /// Creates the stages without an optimizer: a step writes the sum. `ways` links lead up.
+    /// Creates the stages without an optimizer: a step writes the sum. `ways` links lead to hubs above.
     pub fn summing(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -106,7 +106,7 @@ impl<M: Mode> Staged<M> {
         Ok(Staged { chunks, single, gradients, gauge, steps, former: None, read, gather, weights, reply })
     }
 
-    /// Lets it [show](Self::show) weights ahead.
+    /// Lets the stages [show](Self::show) weights ahead.
     pub fn showing(mut self) -> Result<Self, MapError> {
         let tensors = &self.steps.tensors;
         let kept = |chunk: &Chunk| chunk.elements * tensors.kept_per_element(chunk.dtype);
@@ -126,7 +126,8 @@ impl<M: Mode> Staged<M> {
         &self.chunks[place]
     }
 
-    /// Whether the chunks at these places have the same numbers in a round, so that a group of them can step as one.
+    /// Whether the chunks at these places have the same optimizer's numbers in a round, so that a group of them can make one
+    /// step.
     #[inline]
     pub fn steps_alike(&self, places: Range<usize>, round: Round) -> bool {
         let numbers = self.steps.numbers.at(round);
@@ -178,7 +179,7 @@ impl<M: Mode> Staged<M> {
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
-    /// Takes a chunk in for `round`, with the mean of the pushes of `ranks`. The arguments are those of the [step](Self::step)
+    /// Gathers a chunk for `round`, with the mean of the pushes of `ranks`. The arguments are those of the [step](Self::step)
     /// that uses this mean.
     ///
     /// # Safety
@@ -284,7 +285,7 @@ impl<M: Mode> Staged<M> {
         ranks.map(|rank| self.read.workers_without(push(rank))).sum()
     }
 
-    /// Relays that the pushes of `ranks`, of all workers, are without a gradient: hubs above are notified.
+    /// Notes that no push of `ranks` has a gradient, and that `ranks` are all workers. The hubs above are notified.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -327,7 +328,7 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// Writes its weights to the window of a chunk again.
+    /// Writes a chunk's own weights to its window again.
     #[cold]
     pub fn hide(&mut self, place: usize) {
         let Staged { chunks, former: Some(former), weights, .. } = self else { return };
@@ -337,8 +338,8 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// Makes the [step](Self::step) of a chunk whose weights ahead [are shown](Self::show). Returns whether they are those that
-    /// the step has made, bit by bit.
+    /// Makes the [step](Self::step) of a chunk whose weights ahead [are shown](Self::show). Returns whether the step has made
+    /// the same weights, bit by bit.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -383,7 +384,7 @@ impl<M: Mode> Staged<M> {
         unsafe { self.step_on::<false>(kernels, place, ranks, missing, round) }
     }
 
-    /// Steps the weights in the window, or the former ones.
+    /// Steps the weights in the window, or the former weights.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -427,7 +428,7 @@ impl<M: Mode> Staged<M> {
                 let Some(found) = found else {
                     return steps.run(kernels, (place, chunk), slots, workers, weights, round);
                 };
-                // All chunks share the place of this mean, which remains in the cache.
+                // All chunks use the same place for this mean, which stays in the cache.
                 gather.take_in(kernels, chunk, place, round, slots, workers);
                 let (mean, _) = gather.mean(chunk, place);
                 steps.run_on_mean(kernels, (place, chunk), (mean, workers), found, weights, round);
@@ -446,7 +447,7 @@ impl<M: Mode> Staged<M> {
         self.reply.answer(kernels, &self.chunks[place], place, &self.weights, to)
     }
 
-    /// Works like [`answer`](Self::answer), of an answer that is lost.
+    /// Works like [`answer`](Self::answer), for an answer that was lost.
     #[cold]
     pub fn answer_again(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
         self.reply.answer_again(kernels, &self.chunks[place], place, &self.weights, to)
@@ -474,8 +475,8 @@ impl<M: Mode> Staged<M> {
         Ok(())
     }
 
-    /// Unlinks a worker that has lost its links: its pushes are not read any more. Its answers are kept until
-    /// it has [other](Self::add_worker) links.
+    /// Unlinks a worker that has lost its links: its pushes are no longer read. Its answers are kept until it has
+    /// [new](Self::add_worker) links.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         discarded.add(self.gradients.remove(rank));
     }
@@ -536,8 +537,7 @@ impl<M: Mode> Staged<M> {
         Gauged { found: self.gather.last_found(), ..self.gauge.gauged() }
     }
 
-    /// Sets a chunk's optimizer state to zero, as if it had made no step. Its weights and their average do
-    /// not change.
+    /// Sets a chunk's optimizer state to zero, as if the chunk had made no step. Its weights and their average do not change.
     pub fn reset_state(&mut self, place: usize) {
         let Staged { chunks, steps, .. } = self;
         let chunk = &chunks[place];

@@ -25,22 +25,22 @@ pub(super) struct Steps {
     /// The decay of the average of weights, if an average is kept.
     decay: Option<Decay>,
     rule: Rule,
-    /// 1, or -1 where steps go up the gradient.
+    /// The sign of a step: 1, or -1 if steps go up the gradient.
     sign: f32,
     pub numbers: NumbersByRound,
     pub counts: StepCounts,
-    /// The f32 of these tensors that are kept in addition to the weights, chunk by chunk.
+    /// The values in f32 that are kept in addition to the weights, chunk by chunk.
     kept: Slab,
 }
 
-/// The use of a sum by a step.
+/// What a step does with a sum.
 #[derive(Debug)]
 enum Rule {
-    /// No work: the job leaves out both sum and step.
+    /// The sum is not used: the job leaves out both sum and step.
     Nothing,
-    /// The sum takes the place of the weights.
+    /// The sum replaces the weights.
     Sum,
-    /// The mean does: the job leaves out the step.
+    /// The mean replaces the weights: the job leaves out the step.
     Mean,
     /// The optimizer's.
     Step,
@@ -99,7 +99,7 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Steps, as [`run`](Self::run), on the mean of this many workers, by the finding of the round.
+    /// Works like [`run`](Self::run), on the mean of this many workers and with the result of the round.
     pub fn run_on_mean<E: Element>(
         &mut self,
         kernels: &Kernels,
@@ -123,7 +123,7 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Returns the squares that the norms of a chunk's key are made of, before its step on the mean of this many workers. Nothing
+    /// Returns the squares for the norms of a chunk's key, before the chunk's step on the mean of this many workers. Nothing
     /// changes.
     pub fn squares<E: Element>(
         &self,
@@ -161,7 +161,7 @@ impl Steps {
     fn average<E: Element>(&mut self, kernels: &Kernels, chunk: &Chunk, weights: &[E]) {
         let Some(decay) = self.decay else { return };
         let (master, _, averages) = self.kept_of::<E>(chunk);
-        // Where there is no master, the weights are f32.
+        // If there are no master weights, the weights are f32.
         let in_f32 = |weights| <[f32]>::ref_from_bytes(weights).expect("weights without a master are f32");
         let weights = if master.is_empty() { in_f32(weights.as_bytes()) } else { &*master };
         kernels.average(decay, weights, averages);
@@ -185,7 +185,7 @@ impl Steps {
         kernels.run(&rule, &step, slots, weights, former.trial(kept));
     }
 
-    /// Returns the rule of a chunk's step of this number, and its numbers. `None` if a step leaves the weights.
+    /// Returns the rule and the numbers of a chunk's step with this number. `None` if a step leaves the weights unchanged.
     #[inline]
     fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
         let numbers = self.numbers.at(round);
@@ -205,8 +205,7 @@ impl Steps {
         Some((rule, step))
     }
 
-    /// Begins with new weights of a chunk. They become the master weights, too, and the average of a chunk that has
-    /// made no step.
+    /// Begins with new weights of a chunk. They also become the master weights and, if the chunk has made no step, the average.
     pub fn begin<E: Element>(&mut self, (place, chunk): (usize, &Chunk), weights: &[E]) {
         let is_first = self.counts.of(place) == 0;
         let (master, _, averages) = self.kept_of::<E>(chunk);

@@ -1,5 +1,5 @@
-//! The parts of the whole gradient that cross a hub below several others: they arrive at one of its cores, and go up by
-//! others.
+//! The parts of the whole gradient that pass through a hub below several others: they arrive at one of its cores, and go up
+//! from other cores.
 //!
 //! ```text
 //!   hub above 0 --part--> core 0 --> line in the window of sums, and its round here
@@ -36,7 +36,7 @@ impl Crossing {
         }
     }
 
-    /// Notes the waker of a core.
+    /// Stores the waker of a core.
     pub fn wake(&self, core: usize, waker: Waker) {
         _ = self.wakers[core].set(waker);
     }

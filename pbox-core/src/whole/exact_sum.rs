@@ -1,4 +1,5 @@
-//! The exact sum of squares: it has no order, so its bits do not depend on who adds which part first.
+//! The exact sum of squares. It does not depend on the order of addition, so its bits do not depend on who adds which part
+//! first.
 //!
 //! ```text
 //!   bit 0 of word 0 is 2^-298, the square of the smallest f32       bit 63 of word 9 is 2^341
@@ -18,7 +19,7 @@ const WORDS: usize = 10;
 pub struct ExactSum {
     /// An integer, the lowest word first.
     words: [u64; WORDS],
-    /// The sum of all that was not finite: 0, infinite, or no number.
+    /// The sum of the values that were not finite: 0, infinite, or NaN.
     not_finite: f64,
 }
 
@@ -26,7 +27,7 @@ impl ExactSum {
     /// The number of words that [`to_words`](Self::to_words) writes.
     pub const WORDS: usize = WORDS + 1;
 
-    /// A sum that nobody knows: it makes each sum that it joins no number.
+    /// An unknown sum. Any sum that it is added to becomes NaN.
     pub const UNKNOWN: ExactSum = ExactSum { words: [0; WORDS], not_finite: f64::NAN };
 
     /// Adds a square, or a sum of squares.
@@ -61,7 +62,7 @@ impl ExactSum {
         }
     }
 
-    /// Whether all that was added is finite.
+    /// Whether all added values are finite.
     pub fn is_finite(&self) -> bool {
         self.not_finite == 0.0
     }
@@ -76,7 +77,7 @@ impl ExactSum {
         let (next, rest) = below.split_last().map_or((0, below), |(&next, rest)| (next, rest));
         let empty = self.words[top].leading_zeros();
         let both = (u128::from(self.words[top]) << 64 | u128::from(next)) << empty;
-        // The lowest bit means all bits below: f64 has 11 bits less than a word.
+        // The lowest bit stands for all bits below it: f64 has 11 bits less than a word.
         let is_more = both as u64 != 0 || rest.iter().any(|&word| word != 0);
         let rounded = ((both >> 64) as u64 | u64::from(is_more)) as f64;
         rounded * 2f64.powi(64 * top as i32 - empty as i32 + LOWEST)
@@ -94,8 +95,7 @@ impl ExactSum {
         words
     }
 
-    /// Reads the words that [`to_words`](Self::to_words) has written; `None` if the last word is a number that no sum of squares
-    /// has there.
+    /// Reads the words that [`to_words`](Self::to_words) has written. `None` if the last word is not a possible value.
     pub fn of_words(words: &[u64; Self::WORDS]) -> Option<Self> {
         let (sum, not_finite) = words.split_at(WORDS);
         let not_finite = f64::from_bits(not_finite[0]);

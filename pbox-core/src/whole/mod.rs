@@ -33,13 +33,13 @@ pub use parts::{Part, Parts};
 pub use skips::Skips;
 pub use told::Told;
 
-/// The whole gradient of one round after the other, of one job at one hub.
+/// The whole gradient of one job at one hub, one round after another.
 #[derive(Debug)]
 pub struct WholeGradient {
     finds: Finds,
-    /// Whether a round is for the steps of the next one.
+    /// Whether the result of a round is for the steps of the next round.
     of_former: bool,
-    /// The mean of the norms before the last found round, and that after it.
+    /// The mean of the norms before the last round with a result, and the mean after it.
     means: [SharedMean; 2],
     /// A place for each core that owns chunks.
     cores: Vec<OfCore>,
@@ -47,18 +47,19 @@ pub struct WholeGradient {
     first: usize,
     /// Whether this hub's part is the whole gradient.
     is_alone: bool,
-    /// A round, and how many sums are in of it: all, if the hub's part is whole.
+    /// The round, and the number of cores that have given their sum for it. The hub's part is complete when all cores have.
     given: AtomicU64,
-    /// The last round that is found, and its scale.
+    /// The last round with a result, and its scale.
     found: AtomicU64,
-    /// The squares of that round, where the last core finds it: cores may be in the next round before the first one sends the part.
+    /// The squares of that round, if the last core finds the result. Cores may be in the next round before the first one sends
+    /// the part.
     found_sum: [AtomicU64; ExactSum::WORDS],
 }
 
-/// The finding from the sums of a round.
+/// The way from the sums of a round to its result.
 #[derive(Clone, Copy, Debug)]
 enum Finds {
-    /// The scale of all means, by the first sum: `most` is the most that the norm may be. Some rounds are skipped.
+    /// The scale of all means, from the first sum: the norm may be at most `most`. Some rounds are skipped.
     Scale { most: Option<f32>, skips: Skips },
     /// The quotient of the norms of a key: the norm of the second sum by that of the first. It is 0 if one
     /// norm is 0.
@@ -84,8 +85,8 @@ impl SharedMean {
     }
 }
 
-/// The sums of a core's squares in a round. The second is that of a key's gradient or update; the first is that of its
-/// weights.
+/// The sums of a core's squares in a round. The first is of a key's weights or of the whole gradient; the second is of a
+/// key's gradient or update.
 pub type Sums = [ExactSum; 2];
 
 /// The work of a round's steps.
@@ -99,7 +100,7 @@ pub enum Found {
     Skip,
 }
 
-/// The scale of a round without steps: no number that an operation gives.
+/// The scale of a skipped round: a bit pattern that no operation gives.
 const SKIP: u32 = u32::MAX;
 
 /// The place of one core.
@@ -132,16 +133,16 @@ fn load(places: &[AtomicU64; ExactSum::WORDS]) -> Option<ExactSum> {
 /// One core's part of the values that steps wait for together: of all its chunks, or of those of a key.
 #[derive(Debug)]
 pub struct Scope {
-    /// The meeting place of the cores that have chunks of it.
+    /// The meeting place of the cores that own chunks of the scope.
     pub whole: Arc<WholeGradient>,
     /// The core's number there.
     pub core: usize,
-    /// The core's chunks of it, which are neighbours.
+    /// The core's chunks in the scope, which are neighbours.
     pub chunks: usize,
 }
 
 impl WholeGradient {
-    /// Makes the meeting place of the cores of a job that own chunks. The core of the number `first` sends the hub's part. `hubs`
+    /// Makes the meeting place of the cores of a job that own chunks. The core with number `first` sends the hub's part. `hubs`
     /// is the number of hubs that have a part.
     pub fn new(terms: &JobTerms, cores: usize, first: usize, hubs: usize) -> Self {
         WholeGradient {
@@ -175,40 +176,40 @@ impl WholeGradient {
         }
     }
 
-    /// Whether it is of a key with a rate adapted to its norms.
+    /// Whether it is for a key whose rate is adapted to the key's norms.
     pub fn is_of_key(&self) -> bool {
         matches!(self.finds, Finds::Quotient)
     }
 
-    /// Whether the finding of a round is for the steps of the next one.
+    /// Whether the result of a round is for the steps of the next round.
     pub fn is_of_former(&self) -> bool {
         self.of_former
     }
 
-    /// Returns the finding of the round before, which the steps of a round use. Before the first round they multiply by 1.
+    /// Returns the result of the round before, for the steps of a round. Before the first round the steps multiply by 1.
     #[inline]
     pub fn found_before(&self, round: Round) -> Option<Found> {
         self.found(Round(round.0.wrapping_sub(1)))
     }
 
-    /// Begins with this mean of norms. Each core calls it before it gives anything.
+    /// Begins with this mean of norms. Each core must call it before it gives a sum.
     pub fn begin_with(&self, mean: NormMean) {
         self.means.iter().for_each(|each| each.set(mean));
     }
 
-    /// Returns the mean of the norms of the found rounds, if spikes are skipped. The mean stays until all cores have given their
-    /// sums of the next round.
+    /// Returns the mean of the norms of the rounds with a result, if spikes are skipped. The mean stays until all cores have
+    /// given their sums of the next round.
     pub fn norm_mean(&self) -> Option<NormMean> {
         let skips_spikes = matches!(self.finds, Finds::Scale { skips: Skips::Spikes(_), .. });
         skips_spikes.then(|| self.means[1].get())
     }
 
-    /// Returns the mean of the norms before a round: the last found one, or the next.
+    /// Returns the mean of the norms before a round: the last one with a result, or the next one.
     pub fn mean_before(&self, round: Round) -> NormMean {
         self.means[usize::from(self.found(round).is_none())].get()
     }
 
-    /// Notes the waker of a core.
+    /// Stores the waker of a core.
     pub fn wake(&self, core: usize, waker: Waker) {
         _ = self.cores[core].waker.set(waker);
     }
@@ -237,8 +238,8 @@ impl WholeGradient {
         }
     }
 
-    /// Returns the hub's part of a round, once it is whole: at the only hub of a job, once the round is found. No core gives a sum
-    /// of the next round before that.
+    /// Returns the hub's part of a round once it is complete; at the only hub of a job, once the result is known. No core gives
+    /// a sum of the next round earlier.
     pub fn part(&self, round: Round) -> Option<ExactSum> {
         if self.is_alone {
             self.found(round)?;
@@ -247,7 +248,7 @@ impl WholeGradient {
         self.sums(round).map(|[sum, _]| sum)
     }
 
-    /// Returns the sums of all cores of a round, once they have arrived.
+    /// Returns the sums of all cores for a round, once they have arrived.
     fn sums(&self, round: Round) -> Option<Sums> {
         let join = |mut sums: Sums, core: &OfCore| {
             for (sum, words) in sums.iter_mut().zip(&core.sums) {
@@ -258,7 +259,7 @@ impl WholeGradient {
         self.is_whole(round).then(|| self.cores.iter().try_fold(Sums::default(), join)).flatten()
     }
 
-    /// Finds a round, from the squares at all hubs and the mean of the norms before it, and wakes the cores.
+    /// Finds the result of a round, from the squares at all hubs and the mean of the norms before it, and wakes the cores.
     pub fn find(&self, whole: &Told) {
         self.means[1].set(whole.mean);
         self.find_by(whole.round, &[whole.sum, ExactSum::default()]);
@@ -290,7 +291,7 @@ impl WholeGradient {
         is_skipped
     }
 
-    /// Takes one core's sum of a round back. Returns false if the hub's part is whole: it is posted, or will be in a moment.
+    /// Takes back one core's sum of a round. Returns false if the hub's part is complete: it is posted, or will be at once.
     pub fn take_back(&self, round: Round) -> bool {
         let cores = self.cores.len() as u32;
         let fewer = |word| match unpack(word) {
@@ -300,7 +301,7 @@ impl WholeGradient {
         self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok()
     }
 
-    /// Returns the finding that the steps of a round use, once it is known.
+    /// Returns the result for the steps of a round, once it is known.
     #[inline]
     pub fn found(&self, round: Round) -> Option<Found> {
         let (found, scale) = unpack(self.found.load(Ordering::Acquire));
@@ -312,7 +313,7 @@ impl WholeGradient {
         })
     }
 
-    /// Whether the hub's part of a round is whole.
+    /// Whether the hub's part of a round is complete.
     pub fn is_whole(&self, round: Round) -> bool {
         unpack(self.given.load(Ordering::Acquire)) == (round, self.cores.len() as u32)
     }

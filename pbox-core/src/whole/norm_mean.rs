@@ -8,13 +8,13 @@ const MEMORY: u32 = 100;
 /// No round is a spike before this number of norms is in the mean.
 const WARM_UP: u32 = 10;
 
-/// The mean of the norms of rounds that were not skipped: of all, until there are 100. From then on each new norm counts for a
-/// hundredth.
+/// The mean of the norms of rounds that were not skipped. Up to 100 norms it is the mean of all. From then on each new norm
+/// has a weight of a hundredth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NormMean(f64, u32);
 
 impl NormMean {
-    /// Creates a mean of this number of norms; `None` if no norms have it.
+    /// Creates a mean of this number of norms; `None` if it is impossible.
     pub fn new(mean: f64, norms: u32) -> Option<Self> {
         let is_mean = mean.is_finite() && mean >= 0.0 && (norms > 0 || mean == 0.0);
         is_mean.then_some(NormMean(mean, norms))
@@ -30,7 +30,7 @@ impl NormMean {
         self.1
     }
 
-    /// Whether a norm is above `times` the mean, after the first ten norms; or not finite.
+    /// Whether a norm is not finite or, after the first ten norms, above `times` the mean.
     pub fn is_spike(self, norm: f32, times: f32) -> bool {
         let NormMean(mean, norms) = self;
         !norm.is_finite() || norms >= WARM_UP && f64::from(norm) > f64::from(times) * mean

@@ -1,4 +1,5 @@
-//! The parts that the hubs of a job have of the whole gradient, as one end knows them: a hub, or a worker.
+//! The hubs' parts of the whole gradient, as a hub or a worker knows them. A hub is at most one round ahead of another: its
+//! next round needs the other hub's part. So nobody needs more than the last two rounds of each hub.
 //!
 //! A hub is at most one round ahead of another: its next round needs the other's part. So two rounds of each hub are all that anybody
 //! may still need.
@@ -13,14 +14,14 @@ pub struct Parts {
     of_hubs: Vec<[Option<Told>; 2]>,
 }
 
-/// The news in a part, for an end that may know others.
+/// The news in a part, compared with the parts that this end knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The first of its hub in its round.
+    /// No part of this hub is known for this round.
     New,
-    /// A part that is known already, or that is of a round that is over.
+    /// The same part is known already, or its round is over.
     Known,
-    /// Another part than the known one: one of the two is a lie.
+    /// The part differs from the known one: one of the two is false.
     Other,
 }
 
@@ -58,7 +59,8 @@ impl Parts {
         parts.into_iter().flatten()
     }
 
-    /// Returns the whole of a round, if all its parts have arrived. The first hub's mean of norms counts, so all ends agree.
+    /// Returns the whole gradient of a round, if all its parts have arrived. The mean of norms is that of the first hub, so all
+    /// ends agree.
     pub fn whole(&self, round: Round, skips: Skips) -> Option<Told> {
         let part = |parts: &[Option<Told>; 2]| parts[round.0 as usize % 2].filter(|part| part.round == round);
         let mut parts = self.of_hubs.iter().map(part);

@@ -6,7 +6,7 @@ use crate::job::JobTerms;
 /// The rounds without steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Skips {
-    /// No round: the job skips none.
+    /// No round is skipped.
     #[default]
     Never,
     /// Rounds whose mean has a value that is not finite.
@@ -31,7 +31,7 @@ impl Skips {
         self != Skips::Never
     }
 
-    /// Whether a round with this sum of squares is skipped. The norms before have this mean.
+    /// Whether a round with this sum of squares is skipped, after norms with this mean.
     pub fn skips(self, sum: &ExactSum, mean: NormMean) -> bool {
         match self {
             Skips::Never => false,

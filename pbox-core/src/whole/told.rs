@@ -13,7 +13,7 @@ use crate::layout::Round;
 pub struct Told {
     /// The round.
     pub round: Round,
-    /// The rounds that the hub has skipped since it has the job: of a part before this round, of the whole with this one.
+    /// The number of rounds that the hub has skipped in the job: before this round in a part, and including it in the whole.
     pub skipped: u64,
     /// The mean of the norms before this round, in a job that skips spikes.
     pub mean: NormMean,
@@ -45,7 +45,7 @@ impl Told {
         Some(Told { round, skipped: line[1], mean, sum: ExactSum::of_words(sum)? })
     }
 
-    /// Returns the whole: its parts have this sum, and this is the first hub's.
+    /// Returns the whole gradient. This part is the first hub's, and all parts have this sum.
     pub fn whole(self, sum: ExactSum, skips: Skips) -> Self {
         let is_skipped = skips.skips(&sum, self.mean);
         Told { skipped: self.skipped.saturating_add(is_skipped.into()), sum, ..self }

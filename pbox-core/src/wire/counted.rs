@@ -30,7 +30,7 @@ pub fn line(span: Span) -> Span {
     Span { offset: span.offset + span.bytes - LINE, bytes: LINE }
 }
 
-/// Returns the number of gradients that a chunk's bytes say.
+/// Returns the number of gradients that a chunk's bytes give.
 ///
 /// # Errors
 /// Returns the number, if no sum can have that many.

@@ -27,14 +27,14 @@ use crate::job::Schedule;
 use crate::layout::{ChunkId, Content, Immediate, Round};
 use crate::place::Placement;
 
-/// The expectation of one end of a link of the other end.
+/// The bytes that one end of a link expects from the other end.
 #[derive(Debug)]
 pub struct Expected {
     wire: Wire,
     end: End,
-    /// Chunks with bytes ahead, without the push or answer yet: the round bits of each.
+    /// The round bits of each chunk whose bytes came ahead, without the push or answer yet.
     ahead: HashMap<ChunkId, u8>,
-    /// The core that the link leads to, in this placement; only its chunks cross the link.
+    /// The core that the link leads to, in this placement. Only its chunks may cross the link.
     core: Option<(Arc<Placement>, usize)>,
     /// The [place](Placement::owner_near) of the last chunk's run.
     near: u32,
@@ -42,16 +42,16 @@ pub struct Expected {
 
 #[derive(Debug)]
 enum End {
-    /// The hub, which is sent pushes.
+    /// This end is a hub, and gets pushes.
     Hub {
-        /// Notices without a pull: the round bits of each, by chunk.
+        /// The round bits of notices that were not pulled, by chunk.
         noticed: HashMap<ChunkId, u8>,
         /// Whether the other end is a hub with first weights that do not count.
         may_keep_first: bool,
-        /// Chunks for which it sent no first weights.
+        /// Chunks for which the other end sent no first weights.
         kept: HashSet<ChunkId>,
     },
-    /// A member of a job, which is sent answers.
+    /// This end is a member of a job, and gets answers.
     Member {
         /// Whether the hub gives notices or asks for a push again.
         has_notices: bool,
@@ -76,20 +76,20 @@ impl Expected {
         Expected { wire: wire.clone(), end, ahead: HashMap::new(), core: None, near: 0 }
     }
 
-    /// Expects only the chunks of one core of the placement, the owner of the link. All links of a member lead to one window.
-    /// Bytes of another core's link would be written while the chunk's own core reads it.
+    /// Limits the link to the chunks of the core that owns it. All links of a member lead to one window: bytes of another
+    /// core's link would be written while the chunk's own core reads it.
     pub fn on_core(self, placement: &Arc<Placement>, core: usize) -> Self {
         Expected { core: Some((Arc::clone(placement), core)), ..self }
     }
 
-    /// Whether a chunk, or each of a group, crosses the link.
+    /// Whether a chunk, or each chunk of a group, crosses the link.
     fn is_of_core(&mut self, chunk: ChunkId) -> bool {
         let Expected { wire, core: Some((placement, core)), near, .. } = self else { return true };
         let mut chunks = wire.group(chunk).unwrap_or(chunk.0..chunk.0 + 1);
         chunks.all(|chunk| placement.owner_near(ChunkId(chunk), near) == *core)
     }
 
-    /// Checks whether a frame without bytes may come now.
+    /// Checks that a frame without bytes may come now.
     fn takes_empty(&mut self, Immediate { chunk, round_bits, content }: Immediate) -> bool {
         let is_of = |bits: u8| bits == round_bits;
         let mut came = || self.ahead.remove(&chunk).is_some_and(is_of);
@@ -108,7 +108,7 @@ impl Expected {
         }
     }
 
-    /// Notes bytes that may come: the bytes ahead are of no use, or the push or answer is still to come.
+    /// Notes bytes that may come. Either bytes ahead are now used up, or their push or answer will follow.
     fn note_bytes(&mut self, Immediate { chunk, round_bits, content }: Immediate) {
         match content {
             Content::Ahead => _ = self.ahead.insert(chunk, round_bits),
@@ -117,7 +117,7 @@ impl Expected {
         }
     }
 
-    /// Checks whether `bytes` bytes may arrive with this immediate: at this offset, if that is known.
+    /// Checks that `bytes` bytes may arrive with this immediate, at this offset if the offset is known.
     fn takes(&mut self, offset: Option<usize>, bytes: usize, imm: Imm) -> Result<(), String> {
         let immediate = Immediate::decode(imm);
         if let Some(hub) = immediate.hub() {
@@ -170,7 +170,7 @@ impl Expected {
         }
     }
 
-    /// Checks whether these are a chunk's bytes of a content. The error names the expected bytes.
+    /// Checks that the bytes are a chunk's bytes of a content. The error names the expected bytes.
     fn is_place(
         &self,
         Immediate { chunk, content, round_bits }: Immediate,

@@ -79,7 +79,7 @@ pub fn write_count(frame: &mut [u8], gradients: u32) {
     frame[1..4].copy_from_slice(&gradients.to_le_bytes()[..3]);
 }
 
-/// Returns how many gradients a frame's header says.
+/// Returns the number of gradients from a frame's header.
 pub fn count(frame: &[u8]) -> u32 {
     u32::from_le_bytes([frame[1], frame[2], frame[3], 0])
 }
@@ -98,7 +98,7 @@ pub fn payload(room: &[u8], expected: Kind) -> Result<&[u8], FrameError> {
     room.get(..seen as usize).ok_or(FrameError::Room { room: room.len(), seen })
 }
 
-/// Returns the payload like [`payload`], for raw frames of a chunk of this many bytes.
+/// Works like [`payload`], for raw frames of a chunk of this many bytes.
 pub fn raw(room: &[u8], bytes: usize) -> Result<&[u8], FrameError> {
     let payload = payload(room, Kind::Raw)?;
     if payload.len() != bytes {

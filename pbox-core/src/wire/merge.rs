@@ -16,7 +16,7 @@ const BLOCK: usize = 1024;
 pub enum Answer {
     /// A difference, which is added to the weights.
     Difference,
-    /// The values themselves, in a job that keeps no weights.
+    /// The values themselves, in a job without weights.
     Values,
 }
 
@@ -75,8 +75,8 @@ pub(crate) fn difference<E: Element>(kernels: &Kernels, weights: &[f32], have: &
     }
 }
 
-/// Returns the base of a difference, for a value of the worker. A weight of a 16-bit key may lie beyond the largest
-/// number; the worker then has an infinity, which would never go away by adding.
+/// Returns the base of a difference, for a value of the worker. A weight of a 16-bit key may be larger than the largest
+/// number of its type. The worker then has an infinity, which no addition would remove.
 #[inline(always)]
 fn base<E: Element>(value: f32) -> f32 {
     if E::DTYPE == Dtype::F32 || value.is_finite() { value } else { 0.0 }

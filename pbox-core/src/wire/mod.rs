@@ -56,7 +56,7 @@ const FRAME_ALIGN: usize = 64;
 /// take part have read it.
 const LINES: usize = 4;
 
-/// The number that means the hub when it draws randomness for its answers. No worker has it.
+/// The rank that stands for the hub when it draws randomness for its answers. No worker has it.
 const HUB: u32 = u32::MAX;
 
 /// The place where chunks lie in the windows of a job.
@@ -83,8 +83,8 @@ pub struct Framing {
     compression: Compression,
     seed: u64,
     keeps_weights: bool,
-    /// The number of different weights that the workers have, to which answers are differences; 1 if all workers have
-    /// the same.
+    /// The number of different sets of weights that the workers have; 1 if all workers have the same. Answers are differences
+    /// to these weights.
     shadows: u32,
     codecs: Option<Codecs>,
     frames: Vec<Frames>,
@@ -179,7 +179,7 @@ impl Wire {
         self.broadcasts
     }
 
-    /// Returns the immediate of a push in a round: of weights in the broadcast, else of a gradient.
+    /// Returns the immediate of a push in a round: of weights in the broadcast, otherwise of a gradient.
     pub fn push(&self, chunk: ChunkId, round: Round) -> Immediate {
         let is_first = self.broadcasts && round == Round(0);
         Immediate::new(chunk, round).with(if is_first { Content::Weights } else { Content::Gradient })
@@ -255,14 +255,14 @@ impl Wire {
         self.passes_on
     }
 
-    /// Returns the hub that has the first of these as its first chunk, if one has.
+    /// Returns the hub whose first chunk is the first of these chunks, if there is one.
     pub fn hub_of(&self, chunks: &[ChunkId]) -> Option<usize> {
         let first = chunks.first()?;
         self.hubs.iter().position(|of_hub| of_hub == first)
     }
 
-    /// Returns the hubs that have their first chunk among these, which are ascending. At a hub below others, a core
-    /// may have those of several.
+    /// Returns the hubs whose first chunk is among these ascending chunks. At a hub below others, a core may have the first
+    /// chunks of several hubs.
     pub fn hubs_of<'a>(&'a self, chunks: &'a [ChunkId]) -> impl Iterator<Item = usize> + 'a {
         let is_here = |(_, first): &(usize, &ChunkId)| chunks.binary_search(first).is_ok();
         self.hubs.iter().enumerate().filter(is_here).map(|(hub, _)| hub)
@@ -300,7 +300,7 @@ impl Wire {
         }
     }
 
-    /// Returns the place of a chunk, or of a group of bare chunks, in weights windows; panics beyond the last.
+    /// Returns the place of a chunk, or of a group of bare chunks, in weights windows. Panics beyond the last chunk.
     pub fn weights_span(&self, chunk: ChunkId) -> Span {
         match &self.framing {
             None => self.layout.span(chunk),
@@ -404,18 +404,18 @@ impl Framing {
         self.codecs
     }
 
-    /// Returns a chunk's frames; panics beyond the last.
+    /// Returns a chunk's frames. Panics beyond the last chunk.
     pub fn frames(&self, chunk: ChunkId) -> &Frames {
         &self.frames[chunk.index()]
     }
 
-    /// Returns the kind of frame that a push or an answer of some content has: new weights are raw.
+    /// Returns the kind of frame for a push or an answer of some content: new weights are raw.
     pub fn kind(content: Content) -> Kind {
         if content == Content::Weights { Kind::Raw } else { Kind::Coded }
     }
 
-    /// Returns the kind of frame that the answer of a round has, for a worker that takes part from `first` on. It is
-    /// raw when the worker has no weights to add a difference to.
+    /// Returns the kind of frame for the answer of a round, to a worker that takes part from `first` on. The frame is raw if
+    /// the worker has no weights to which a difference can be added.
     pub fn answer_kind(content: Content, round: Round, first: Round) -> Kind {
         if round < first { Kind::Raw } else { Self::kind(content) }
     }
@@ -437,7 +437,7 @@ impl Frames {
         self.elements * self.dtype.bytes()
     }
 
-    /// Returns where the frame of a kind lies in a window, when its payload has this many bytes.
+    /// Returns the place of the frame of a kind in a window, if its payload has this many bytes.
     pub fn frame(&self, kind: Kind, payload_bytes: usize) -> Span {
         let before = if kind == Kind::Raw { self.coded_bytes } else { 0 };
         Span { offset: self.span.offset + before, bytes: HEADER_BYTES + payload_bytes }

@@ -15,7 +15,7 @@ pub(crate) struct Refusal {
     pub round: Option<Round>,
 }
 
-/// Makes a refusal from a code.
+/// The conversion of a code into a refusal.
 pub(crate) trait Because {
     /// Makes the refusal with this reason.
     fn because(self, why: impl Into<String>) -> Refusal;

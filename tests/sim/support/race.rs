@@ -99,7 +99,7 @@ impl Race {
         Self::of(seed, Simulated::new(net, layout, terms).unwrap(), consistency, layout, rounds)
     }
 
-    /// Pushes a key in the worker's next round, unless a push of the key is under way. It leaves in the worker's next turn, with
+    /// Pushes a key in the worker's next round, unless a push of the key is in flight. It leaves in the worker's next turn, with
     /// the other keys of its group, if they were pushed.
     pub fn push(&mut self, rank: usize, key: KeyId) -> bool {
         self.try_push(rank, key).unwrap()
@@ -207,7 +207,7 @@ impl<J: Job> Race<J> {
         (self.dice >> 33) % n
     }
 
-    /// Pushes a key in the worker's next round, unless a push of the key is under way. It leaves in the worker's next turn, with
+    /// Pushes a key in the worker's next round, unless a push of the key is in flight. It leaves in the worker's next turn, with
     /// the other keys of its group, if they were pushed. Links may have ended.
     pub fn try_push(&mut self, worker: usize, key: KeyId) -> Result<bool, ExchangeError> {
         let (member, members) = (self.member[worker], self.telling.len());

@@ -514,7 +514,7 @@ impl Simulated {
         Ok(worked)
     }
 
-    /// Steps until no push is under way. If the network has lost a post, that never happens: after `limit` steps without
+    /// Steps until no push is in flight. If the network has lost a post, that never happens: after `limit` steps without
     /// work the error names the first key that waits.
     pub fn settle(&mut self, limit: u32) -> Result<()> {
         let mut idle = 0;

@@ -296,7 +296,7 @@ pub unsafe extern "C" fn phub_norm(
     unsafe { enter_session(session, call) }
 }
 
-/// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights remains
+/// Waits for all keys that are in flight, and leaves the job. The memory of gradients and weights remains
 /// until phub_session_free.
 ///
 /// # Safety
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn phub_leave(session: *const PhubSession) -> PhubStatus {
     unsafe { enter_session(session, |session| session.waiting(Background::leave)) }
 }
 
-/// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is under way;
+/// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is in flight;
 /// otherwise its worker counts as lost.
 ///
 /// # Safety

@@ -14,7 +14,7 @@ pub enum PhubStatus {
     /// An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is not a
     /// number.
     Invalid = 1,
-    /// Calls were made in the wrong order: a key is still under way, there are no weights yet, or the session has
+    /// Calls were made in the wrong order: a key is still in flight, there are no weights yet, or the session has
     /// left.
     Order = 2,
     /// The hub cannot be reached, or is not a hub of this version.

@@ -76,9 +76,9 @@ impl From<SessionError> for BackgroundError {
 /// The place of a key in this process's memory. Valid while its [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
-    /// Address of the gradient, written by the caller while the key is not under way; `None` if it lies in a dma-buf.
+    /// Address of the gradient, written by the caller while the key is not in flight; `None` if it lies in a dma-buf.
     pub gradient: Option<usize>,
-    /// Address of the weights, read by the caller while the key is not under way. With
+    /// Address of the weights, read by the caller while the key is not in flight. With
     /// [`WeightsMode::Shared`](crate::WeightsMode::Shared) the pages may be read-only.
     pub weights: usize,
     /// Length of each in bytes.
@@ -92,7 +92,7 @@ pub struct Memory {
     parked: Mutex<Option<Windows>>,
 }
 
-/// A session on a separate thread. A drop ends the thread and leaves the job. If keys are still under way after a
+/// A session on a separate thread. A drop ends the thread and leaves the job. If keys are still in flight after a
 /// second, the worker ends without leaving, and is lost for the other workers.
 #[derive(Debug)]
 pub struct Background {
@@ -248,7 +248,7 @@ impl Background {
         }
     }
 
-    /// Waits for all keys that are under way, and leaves the job. A caller that was interrupted here may call it again,
+    /// Waits for all keys that are in flight, and leaves the job. A caller that was interrupted here may call it again,
     /// or drop the session.
     pub fn leave(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?;

@@ -27,7 +27,7 @@ pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>
 pub(super) enum Ending {
     /// The session leaves when no key is in flight any more.
     Leave,
-    /// Soon: by leaving if no key is under way, else without leaving.
+    /// Soon: by leaving if no key is in flight, else without leaving.
     Drop,
     /// The session ends now: this worker fails, and the hub notifies the other workers of the reason.
     Fail(Arc<str>),

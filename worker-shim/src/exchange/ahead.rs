@@ -35,7 +35,7 @@ pub(super) struct Ahead {
     chunks: Vec<Left>,
 }
 
-/// A chunk's bytes and push, in the round of its key's next push, or of the push under way.
+/// A chunk's bytes and push, in the round of its key's next push, or of the push in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// No bytes are ahead.
@@ -118,7 +118,7 @@ impl<P: Port> Exchange<P> {
     /// follow soon.
     ///
     /// # Errors
-    /// Returns an error while the key is under way.
+    /// Returns an error while the key is in flight.
     pub fn send_ahead(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.check_idle(key, "sending its gradient ahead")?;
         let is_first = self.keys[key.index()].round == Round(0) && self.broadcasts;

@@ -26,7 +26,7 @@ pub enum ExchangeError {
         /// The type that the caller asked for.
         asked: &'static str,
     },
-    /// The key is under way.
+    /// The key is in flight.
     #[error("key {key:?} is under way in round {round}: wait for it before {doing}")]
     UnderWay {
         /// The name of the key.

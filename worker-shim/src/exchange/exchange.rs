@@ -28,15 +28,15 @@ const BATCH: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KeyState {
-    /// The round of the push under way, else of the next one.
+    /// The round of the push in flight, else of the next one.
     pub round: Round,
     /// Answers that have not come, and 1 more until the key is handed out if the exchange's owner does that.
     pub outstanding: u32,
-    /// The content of the push under way.
+    /// The content of the push in flight.
     pub content: Content,
-    /// Whether chunks of the push under way, or of the next one, have left ahead or are queued to.
+    /// Whether chunks of the push in flight, or of the next one, have left ahead or are queued to.
     pub ahead: bool,
-    /// Whether all answers of the push under way, or of the last one, did not change the weights.
+    /// Whether all answers of the push in flight, or of the last one, did not change the weights.
     pub left_alone: bool,
 }
 
@@ -185,7 +185,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Drops the lost links; [new ones](Self::relink) at `port` come later. Pushes under way are still under
+    /// Drops the lost links; [new ones](Self::relink) at `port` come later. Pushes in flight are still under
     /// way.
     pub fn cut(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
@@ -226,7 +226,7 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// Drops the lost links, and waits for new ones at `port`. No answer to the pushes under way comes any more.
+    /// Drops the lost links, and waits for new ones at `port`. No answer to the pushes in flight comes any more.
     pub(crate) fn disconnect(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -529,7 +529,7 @@ impl<P: Port> Exchange<P> {
         self.found
     }
 
-    /// Whether no push of the key is under way.
+    /// Whether no push of the key is in flight.
     pub fn is_ready(&self, key: KeyId) -> bool {
         self.keys[key.index()].outstanding == 0
     }
@@ -540,12 +540,12 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].left_alone
     }
 
-    /// Returns the content of the push under way.
+    /// Returns the content of the push in flight.
     pub(crate) fn content(&self, key: KeyId) -> Content {
         self.keys[key.index()].content
     }
 
-    /// Returns the first key that is under way.
+    /// Returns the first key that is in flight.
     pub fn first_under_way(&self) -> Option<KeyId> {
         self.under_way_from(KeyId(0))
     }
@@ -561,7 +561,7 @@ impl<P: Port> Exchange<P> {
         self.broadcasts
     }
 
-    /// Returns the round of the push under way, else of the key's next push.
+    /// Returns the round of the push in flight, else of the key's next push.
     pub fn round(&self, key: KeyId) -> Round {
         self.keys[key.index()].round
     }
@@ -581,7 +581,7 @@ impl<P: Port> Exchange<P> {
         &self.layout
     }
 
-    /// Checks that no key is under way, before something that must not be done within a round.
+    /// Checks that no key is in flight, before something that must not be done within a round.
     pub(crate) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
         self.first_under_way().map_or(Ok(()), |key| self.check_idle(key, doing))
     }

@@ -52,7 +52,7 @@ impl<P: Port> Exchange<P> {
     /// Returns a key's weights, as of its last finished round.
     ///
     /// # Errors
-    /// Returns an error while the key is under way. If the hub answers bytes ahead, returns an error also from
+    /// Returns an error while the key is in flight. If the hub answers bytes ahead, returns an error also from
     /// [`send_ahead`](Self::send_ahead) on, unless the weights are a copy.
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
         self.check_read_as::<E>(key, "reading its weights")?;
@@ -73,7 +73,7 @@ impl<P: Port> Exchange<P> {
     /// writes.
     ///
     /// # Errors
-    /// Returns an error while the key is under way, and in any other job.
+    /// Returns an error while the key is in flight, and in any other job.
     pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
         self.check_idle_as::<E>(key, "writing its weights")?;
         let Exchange { windows, layout, .. } = self;

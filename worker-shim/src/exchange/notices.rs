@@ -24,7 +24,7 @@ impl<P: Port> Exchange<P> {
     /// [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) say when it can.
     ///
     /// # Panics
-    /// Panics if the schedule pulls nothing, or while a key is under way.
+    /// Panics if the schedule pulls nothing, or while a key is in flight.
     pub fn let_owner_pull(&mut self) {
         let schedule = self.slices.schedule();
         assert!(schedule.pulls(), "the schedule {schedule} pulls nothing");

@@ -63,7 +63,7 @@ impl Batches {
     /// keys that are needed together, in the order of the forward pass; they have each key once.
     ///
     /// # Panics
-    /// Panics if the exchange's schedule pulls nothing, or while a key is under way.
+    /// Panics if the exchange's schedule pulls nothing, or while a key is in flight.
     pub fn begin<P: Port>(layers: Vec<Vec<KeyId>>, exchange: &mut Exchange<P>) -> Self {
         exchange.let_owner_pull();
         let keys = (0..exchange.layout().keys().len() as u32).map(KeyId);

@@ -46,7 +46,7 @@ impl Session {
     /// codec, with checksums, with `kvstore`, and for small keys that leave with their neighbours.
     ///
     /// # Errors
-    /// Returns an error while a key is under way.
+    /// Returns an error while a key is in flight.
     pub fn send_ahead(&mut self, keys: impl IntoIterator<Item = KeyId>) -> Result<(), SessionError> {
         let sent = keys.into_iter().try_for_each(|key| self.put_ahead(key));
         sent.and(self.flush())

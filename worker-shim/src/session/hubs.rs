@@ -54,7 +54,7 @@ impl Session {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
-    /// Waits for all keys that are under way, and leaves the job.
+    /// Waits for all keys that are in flight, and leaves the job.
     ///
     /// # Errors
     /// Returns the errors of [`wait_all`](Self::wait_all). Returns [`MemberError::CheckpointLost`] if the worker has left,
@@ -92,7 +92,7 @@ impl Session {
         }
     }
 
-    /// Checks that a key that is under way can still complete: after each sleep, and after some polls of a worker that
+    /// Checks that a key that is in flight can still complete: after each sleep, and after some polls of a worker that
     /// never sleeps.
     pub(super) fn check_still_possible(&mut self, key: KeyId, since: Instant) -> Result<(), SessionError> {
         self.check_alive()?;

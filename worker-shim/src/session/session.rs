@@ -144,7 +144,7 @@ impl Session {
     /// sent are zero. `E` is the key's type.
     ///
     /// # Errors
-    /// Returns an error while the key is under way, or if `E` is another type than the key's.
+    /// Returns an error while the key is in flight, or if `E` is another type than the key's.
     pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], SessionError> {
         Ok(self.exchange.gradient_mut(key)?)
     }
@@ -306,7 +306,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a key that is under way: this one, or one of all, looked for from `first` on.
+    /// Returns a key that is in flight: this one, or one of all, looked for from `first` on.
     fn open(&self, awaited: Option<KeyId>, first: KeyId) -> Option<KeyId> {
         match awaited {
             Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
@@ -370,7 +370,7 @@ impl Session {
     /// computes. Times are measured again.
     ///
     /// # Errors
-    /// Returns an error while a key is under way, and if weights are not pulled in batches. Returns an error if the layers do
+    /// Returns an error while a key is in flight, and if weights are not pulled in batches. Returns an error if the layers do
     /// not have every key once.
     pub fn pull_by(&mut self, layers: Vec<Vec<KeyId>>) -> Result<(), SessionError> {
         self.exchange.check_quiet("pulling by other layers")?;
@@ -447,7 +447,7 @@ impl Session {
         Ok(self.exchange.need(order)?)
     }
 
-    /// Returns the round of a key's push under way, else of its next push.
+    /// Returns the round of a key's push in flight, else of its next push.
     pub(crate) fn round(&self, key: KeyId) -> Round {
         self.exchange.round(key)
     }

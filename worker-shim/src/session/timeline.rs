@@ -44,7 +44,7 @@ struct Notes {
     rank: u32,
     layout: Arc<Layout>,
     ring: Ring<Event>,
-    /// Keys that are under way.
+    /// Keys that are in flight.
     open: Vec<(KeyId, Round)>,
     has_callers: bool,
     /// The clocks of hubs on other machines.

@@ -46,7 +46,7 @@ pub enum Purpose {
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),
-    /// Hub 0 cuts the job. This is hub 0's number of the cut.
+    /// Hub 0 cuts the job; the number is hub 0's number of the cut.
     Follow(u64),
 }
 

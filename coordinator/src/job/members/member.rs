@@ -30,7 +30,8 @@ use crate::tokens::Token;
 
 /// A living worker notices the loss of its link within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
-/// When a worker dies, its heartbeat ends within this time after its links. News would answer the heartbeat earlier.
+/// The heartbeat of a worker that dies ends within this time after the worker's links. News would answer the heartbeat
+/// earlier.
 const DIES_WITHIN: Duration = Duration::from_millis(100);
 
 /// A worker, or a hub below, that joined.

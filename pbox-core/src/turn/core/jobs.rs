@@ -1,5 +1,5 @@
-//! The work of a core on a job, as commands of the core's owner: take the job, hold and cut its rounds, save its state,
-//! look at its rounds, and end it.
+//! The work of a core on a job, as commands of the core's owner. The core takes the job, holds and cuts its rounds, saves
+//! its state, looks at its rounds, and ends it.
 
 use std::ops::Range;
 
@@ -47,8 +47,7 @@ impl<P: Port> Core<P> {
         self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
     }
 
-    /// Makes a job below other hubs, which has no workers yet, begin with a round: the round from which this hub takes part at
-    /// the hubs above.
+    /// Makes a job below other hubs, which has no workers yet, begin with the round from which this hub takes part there.
     pub fn begin_below(&mut self, id: JobId, first: Round) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.begin_at(first));

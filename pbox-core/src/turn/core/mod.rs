@@ -23,8 +23,8 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
 pub use jobs::further;
 
-/// The least number of arrivals that one turn handles: enough to spread the cost of a poll, and few enough that other
-/// duties do not wait.
+/// The least number of arrivals that one turn handles. It spreads the cost of a poll, and does not delay other duties for
+/// long.
 const ARRIVALS_PER_TURN: usize = 64;
 /// The least number of arrivals that one turn handles for each link. So a turn finishes some chunks even with many workers,
 /// and their answers to a worker leave together.

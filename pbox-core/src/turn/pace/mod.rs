@@ -164,8 +164,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Calls `each` for the workers of a chunk that waits for pushes: with true for a worker that owes its push, with false for
-    /// a worker that waits for others. Returns how many pushes of the round in flight have arrived.
+    /// Calls `each` for the workers of a chunk that waits for pushes. The flag is true for a worker that owes its push, and
+    /// false for a worker that waits for others. Returns how many pushes of the round in flight have arrived.
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
     /// Returns the number of the link by which sums of the chunk at a place go up.
@@ -225,8 +225,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Steps a group at once, at its own place `joined`, when the chunks at its `places` have all their pushes. `None` if the
-    /// chunks must be [settled](Self::settle) one by one.
+    /// Steps a group in one step, at its own place `joined`, when the chunks at its `places` have all their pushes. `None` if
+    /// the chunks must be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,

@@ -37,12 +37,12 @@ pub(crate) trait Gather {
     /// Whether steps wait for anything. If not, the compiler leaves all of it out.
     const WAITS: bool;
 
-    /// Whether a chunk is taken in for a round.
+    /// Whether a chunk has been gathered for a round.
     fn has(&self, _place: usize, _round: Round) -> bool {
         true
     }
 
-    /// Keeps the mean of a chunk's pushes by `workers` workers. [Count](Self::count_in) it in afterwards.
+    /// Keeps the mean of a chunk's pushes by `workers` workers. [Count](Self::count_in) the chunk in afterwards.
     fn take_in<E: Element>(
         &mut self,
         _kernels: &Kernels,
@@ -66,7 +66,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Returns the finding of the round before that a step in a round uses.
+    /// Returns the result of the round before, for a step that uses it.
     fn found_before(&self, _round: Round) -> Option<Found> {
         None
     }
@@ -76,7 +76,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Returns the mean of the norms so far, where rounds with a spike are skipped.
+    /// Returns the mean of the norms so far, if rounds with a spike are skipped.
     fn norm_mean(&self) -> Option<NormMean> {
         None
     }
@@ -84,29 +84,29 @@ pub(crate) trait Gather {
     /// Adds the squares of a chunk to the squares of its key.
     fn add(&mut self, _place: usize, _squares: &Sums) {}
 
-    /// Counts in a chunk when its mean is kept.
+    /// Counts in a chunk whose mean is kept.
     fn count_in(&mut self, _place: usize, _round: Round, _workers: u32) {}
 
-    /// Whether a chunk is taken in for a round with a mean, and steps.
+    /// Whether a chunk is gathered for a round with a mean, and will step.
     #[inline]
     fn has_mean(&self, _place: usize, _round: Round) -> bool {
         false
     }
 
-    /// Takes a chunk in that has no gradient in its round.
+    /// Gathers a chunk that has no gradient in its round.
     fn take_nothing(&mut self, _place: usize, _round: Round) {}
 
-    /// Takes in no chunks of a round while the hub's part is not whole: their pushes may change.
+    /// Forgets the gathered chunks of a round if the hub's part is not complete: their pushes may change.
     #[inline]
     fn take_back(&mut self) {}
 
-    /// Returns the first round in which the hub's part is not whole.
+    /// Returns the first round for which the hub's part is not complete.
     #[inline]
     fn open(&self) -> Round {
         Round(0)
     }
 
-    /// Returns the finding that the step of a chunk uses in a round, once it is known.
+    /// Returns the result that the step of a chunk uses in a round, once it is known.
     fn found(&self, _place: usize, _round: Round) -> Option<Found> {
         None
     }
@@ -117,12 +117,12 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the line that all workers must get now, if there is one.
+    /// Takes the line that must now go to all workers, if there is one.
     fn untold(&mut self) -> Option<(Immediate, Span)> {
         None
     }
 
-    /// Returns the lines that a worker needs which has seen none, the older first.
+    /// Returns the lines for a worker that has seen none, the older first.
     fn lines(&self) -> Vec<(Immediate, Span)> {
         Vec::new()
     }
@@ -132,7 +132,7 @@ pub(crate) trait Gather {
         Vec::new()
     }
 
-    /// Returns the place in that window of a line that has come, if the link leads to the hub that it names.
+    /// Returns the place of a line that has arrived in that window, if the link leads to the hub that the line names.
     fn line_above(&self, _link: u32, _line: Immediate) -> Option<Span> {
         None
     }
@@ -142,12 +142,12 @@ pub(crate) trait Gather {
         Err(Refused::NotOfHub)
     }
 
-    /// Takes the line that is to go up next, if there is one, and the number of its link.
+    /// Takes the next line to go up, if there is one, and the number of its link.
     fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
         None
     }
 
-    /// Sends the lines that hubs may still need up again, because the links that lead up are new.
+    /// Sends the lines that hubs may still need up again, because the links to hubs above are new.
     fn pass_again(&mut self) {}
 
     /// Returns the last round that is found, at the core that sends the parts.
@@ -155,13 +155,13 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Returns the mean of a chunk that was taken in, and the workers in it.
+    /// Returns the mean of a gathered chunk, and the number of workers in it.
     fn mean(&self, _chunk: &Chunk, _place: usize) -> (&[f32], u32) {
         (&[], 0)
     }
 
-    /// Begins the chunks with this round. The round before it had gradients of these squares at this hub; if a hub does not know
-    /// them, steps that wait for that norm multiply by 1 at all hubs. The norms before have this mean.
+    /// Begins the chunks with this round. At this hub, the gradients of the round before had these squares. If a hub does not
+    /// know its squares, steps that depend on the norm multiply by 1 at all hubs. The norms before have this mean.
     fn begin_at(&mut self, _first: Round, _squares: Option<ExactSum>, _mean: NormMean) {}
 
     /// Whether the core waits for other cores.
@@ -170,18 +170,18 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the parts of other cores and hubs. Returns whether chunks may step now.
+    /// Takes the parts of other cores and hubs. Returns whether chunks may now step.
     fn hear(&mut self) -> bool {
         false
     }
 
-    /// Takes the places of chunks that may step since the core has [got the finding](Self::hear).
+    /// Takes the places of chunks that may step because the core has [the result](Self::hear).
     fn take_heard(&mut self) -> Option<Range<usize>> {
         None
     }
 }
 
-/// Steps that wait for nothing but the pushes of their chunk.
+/// Steps that wait only for the pushes of their chunk.
 #[derive(Debug)]
 pub(crate) struct NoGather;
 
@@ -192,15 +192,15 @@ impl Gather for NoGather {
 /// One core's part of the whole gradient.
 #[derive(Debug)]
 pub(crate) struct GatherNorm {
-    /// The model, or each key.
+    /// The gathered values of the model, or of each key.
     gathered: Vec<Gathered>,
-    /// Whether there is one for each key.
+    /// Whether values are gathered for each key.
     by_key: bool,
     /// Whether steps wait only for the norm of the round before.
     by_former: bool,
-    /// The numbers of those that [wait](Gathered::awaits).
+    /// The numbers of the entries that [wait](Gathered::awaits).
     waiting: Vec<u32>,
-    /// The numbers of those that wait no more, until their chunks have stepped.
+    /// The numbers of the entries that no longer wait, until their chunks have stepped.
     heard: Vec<u32>,
     /// One entry for each place.
     kept: Vec<Kept>,
@@ -218,25 +218,26 @@ struct Gathered {
     scope: Scope,
     /// The place of its first chunk.
     first: usize,
-    /// The squares of the chunks that were taken in for the last round.
+    /// The squares of the chunks that were gathered for the last round.
     sums: Sums,
-    /// The last round in which chunks were taken in.
+    /// The last round in which chunks were gathered.
     round: Round,
-    /// The number of chunks that were taken in for it: all, once the core has given its sums.
+    /// The number of chunks that were gathered in the last round. It is the number of all chunks once the core has given its
+    /// sums.
     taken: usize,
-    /// The round for which it has given its sums, until it has got the finding.
+    /// The round for which the core has given its sums, until it has the result.
     awaits: Option<Round>,
 }
 
 impl Gathered {
-    /// Begins a round, if it is another one: the round before is found.
+    /// Begins a round, if it is a new one. The result of the round before is then known.
     fn begin(&mut self, round: Round) {
         if round != self.round {
             (self.round, self.taken, self.sums) = (round, 0, Sums::default());
         }
     }
 
-    /// Takes in none of its chunks any more, unless the hub's part is whole. Returns the round of the chunks.
+    /// Forgets all gathered chunks, unless the hub's part is complete. Returns the round of the chunks.
     fn take_back(&mut self) -> Option<Round> {
         let has_given = self.taken == self.scope.chunks;
         let is_back = self.taken > 0 && (!has_given || self.scope.whole.take_back(self.round));
@@ -247,7 +248,7 @@ impl Gathered {
         })
     }
 
-    /// Returns the first round in which the hub's part is not whole.
+    /// Returns the first round for which the hub's part is not complete.
     fn open(&self) -> Round {
         if self.scope.whole.is_whole(self.round) { self.round.next() } else { self.round }
     }
@@ -258,9 +259,9 @@ impl Gathered {
 struct Kept {
     /// The number of the scope that its step waits for.
     of: u32,
-    /// The last round for which it was taken in.
+    /// The last round for which the chunk was gathered.
     round: Option<Round>,
-    /// The workers in its mean; 0 without a gradient.
+    /// The number of workers in the chunk's mean; 0 without a gradient.
     workers: u32,
     /// The start of its mean.
     start: usize,
@@ -310,7 +311,7 @@ impl GatherNorm {
         })
     }
 
-    /// Begins after a round, of which the hub has these squares. Steps of the next round wait for its norm, except in the first
+    /// Begins after a round in which the hub had these squares. Steps of the next round wait for its norm, except in the first
     /// round of a job.
     fn begin_after(&mut self, round: Round, squares: ExactSum) {
         let GatherNorm { gathered, waiting, .. } = self;
@@ -360,7 +361,7 @@ impl Gather for GatherNorm {
             }
             gathered.sums[0].add(match seen.not_finite {
                 0 => seen.squares,
-                // The result is infinite or NaN, like the values.
+                // If a value is infinite or NaN, so is the result.
                 _ => means.iter().map(|&mean| f64::from(mean) * f64::from(mean)).sum(),
             });
         }
@@ -437,7 +438,7 @@ impl Gather for GatherNorm {
 
     #[inline]
     fn found(&self, place: usize, round: Round) -> Option<Found> {
-        // The core that sends the parts answers nothing before that.
+        // The core that sends the hub's part answers no chunk before it has sent the part.
         let is_told = self.teller.as_ref().is_none_or(|teller| teller.has_found(round));
         self.gathered[self.kept[place].of as usize].scope.whole.found(round).filter(|_| is_told)
     }

@@ -27,23 +27,23 @@ pub(crate) struct PassSpec {
     pub above: Wire,
     /// The meeting place of the hub's cores, and the number of this core.
     pub crossing: (Arc<Crossing>, usize),
-    /// The lines of this core's hubs in the window that members read, hub by hub, if the hubs above write another.
+    /// The lines of this core's hubs in the window that members read, hub by hub. `None` if the hubs above write this window.
     pub shown: Option<Spans>,
 }
 
-/// Hands the lines of hubs at the top down, and passes them on.
+/// The core's duty to send the lines of hubs at the top down, and to pass them on.
 #[derive(Debug)]
 pub(crate) struct PassOn {
     spec: PassSpec,
     /// The wire of the links to members.
     wire: Wire,
-    /// The hubs at the top that have their first chunk here.
+    /// The hubs at the top whose first chunk this core owns.
     ways: Vec<Way>,
     /// The lines of these hubs in the window of sums, hub by hub, if they are passed on.
     sums: Spans,
-    /// The place in `ways` and the round of a line that members do not have yet.
+    /// A line that members do not have yet: its place in `ways`, and its round.
     untold: Option<(usize, Round)>,
-    /// Parts of other hubs are still to come, in a round for which a hub here has sent its part.
+    /// Whether parts of other hubs are missing in a round for which a hub of this core has sent its part.
     awaits: bool,
 }
 
@@ -51,17 +51,17 @@ pub(crate) struct PassOn {
 #[derive(Debug)]
 struct Way {
     hub: usize,
-    /// The number of the link that leads there.
+    /// The number of the link to the hub.
     link: u32,
-    /// The last rounds for which it has sent its part.
+    /// The last rounds for which the hub has sent its part.
     told: LastTwo,
-    /// The last round of each hub for which this one was given the part.
+    /// The last round of each other hub whose part was passed on to this hub.
     passed: Vec<Option<Round>>,
 }
 
 impl PassOn {
-    /// Knows no line yet. The core has these chunks; their sums go up by the links of these numbers. `sums` are its lines in the
-    /// window of sums.
+    /// Creates the duty without any line. The core has these chunks, and their sums go up over the links of these numbers.
+    /// `sums` are its lines in the window of sums.
     pub fn new(
         spec: PassSpec,
         wire: &Wire,
@@ -87,7 +87,7 @@ impl PassOn {
         (Immediate::line(hub, round), self.wire.weights_line(hub, round))
     }
 
-    /// Whether a hub here has sent its part of a round, and another's part is still to be passed on to it.
+    /// Whether a hub of this core has sent its part of a round, and another hub's part must still be passed on to it.
     fn awaits_parts(&self) -> bool {
         let awaits = |way: &Way| {
             let mut others = way.passed.iter().enumerate().filter(|(hub, _)| *hub != way.hub);

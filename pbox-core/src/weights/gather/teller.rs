@@ -14,21 +14,21 @@ pub(super) struct Teller {
     /// The lines in the window that workers read.
     lines: Spans,
     parts: Parts,
-    /// The last round that is found, with the rounds that were skipped.
+    /// The last round with a result, and the number of rounds that were skipped.
     found: Told,
-    /// Whether anything is found.
+    /// Whether any round has a result.
     has_any: bool,
     skips: Skips,
-    /// The round with a part that is whole and not posted yet.
+    /// A round whose part is complete and not posted yet.
     untold: Option<Round>,
 }
 
-/// A line that a worker has passed on is not taken.
+/// The reason why a line that a worker has passed on is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The line is not of a hub that has a part here.
+    /// The hub that the line names has no part.
     NotOfHub,
-    /// The words are no sum, or say another round than its post.
+    /// The words are not a sum, or have another round than the post.
     NoPart,
     /// No hub can be in this round.
     NoSuchRound,
@@ -49,13 +49,13 @@ impl Refused {
 }
 
 impl Teller {
-    /// Creates the teller. `hubs`: how many hubs have parts.
+    /// Creates the teller. `hubs` is the number of hubs that have parts.
     pub fn new(hub: usize, hubs: usize, skips: Skips, lines: Spans) -> Self {
         let found = Told::default();
         Teller { hub, lines, parts: Parts::new(hubs), found, has_any: false, skips, untold: None }
     }
 
-    /// Adds the known values of a round: this hub's part once it is whole, and all hubs' parts.
+    /// Adds the known values of a round: this hub's part once it is complete, and the parts of all hubs.
     pub fn add(&mut self, round: Round, whole: &WholeGradient) {
         let Some(sum) = whole.part(round).filter(|_| !self.has_found(round)) else { return };
         let part = Told { round, skipped: self.found.skipped, mean: whole.mean_before(round), sum };
@@ -87,7 +87,7 @@ impl Teller {
         }
     }
 
-    /// Takes the line that all workers must get now, if there is one.
+    /// Takes the line that must now go to all workers, if there is one.
     pub fn untold(&mut self) -> Option<(Immediate, Span)> {
         self.untold.take().map(|round| self.line(round))
     }
@@ -102,7 +102,7 @@ impl Teller {
         self.has_any.then_some(self.found)
     }
 
-    /// Whether this core has found a round.
+    /// Whether this core has the result of a round.
     pub fn has_found(&self, round: Round) -> bool {
         self.has_any && self.found.round == round
     }

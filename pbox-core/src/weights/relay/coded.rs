@@ -55,7 +55,7 @@ impl Weights for OneSum {
 /// The ways of a hub with coded links to the hubs above.
 #[derive(Debug)]
 pub(crate) struct CodedWays {
-    /// The way in which frames are written there.
+    /// The format of the frames to and from the hubs above.
     pub framing: Arc<Framing>,
     /// This hub's number among the members of the hubs above.
     pub machine: u32,
@@ -66,7 +66,7 @@ pub(crate) struct CodedWays {
 /// The encoder of sums and decoder of answers.
 #[derive(Debug)]
 pub(crate) struct CodedRelay {
-    /// Links of a higher number lead up.
+    /// The number of workers. Links to hubs above have higher numbers.
     workers: u32,
     ways: CodedWays,
     codecs: Codecs,

@@ -19,15 +19,15 @@ pub(crate) use coded::{CodedRelay, CodedWays, OneSum};
 /// Posts sums up and answers down.
 #[derive(Debug)]
 pub(crate) struct Relay {
-    /// Links of a higher number lead up.
+    /// The number of workers. Links to hubs above have higher numbers.
     workers: u32,
     /// The chunk's sum and its count, in the window that the hub above reads, by place.
     sums: Vec<Span>,
-    /// The count, by place.
+    /// The place of each chunk's count, by place of the chunk.
     counts: Spans,
-    /// The chunk in the window that the workers read, if the hubs above do not write that, by place.
+    /// The place of each chunk in the window that the workers read, by place. `None` if the hubs above write this window.
     shown: Option<Spans>,
-    /// The job's first weights are those of another hub's workers: from here the hub above reads none.
+    /// Whether the job's first weights come from another hub's workers. Then the hub above reads none from this hub.
     keeps_first: bool,
 }
 

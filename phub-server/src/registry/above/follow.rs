@@ -1,4 +1,4 @@
-//! A job below other hubs, as the registry follows it: the meeting of a mesh, the news from the hubs above, and the
+//! A job below other hubs, as the registry follows it. Handles the meeting of a mesh, the news from the hubs above, and the
 //! beginning of the job there.
 
 use std::pin::pin;

@@ -37,7 +37,7 @@ pub(crate) struct Clocks {
     chunks: Vec<State>,
     /// The number of rounds by which each worker is ahead of the slowest, by rank, in a job that begins again. Otherwise empty.
     ahead: Vec<u32>,
-    /// In a job that ends: the first round of each worker without a stepped push, by rank. Otherwise empty.
+    /// The first round of each worker without a stepped push, by rank, in a job that ends. Otherwise empty.
     ends: Vec<Round>,
 }
 

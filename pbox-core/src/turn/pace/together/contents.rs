@@ -17,11 +17,11 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Gather, Mode, Staged};
 
-/// By worker and chunk: pushes other than gradients, bytes that were sent ahead, and answers ahead, in the rounds in
-/// flight.
+/// Pushes other than gradients, bytes that were sent ahead, and answers ahead, in the rounds in flight, by chunk and
+/// worker.
 #[derive(Debug)]
 pub(super) struct Contents {
-    /// For each chunk, one row of bits per content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`] has the
+    /// One row of bits for each chunk and content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`] has the
     /// workers that were answered ahead.
     words: Vec<u64>,
     words_per_row: usize,

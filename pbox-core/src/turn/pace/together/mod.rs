@@ -541,11 +541,11 @@ fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Opt
 struct Roster {
     /// First round of each rank; `None` for ranks that do not take part.
     from: Vec<Option<Round>>,
-    /// By rank: the first round before which the rank gets an answer without a push. It is the rank's first round, or the next
+    /// The first round before which a rank gets an answer without a push, by rank. It is the rank's first round, or the next
     /// one if the answer is [kept back](Self::keep_back).
     answered_from: Vec<Option<Round>>,
     count: u32,
-    /// From this round on, all `count` workers take part.
+    /// The round from which all `count` workers take part.
     settled: Round,
 }
 
