@@ -1,6 +1,4 @@
 //! The bytes that cross the links of a job's members, by NIC. The cores count them.
-//!
-//! The cores count.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,5 @@
 //! The progress of a job's rounds: how fast they are, and how late each rank is. It is computed from the [windows](Watched)
 //! of the cores.
-//!
-//! Cores keep [windows](Watched) of their waits, which come here.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

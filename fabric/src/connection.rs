@@ -12,7 +12,7 @@ use rustix::net::Shutdown;
 use crate::port::CloseReason;
 use crate::watch::{Register, SocketEvents, Watch, Watched};
 
-/// The state that a port shares with the watch.
+/// The state by which the watch notifies a port.
 pub(crate) trait Alarm: Send + Sync + std::fmt::Debug {
     /// Counts that a connection of the port ended, and wakes the port.
     fn ended(&self);
@@ -31,7 +31,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Returns a connection over `socket`, which the watch looks after from now on.
+    /// Returns a connection over `socket`. The watch observes it from now on.
     pub fn watched(watch: &Watch, socket: OwnedFd, ports: Vec<Arc<dyn Alarm>>) -> std::io::Result<Arc<Self>> {
         Self::with_events(watch, socket, ports, SocketEvents::Any)
     }
@@ -66,13 +66,13 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Whether the socket ended. A port asks after its alarm went.
+    /// Whether the socket ended. A port asks after its alarm was raised.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire) // [death]
     }
 
-    /// Fails the connection for both sides, because a link of it failed at this end. The other ports of this end may
-    /// see the end before the port of that link has reported it, so they have the [reason](Self::end) from here.
+    /// Fails the connection for both ends, because a link of it failed at this end. Other ports of this end may see the end
+    /// before that link's port has reported it. They get the [reason](Self::end) from here.
     pub fn fail(&self, why: &CloseReason) {
         if *why != CloseReason::PeerGone {
             let _ = self.failure.set(why.clone()); // the first failure is the cause of others
@@ -80,7 +80,7 @@ impl Connection {
         self.shut();
     }
 
-    /// Returns why its links close, if it is dead.
+    /// Returns the reason why the links close, if the connection is dead.
     pub fn end(&self) -> Option<CloseReason> {
         self.is_dead().then(|| self.failure.get().cloned().unwrap_or(CloseReason::PeerGone))
     }
@@ -92,7 +92,7 @@ impl Connection {
 }
 
 impl Watched for Connection {
-    /// Notes that the socket ended: notifies every port that has a link of it.
+    /// Notes that the socket ended, and notifies every port that has a link of the connection.
     fn ready(&self) {
         self.dead.store(true, Ordering::Release); // [death], with what the ports count
         self.ports.iter().for_each(|port| port.ended());

@@ -15,7 +15,7 @@ impl Credit {
         self.limit = limit;
     }
 
-    /// Takes a post, and returns for how many bytes it counts; `None` when the post has to wait. A link that holds
+    /// Takes a post. Returns the number of bytes that it counts for, or `None` if the post has to wait. A link that holds
     /// nothing takes any post, and a post without bytes never waits.
     #[inline]
     pub fn take(&mut self, bytes: usize) -> Option<usize> {

@@ -1,4 +1,4 @@
-//! The common part of all handshakes: their yield, and the parts of their messages.
+//! The common part of all handshakes: their result, and the parts of their messages.
 //!
 //! The bytes come from outside: memory is allocated only for bytes that have arrived. No input or output
 //! here.
@@ -16,8 +16,8 @@ use crate::plan::{LinkPorts, MAX_PORTS};
 pub enum Receive {
     /// A new window of this many bytes: the hub's own pages if memory is shared, otherwise new memory.
     New(usize),
-    /// This window: one that other peers read, or that of a former connection, which keeps its addresses. A view of a
-    /// peer's pages becomes a view of the hub's.
+    /// An existing window: one that other peers read, or that of an earlier connection, whose addresses must stay. A view of a
+    /// peer's pages becomes a view of the hub's pages.
     Into(Arc<RecvWindow>),
 }
 
@@ -61,7 +61,7 @@ pub struct NicPair {
     pub hub: String,
     /// The device at the other end.
     pub joiner: String,
-    /// The names of the NICs, and the reason for the choice, in words.
+    /// The names of the NICs, and the reason for the choice.
     pub words: String,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Debug for NicPair {
     }
 }
 
-/// The yield of a handshake: the window that the peer writes, and the links.
+/// The result of a handshake: the window that the peer writes, and the links.
 #[derive(Debug)]
 pub struct Joined<E> {
     /// The window that the peer writes.
@@ -80,9 +80,9 @@ pub struct Joined<E> {
     pub endpoints: Vec<E>,
     /// The NICs that the links go over. Empty when there is no choice.
     pub paths: Vec<NicPair>,
-    /// Pairs of NICs that were tried and lead nowhere, in words.
+    /// Pairs of NICs that were tried without success.
     pub dead: Vec<String>,
-    /// Congestion control of the bytes that this end sends, in words. Over TCP, at the end that connects.
+    /// The congestion control of the bytes that this end sends. Only over TCP, at the end that connects.
     pub congestion: Option<String>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn take<const N: usize>(body: &mut &[u8]) -> Result<[u8; N], String> 
     Ok(*head)
 }
 
-/// Returns the number of the things that follow.
+/// Returns the number of items that follow.
 pub(crate) fn count(body: &mut &[u8], what: &str, allowed: RangeInclusive<usize>) -> Result<usize, String> {
     let count = u32::from_le_bytes(take(body)?) as usize;
     if !allowed.contains(&count) {
@@ -122,7 +122,7 @@ pub(crate) fn count(body: &mut &[u8], what: &str, allowed: RangeInclusive<usize>
     Ok(count)
 }
 
-/// Links, with their number before them.
+/// Decodes links, after their number.
 pub(crate) fn links(body: &mut &[u8]) -> Result<Vec<LinkPorts>, String> {
     let count = count(body, "links", 1..=MAX_PORTS)?;
     (0..count).map(|_| Ok(LinkPorts::decode(take(body)?))).collect()

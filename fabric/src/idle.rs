@@ -17,11 +17,11 @@ pub struct IdlePolicy {
     /// futex 20 us: worth it only if a core has nothing better to do. In time, because a poll of 128 links takes 30
     /// times as long as a poll of one.
     pub spin: Duration,
-    /// Empty polls with a `sched_yield` between them.
+    /// The number of empty polls with a `sched_yield` between them.
     pub yields: u32,
-    /// Whether the thread sleeps after that; otherwise it spins for ever (busy-poll).
+    /// Whether the thread sleeps after the yields. Otherwise it spins for ever (busy-poll).
     pub sleeps: bool,
-    /// The longest sleep. After it the thread looks around.
+    /// The longest sleep. After it the thread checks its other work.
     pub nap: Duration,
 }
 
@@ -36,7 +36,7 @@ impl IdlePolicy {
     /// The policy for a machine with fewer cores than runnable threads: leave the core at once.
     pub const SHARED: IdlePolicy =
         IdlePolicy { spin: Duration::ZERO, yields: 1, sleeps: true, nap: Duration::from_millis(500) };
-    /// Never sleep: the lowest latency, for a thread that has a core of its own.
+    /// The policy that never sleeps. It has the lowest latency, and needs a core that no other thread uses.
     pub const BUSY_POLL: IdlePolicy =
         IdlePolicy { spin: Duration::MAX, yields: 0, sleeps: false, nap: Duration::ZERO };
 }
@@ -46,7 +46,7 @@ impl IdlePolicy {
 pub struct Idle {
     policy: IdlePolicy,
     spins: bool,
-    /// Empty polls of this wait, while it spins.
+    /// The number of empty polls of this wait, while it spins.
     polls: u32,
     /// The first look at the clock in this wait.
     since: Option<Instant>,
@@ -73,8 +73,8 @@ impl Idle {
         !self.spins && self.yields_left == 0
     }
 
-    /// Idles, because there was no work: spins, yields, or sleeps on the port until `until` may hold. Returns true when
-    /// it slept.
+    /// Idles once, because there was no work: spins, yields, or sleeps on the port until `until` may hold. Returns true if it
+    /// slept.
     pub fn step<P: Port>(&mut self, port: &mut P, until: Until) -> bool {
         if self.spins {
             std::hint::spin_loop();
@@ -90,7 +90,7 @@ impl Idle {
         true
     }
 
-    /// Counts a poll, and ends the stage when its time is over by this clock.
+    /// Counts a poll. Ends the stage when its time is over by the clock `now`.
     fn spin(&mut self, now: impl FnOnce() -> Instant) {
         self.polls = self.polls.wrapping_add(1);
         if self.policy.sleeps && self.polls.is_multiple_of(POLLS_PER_LOOK) {

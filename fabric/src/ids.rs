@@ -12,7 +12,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns one past the last byte, or `None` when that does not fit in a `usize`.
+    /// Returns the offset after the last byte, or `None` if it does not fit in a `usize`.
     pub fn end(self) -> Option<usize> {
         self.offset.checked_add(self.bytes)
     }

@@ -15,9 +15,9 @@ use crate::port::{Arrival, CloseReason, Closed, Posted};
 #[derive(Debug)]
 pub(crate) enum LinkState {
     Open,
-    /// Closes when all earlier arrivals have been shown.
+    /// The link closes when all earlier arrivals have been shown.
     Ending(CloseReason),
-    /// Closed and not yet reported by `closed`.
+    /// The link is closed, and `closed` has not reported it yet.
     Closing(CloseReason),
     Reported,
 }
@@ -27,7 +27,7 @@ pub(crate) enum LinkState {
 pub(crate) struct Attached<L> {
     pub link: L,
     pub state: LinkState,
-    /// Posted to since the last flush.
+    /// Whether a post was made since the last flush.
     dirty: bool,
 }
 
@@ -36,7 +36,7 @@ impl<L> Attached<L> {
         matches!(self.state, LinkState::Open)
     }
 
-    /// Whether `closed` has still to report it.
+    /// Whether `closed` must still report the link.
     pub fn is_closing(&self) -> bool {
         matches!(self.state, LinkState::Closing(_))
     }
@@ -46,7 +46,7 @@ impl<L> Attached<L> {
 #[derive(Debug)]
 pub(crate) struct Links<L> {
     slots: Vec<Option<Attached<L>>>,
-    /// Links posted to since the last flush, each once.
+    /// The links with a post since the last flush, each once.
     dirty: Vec<LinkId>,
     /// The slot that the next poll looks at first.
     first: usize,
@@ -64,7 +64,7 @@ impl<L> Links<L> {
         LinkId(self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len()) as u32)
     }
 
-    /// Takes an open link in.
+    /// Adds an open link.
     pub fn insert(&mut self, link: L) -> LinkId {
         let id = self.next_id();
         let attached = Some(Attached { link, state: LinkState::Open, dirty: false });
@@ -78,7 +78,7 @@ impl<L> Links<L> {
         id
     }
 
-    /// Takes a link out; its id is free.
+    /// Removes a link, whose id is then free.
     pub fn remove(&mut self, id: LinkId) -> Option<Attached<L>> {
         let attached = self.slots.get_mut(id.index()).and_then(Option::take)?;
         self.dirty.retain(|&dirty| dirty != id);
@@ -137,7 +137,7 @@ impl<L> Links<L> {
         posted
     }
 
-    /// Whether a flush has something to do.
+    /// Whether a flush has work.
     #[inline]
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()

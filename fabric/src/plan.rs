@@ -33,13 +33,13 @@ pub struct LinkPorts {
 pub struct PlannedLink {
     /// The ports that the link joins.
     pub ports: LinkPorts,
-    /// The number of posts it has room for each way, at least 1.
+    /// The number of posts for which the link has room in each direction, at least 1.
     pub capacity: u32,
-    /// The ranges that the link carries. Only these need registration with its NICs.
+    /// The ranges that the link carries. Only they need registration with its NICs.
     pub carries: Carries,
 }
 
-/// The ranges that a link carries: all that is ever posted on it lies in them.
+/// The ranges that a link carries. All posts on the link lie in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carries {
     /// The ranges of the window that the joiner writes.
@@ -49,8 +49,8 @@ pub struct Carries {
 }
 
 impl PlannedLink {
-    /// Plans links. Port `i` of the hub has a link of `capacities[i]`, or none if that is 0. The links end at the
-    /// ports `joiner` of the end that connects, one after another. Each may carry all of both windows.
+    /// Plans links. Port `i` of the hub has a link with room for `capacities[i]` posts, or none if that is 0. At the end that
+    /// connects, the links end at the ports `joiner`, one after another. Each link may carry all of both windows.
     ///
     /// # Panics
     /// Panics if `joiner` is empty and there is a link.
@@ -63,8 +63,8 @@ impl PlannedLink {
         hub_ports.zip(0..).map(link).collect()
     }
 
-    /// Works like [`dealt`](Self::dealt), of a joiner with one port. It is also the plan of a hub, if the joiner names
-    /// its own ports.
+    /// Works like [`dealt`](Self::dealt), for a joiner with one port. It is also the plan of a hub, if the joiner names its own
+    /// ports.
     pub fn of_one_port(capacities: &[u32]) -> Vec<Self> {
         Self::dealt(capacities, &[PortId(0)])
     }
@@ -73,12 +73,12 @@ impl PlannedLink {
 /// The most ports of an end, and the most links of a connection: more than any machine has cores.
 pub(crate) const MAX_PORTS: usize = 4096;
 
-/// Returns the ports of a plan, as a hello names them.
+/// Returns the ports of a plan, as a hello lists them.
 pub(crate) fn ports_of(plan: &[PlannedLink]) -> Vec<LinkPorts> {
     plan.iter().map(|link| link.ports).collect()
 }
 
-/// Returns the ports of one end that have a link, each once.
+/// Returns the ports of one end that have a link, each port once.
 pub(crate) fn ports_with_links(plan: &[PlannedLink], end: impl Fn(LinkPorts) -> PortId) -> Vec<PortId> {
     let mut ports: Vec<PortId> = plan.iter().map(|link| end(link.ports)).collect();
     ports.sort_unstable();
@@ -86,8 +86,7 @@ pub(crate) fn ports_with_links(plan: &[PlannedLink], end: impl Fn(LinkPorts) -> 
     ports
 }
 
-/// Checks whether a hello names the links of the hub's plan. The joiner decides at which of its own ports each link
-/// ends.
+/// Checks that a hello names the links of the hub's plan. The joiner decides at which of its own ports each link ends.
 pub(crate) fn check_ports(named: &[LinkPorts], plan: &[PlannedLink]) -> Result<(), String> {
     if named.len() != plan.len() {
         return Err(format!("the hello names {} links, the hub's plan has {}", named.len(), plan.len()));
@@ -102,7 +101,7 @@ pub(crate) fn check_ports(named: &[LinkPorts], plan: &[PlannedLink]) -> Result<(
 }
 
 impl LinkPorts {
-    /// Returns how a handshake writes it, little endian.
+    /// Returns the ports as a handshake writes them, little endian.
     pub(crate) fn encode(self) -> [u8; 4] {
         let ([a, b], [c, d]) = (self.joiner.0.to_le_bytes(), self.hub.0.to_le_bytes());
         [a, b, c, d]

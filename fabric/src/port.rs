@@ -80,20 +80,20 @@ pub trait Port: Send {
     fn waker(&self) -> Waker;
 }
 
-/// A rule for the frames that one end of a link accepts from the other, over a transport that moves bytes. The layer
-/// above has one rule for each link. The port's thread asks it before a frame's bytes are written. If a NIC wrote
-/// the bytes, it asks before the immediate is shown.
+/// A rule for the frames that one end of a link accepts from the other, over a transport that moves bytes. The layer above
+/// has one rule for each link. The port's thread applies it before a frame's bytes are written. If a NIC writes the bytes,
+/// the thread applies it before the immediate is shown.
 pub trait FrameRule: Send + fmt::Debug {
     /// Notes that this end posted this immediate without bytes.
     fn posted_empty(&mut self, imm: Imm);
 
-    /// Checks whether a frame of this span may arrive with this immediate.
+    /// Checks that a frame of this span may arrive with this immediate.
     ///
     /// # Errors
     /// Returns the reason, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
 
-    /// Checks whether `bytes` bytes may arrive with this immediate, over a transport that does not tell their place.
+    /// Checks that `bytes` bytes may arrive with this immediate, over a transport that does not report their place.
     ///
     /// # Errors
     /// Returns the errors of [`check`](Self::check).
@@ -111,7 +111,8 @@ pub trait FrameRule: Send + fmt::Debug {
 pub enum Posted {
     /// The post is on its way.
     Accepted,
-    /// No room: try again after the peer polled, or when [`Port::wait`] returns. Backpressure, not an error.
+    /// The link has no room: try again after the peer polled, or when [`Port::wait`] returns. This is backpressure, not an
+    /// error.
     Full,
     /// The link is closed or unknown.
     Closed,
@@ -120,7 +121,7 @@ pub enum Posted {
 /// The event that a sleeper waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// Anything unread on any link.
+    /// Any unread arrival on any link ends the wait.
     Any,
     /// `count` unread arrivals on one link. A transport that cannot count may wake earlier. It is interrupt moderation:
     /// a worker that needs 1600 chunks is woken once.
@@ -147,12 +148,12 @@ impl Default for Arrival {
     }
 }
 
-/// The bytes that crossed a link since it was attached, as this end has them.
+/// The bytes that crossed a link since it was attached, as counted at this end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Crossed {
-    /// Handed to the socket or the NIC.
+    /// The bytes that were handed to the socket or the NIC.
     pub sent: u64,
-    /// Come from the peer.
+    /// The bytes that have arrived from the peer.
     pub received: u64,
 }
 
@@ -172,7 +173,7 @@ pub enum CloseReason {
     PeerGone,
     /// The peer's side of the link holds values that no correct peer writes.
     Corrupt(String),
-    /// The transport failed beneath the link; with the words of the kernel or the NIC.
+    /// The transport below the link failed; with the error of the kernel or the NIC.
     Failed(String),
 }
 

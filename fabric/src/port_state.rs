@@ -10,20 +10,19 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::connection::Alarm;
 
-/// A bell that wakes a port that sleeps.
+/// A bell that can wake a sleeping port.
 pub(crate) trait Ring: Send + Sync + std::fmt::Debug {
     /// Rings the bell. The caller has stored its reason before.
     fn ring(&self);
 }
 
-/// The shared state of one port. `own` is the part that only its transport has, with the bell that it sleeps
-/// at.
+/// The shared state of one port. `own` is the part of its transport, with the bell on which the port sleeps.
 #[derive(Debug)]
 pub(crate) struct PortState<T> {
     pub own: T,
-    /// Somebody woke the port's waker since it last slept.
+    /// Whether a thread has used the port's waker since the port last slept.
     woken: AtomicBool,
-    /// Counts the changes that the port has to look at, for example connections that ended.
+    /// The count of changes that the port must look at, such as connections that ended.
     changes: AtomicU32,
 }
 
@@ -37,13 +36,13 @@ impl<T> PortState<T> {
         self.woken.swap(false, Ordering::Acquire) // [woken]
     }
 
-    /// Returns a count that differs from the last one when there is something to look at.
+    /// Returns a count that differs from the last one if there is a change to look at.
     #[inline]
     pub fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire) // [change]
     }
 
-    /// Notes that the port has something to look at, and need not wake for it.
+    /// Notes a change that the port must look at. It need not wake for it.
     pub fn count_change(&self) {
         self.changes.fetch_add(1, Ordering::Release); // [change]
     }
@@ -76,7 +75,7 @@ impl EventBell {
         Ok(EventBell(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Makes a bell that rang quiet again.
+    /// Resets a bell that has rung.
     pub fn quieten(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }

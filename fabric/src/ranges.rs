@@ -8,15 +8,14 @@
 use crate::ids::Span;
 use crate::memory::HUGE_PAGE;
 
-/// The gap below which spans are one range. A page is the least that is pinned, and a post over several small spans has
-/// their padding in it. The gap is the same on all machines, so that both ends of a link count the same ranges.
+/// The gap below which two spans are in one range. Memory is pinned by pages, and a post over several small spans includes
+/// their padding. The gap is the same on all machines, so that both ends of a link count the same ranges.
 const GAP: usize = 4096;
 
-/// The bytes outside of a range that a huge page may hold: a chunk that the page ends in, or begins in, and some
-/// padding.
+/// The bytes outside of a range that a huge page may hold: a chunk at its beginning, a chunk at its end, and some padding.
 const FOREIGN: usize = 64 * 1024;
 
-/// Parts of a window, ascending, with gaps between them.
+/// Parts of a window, in ascending order, with gaps between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranges(Vec<Span>);
 
@@ -44,7 +43,7 @@ impl FromIterator<Span> for Ranges {
 }
 
 impl Ranges {
-    /// Returns the ranges of a window of `bytes` bytes.
+    /// Returns the ranges, cut to a window of `bytes` bytes.
     pub(crate) fn within(&self, bytes: usize) -> Self {
         let cut = |span: &Span| Span { bytes: span.bytes.min(bytes.saturating_sub(span.offset)), ..*span };
         self.0.iter().map(cut).collect()
@@ -55,14 +54,14 @@ impl Ranges {
         self.0.iter().copied()
     }
 
-    /// Returns the place among the ranges of the one that holds the whole span.
+    /// Returns the index of the range that holds the whole span.
     #[inline]
     pub fn holding(&self, span: Span) -> Option<usize> {
         let place = self.0.partition_point(|range| range.offset <= span.offset).checked_sub(1)?;
         (span.end()? <= end(self.0[place])).then_some(place)
     }
 
-    /// Returns the bytes that the kernel pins when these are registered: whole pages, for each range its own. Windows
+    /// Returns the bytes that the kernel pins when the ranges are registered: whole pages, separately for each range. Windows
     /// begin on a page.
     pub fn pinned_bytes(&self) -> u64 {
         let page = rustix::param::page_size();

@@ -1,7 +1,6 @@
-//! The path of a member to the data path of each hub: first the transport, then the links over it. Used once, at the join.
-//! Knows the hubs' offers and this member's settings; nothing of rounds.
+//! The path of a member to the data path of each hub: first the transport, then the links over it.
 //!
-//! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
+//! Used once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
 use std::net::SocketAddr;
 use std::ops::Range;

@@ -1,5 +1,4 @@
-//! A job's state as a hub sends it. It is read piece by piece, and is never in memory as a whole. Runs on the thread that
-//! asks. Must not know what is in the state.
+//! A job's state as a hub sends it. It is read piece by piece, and is never in memory as a whole.
 //!
 //! Runs on the thread that asks. Must not know what is in the state.
 

@@ -1,6 +1,6 @@
-//! Joining: a member's request to each hub of a job, and a hub that has accepted it. Runs once, on the thread that joins.
+//! Joining: a member's request to each hub of a job, and a hub that has accepted it.
 //!
-//! Once, on the thread that joins.
+//! Runs once, on the thread that joins.
 
 use std::ops::Range;
 use std::task::Waker;

@@ -8,7 +8,7 @@ pub mod ring;
 
 pub use ring::bell;
 
-/// The door to atomics: here, to loom's.
+/// The door to atomics. In this crate it leads to loom's.
 mod sync {
     pub use loom::sync::atomic::{AtomicU32, Ordering, fence};
 }

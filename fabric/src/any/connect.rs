@@ -21,26 +21,24 @@ pub struct Group {
 }
 
 impl Group {
-    /// Asks for this over TCP. Only TCP has frames: shared memory moves no bytes, and a NIC checks the bytes
-    /// that it moves.
+    /// Sets the options for TCP. Only TCP has frames: shared memory moves no bytes, and a NIC checks the bytes that it moves.
     pub fn with_tcp(self, tcp: tcp::Options) -> Self {
         Group { tcp, ..self }
     }
 
-    /// Returns why nobody can connect by shared memory, if nobody can: this process may not make memory that it can
-    /// share.
+    /// Returns the reason why nobody can connect by shared memory, if nobody can: this process may not make shareable memory.
     pub fn unshared(&self) -> Option<String> {
         self.shm.unshared()
     }
 
-    /// Returns the RDMA, if there is any.
+    /// Returns the group's RDMA ports, if there are any.
     pub fn rdma(&self) -> Option<&verbs::Group> {
         self.verbs.as_deref()
     }
 }
 
-/// Makes `ports` ports that connect together: one for each core of a hub, one for a worker. With `rdma`, a group of
-/// as many ports, they use RDMA too.
+/// Makes `ports` ports that connect together: one for each core of a hub, or one for a worker. With `rdma`, a group of as
+/// many RDMA ports, they also use RDMA.
 ///
 /// # Errors
 /// Returns an error if memory, descriptors or threads run out.
@@ -76,8 +74,8 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether another transport may lead to the hub. Either this transport did not reach the hub at all, or no NIC of
-    /// one end leads to a NIC of the other. A failure of shared memory concerns only this machine.
+    /// Whether another transport may reach the hub. Either this transport did not reach the hub at all, or no NIC of one end
+    /// reaches a NIC of the other end. A failure of shared memory concerns only this machine.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
@@ -112,7 +110,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Waits for the next connection; `Ok(None)` once [`stop`](Self::stop) was called.
+    /// Waits for the next connection. Returns `Ok(None)` once [`stop`](Self::stop) was called.
     pub fn accept(&self) -> Result<Option<Accepted>, ConnectError> {
         Ok(match self {
             Listener::Shm(listener) => listener.accept()?.map(Accepted::Shm),
@@ -181,9 +179,9 @@ impl AsFd for Accepted {
 /// The result of adding a connection to a peer.
 #[derive(Debug)]
 pub enum Gathered {
-    /// All connections of the peer are there.
+    /// All connections of the peer have arrived.
     Whole(Hello),
-    /// Connections are missing. The first connection of a peer also gives the duty to wait for the rest.
+    /// Connections of the peer are missing. With the first connection comes the duty to wait for the rest.
     Waits(Option<tcp::Pending>),
 }
 
@@ -199,7 +197,7 @@ pub enum Hello {
 }
 
 impl Hello {
-    /// Returns the token that says who it is.
+    /// Returns the token that identifies the peer.
     pub fn token(&self) -> [u8; 16] {
         match self {
             Hello::Shm(hello) => hello.token(),
@@ -208,7 +206,7 @@ impl Hello {
         }
     }
 
-    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
+    /// Checks the proof of the peer's token. `token_of` finds the token by the name that the hello shows.
     pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
         match self {
             Hello::Shm(hello) => hello.identify(token_of),
@@ -217,8 +215,8 @@ impl Hello {
         }
     }
 
-    /// Takes the descriptors that arrived with the hello, or adds this connection to the peer's other connections, once its
-    /// token is known. Nobody may wait for the caller: wrong descriptors of a peer are closed here.
+    /// Takes the descriptors that arrived with the hello, or adds this connection to the peer's other connections, once the
+    /// token is known. Closes wrong descriptors, which may block: no thread may wait for the caller.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Ok(match self {
             Hello::Tcp(hello) => match hello.gather()? {
@@ -230,7 +228,7 @@ impl Hello {
         })
     }
 
-    /// Refuses, with a reason.
+    /// Refuses the peer, with a reason.
     pub fn refuse(self, why: &str) {
         match self {
             Hello::Shm(hello) => hello.refuse(why),
@@ -239,11 +237,10 @@ impl Hello {
         }
     }
 
-    /// Lets the peer in. `ours` is sent to the peer, and the peer's bytes arrive in a window of `recv_bytes`. The links
-    /// are those of `plan`, which the hello must name too. When the window is this end's own memory, `place` sees it
-    /// before any bytes arrive, so that the owners of its pages can touch them. `no_path` is called before the peer
-    /// learns that it may connect by another transport. Then no NIC of the peer leads to a NIC of this end, or memory
-    /// cannot be shared.
+    /// Admits the peer. `ours` is sent to the peer, and the peer's bytes arrive in a window of `recv_bytes`. The links are
+    /// those of `plan`, which the hello must name, too. If the window is this end's own memory, `place` gets it before any
+    /// bytes arrive, so that the owners of its pages can touch them. `no_path` is called if no NIC of the peer reaches a NIC of
+    /// this end, or memory cannot be shared. Then the peer may connect by another transport, and is notified after the call.
     pub fn welcome(
         self,
         group: &Group,

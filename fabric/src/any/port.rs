@@ -38,7 +38,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether the bytes of a post cross it, and may be rewritten meanwhile, for another post of them.
+    /// Whether the link moves a post's bytes, which may be rewritten before they are posted again.
     pub fn carries_drafts(&self) -> bool {
         match self {
             Endpoint::Shm(_) => false,
@@ -47,7 +47,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the device that its bytes cross at this end. Shared memory moves none.
+    /// Returns the device that the link's bytes cross at this end. Shared memory has none.
     pub fn device(&self) -> Option<Device> {
         match self {
             Endpoint::Shm(_) => None,
@@ -56,8 +56,8 @@ impl Endpoint {
         }
     }
 
-    /// Sets the rule that closes the link when it refuses a frame. Over RDMA the NIC writes at the peer's address,
-    /// and only the length is known; on shared memory nothing moves.
+    /// Sets the rule that closes the link when it refuses a frame. With RDMA the NIC writes at the peer's address, and only the
+    /// length is known. With shared memory no bytes move.
     pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {
         match self {
             Endpoint::Shm(_) => {}
@@ -66,8 +66,8 @@ impl Endpoint {
         }
     }
 
-    /// Lets the link end with its NIC's port, for a link that is made again when it is lost. Over RDMA the link then
-    /// ends when the port is down for as long as packets are retried, even if it is idle.
+    /// Makes the link end with its NIC's port, for a link that is replaced when it is lost. With RDMA the link then ends when
+    /// the port is down for as long as packets are retried, even if the link is idle.
     pub fn end_with_port(&mut self) {
         if let Endpoint::Verbs(endpoint) = self {
             endpoint.end_with_port();
@@ -88,7 +88,7 @@ pub enum Device {
 pub struct Port {
     pub(super) shm: shm::Port,
     pub(super) tcp: tcp::Port,
-    /// The port of RDMA, if there is one.
+    /// The port for RDMA, if there is one.
     pub(super) verbs: Option<verbs::Port>,
     /// The transport that the next poll asks first.
     first: u32,
@@ -99,7 +99,7 @@ impl Port {
         Port { shm, tcp, verbs, first: SHM }
     }
 
-    /// Returns the bytes that crossed a link that is attached. Nothing on shared memory, which moves none.
+    /// Returns the bytes that crossed an attached link. Shared memory moves none.
     pub fn crossed(&self, link: LinkId) -> Option<Crossed> {
         match inner(link) {
             (SHM, _) => None,
@@ -125,7 +125,7 @@ impl crate::Port for Port {
     fn attach(&mut self, endpoint: Endpoint) -> LinkId {
         match endpoint {
             Endpoint::Shm(endpoint) => {
-                // Without it the peer does not end a sleep here; the sleep has a timeout.
+                // If this fails, the peer does not end a sleep here. The sleep has a timeout.
                 let _ = self.tcp.sleep_beside_edges(endpoint.woken_by().as_fd());
                 outer(SHM, self.shm.attach(endpoint))
             }
@@ -141,7 +141,7 @@ impl crate::Port for Port {
         match inner(link) {
             (SHM, link) => {
                 let left = self.shm.take_off(link);
-                // A peer may keep the descriptor open, and with it the epoll's watch.
+                // A peer may keep the descriptor open, and with it the entry of the epoll.
                 left.into_iter().for_each(|woken_by| self.tcp.sleep_without(woken_by.as_fd()));
             }
             (TCP, link) => self.tcp.detach(link),
@@ -179,7 +179,7 @@ impl crate::Port for Port {
     fn flush_early(&mut self) {
         self.shm.flush_early();
         self.tcp.flush_early();
-        // Posts to NICs wait for `flush`: see the port over verbs.
+        // Posts to NICs wait for `flush`, as in the port over verbs.
     }
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
@@ -230,7 +230,7 @@ impl crate::Port for Port {
     }
 }
 
-/// The wakers of a port, whichever transport it sleeps on. The waker of shared memory also wakes TCP, if a port
+/// The wakers of a port, for each transport on which it may sleep. The waker of shared memory also wakes TCP, if a port
 /// sleeps for all transports.
 struct Wakers([Option<Waker>; 2]);
 

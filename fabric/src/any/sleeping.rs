@@ -8,7 +8,7 @@ use super::port::Port;
 use crate::port::{Port as _, Until};
 use crate::{shm, tcp, verbs};
 
-/// Lets the port over TCP sleep for the ports of the other transports. Once for all.
+/// Makes the port over TCP sleep for the ports of the other transports. Called once.
 pub(super) fn sleep_together(
     shm: &shm::Port,
     tcp: &tcp::Port,
@@ -19,7 +19,7 @@ pub(super) fn sleep_together(
 }
 
 impl Port {
-    /// Sleeps until there is something on any transport.
+    /// Sleeps until there is an arrival or an event on any transport.
     pub(super) fn wait_for_all(&mut self, on_shm: Until, on_verbs: Until, timeout: Duration) {
         let Port { shm, tcp, verbs, .. } = self;
         let mut rang = false;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The way in which bytes cross, best first.
+/// The transport of bytes. The best transport is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// Shared memory, on one machine.
@@ -15,7 +15,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// All, best first.
+    /// All transports, the best first.
     pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Verbs, Transport::Tcp];
 
     /// Returns the name in settings.

@@ -1,5 +1,4 @@
-//! Memory that a dma-buf describes, such as a GPU's. NICs read it by its descriptor; this process needs no
-//! address of it.
+//! Memory that a dma-buf describes, such as a GPU's. NICs read it by its descriptor. This process needs no address in it.
 //!
 //! On the `unsafe` list: a descriptor that comes as a number, from another language.
 
@@ -13,7 +12,7 @@ use rustix::fs::{SeekFrom, fstatfs, seek};
 /// The file system of dma-bufs, by its magic number (linux/magic.h).
 const DMA_BUF_FS: u64 = 0x444d_4142;
 
-/// A dma-buf from a byte of it on. Its text is `DESCRIPTOR` or `DESCRIPTOR:OFFSET`.
+/// A dma-buf, from one of its bytes on. Its text form is `DESCRIPTOR` or `DESCRIPTOR:OFFSET`.
 #[derive(Clone, Debug)]
 pub struct DmaBuf {
     fd: Arc<OwnedFd>,
@@ -62,7 +61,7 @@ impl DmaBuf {
         DmaBuf { fd: Arc::new(fd), offset }
     }
 
-    /// Works like [`new`](Self::new), of a descriptor that stays the caller's: this is another one of the same dma-buf.
+    /// Works like [`new`](Self::new), for a descriptor that the caller keeps: this makes a duplicate.
     ///
     /// # Errors
     /// Returns an error if the process has no such descriptor.
@@ -92,7 +91,7 @@ impl DmaBuf {
         }
     }
 
-    /// Returns the byte of the dma-buf that the window begins with.
+    /// Returns the offset in the dma-buf at which the window begins.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }

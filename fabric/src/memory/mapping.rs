@@ -41,7 +41,7 @@ impl MapError {
     }
 }
 
-/// Returns the advice for a kernel's refusal of memory or of a descriptor for it.
+/// Returns advice for the user after the kernel refused memory or a descriptor.
 pub(crate) fn advice(errno: Errno) -> &'static str {
     match errno {
         Errno::NOMEM => "free memory, raise the limit (ulimit -v, the container's), or use a smaller model",
@@ -91,7 +91,8 @@ impl Mapping {
     /// first.
     fn stay(&self) {
         let none = std::ptr::null::<libc::c_ulong>();
-        // SAFETY: the range is this mapping's own; contents stay as they are. Where it is refused (containers), all is as before.
+        // SAFETY: the range is this mapping's own, and its contents stay as they are. If the kernel refuses (containers), nothing
+        // changes.
         let _ = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -124,9 +125,10 @@ impl Mapping {
         })
     }
 
-    /// Returns the mapping that `map` makes, at a multiple of a huge page's size if it is as long as one. Only there
-    /// can a huge page be mapped as one. The kernel chooses such an address only where huge pages are switched on, or
-    /// in later versions. So a larger range of addresses is reserved first, and the rest is given back.
+    /// Returns the mapping that `map` makes. If it is at least as long as a huge page, it begins at a multiple of a huge page's
+    /// size, because only there can the kernel map a huge page. By default the kernel chooses such an address only if huge
+    /// pages are switched on, or in later versions. So a larger range of addresses is reserved first, and the rest is given
+    /// back.
     fn aligned(
         what: &'static str,
         len: NonZeroUsize,
@@ -148,7 +150,7 @@ impl Mapping {
         let start = start.map_err(|errno| MapError::new(what, len.get(), errno))?.cast::<u8>();
         let before = start.align_offset(HUGE_PAGE);
         let aligned = start.wrapping_add(before);
-        // `aligned` and `len` bytes after it are a part of the reservation; the mapping takes that part's place.
+        // The mapping takes the place of `len` bytes of the reservation from `aligned` on.
         let mapped = map(aligned.cast(), MapFlags::FIXED);
         let pages = len.get().next_multiple_of(rustix::param::page_size());
         let after = reserved.next_multiple_of(rustix::param::page_size()) - before - pages;
@@ -166,8 +168,8 @@ impl Mapping {
         Self::checked(what, len, mapped)
     }
 
-    /// Puts the pages of another file in the place of this mapping's, at the same addresses. They can be read only.
-    /// Where the kernel refuses, the range reads as zeros: the kernel may have removed the former pages before it failed.
+    /// Replaces this mapping's pages by the pages of another file, at the same addresses and read-only. If the kernel refuses,
+    /// the range reads as zeros, because the kernel may have removed the old pages before it failed.
     pub fn replace(&self, what: &'static str, fd: BorrowedFd) -> Result<(), MapError> {
         let (start, bytes) = (self.start.as_ptr().cast(), self.bytes.get());
         // SAFETY: the range is this mapping's own and remains so. Its bytes are shared memory, which readers read
@@ -188,7 +190,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Has huge pages if all memory is on one node. On several nodes a huge page would hold chunks of cores of several.
+    /// Makes huge pages if all memory is on one node. With several nodes, one huge page would hold chunks of cores on several
+    /// nodes.
     pub fn collapse_on_one_node(&self) {
         if one_node() {
             self.collapse(&Ranges::default(), Access::Read);
@@ -212,18 +215,19 @@ impl Mapping {
         collapsed
     }
 
-    /// Makes pages huge, on the node of the calling thread, if almost all of the page lies in one range. It works with
-    /// any setting of the machine for huge pages (Linux 6.1). Returns how many bytes have them. `access` is how a page
-    /// is made that is not there yet: a file's by reading; a private one as by writing. Contents stay as they are.
+    /// Makes pages huge, on the node of the calling thread, if almost all of the page lies in one range. It works with any
+    /// setting of the machine for huge pages (Linux 6.1). Returns how many bytes have huge pages. `access` is how missing pages
+    /// are made: a file's pages by reading, private pages also by writing. The contents stay as they are.
     fn collapse(&self, ranges: &Ranges, access: Access) -> usize {
         /// The constant of linux/mman.h; not in every libc yet.
         const MADV_COLLAPSE: i32 = 25;
-        /// The kernel says EAGAIN where somebody else holds a page for a moment.
+        /// The number of tries: the kernel returns EAGAIN while another thread holds a page.
         const TRIES: u32 = 3;
         let collapse = |part: Span| {
             let start = self.start.as_ptr().wrapping_add(part.offset);
             for offset in (0..part.bytes).step_by(HUGE_PAGE) {
-                // One page of each must be there for the others to follow. A huge page lies where most of the small ones did.
+                // The first small page of each huge page must exist before the kernel can collapse it. The huge page then lies on
+                // the node of most of its small pages.
                 let page = start.wrapping_add(offset);
                 match access {
                     // SAFETY: inside this mapping, which is readable.
@@ -245,8 +249,8 @@ impl Mapping {
         ranges.huge_pages(self.bytes()).into_iter().map(collapse).sum()
     }
 
-    /// Makes the kernel allocate the pages of a span for writing, as if somebody wrote there (Linux 5.14). The contents do not
-    /// change, even if other threads read and write them meanwhile.
+    /// Makes the kernel allocate the pages of a span for writing (Linux 5.14). The contents do not change, even if other
+    /// threads read and write them meanwhile.
     ///
     /// # Panics
     /// Panics if the span ends beyond the mapping.
@@ -261,7 +265,7 @@ impl Mapping {
         }
     }
 
-    /// Leaves this memory out of processes that are forked. Private pages that a NIC uses would be copied for each of them.
+    /// Leaves this memory out of forked processes. Otherwise private pages that a NIC uses would be copied for each child.
     pub fn keep_from_children(&self) {
         // SAFETY: the range is this mapping's own; this process has it as before.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes(), Advice::LinuxDontFork) };
@@ -306,16 +310,16 @@ impl Drop for Mapping {
     }
 }
 
-/// Returns free pages of the heap to the machine: the C library keeps them if a live allocation follows them.
+/// Returns free pages of the heap to the machine. The C library keeps free pages that lie below a live allocation.
 pub fn trim_heap() {
     // SAFETY: it takes the allocator's own locks, and touches only memory that nobody has.
     #[cfg(target_env = "gnu")]
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Makes the C library keep two heaps for all threads of this process, before they begin. Its default is eight for each
-/// core, and each keeps pages around the little that lives in it. A hub with many threads that save checkpoints grew
-/// for hours.
+/// Makes the C library use two heaps for all threads of this process. Must be called before they begin. The default is
+/// eight heaps per core, and each heap keeps pages around a few live bytes. Without this call, a hub with many threads that
+/// save checkpoints grew for hours.
 pub fn few_heaps() {
     // SAFETY: it sets a number of the allocator, which takes its own lock.
     #[cfg(target_env = "gnu")]

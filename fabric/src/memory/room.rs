@@ -1,5 +1,5 @@
-//! The memory that this process may still have. It is the least of the machine's available memory and of the rest that
-//! each control group leaves.
+//! The memory that this process may still use. It is the least of the machine's available memory and of the rest that each
+//! control group leaves.
 //!
 //! A control group (cgroup) is a directory. Its limit holds for all processes in it and below it, so the groups above count,
 //! too:
@@ -14,7 +14,7 @@
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-/// Memory that this process may still have.
+/// The memory that this process may still use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryRoom {
     /// The number of bytes.
@@ -53,12 +53,12 @@ impl fmt::Display for MemoryRoom {
     }
 }
 
-/// Returns the room of this process; `None` when the kernel says nothing.
+/// Returns the memory that this process may still use, with its bounds; `None` if the kernel does not report it.
 pub fn memory_room() -> Option<MemoryRoom> {
     room_in(Path::new("/"))
 }
 
-/// Returns the memory that this process may still have, in bytes; `None` when the kernel says nothing.
+/// Returns the memory that this process may still use, in bytes; `None` if the kernel does not report it.
 pub fn available_bytes() -> Option<u64> {
     memory_room().map(|room| room.bytes)
 }
@@ -73,8 +73,8 @@ fn room_in(root: &Path) -> Option<MemoryRoom> {
     machine.into_iter().chain(groups).min_by_key(|room| room.bytes)
 }
 
-/// Returns the directories of this process's groups that may limit memory, with those above them, as far as they can be
-/// seen here.
+/// Returns the directories of the control groups that may limit this process's memory: its own groups and all groups above
+/// them that are visible.
 fn groups(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     let mut groups = Vec::new();
     for mount in mountinfo.lines() {
@@ -96,7 +96,7 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
         };
         let Some(line) = cgroup.lines().find(of_this) else { continue };
         let path = Path::new(line.splitn(3, ':').nth(2).unwrap_or("/"));
-        // A container may see its own group as the top, under a path that is not its own.
+        // In a container, its own group may appear as the top, under another path.
         let below = path.strip_prefix(top).unwrap_or(Path::new(""));
         let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
         let below = if is_plain { below } else { Path::new("") };

@@ -24,12 +24,12 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// Creates the spans of one owner. `split` has checked them, and that nobody else owns them.
+    /// Creates the spans of one owner. `split` has checked them, and that no other owner has them.
     pub(super) fn new(window: &Arc<SendWindow>, spans: Vec<Span>) -> Self {
         Spans { window: Arc::clone(window), spans }
     }
 
-    /// Returns the window that they are spans of.
+    /// Returns the window of these spans.
     pub fn window(&self) -> &Arc<SendWindow> {
         &self.window
     }
@@ -39,7 +39,7 @@ impl Spans {
         self.spans.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no spans.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
@@ -59,7 +59,7 @@ impl Spans {
         Some(self.spans.len() - 1)
     }
 
-    /// Gives the spans from this index on to another owner.
+    /// Gives the spans from this index on to another owner. Returns them.
     pub fn split_off(&mut self, index: usize) -> Spans {
         Spans { window: Arc::clone(&self.window), spans: self.spans.split_off(index) }
     }
@@ -101,25 +101,25 @@ const TMPFS: u64 = 0x0102_1994;
 /// The window that the peer writes and this end reads.
 #[derive(Debug)]
 pub struct RecvWindow {
-    /// Shared with regions: it must stay mapped while a NIC may write it.
+    /// The mapping. It is shared with registered regions: it must stay mapped while a NIC may write it.
     mapping: Arc<Mapping>,
     bytes: usize,
-    /// Memory of this end, which a transport may write; otherwise a read-only view.
+    /// Whether this is memory of this end, which a transport may write. Otherwise it is a read-only view.
     local: bool,
-    /// The window that shows this memory to other peers; its owners write spans of it.
+    /// The window that shows this memory to other peers. Its owners write spans of it.
     shown: Option<Arc<SendWindow>>,
 }
 
 impl RecvWindow {
-    /// Returns a view of a peer's [`SendWindow`](crate::SendWindow) on this machine. The file comes from outside: its
-    /// size and its seal against shrinking (without which a read could raise SIGBUS) are checked here.
+    /// Returns a view of a peer's [`SendWindow`](crate::SendWindow) on this machine. The file comes from outside. So this
+    /// checks its size, and its seal against shrinking: without the seal a read could raise SIGBUS.
     pub fn open(fd: BorrowedFd, bytes: usize) -> Result<Self, WindowError> {
         check_file(fd, bytes)?;
         let mapping = Mapping::shared("a peer's window", fd, bytes, Access::Read)?;
         Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false, shown: None })
     }
 
-    /// Shows another peer's window at the addresses where this view is. Nobody may be reading it: the bytes change.
+    /// Shows another peer's window at the addresses of this view. Nobody may be reading it, because the bytes change.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open). If the pages could not be mapped, the view reads as zeros.
@@ -138,8 +138,8 @@ impl RecvWindow {
         Ok(RecvWindow { mapping, bytes, local: true, shown: None })
     }
 
-    /// Returns the memory of a window that other peers read: received bytes are shown to them. For a hub between hubs
-    /// above and its workers. Spans that an owner at this end writes are not received into.
+    /// Returns the memory of a window that other peers read: they see the received bytes. For a hub between hubs above and its
+    /// workers. A transport does not receive into spans that an owner at this end writes.
     pub fn shown(window: &Arc<SendWindow>) -> Self {
         let (mapping, bytes) = (Arc::clone(window.mapping()), window.bytes());
         RecvWindow { mapping, bytes, local: true, shown: Some(Arc::clone(window)) }
@@ -150,7 +150,7 @@ impl RecvWindow {
         self.bytes
     }
 
-    /// Whether it is memory of this end. Only then may a transport `write` it.
+    /// Whether the window is memory of this end. Only then may a transport `write` it.
     pub fn is_local(&self) -> bool {
         self.local
     }
@@ -179,22 +179,22 @@ impl RecvWindow {
         Ok(unsafe { std::slice::from_raw_parts(start, elements) })
     }
 
-    /// Has huge pages, as [`SendWindow::collapse_by_node`].
+    /// Makes huge pages, as [`SendWindow::collapse_by_node`] does.
     pub fn collapse_by_node(&self, nodes: &[Ranges], go_to: impl FnMut(usize)) -> usize {
         let access = if self.local { Access::ReadWrite } else { Access::Read };
         self.mapping.collapse_by_node(nodes, access, go_to)
     }
 
-    /// Allocates every page of a span, on the node of the calling core if nobody touched the page yet. For memory of this end,
-    /// before a transport writes it. Contents stay as they are. Before Linux 5.14 it does nothing.
+    /// Allocates every page of a span. A page that nobody has touched yet is allocated on the node of the calling core. For
+    /// memory of this end, before a transport writes it. The contents stay as they are. Before Linux 5.14 it does nothing.
     pub fn populate(&self, span: Span) {
         if self.place(span).is_some() {
             self.mapping.populate(span);
         }
     }
 
-    /// Touches every page of a span for reading, so that it is allocated on the node of the calling
-    /// core if nobody touched it yet.
+    /// Touches every page of a span for reading. A page that nobody has touched yet is then allocated on the node of the
+    /// calling core.
     pub fn touch(&self, span: Span) {
         const PAGE: usize = 4096;
         let Some(end) = span.end().filter(|&end| end <= self.bytes) else { return };
@@ -222,7 +222,7 @@ impl RecvWindow {
     /// protocol nobody reads the span until the transport has shown the post's immediate.
     pub(crate) unsafe fn write(&self, span: Span, source: *const u8) -> Result<(), SpanError> {
         let place = self.place(span).ok_or(SpanError::OutOfBounds { span, bytes: self.bytes })?;
-        // SAFETY: in bounds and writable by `place`, and the rest is the caller's word.
+        // SAFETY: in bounds and writable by `place`; the caller guarantees the rest.
         unsafe { std::ptr::copy_nonoverlapping(source, place, span.bytes) };
         Ok(())
     }
@@ -246,8 +246,8 @@ fn check_file(fd: BorrowedFd, bytes: usize) -> Result<(), WindowError> {
     Ok(())
 }
 
-/// Checks that the pages of a peer's memfd are plain ones. A memfd of huge pages has a pool that can be empty when a page is
-/// first touched: SIGBUS, and no seal against it.
+/// Checks that the pages of a peer's memfd are not huge pages of a pool. The pool can be empty when a page is first
+/// touched. This raises SIGBUS, and no seal prevents it.
 pub(crate) fn check_plain(fd: BorrowedFd) -> Result<(), WindowError> {
     let kind = fstatfs(fd).map_err(|errno| WindowError::Memfd { call: "fstatfs", bytes: 0, errno })?;
     match kind.f_type as u64 {
@@ -256,7 +256,7 @@ pub(crate) fn check_plain(fd: BorrowedFd) -> Result<(), WindowError> {
     }
 }
 
-/// A type that windows may be read and written as: any bits are a value, and all its bits are its value's.
+/// A type as which windows may be read and written: any bits are a valid value, and it has no padding.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
@@ -264,7 +264,7 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
 /// Spans of a window that overlap, stick out, or are not aligned.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpanError {
-    /// Past the end of the window.
+    /// The span ends after the window.
     #[error("span {span:?} ends beyond the window of {bytes} bytes")]
     OutOfBounds {
         /// The span.
@@ -283,10 +283,10 @@ pub enum SpanError {
     NotWhole {
         /// The span.
         span: Span,
-        /// Size of the type that it was to be read as.
+        /// Size of the type as which the span was to be read.
         element_bytes: usize,
     },
-    /// Two owners for one byte.
+    /// Two spans share a byte.
     #[error("spans {first:?} and {second:?} overlap")]
     Overlap {
         /// The lower span.

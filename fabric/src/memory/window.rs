@@ -47,7 +47,7 @@ pub enum WindowError {
         /// Bytes that the peer gave.
         seen: u64,
     },
-    /// The peer's window has pages of its own kind.
+    /// The peer's window has pages of another kind than plain memory.
     #[error(
         "the peer's window is not plain shared memory (its file system is {seen:#x}); it is not a window of this version"
     )]
@@ -55,7 +55,7 @@ pub enum WindowError {
         /// The magic number of the file's file system.
         seen: u64,
     },
-    /// The peer's window could still shrink under us.
+    /// The peer's window could still shrink while this process reads it.
     #[error(
         "the peer's window lacks the seal against shrinking (its seals: {seen:#x}); it is not a window of this version"
     )]
@@ -77,17 +77,17 @@ pub struct SendWindow {
 /// The place of a window's bytes.
 #[derive(Debug)]
 enum Memory {
-    /// The bytes are in a memfd that is mapped here.
+    /// The bytes are in a memfd that this process has mapped.
     Memfd(Arc<Mapping>, OwnedFd),
-    /// Memory of this process only, because the process may not make a memfd, with the reason.
+    /// The bytes are in memory that only this process has, because the process may not make a memfd, for this reason.
     Own(Arc<Mapping>, Errno),
     /// The bytes are in a dma-buf, which only NICs can access.
     DmaBuf(DmaBuf),
 }
 
 impl SendWindow {
-    /// Creates a zeroed window of `bytes`, in a sealed memfd: no name in any file system, gone with its
-    /// last holder. Where this process may not make a memfd, as in some containers, it is in memory that is not shared.
+    /// Creates a zeroed window of `bytes`, in a sealed memfd. It has no name in any file system, and is freed with its last
+    /// holder. If this process may not make a memfd, as in some containers, the memory is not shared.
     pub fn new(bytes: usize) -> Result<Self, WindowError> {
         let window = Self::sparse(bytes)?;
         window.mapping().collapse_on_one_node();
@@ -111,8 +111,8 @@ impl SendWindow {
         Ok(SendWindow { memory: Memory::Memfd(mapping, fd), bytes, owned: Box::default() })
     }
 
-    /// Returns a window of `bytes` in a dma-buf, only for links over RDMA. Other uses of its bytes panic.
-    /// Something else than this process writes them, such as a GPU.
+    /// Returns a window of `bytes` in a dma-buf, only for links over RDMA. Other uses of its bytes panic. Another party than
+    /// this process writes the bytes, such as a GPU.
     ///
     /// # Errors
     /// Returns an error if the descriptor is not a dma-buf, or if the window does not fit into it.
@@ -122,9 +122,9 @@ impl SendWindow {
         Ok(SendWindow { memory, bytes, owned: Box::default() })
     }
 
-    /// Has huge pages where ranges are of one NUMA node, and small pages elsewhere. `nodes` has the ranges of each node, and
-    /// `go_to` moves the calling thread to a node by its place there. Call it before the owners touch their pages, and before a
-    /// NIC registers them. Returns how many bytes have huge pages.
+    /// Makes huge pages where a whole page belongs to one NUMA node; other pages stay small. `nodes` has the ranges of each
+    /// node, and `go_to` moves the calling thread to a node by its place in `nodes`. Call it before the owners touch their
+    /// pages, and before a NIC registers them. Returns how many bytes have huge pages.
     pub fn collapse_by_node(&self, nodes: &[Ranges], go_to: impl FnMut(usize)) -> usize {
         self.mapping().collapse_by_node(nodes, Access::Read, go_to)
     }
@@ -134,7 +134,7 @@ impl SendWindow {
         self.bytes
     }
 
-    /// Returns the descriptor, to be passed to a peer on this machine; or why there is none, in words.
+    /// Returns the descriptor, to be passed to a peer on this machine, or the reason why there is none.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
         match &self.memory {
             Memory::Memfd(_, fd) => Ok(fd.as_fd()),
@@ -172,19 +172,18 @@ impl SendWindow {
         span.bytes > 0 && self.owned.get(next).is_some_and(|owned| owned.offset < span.offset + span.bytes)
     }
 
-    /// Returns the first byte, for the owners of spans.
+    /// Returns the address of the first byte, for the owners of spans.
     pub(super) fn start(&self) -> *mut u8 {
         self.mapping().as_ptr()
     }
 
-    /// Returns the first byte of a span, for a transport to move; `None` when the span is out of bounds.
+    /// Returns the address of a span's first byte, for a transport to move; `None` if the span is out of bounds.
     pub(crate) fn bytes_of(&self, span: Span) -> Option<*const u8> {
         (span.end()? <= self.bytes).then(|| self.start().wrapping_add(span.offset).cast_const())
     }
 
-    /// Gives each owner its own spans to write: one list of spans for each owner, all disjoint. The
-    /// only check of disjointness is here, so that writing a span needs none. The method takes the
-    /// window, so that there is no second split.
+    /// Gives each owner its own spans to write: one list of spans for each owner, all disjoint. Only this method checks that
+    /// spans are disjoint, so that writing a span needs no check. It takes the window, so that there is no second split.
     pub fn split(mut self, owners: Vec<Vec<Span>>) -> Result<(Arc<Self>, Vec<Spans>), SpanError> {
         let mut all: Vec<Span> = owners.iter().flatten().copied().collect();
         for &span in &all {

@@ -26,7 +26,7 @@ pub trait Cells {
     fn tail(&self) -> &AtomicU32;
     /// Returns the position after the last taken item; the consumer writes it.
     fn head(&self) -> &AtomicU32;
-    /// Returns a sleeping consumer wants to be woken once the tail has reached this position. The consumer writes it.
+    /// Returns the position that the tail must reach before a sleeping consumer wants to be woken. The consumer writes it.
     fn wake_at(&self) -> &AtomicU32;
     /// Returns the items; their number is a power of two, at most [`MAX_CAPACITY`].
     fn slots(&self) -> &[AtomicU32];
@@ -68,7 +68,7 @@ impl<C: Cells> Producer<C> {
         Producer { cells, mask, tail: 0, head_seen: 0 }
     }
 
-    /// Publishes `item`; `Ok(false)` when the ring is full.
+    /// Publishes `item`. Returns `Ok(false)` if the ring is full.
     pub fn push(&mut self, item: u32) -> Result<bool, Corrupt> {
         if self.tail.wrapping_sub(self.head_seen) > self.mask {
             // [ring-release]: pairs with the consumer's store of head; the slot may be written again.
@@ -88,8 +88,8 @@ impl<C: Cells> Producer<C> {
         Ok(true)
     }
 
-    /// Whether the consumer, if it sleeps, wants to be woken for the entries published so far. Only
-    /// meaningful after a sequentially consistent fence that follows the push (see `bell`).
+    /// Whether the consumer, if it sleeps, wants to be woken for the entries published so far. Only meaningful after a
+    /// sequentially consistent fence that follows the push (see `bell`).
     pub fn due(&self) -> bool {
         let wake_at = self.cells.wake_at().load(Ordering::Relaxed);
         reached(self.tail, wake_at)
@@ -111,7 +111,7 @@ impl<C: Cells> Consumer<C> {
         Consumer { cells, mask, head: 0, tail_seen: 0 }
     }
 
-    /// Takes up to `limit` items in order; returns how many.
+    /// Takes up to `limit` items in order. Returns how many.
     pub fn take(&mut self, limit: usize, mut item: impl FnMut(u32)) -> Result<usize, Corrupt> {
         let unread = self.unread_at_least(limit)? as usize;
         let count = unread.min(limit);
@@ -132,7 +132,7 @@ impl<C: Cells> Consumer<C> {
         self.unread_at_least(usize::MAX)
     }
 
-    /// Sets for how many unread items a producer wakes this consumer.
+    /// Sets the number of unread items at which a producer wakes this consumer.
     pub fn wake_when(&self, unread: u32) {
         self.cells.wake_at().store(self.head.wrapping_add(unread), Ordering::Relaxed);
     }
@@ -198,8 +198,8 @@ pub mod bell {
         Descriptors = 2,
     }
 
-    /// Announces that the consumer is about to sleep at a place. The caller has set its rings' `wake_at` before, and
-    /// looks at them once more after.
+    /// Announces that the consumer is about to sleep at a place. The caller must set its rings' `wake_at` before, and look at
+    /// the rings once more after.
     pub fn announce(asleep: &AtomicU32, place: Place) {
         asleep.store(place as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst); // [bell]
@@ -216,8 +216,8 @@ pub mod bell {
         fence(Ordering::SeqCst); // [bell]
     }
 
-    /// Returns the place at which this call of a producer must wake the consumer, if this call must do so. The
-    /// read-modify-write is reached only when the consumer sleeps.
+    /// Returns the place at which the caller, a producer, must wake the consumer, if it must. The read-modify-write is made
+    /// only if the consumer sleeps.
     pub fn claim_wake(asleep: &AtomicU32) -> Option<Place> {
         const DESCRIPTORS: u32 = Place::Descriptors as u32;
         if asleep.load(Ordering::Relaxed) == 0 {

@@ -28,17 +28,15 @@ impl OwnBell {
         self.word.asleep()
     }
 
-    /// Sets the waker of a port that sleeps at descriptors; the waker ends such a sleep. Panics when there is one
-    /// already.
+    /// Sets the waker of a port that sleeps at descriptors. Panics if there is one already.
     pub fn set_beside(&self, waker: Waker) {
         self.beside.set(waker).expect("a port sleeps beside one other port");
     }
 }
 
 impl Ring for OwnBell {
-    /// Rings without asking the word whether anybody sleeps, or where. A peer that was killed between clearing the word
-    /// and waking the sleeper leaves the sleeper asleep with a clear word; so does a hostile peer. The call is rare
-    /// enough to pay for the system calls each time.
+    /// Rings without checking whether anybody sleeps, or where. A peer that is killed after it cleared the word and before it
+    /// woke the sleeper leaves the sleeper asleep. So does a hostile peer. The call is rare enough for its system calls.
     fn ring(&self) {
         bell::published();
         bell::awake(self.asleep());
@@ -59,14 +57,13 @@ impl PeerBells {
         Ok(PeerBells(Words::open(whose, words, Bell::bytes(ports))?))
     }
 
-    /// Returns the bell of a port, which `waker` wakes where it sleeps at descriptors. Panics when the peer has no such
-    /// port.
+    /// Returns the bell of a port, with the `waker` for a port that sleeps at descriptors. Panics if the peer has no such port.
     pub fn of(&self, port: PortId, waker: waking::Waker) -> PeerBell {
         PeerBell { word: Bell::new(&self.0, port.index()), waker: Box::new(waker) }
     }
 }
 
-/// The bell of a port that a link leads to.
+/// The bell of a port at the other end of a link.
 #[derive(Debug)]
 pub(super) struct PeerBell {
     pub word: Bell,
@@ -74,7 +71,7 @@ pub(super) struct PeerBell {
 }
 
 impl PeerBell {
-    /// Wakes the port at its place of sleep, if nobody else does.
+    /// Wakes the port at its place of sleep, unless another thread does.
     pub fn ring(&self) {
         let asleep = self.word.asleep();
         match bell::claim_wake(asleep) {

@@ -20,15 +20,14 @@ use crate::plan::PlannedLink;
 use crate::ring::AtomicU32;
 use crate::ring::{Cells, MAX_CAPACITY};
 
-/// Words that different ends write lie this far apart: two cache lines, because adjacent lines are
-/// fetched in pairs.
+/// The distance of words that different ends write: two cache lines, because adjacent lines are fetched in pairs.
 const APART: usize = 128;
 
 /// A sealed memfd of atomics, mapped writable at both ends.
 #[derive(Debug)]
 pub(super) struct Words {
     mapping: Mapping,
-    /// The reason if there is none: then only this process has the words.
+    /// The descriptor, or the reason why there is none. Without it only this process has the words.
     fd: Result<OwnedFd, Errno>,
 }
 
@@ -53,7 +52,7 @@ impl Words {
         }
     }
 
-    /// Returns the peer's words; its size and seal are checked.
+    /// Opens the peer's words, and checks their size and seal.
     pub fn open(what: &'static str, fd: OwnedFd, bytes: usize) -> Result<Arc<Self>, String> {
         let seals = fcntl_get_seals(&fd).map_err(|errno| format!("{what}: reading seals: {errno}"))?;
         check_plain(fd.as_fd()).map_err(|error| format!("{what}: {error}"))?;
@@ -69,7 +68,7 @@ impl Words {
         Ok(Arc::new(Words { mapping, fd: Ok(fd) }))
     }
 
-    /// Returns the descriptor, to be passed to a peer on this machine; or why there is none, in words.
+    /// Returns the descriptor, to be passed to a peer on this machine, or the reason why there is none.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
         let why = |errno| format!("this process may not make memory that it shares (memfd_create: {errno})");
         self.fd.as_ref().map(AsFd::as_fd).map_err(why)
@@ -99,7 +98,7 @@ impl Bell {
         ports * APART
     }
 
-    /// Creates the bell of port `index`; panics when the words hold fewer.
+    /// Creates the bell of port `index`. Panics if there are fewer words.
     pub fn new(words: &Arc<Words>, index: usize) -> Self {
         Bell { _words: Arc::clone(words), asleep: words.word(index * APART) }
     }
@@ -139,7 +138,7 @@ pub(super) fn rings_bytes(plan: &[PlannedLink]) -> usize {
     plan.iter().map(|link| 2 * ring_bytes(link.capacity)).sum()
 }
 
-/// Returns the (up, down) rings of each link. Panics when the words are smaller than [`rings_bytes`].
+/// Returns the (up, down) rings of each link. Panics if the words are smaller than [`rings_bytes`].
 pub(super) fn rings(words: &Arc<Words>, plan: &[PlannedLink]) -> Vec<(MappedCells, MappedCells)> {
     let mut offset = 0;
     let mut next = |posts| {

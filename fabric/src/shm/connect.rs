@@ -35,7 +35,7 @@ use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
-/// Connections that wait to be accepted: one for each worker, at most 1024.
+/// The number of connections that may wait to be accepted: one for each worker, at most 1024.
 const BACKLOG: i32 = 1024;
 
 /// A handshake failed.
@@ -75,7 +75,7 @@ fn advice(doing: &str) -> &'static str {
     }
 }
 
-/// The hub's socket: an abstract name, which the kernel forgets with the last holder.
+/// The hub's socket. Its name is abstract: it ends with the last holder.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -93,7 +93,7 @@ impl Listener {
         Ok(Listener { socket, address: address.to_owned() })
     }
 
-    /// Returns a new address, which nobody can foresee.
+    /// Returns a new address that nobody can guess.
     ///
     /// # Errors
     /// Returns an error if the kernel has no random numbers.
@@ -122,8 +122,8 @@ impl Listener {
     }
 }
 
-/// The socket of a client that connected. Until it is [let in](Self::let_in), the descriptors that it has
-/// sent are closed with it.
+/// The socket of a connected client. Until the client is [admitted](Self::let_in), the descriptors that it has sent are
+/// closed with the socket.
 #[derive(Debug)]
 pub(super) struct Guest(Option<OwnedFd>);
 
@@ -186,7 +186,7 @@ impl AsFd for Accepted {
 #[derive(Debug)]
 pub struct Hello {
     socket: Guest,
-    /// The name of its token, until it is [identified](Self::identify).
+    /// The name of the token, until the peer is [identified](Self::identify).
     token: [u8; 16],
     message: HelloMessage,
     /// The window and its bells, once they are taken.
@@ -194,24 +194,24 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Returns the token that says who it is.
+    /// Returns the token that identifies the peer.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }
 
-    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
+    /// Checks the proof of the peer's token. `token_of` finds the token by the name that the hello shows.
     pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
         if let Some(token) = token_of(self.message.token).filter(|&token| self.message.is_proven_by(token)) {
             self.token = token;
         }
     }
 
-    /// Refuses, with a reason.
+    /// Refuses the peer, with a reason.
     pub fn refuse(self, why: &str) {
         refuse(self.socket.as_fd(), why);
     }
 
-    /// Takes the descriptors of the hello. Call it once the token is known, at a place where nobody waits.
+    /// Takes the descriptors of the hello. Call it once the token is known, on a thread for which nobody waits.
     pub fn gather(mut self) -> Result<Self, ConnectError> {
         let taken = self.take();
         taken.inspect_err(|why| refuse(self.socket.as_fd(), why)).map_err(ConnectError::Nonsense)?;
@@ -222,7 +222,8 @@ impl Hello {
         if self.given.is_some() {
             return Ok(());
         }
-        // Descriptors after the hello are closed here, and no more can arrive: later a core closes this socket.
+        // Descriptors that came after the hello are closed here. No more can arrive, so a core can later close this socket at
+        // once.
         let (bytes, fds) =
             receive(self.socket.as_fd(), Duration::from_secs(1)).map_err(|error| error.to_string())?;
         let _ = shutdown(&self.socket, Shutdown::Read);
@@ -253,8 +254,8 @@ impl Hello {
         self.welcome_or(group, ours, recv_bytes, plan, || ())
     }
 
-    /// Lets the peer in like [`welcome`](Self::welcome). On failure `refused` is called before the peer is notified,
-    /// which may then connect by another transport.
+    /// Admits the peer as [`welcome`](Self::welcome) does. On failure, `refused` is called before the peer is notified. The
+    /// peer may then connect by another transport.
     pub fn welcome_or(
         mut self,
         group: &Arc<Group>,
@@ -319,8 +320,8 @@ impl Hello {
     }
 }
 
-/// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and the links are those of `plan`. Its
-/// window is seen through `receive_into`.
+/// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and the links are those of `plan`. The hub's window is
+/// seen through `receive_into`.
 pub fn connect(
     address: &str,
     token: [u8; 16],
@@ -345,7 +346,7 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     let fail = |doing| move |error: rustix::io::Errno| socket_error(doing, address, error);
     let socket = new_socket().map_err(fail("opening a socket"))?;
     let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail("naming the hub"))?;
-    // When a hub accepts nobody, its queue of connections is full, and connecting waits too.
+    // A hub that accepts nobody has a full queue of connections, and then connecting waits, too.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))
         .map_err(fail("setting a time-out"))?;
     connect_socket(&socket, &name).map_err(|errno| match errno {
@@ -359,7 +360,8 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     Ok(socket)
 }
 
-/// Returns the worker's half of a connection, from the hub's answer to its hello. `name` is that of its receivers.
+/// Returns the worker's half of a connection, from the hub's answer to its hello. `name` is the name of the worker's
+/// receivers.
 pub(super) fn welcomed(
     (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
     socket: &OwnedFd,
@@ -397,12 +399,12 @@ pub(super) fn welcomed(
     Ok(Joined::new(recv, endpoints))
 }
 
-/// Returns the place of a port among those of a connection.
+/// Returns the index of a port among the ports of a connection.
 fn place(ports: &[PortId], port: PortId) -> usize {
     ports.binary_search(&port).expect("the ports of a plan are those of its links")
 }
 
-/// Returns the descriptors that a peer handed over, if there are as many as there must be.
+/// Returns the descriptors that a peer handed over, if their number is the expected one.
 fn offered(fds: Vec<OwnedFd>, expected: usize) -> Result<Vec<OwnedFd>, String> {
     if fds.len() != expected {
         let why = format!("expected {expected} descriptors, got {}", fds.len());

@@ -1,18 +1,18 @@
-//! Sleeping at a bell and waking the sleeper, by futex(2) on the bell's word. `crate::ring::bell` has the rules of that word.
-//! `datagram` wakes who sleeps at descriptors.
+//! Sleep at a bell and waking of the sleeper, by futex(2) on the bell's word. `crate::ring::bell` has the rules of the
+//! word. `datagram` wakes a port that sleeps at descriptors.
 
 use rustix::thread::futex;
 
 use crate::ring::AtomicU32;
 use crate::ring::bell::Place;
 
-/// Sleeps while the word says so, up to `timeout`; woken by [`wake`] from any process.
+/// Sleeps while the word says that the consumer sleeps, for at most `timeout`. [`wake`] ends the sleep from any process.
 pub fn sleep(asleep: &AtomicU32, timeout: std::time::Duration) {
     let timeout = rustix::time::Timespec {
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    // Every outcome (woken, word already clear, time-out, signal) means the same: look again.
+    // After any outcome (woken, word already clear, timeout, signal) the caller looks again.
     let _ = futex::wait(asleep, futex::Flags::empty(), Place::Futex as u32, Some(&timeout));
 }
 

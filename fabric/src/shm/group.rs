@@ -28,12 +28,12 @@ impl Group {
         Ok(Arc::new(Group { bells, ports, watch: Watch::start()? }))
     }
 
-    /// Returns the bells, to be passed to a peer on this machine.
+    /// Returns the descriptor of the bells, to be passed to a peer on this machine.
     pub(super) fn bells(&self) -> Result<BorrowedFd<'_>, String> {
         self.bells.fd()
     }
 
-    /// Returns why no peer can connect to it, if none can: this process may not make memory that it can share.
+    /// Returns the reason why no peer can connect, if none can: this process may not make shareable memory.
     pub fn unshared(&self) -> Option<String> {
         self.bells().err()
     }

@@ -26,7 +26,7 @@ const MAGIC: [u8; 8] = *b"phubshm4";
 const MAX_FDS: usize = 253;
 /// The longest message: a hello with all its links.
 const MAX_BYTES: usize = 56 + 4 * MAX_PORTS + PROOF;
-/// Messages of a stranger that may wait in its socket.
+/// The number of messages of a stranger that may wait in its socket.
 const MOST_MESSAGES: usize = 1024;
 /// The longest refusal, including the header before its text.
 const MAX_REFUSAL: usize = 1024;
@@ -34,16 +34,16 @@ const MAX_REFUSAL: usize = 1024;
 /// Worker to hub, with [gradient window, bells].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HelloMessage {
-    /// The name of the worker's token, which is not shown itself.
+    /// The name of the worker's token. The token itself is not shown.
     pub token: [u8; 16],
     pub send_bytes: u64,
-    /// The number of ports the worker has, each with a bell.
+    /// The number of the worker's ports, each with a bell.
     pub ports: u32,
-    /// The name of the sockets that wake them.
+    /// The name of the sockets that wake these ports.
     pub name: Name,
     /// The ports that the links join, in the order of their rings.
     pub links: Vec<LinkPorts>,
-    /// The proof that the sender of all this has the token.
+    /// The proof that the sender of the hello has the token.
     pub proof: [u8; PROOF],
 }
 
@@ -142,7 +142,7 @@ pub(super) fn send(socket: BorrowedFd, bytes: &[u8], fds: &[BorrowedFd]) -> io::
     Ok(())
 }
 
-/// Tells a peer why it is refused, if it listens: nobody waits for it.
+/// Tells a peer why it is refused, without waiting for the peer.
 pub(super) fn refuse(socket: BorrowedFd, why: &str) {
     let bytes = ReplyMessage::Refused(why.to_owned()).encode();
     let _ = rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
@@ -161,7 +161,7 @@ pub(super) fn peek(socket: BorrowedFd, timeout: Duration) -> io::Result<Vec<u8>>
 pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
     let (bytes, count, fds, cut) = take_message(socket, RecvFlags::empty()).map_err(silent_for(timeout))?;
-    // Fewer than there is room for, and more came: this process may not have more.
+    // Some descriptors did not fit although there was room: this process may not open more.
     if cut && fds.len() < MAX_FDS {
         return Err(io::Error::other(
             "descriptors arrived for which the receiving process has no room: raise its number of open files (ulimit -n)",
@@ -170,14 +170,15 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
     Ok((come(bytes, count)?, fds))
 }
 
-/// Ends a conversation with a stranger, and closes the descriptors that it has sent. It may be descriptors whose closing
-/// blocks: TCP sockets that linger do not after this, others may. So the caller holds no lock that others wait for.
+/// Ends a conversation with a stranger, and closes the descriptors that it has sent. Closing a descriptor may block. TCP
+/// sockets that linger no longer do so after this call; others may. So the caller must hold no lock for which other threads
+/// wait.
 pub(super) fn dispose(socket: OwnedFd) {
     let _ = shutdown(&socket, Shutdown::Both); // nothing more comes
     drain(socket.as_fd());
 }
 
-/// Closes the descriptors in a socket that takes no more, as above.
+/// Closes the descriptors in a socket that takes no more. This may block, as in [`dispose`].
 pub(super) fn drain(socket: BorrowedFd) {
     for _ in 0..MOST_MESSAGES {
         match take_message(socket, RecvFlags::DONTWAIT) {
@@ -188,7 +189,7 @@ pub(super) fn drain(socket: BorrowedFd) {
     }
 }
 
-/// Closes descriptors of a stranger, as above.
+/// Closes descriptors of a stranger. This may block, as in [`dispose`].
 pub(super) fn discard(fds: Vec<OwnedFd>) {
     for fd in &fds {
         let _ = sockopt::set_socket_linger(fd, None);

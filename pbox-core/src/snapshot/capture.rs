@@ -100,9 +100,8 @@ impl Capture {
         round == self.due || self.current.as_ref().is_some_and(|current| current.before == round)
     }
 
-    /// Returns the rounds before which a chunk must be copied into a snapshot, when it passes from one round to a later one
-    /// without a step. There are two at most, for any number of passed rounds. If several snapshots are due, the first is
-    /// taken.
+    /// Returns the rounds before which a chunk must be copied, when it passes from one round to a later one without a step.
+    /// There are two at most, for any number of passed rounds. If several snapshots are due, the first is taken.
     pub fn pass(&self, was: Round, now: Round) -> impl Iterator<Item = Round> + use<> {
         let current = self.current.as_ref().map(|current| current.before);
         let of = [current, Some(self.due).filter(|_| current != Some(self.due))];

@@ -25,8 +25,8 @@ pub struct SnapshotPart {
     pub values: Slab,
     /// The number of steps that each chunk has made.
     pub steps: Vec<u32>,
-    /// The squares of the mean gradients of these chunks in the round before, in a job whose next steps depend on the norm of
-    /// that round.
+    /// The squares of the mean gradients of these chunks in the round before. Only in a job whose next steps depend on that
+    /// round's norm.
     pub squares: Option<ExactSum>,
     /// The mean of the norms so far, in a job that skips spikes.
     pub norm_mean: Option<NormMean>,

@@ -1,7 +1,6 @@
-//! A look at a job's rounds from outside: whether they move, and for which workers they wait. The core's thread makes it
-//! between two turns, now and then. The round path does not know of it.
+//! A look at a job's rounds from outside: whether they move, and for which workers they wait.
 //!
-//! Made by the core's thread between two turns, now and then. The round path does not know of it.
+//! The core's thread makes it between two turns, now and then. The round path does not know of it.
 
 use std::collections::BTreeMap;
 

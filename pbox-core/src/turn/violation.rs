@@ -1,5 +1,4 @@
-//! Violations: errors of a worker in an immediate, described for its job. Made by a shard on its core's thread. Knows no
-//! link.
+//! Violations: errors of a worker in an immediate, described for its job.
 //!
 //! Made by a shard on its core's thread. Knows no link.
 

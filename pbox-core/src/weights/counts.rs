@@ -1,8 +1,7 @@
 //! The number of steps that each chunk of a shard has made. It differs from the round: a round may leave the weights
-//! unchanged, or replace them. Owned by the core, as a part of its shard. Knows no rounds, except for a state that has no
-//! number of steps.
+//! unchanged, or replace them.
 //!
-//! Owned by the core, as a part of its shard. Knows no rounds, except if a state does not say how many steps it has.
+//! Owned by the core, as a part of its shard. Knows no rounds, except for a state that has no number of steps.
 
 use std::ops::Range;
 

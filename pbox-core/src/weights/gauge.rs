@@ -1,9 +1,7 @@
-//! The size of a shard's gradients: the mean over the workers, measured in one round of 64 when it is summed. Owned by the
-//! core, as a part of its shard. Allocates nothing after its creation. Chunks may differ by a round, so a round is complete
-//! when all elements of the shard were measured.
+//! The size of a shard's gradients: the mean over the workers, measured in one round of 64 when it is summed.
 //!
-//! Owned by the core, as a part of its shard. Allocates nothing after it is made. Chunks may differ by a round, so a
-//! round is complete when all elements of the shard were looked at.
+//! Owned by the core, as a part of its shard. Allocates nothing after its creation. Chunks may differ by a round, so a
+//! round is complete when all elements of the shard were measured.
 
 use super::chunks::Chunk;
 use crate::job::JobTerms;

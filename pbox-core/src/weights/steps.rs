@@ -33,7 +33,7 @@ pub(super) struct Steps {
     kept: Slab,
 }
 
-/// What a step does with a sum.
+/// The use of a sum by a step.
 #[derive(Debug)]
 enum Rule {
     /// The sum is not used: the job leaves out both sum and step.

@@ -1,8 +1,7 @@
-//! The hubs' parts of the whole gradient, as a hub or a worker knows them. A hub is at most one round ahead of another: its
-//! next round needs the other hub's part. So nobody needs more than the last two rounds of each hub.
+//! The hubs' parts of the whole gradient, as a hub or a worker knows them.
 //!
-//! A hub is at most one round ahead of another: its next round needs the other's part. So two rounds of each hub are all that anybody
-//! may still need.
+//! A hub is at most one round ahead of another: its next round needs the other hub's part. So nobody needs more than the
+//! last two rounds of each hub.
 
 use super::{Skips, Told};
 use crate::layout::Round;
@@ -19,7 +18,7 @@ pub struct Parts {
 pub enum Part {
     /// No part of this hub is known for this round.
     New,
-    /// The same part is known already, or its round is over.
+    /// A part that is known already, or whose round is over.
     Known,
     /// The part differs from the known one: one of the two is false.
     Other,
