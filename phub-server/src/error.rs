@@ -19,7 +19,7 @@ pub enum HubError {
     /// The requested cores are not available.
     #[error("choosing cores (--cores): {0}")]
     Place(#[from] topology::PlaceError),
-    /// Settings do not go with each other.
+    /// Two settings exclude each other.
     #[error("{0}")]
     Settings(String),
     /// The system does not give the hub its threads.
@@ -70,7 +70,7 @@ pub enum HubError {
     /// The list of hubs above cannot be used.
     #[error("--above: {0}")]
     Above(#[from] membership::MemberError),
-    /// A machine of nothing.
+    /// `--machine` is set without `--above`.
     #[error("--machine needs --above, which says where the hubs above are; add it, or leave --machine out")]
     Alone,
     /// No network interface has this name.
@@ -88,10 +88,10 @@ pub enum HubError {
     /// RDMA was requested and is not available.
     #[error("RDMA: {0}")]
     Rdma(#[from] VerbsError),
-    /// NCCL's variable turns RDMA off, and no setting of ours asks for it.
+    /// NCCL's variable turns RDMA off, and no setting of this hub asks for it.
     #[error("NCCL_IB_DISABLE turns it off; --transports or --nics turns it on again")]
     Disabled,
-    /// Our own list names NICs that this machine does not have.
+    /// The hub's own list names NICs that this machine does not have.
     #[error(
         "--nics names {}, which this machine does not have; its RDMA devices: {}",
         .absent.join(", "), if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
@@ -119,7 +119,7 @@ pub enum HubError {
         /// The reason why there is none.
         error: Box<HubError>,
     },
-    /// Workers would have no way to the hub.
+    /// Workers would have no transport to the hub.
     #[error("--transports names none: no worker could reach the hub; leave it out to offer all")]
     NoTransport,
     /// Threads or descriptors ran out.

@@ -37,8 +37,7 @@ use crate::settings::{HubSettings, interface};
 
 /// The interval at which the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
-/// A look that is this late shows that this process was stopped, or got no processor: it could get no
-/// heartbeat.
+/// A look that is this late shows that this process was suspended, or got no processor. It could not receive heartbeats.
 const STOOD_STILL: Duration = Duration::from_millis(500);
 /// The time that a stop waits until each worker has the reason, in the answer to its heartbeat. Dead workers never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
@@ -61,7 +60,7 @@ pub struct Hub {
     listeners: Vec<Arc<Listener>>,
     rendezvous: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
-    /// Ends after the cores.
+    /// The thread that frees memory. It ends after the cores.
     freeing: Option<JoinHandle<()>>,
     /// The file for the cores' timeline, at the end.
     trace: Option<TraceFile>,
@@ -237,12 +236,12 @@ impl Hub {
         self.registry.as_ref().expect("no caller holds a hub that stops").unsaved.subscribe()
     }
 
-    /// Takes no more jobs, because of somebody or something, for the log.
+    /// Takes no more jobs. `by` names the cause for the log.
     pub fn drain(&self, by: &str) {
         self.registry.as_ref().expect("no caller holds a hub that stops").drain(by);
     }
 
-    /// Ends when the hub takes no more jobs, and the last one has ended. Does not hold the hub.
+    /// Waits until the hub takes no more jobs and the last one has ended. Holds no reference to the hub.
     pub fn drained(&self) -> impl Future<Output = ()> + use<> {
         let registry = self.registry.as_ref().expect("no caller holds a hub that stops");
         let (mut draining, all_freed) = (registry.draining.subscribe(), Arc::clone(&registry.freed));
@@ -261,8 +260,8 @@ impl Hub {
         }
     }
 
-    /// Ends when a thread of the hub has panicked, and the hub's jobs have ended for it: their checkpoints are written, and their
-    /// workers know. Reports the thread and the reason. Does not hold the hub.
+    /// Waits until a thread of the hub has panicked, and the hub's jobs have ended because of it: their checkpoints are
+    /// written, and their workers are notified. Returns the thread and the reason. Holds no reference to the hub.
     pub fn broken(&self) -> impl Future<Output = String> + use<> {
         let mut broken = self.broken.clone();
         async move {
@@ -277,7 +276,7 @@ impl Hub {
         }
     }
 
-    /// Ends when there has been no job for so long. Does not hold the hub.
+    /// Waits until there has been no job for this time. Holds no reference to the hub.
     pub fn unused_for(&self, limit: Duration) -> impl Future<Output = ()> + use<> {
         let registry = self.registry.as_ref().expect("no caller holds a hub that stops");
         let mut since = registry.unused_since.subscribe();
@@ -307,7 +306,7 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
-        // The hub may be ending the jobs now, because of a panic.
+        // Because of a panic, the hub may be ending its jobs now.
         self.alarm.end();
         self.listens.take().map(JoinHandle::join);
         registry.end_all(reason);
@@ -320,7 +319,7 @@ impl Hub {
             let _ = thread.join();
         }
         self.write_trace(&registry);
-        // A thread that writes or removes files may have it, too.
+        // Threads that write or remove files may have the registry, too.
         drop(registry);
         let all_gone = self.all_gone.get_mut().unwrap_or_else(PoisonError::into_inner);
         match all_gone.recv_timeout(GONE_LIMIT) {
@@ -336,7 +335,7 @@ impl Hub {
 }
 
 impl Hub {
-    /// Writes the last events of the cores, if they note them.
+    /// Writes the last events of the cores to the trace file, if they are recorded.
     fn write_trace(&mut self, registry: &Registry) {
         let Some(file) = &mut self.trace else { return };
         let process = registry.timeline(&format!("hub {}", self.address), |_| true);
@@ -393,7 +392,7 @@ fn open_data_paths(
     unshared: Option<String>,
 ) -> Result<(Vec<Arc<Listener>>, Vec<TransportAddress>), HubError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
-    // The best first. Each is listed once, for any order of the setting.
+    // The best transport comes first. Each is listed once, in whatever order the setting has them.
     for transport in Transport::ALL.into_iter().filter(|&each| settings.offers(each)) {
         let (listener, address) = match transport {
             Transport::Shm if unshared.is_some() => {
@@ -405,8 +404,8 @@ fn open_data_paths(
                 continue;
             }
             Transport::Shm => {
-                // The address cannot be foreseen, so no other process has it, even in other network namespaces. It goes
-                // with the process.
+                // Nobody can guess the address, so no other process has it, even in other network namespaces. It ends with the
+                // process.
                 let address = shm::Listener::new_address().map_err(ConnectError::from)?;
                 let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
                 (Listener::Shm(listener), TransportAddress::Shm { machine: any::machine(), address })
@@ -460,8 +459,8 @@ fn control_runtime() -> std::io::Result<Runtime> {
         .build()
 }
 
-/// Does a part of a task that continues after a panic: the [alarm](Alarm) ends the hub in order, which needs the
-/// tasks.
+/// Runs a part of a task that continues after a panic. The [alarm](Alarm) ends the hub in order, and needs the tasks for
+/// it.
 fn survive(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }
@@ -485,7 +484,7 @@ fn run_control(
         });
         tokio::spawn(async move {
             let mut ticks = tokio::time::interval(SWEEP);
-            // After a pause of this process there is one tick, and not all that were missed.
+            // After a suspension of this process there is one tick, and not all missed ticks.
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             let mut last = Instant::now();
             loop {

@@ -37,8 +37,8 @@ const GATHER_LIMIT: Duration = Duration::from_secs(10);
 /// The pause when descriptors have run out. No event says when there are some again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Threads of handshakes of one listener. Beyond this number, no connection is accepted: the threads may be busy
-/// closing descriptors that strangers sent.
+/// The most threads of handshakes of one listener. Beyond this number no connection is accepted: the threads may be busy
+/// with closing descriptors that strangers sent.
 const MAX_THREADS: usize = 4096;
 
 /// The state that the handshakes of one listener share.
@@ -100,14 +100,14 @@ pub(crate) fn start(
 }
 
 impl Rendezvous {
-    /// Shakes hands with one connection. A stranger's descriptors are closed with its `hello`: at that time no lock may be held
-    /// that others wait for.
+    /// Handles one connection's handshake. A stranger's descriptors are closed with its `hello`. At that time no lock may be
+    /// held for which other threads wait.
     fn handshake(&self, accepted: Accepted, place: Place) {
         let mut hello = match accepted.hello_then(HANDSHAKE_LIMIT, || drop(place)) {
             Ok(hello) => hello,
             Err(error) => return self.say_failed(&error),
         };
-        // Before anything is kept of a connection.
+        // This check comes before anything is kept of the connection.
         let known = match self.registry.upgrade() {
             Some(registry) => {
                 hello.identify(|name| registry.token_named(name).map(|token| token.0));
@@ -165,7 +165,7 @@ impl Rendezvous {
                 tracing::warn!(rank, %error, "a worker cannot connect by this transport, and may try another one");
             }
             Err(error) => {
-                // The token was good for one connection, so the worker cannot connect again.
+                // The token was valid for one connection, so the worker cannot connect again.
                 let reason = format!("its data path could not be made: {error}");
                 let (job, rank) = (admission.job, admission.rank);
                 registry.report(Report::WorkerGone { job, rank, reason, by_itself: true });

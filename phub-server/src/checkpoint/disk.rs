@@ -16,12 +16,12 @@ use rustix::io::{Errno, retry_on_intr};
 #[cfg(test)]
 use super::crash::journal::{Change, note};
 
-/// A file that was made here, open for writing.
+/// A file that this process has made, open for writing.
 #[derive(Debug)]
 pub(super) struct NewFile(File);
 
 impl NewFile {
-    /// Makes a file that only this user can use. Fails if there is one.
+    /// Makes a file that only this user can use. Fails if the name exists.
     pub fn make(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         #[cfg(test)]
@@ -52,7 +52,7 @@ impl NewFile {
         self.0.write_all_at(bytes, at)
     }
 
-    /// Brings the contents to the disk.
+    /// Writes the contents to the disk.
     pub fn sync(&self) -> io::Result<()> {
         #[cfg(test)]
         note(Change::Sync(&self.0))?;
@@ -79,7 +79,7 @@ pub(super) fn make_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Gives a file another name, and so replaces the file that had the name.
+/// Renames a file. It replaces a file that had the new name.
 pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     #[cfg(test)]
     note(Change::Rename(from, to))?;
@@ -100,12 +100,12 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// Brings the names in a directory to the disk: of files that were made, renamed or removed in it.
+/// Writes the names in a directory to the disk, after files in it were made, renamed or removed.
 pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     #[cfg(test)]
     note(Change::SyncDir(dir))?;
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems cannot sync a directory; their server has the name.
+        // Some network file systems cannot sync a directory. Then the server keeps the name.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
         result => result,
     }

@@ -94,8 +94,8 @@ impl CheckpointError {
         matches!(self, CheckpointError::InUse { .. })
     }
 
-    /// Whether a file is damaged, so that the one before it is better than none. A file of another job, or of a newer
-    /// program, is not.
+    /// Whether a file is damaged, so that an older file is better than none. A file of another job, or of a newer program, is
+    /// not damaged.
     pub(super) fn is_damage(&self) -> bool {
         match self {
             CheckpointError::NotAFile { .. } => true,
@@ -111,7 +111,7 @@ impl CheckpointError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{values} values that are NaN or infinite, the first in {first:?}")]
 pub struct NotFinite {
-    /// The tensor of the first of them, by its name in the file.
+    /// The tensor of the first such value, by its name in the file.
     pub first: String,
     /// The number of values.
     pub values: u64,
@@ -143,7 +143,7 @@ pub enum UnusableKeys {
     Header { bytes: usize },
 }
 
-/// Bytes that are not a checkpoint, or a damaged one.
+/// Bytes that are not a checkpoint, or are a damaged checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // as above
 pub enum DecodeError {

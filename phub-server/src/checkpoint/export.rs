@@ -20,7 +20,7 @@ use super::read::Decoded;
 pub fn export(checkpoint: &Decoded, to: &Path, mode: FileMode, state: bool) -> io::Result<usize> {
     let chosen = || checkpoint.tensors().filter(|(tensor, _)| state || !is_state(&tensor.name));
     let mut header = Map::new();
-    // Readers for PyTorch ask for this.
+    // Readers for PyTorch require this entry.
     header.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut end = 0;
     for (tensor, values) in chosen() {

@@ -31,7 +31,7 @@ pub(super) const FORMAT: u32 = 1;
 /// The way in which the header of every checkpoint begins.
 pub(super) const START: &str = "{\"__metadata__\":{\"digest\":\"";
 
-/// The bytes before the header, which are its length.
+/// The bytes before the header, which have its length.
 pub(super) const PREFIX_BYTES: usize = 8;
 
 /// The place of the digest in the file.
@@ -44,7 +44,7 @@ pub(super) const DIGEST_BYTES: usize = 32;
 /// The digits in the digest's place while it is computed.
 pub(super) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 
-/// The names of the tensors of state begin like this.
+/// The beginning of the names of state tensors.
 const STATE_PREFIX: &str = "optimizer/";
 
 /// Whether a tensor of this name is state: the optimizer's, or the average of the weights.
@@ -73,10 +73,10 @@ pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
 /// multipliers are left out if they are those of the job's terms.
 pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 
-/// The groups from a round on: the first round, their optimizers, and the number, from 1, of each key's that is in one.
+/// The groups from a round on: the first round, the groups' optimizers, and the number of each key's group, from 1.
 pub(super) type GroupsFrom = (Round, Vec<Optimizer>, BTreeMap<String, u8>);
 
-/// Returns the numbers of a job, if its terms and its learning rates do not determine them.
+/// Returns the numbers of a job, if its terms and learning rates are not enough to know them.
 fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     let (of_terms, keys) = (snapshot.optimizer(), snapshot.layout().keys());
     let is_told = |(_, numbers): &(Round, Numbers)| {
@@ -107,7 +107,7 @@ fn groups(snapshot: &Snapshot) -> Option<Vec<GroupsFrom>> {
     (!groups.is_empty()).then_some(groups)
 }
 
-/// Returns the steps of the keys that have not made one in each round but the broadcast, if there are such keys.
+/// Returns the steps of the keys that have not made exactly one step per round after the broadcast, if there are any.
 fn steps(snapshot: &Snapshot) -> Option<BTreeMap<String, u32>> {
     if !snapshot.optimizer().keeps_weights() {
         return None;
@@ -121,7 +121,7 @@ fn steps(snapshot: &Snapshot) -> Option<BTreeMap<String, u32>> {
     (!apart.is_empty()).then_some(apart)
 }
 
-/// Returns one step in each round but the broadcast.
+/// Returns the steps of a key that makes one in each round after the broadcast.
 pub(super) fn steps_of_rounds(before: Round) -> u32 {
     before.0.saturating_sub(1)
 }
@@ -139,36 +139,34 @@ pub(super) struct Metadata {
     /// JSON: the decay of the average of weights, if the job keeps one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<String>,
-    /// JSON, the words of an exact sum: the squares of the hub's mean gradients of the round before, if the job's next steps follow
-    /// their norm.
+    /// JSON, the words of an exact sum: the squares of the hub's mean gradients of the round before. Only if the job's next
+    /// steps depend on their norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_squares: Option<String>,
     /// JSON, `[mean, norms]`: the mean of the norms so far and their number, if the job skips spikes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_mean: Option<String>,
-    /// JSON, `[[first round, rate], ...]`: those of `optimizers`, for readers that do not know these.
+    /// JSON, `[[first round, rate], ...]`: the learning rates of `optimizers`, for readers that do not know `optimizers`.
     pub learning_rates: String,
-    /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`: where workers have set more than learning
-    /// rates.
+    /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`, if workers have set more than learning rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizers: Option<String>,
-    /// JSON, `[[first round, [optimizer, ...], {"key": its number from 1, ...}], ...]`: where keys have other numbers than
-    /// `optimizers` says.
+    /// JSON, `[[first round, [optimizer, ...], {"key": its number from 1, ...}], ...]`, if keys have other numbers than those
+    /// in `optimizers`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<String>,
-    /// JSON, `{"key": steps, ...}`: of the keys that have not made one step in each round but the broadcast.
+    /// JSON, `{"key": steps, ...}`, for the keys that have not made exactly one step per round after the broadcast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<String>,
     /// JSON, `{"key": [lr_mult, wd_mult], ...}`.
     pub multipliers: String,
-    /// JSON: the hub's share that this part is of, in a job over several hubs.
+    /// JSON: the hub's share in this part, in a job over several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
-    /// JSON, `{"key": [extent, ...], ...}`: the shapes of the keys that this hub has a part of, for readers without the
-    /// model.
+    /// JSON, `{"key": [extent, ...], ...}`: the shapes of the keys of which this hub has a part, for readers without the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shapes: Option<String>,
-    /// Which of the jobs that have had the name it is, in a part that is sent: a reader compares those of several hubs.
+    /// The name of this job among jobs with the same name, in a part that is sent. A reader compares it between several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
     /// The way in which the job ended, for people, in the last state of a job that failed.
@@ -194,7 +192,7 @@ impl Metadata {
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),
             groups: groups(snapshot).as_ref().map(json),
-            // Of keys that are in the file.
+            // The keys that are in the file.
             steps: steps(snapshot).filter(|_| snapshot.kept().contains(&Tensor::Weights)).as_ref().map(json),
             multipliers: json(&multipliers(snapshot.layout().keys())),
             share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),
@@ -206,12 +204,12 @@ impl Metadata {
     }
 }
 
-/// The owner of the part in a file, in a job over several hubs.
+/// The owner of a part in a job over several hubs, as the file names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileShare {
     pub hub: u32,
     pub hubs: u32,
-    /// The pieces of each key that the hub owns a part of: the first element, and the one after the last.
+    /// The pieces of each key of which the hub owns a part: the first element, and the one after the last.
     pub pieces: BTreeMap<String, [usize; 2]>,
 }
 
@@ -250,18 +248,18 @@ pub(super) fn json(value: &impl Serialize) -> String {
 /// One tensor of a checkpoint.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// The job's key, and its elements that are in the file.
+    /// The job's key.
     pub key: KeyId,
     pub elements: Range<usize>,
-    /// The place where it is among the hub's pieces.
+    /// The index of the key among the hub's pieces.
     pub piece: usize,
     pub tensor: Tensor,
     /// Name and shape in the file.
     pub shown: Key,
 }
 
-/// Checks that a model's keys can be saved. A job that wants checkpoints should fail when it joins, and not when the first
-/// checkpoint is due.
+/// Checks that a model's keys can be saved. If they cannot, a job with checkpoints should fail at its join, and not when
+/// the first checkpoint is due.
 pub fn check_keys(keys: &[Key], tensors: &Tensors) -> Result<(), UnusableKeys> {
     entries(keys, tensors, whole(keys)).map(drop)
 }
@@ -303,10 +301,10 @@ pub(super) fn entries(
             Entry { key: id, elements, piece, tensor, shown: Key::f32(name, shape) }
         })
         .collect();
-    // The limits are those of the reader, so that every file can be read back.
+    // The limits are the reader's limits, so that every file can be read back.
     let shown: Vec<Key> = entries.iter().map(|entry| entry.shown.clone()).collect();
     match manifest::check(&shown) {
-        // A hub that keeps no weights has a round to continue with, and no tensor.
+        // The file of a hub without weights has a round to continue with, and no tensor.
         Err(ManifestError::NoKeys) if !tensors.optimizer().keeps_weights() => {}
         checked => checked.map_err(|error| UnusableKeys::Manifest { error })?,
     }

@@ -29,7 +29,7 @@ use super::store::CheckpointStore;
 pub struct Loaded {
     /// The state.
     pub restored: Restored,
-    /// The reason why it is not that of the newest file.
+    /// The reason why it is not the state of the newest file.
     pub warning: Option<String>,
 }
 
@@ -37,7 +37,7 @@ pub struct Loaded {
 pub(super) fn generation(job: &str, file: &str) -> Option<Round> {
     let round = file.strip_prefix(job)?.strip_prefix('@')?.strip_suffix(".safetensors")?;
     let round = Round(round.parse().ok()?);
-    // No other spelling of the same number.
+    // Another spelling of the same number is not accepted.
     (generation_name(job, round) == file).then_some(round)
 }
 
@@ -45,7 +45,7 @@ fn generation_name(job: &str, round: Round) -> String {
     format!("{job}@{}.safetensors", round.0)
 }
 
-/// Returns the name of the state of a job, or of a share's part of it, that has NaN or infinity in it.
+/// Returns the file name for a state, of a job or of a share, that has NaN or infinity in it.
 pub(super) fn not_finite_name(job: &str, share: Share) -> String {
     aside_name(job, "not-finite", share)
 }
@@ -77,9 +77,8 @@ pub fn named(file: &str) -> Option<(String, Option<Round>)> {
 }
 
 impl CheckpointStore {
-    /// Returns the job's checkpoint; `None` when it has none. A newest file that is missing or damaged is an error only
-    /// if no older generation is whole. So no job begins from zero silently. Keys that could not be saved are an error,
-    /// too.
+    /// Returns the job's checkpoint; `None` if it has none. A newest file that is missing or damaged is an error only if every
+    /// older generation is damaged, too. So no job begins from zero silently. Keys that could not be saved are an error, too.
     pub fn load(
         &self,
         job: &str,
@@ -118,7 +117,7 @@ impl CheckpointStore {
         damage.or(damage_of_older).map_or(Ok(None), Err)
     }
 
-    /// Gives a damaged file another name, so that it does not become a generation; says so.
+    /// Renames a damaged file, so that it does not become a generation, and logs it.
     fn put_aside(&self, job: &str, newest: &Path, error: &CheckpointError) -> String {
         let aside = self.file(&damaged_name(job, Share::WHOLE));
         match disk::rename(newest, &aside) {
@@ -145,7 +144,7 @@ impl CheckpointStore {
         if self.keep.get() == 1 || !newest.is_file() {
             return Ok(());
         }
-        // A file with an unreadable header has no round, and cannot be gone back to.
+        // A file with an unreadable header has no round, so the job cannot go back to it.
         let Ok(round) = about(newest).map(|about| about.round) else { return Ok(()) };
         if round == next {
             return Ok(());
@@ -159,9 +158,9 @@ impl CheckpointStore {
         disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
-    /// Removes the file of a job that is needed least, so that the state before `round` has room. It is a file
-    /// that no job continues from, one of a past that the job went back from, or the oldest generation. The newest
-    /// generation that can be read is kept. Returns whether there was one.
+    /// Removes the least needed file of a job, so that the state before `round` has room. It is a file from which no job
+    /// continues, a file of a past that the job went back from, or the oldest generation. The newest readable generation is
+    /// kept. Returns whether a file was removed.
     pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
         let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
         if share.is_whole() {
@@ -194,8 +193,8 @@ impl CheckpointStore {
         Ok(false)
     }
 
-    /// Removes the generations that are too many besides a newest of `round`. Also removes those of the same and
-    /// later rounds, which are of a past that the job went back from.
+    /// Removes the generations beyond the number that is kept besides a newest one of `round`. Also removes generations of the
+    /// same and later rounds, which belong to a past that the job went back from.
     pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {
         let rounds = self.generations(job)?;
         let older = rounds.iter().filter(|&&kept| kept < round).count();

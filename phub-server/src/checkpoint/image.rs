@@ -21,7 +21,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates the file of a job with this name, or of a hub's part of it. The part says which job of the name it is of.
+    /// Creates the file of a job with this name, or of a hub's part of it. A part names the job among jobs with the same name.
     pub fn new(
         job: &str,
         snapshot: Snapshot,

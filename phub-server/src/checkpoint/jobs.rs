@@ -1,5 +1,5 @@
-//! The jobs that have checkpoints, and which of them are the oldest. Each run without a chosen name is a separate job, and most
-//! of these jobs are never continued.
+//! The jobs that have checkpoints, and which of them are the oldest. Each run without a chosen name is a separate job, and
+//! most of these jobs are never continued.
 //!
 //! Shared by the threads that save and load. Must not know which jobs are here.
 
@@ -16,19 +16,18 @@ use super::part_name::PartName;
 use super::read::about;
 use super::store::CheckpointStore;
 
-/// A job that has files here.
+/// A job that has files in the directory.
 #[derive(Debug)]
 pub struct SavedJob {
     /// The name.
     pub name: String,
-    /// The files: the newest checkpoint, those before it, and those that were put aside.
+    /// The files: the newest checkpoint, those before it, and those that were renamed because they were damaged or not finite.
     files: Vec<PathBuf>,
 }
 
 impl CheckpointStore {
-    /// Returns the jobs with files that may be removed, the one that was saved longest ago first, and how many of them are too
-    /// many. A job over several hubs is not among them: each hub has a part, and all are needed. Nor is a file that no hub
-    /// wrote.
+    /// Returns the jobs whose files may be removed, the oldest save first, and how many jobs are too many. A job over several
+    /// hubs is left out, because each hub has a part and all parts are needed. A file that no hub wrote is left out, too.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read.
@@ -49,8 +48,8 @@ impl CheckpointStore {
         Ok((jobs.into_iter().map(|(_, job)| job).collect(), too_many))
     }
 
-    /// Removes all files of a job that is not here. The newest file is removed last, when the removal of the others is on
-    /// the disk. After a crash in between, no older state is the newest.
+    /// Removes all files of a job that is not running. The newest file is removed last, when the removal of the other files is
+    /// on the disk. So a crash in between makes no older state the newest.
     ///
     /// # Errors
     /// Returns an error if a file cannot be removed.
@@ -68,7 +67,7 @@ impl CheckpointStore {
         removed.map_err(|error| self.failed("removing files of an old job", error))
     }
 
-    /// Returns all files of the directory that are called like a checkpoint, by job.
+    /// Returns all files of the directory whose names are those of checkpoints, by job.
     fn by_job(&self) -> io::Result<HashMap<String, Vec<PathBuf>>> {
         let mut jobs: HashMap<String, Vec<PathBuf>> = HashMap::new();
         for entry in std::fs::read_dir(&self.dir)? {

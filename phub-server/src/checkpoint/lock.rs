@@ -23,19 +23,19 @@ use rustix::process::geteuid;
 /// The file's name in the directory.
 pub(super) const LOCK: &str = ".phub-lock";
 
-/// A directory that no other hub uses. A killed hub releases it, too.
+/// A directory that no other hub uses. If the hub is killed, it is released.
 #[derive(Debug)]
 pub(super) struct Lock {
     directory: File,
     file: File,
 }
 
-/// A directory is not this hub's.
+/// The reason why a directory is not this hub's.
 #[derive(Debug)]
 pub(super) enum NotLocked {
     /// Another process has the lock; the number is its process, if the kernel reports it.
     InUse(Option<u32>),
-    /// An error, with the attempt before it.
+    /// An action failed with this error.
     Failed(&'static str, io::Error),
 }
 
@@ -47,7 +47,7 @@ impl Lock {
         let directory = OpenOptions::new().read(true).custom_flags(flags).open(dir);
         let directory = directory.map_err(failed("opening it"))?;
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            // Not every file system can lock a directory: the file is locked in any case. There is the file.
+            // Not every file system can lock a directory. The lock on the file is then enough.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::BADF) => {}
             Err(Errno::WOULDBLOCK) => return Err(NotLocked::InUse(holder(&directory))),
             Err(errno) => return Err(failed("locking it")(errno.into())),
@@ -69,8 +69,7 @@ impl Lock {
 }
 
 impl Drop for Lock {
-    /// Unlocks and closes. Closing is not enough: a child that another thread has forked, and that has not yet become
-    /// its program, still has both open.
+    /// Unlocks and closes. Closing alone is not enough: a child that another thread has just forked still has both files open.
     fn drop(&mut self) {
         let _ = flock(&self.file, FlockOperation::Unlock);
         let _ = flock(&self.directory, FlockOperation::Unlock);
@@ -86,7 +85,7 @@ impl AsFd for Lock {
 
 /// Returns the lock file, which other users cannot open.
 fn own_file(dir: &Path) -> io::Result<File> {
-    // A FIFO in its place would block.
+    // Without the flag, opening a FIFO with this name would block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let open = OpenOptions::new()
         .read(true)
@@ -101,15 +100,15 @@ fn own_file(dir: &Path) -> io::Result<File> {
     if !about.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // Everybody could open the lock files of older hubs, and lock them.
+    // Lock files of older hubs could be opened, and locked, by everybody.
     if about.uid() == geteuid().as_raw() && about.mode() & 0o077 != 0 {
         fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     }
     Ok(file)
 }
 
-/// Returns the process that has a file locked. Returns nothing if it is of another machine, or of a container that
-/// is not seen here.
+/// Returns the process that has locked a file. Returns nothing if the process is on another machine, or in a container that
+/// is not visible here.
 fn holder(file: &File) -> Option<u32> {
     let about = file.metadata().ok()?;
     let locks = std::fs::read_to_string("/proc/locks").ok()?;

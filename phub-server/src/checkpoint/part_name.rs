@@ -35,7 +35,7 @@ impl PartName {
             hub: number(hub)?,
             hubs: number(hubs)?,
         };
-        // No other spelling of the same numbers.
+        // Another spelling of the same numbers is not accepted.
         (check_job_name(job).is_ok() && name.file() == file).then_some(name)
     }
 
@@ -45,7 +45,7 @@ impl PartName {
         format!("{job}@{}.hub{hub}of{hubs}.safetensors", round.0)
     }
 
-    /// Whether it is the share's.
+    /// Whether the file is the share's part.
     pub fn is_of(&self, share: Share) -> bool {
         (self.hub, self.hubs) == (share.hub, share.hubs)
     }

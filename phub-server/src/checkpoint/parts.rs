@@ -29,7 +29,7 @@ pub struct PartOf<'a> {
 }
 
 impl CheckpointStore {
-    /// Returns the rounds that there are parts of, ascending; none for the whole of a job, which has one file.
+    /// Returns the rounds of the parts, ascending. Returns none for a whole job, which has one file.
     ///
     /// # Errors
     /// Returns an error if the job has checkpoints here that are not of this share: a job does not begin from
@@ -67,7 +67,7 @@ impl CheckpointStore {
         }
     }
 
-    /// Returns whether the part of a round is damaged, and how. Reads it whole, and keeps nothing of it.
+    /// Returns the damage of the part of a round, if it is damaged. Reads it whole, and keeps nothing of it.
     /// [`load_part`](Self::load_part) names any other fault.
     pub fn damage(&self, job: &str, share: Share, round: Round) -> Result<Option<String>, CheckpointError> {
         let path = self.file_of(job, share, round)?;
@@ -86,7 +86,7 @@ impl CheckpointStore {
         }
     }
 
-    /// Renames the damaged parts of rounds after `round`: the job continues from `round`, and will write the later ones
+    /// Renames the damaged parts of rounds after `round`. The job continues from `round`, and will write the later rounds
     /// again.
     pub fn put_parts_aside(&self, job: &str, share: Share, round: Round) -> Result<(), CheckpointError> {
         for later in self.rounds(job, share)?.into_iter().filter(|&later| later > round) {
@@ -106,9 +106,9 @@ impl CheckpointStore {
         Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })
     }
 
-    /// Removes the parts of all rounds that `keep` does not want; returns the rounds that are left, ascending. If the
-    /// latest part goes, the job goes back and writes its round again. So the removal is on the disk when this returns.
-    /// If a part returned after a crash, it would make a round whole with the new parts of other hubs.
+    /// Removes the parts of all rounds that `keep` rejects. Returns the rounds that are left, ascending. If the latest part is
+    /// removed, the job goes back and writes its round again. So the removal is on the disk when this returns. If a part came
+    /// back after a crash, it would complete a round with the new parts of other hubs.
     pub fn keep_parts(
         &self,
         job: &str,

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use super::disk::{self, NewFile};
 
-/// The mode of the files of checkpoints, like 600.
+/// The mode of checkpoint files, such as 600.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileMode(u32);
 
@@ -22,8 +22,7 @@ impl Default for FileMode {
 }
 
 impl FileMode {
-    /// Makes a file that is not there yet, for writing. A mode that lets other users in was asked for, and the process's umask
-    /// does not count.
+    /// Makes a new file for writing. The mode is set in spite of the process's umask, because the user has asked for it.
     pub(super) fn make_file(self, path: &Path) -> io::Result<NewFile> {
         let file = NewFile::make(path)?;
         if self != FileMode::default() {
@@ -32,7 +31,7 @@ impl FileMode {
         Ok(file)
     }
 
-    /// Makes a directory for such files: users who may read these files may list it.
+    /// Makes a directory for checkpoint files. Users who may read the files may list it.
     pub(super) fn make_directory(self, path: &Path) -> io::Result<()> {
         disk::make_dir(path)?;
         if self != FileMode::default() {
@@ -41,7 +40,7 @@ impl FileMode {
         Ok(())
     }
 
-    /// Returns the mode of a directory of such files.
+    /// Returns the mode of a directory of checkpoint files.
     pub(super) fn of_directory(self) -> u32 {
         0o700 | self.0 | (self.0 & 0o444) >> 2
     }
@@ -64,7 +63,7 @@ impl FromStr for FileMode {
         };
         let digits = text.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
         let mode = u32::from_str_radix(text, 8).ok().filter(|_| digits).ok_or_else(wrong)?;
-        // Nobody starts a checkpoint, and nobody may write a file that he cannot read.
+        // Checkpoints are not programs, and a user who may write a file may also read it.
         let writes_alone = mode & 0o222 & !(mode >> 1 & 0o222) != 0;
         if mode & 0o600 != 0o600 || mode & !0o666 != 0 || writes_alone {
             return Err(wrong());

@@ -35,15 +35,15 @@ use super::format::{
 pub struct Decoded {
     round: Round,
     kept: Tensors,
-    /// First round and numbers, rounds ascending, at least one.
+    /// The first rounds and the numbers from them on. The rounds ascend, and there is at least one.
     numbers: Vec<NumbersFrom>,
     groups: Vec<GroupsFrom>,
-    /// The steps of keys that have not made one a round.
+    /// The steps of keys that have not made one step per round.
     steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
     /// The squares of the round before, if the file has them.
     last_squares: Option<ExactSum>,
-    /// The mean of the norms so far; that of none if the file has none.
+    /// The mean of the norms so far, or a mean of no norms if the file has none.
     norm_mean: NormMean,
     share: Option<FileShare>,
     shapes: Shapes,
@@ -64,8 +64,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         metadata => metadata?,
     };
     let tensors = match from_safetensors(&header, file_bytes) {
-        // The file may be of a job with a hub that keeps no weights. The digest shows whether there is
-        // nothing else in the file.
+        // The job may have a hub without weights. The digest shows that nothing else is in the file.
         Err(ManifestError::NoKeys) => Vec::new(),
         tensors => tensors?,
     };
@@ -110,8 +109,8 @@ pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), D
     }
 }
 
-/// Returns the fault of a file that names another version: one digit may be damaged, too. Every version has the same
-/// digest in the same place.
+/// Returns the fault of a file with another version: a newer version, or a damaged digit. Every version has the same digest
+/// in the same place.
 fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file_bytes: u64) -> DecodeError {
     let written = header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES).unwrap_or_default();
     let written = String::from_utf8_lossy(written).into_owned();
@@ -147,7 +146,7 @@ fn compare_rest(
     compare(written, &hash)
 }
 
-/// Begins the digest of a file: of its bytes, with [`NO_DIGEST`] in the digest's own place.
+/// Begins the digest of a file: of its bytes, with [`NO_DIGEST`] in place of the digest.
 fn begin_digest(header: &mut [u8]) -> Xxh3 {
     let mut hash = Xxh3::new();
     header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(&NO_DIGEST);
@@ -245,7 +244,7 @@ fn read_values(
     file_bytes: u64,
     hash: &mut Xxh3,
 ) -> Result<Slab, DecodeError> {
-    // The header was checked against the file's length: there is a whole number of f32, and they are all in the file.
+    // The header was checked against the file's length. So the file has a whole number of f32, and all of them.
     let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
     let mut slab = Slab::zeroed("a checkpoint", elements)?;
     let mut left = value_bytes;
@@ -301,8 +300,8 @@ fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError>
     Ok(rates)
 }
 
-/// Returns the numbers by round. A file of an older program has only learning rates, and so has a job in which nothing
-/// else was set.
+/// Returns the numbers by round. A file has only learning rates if it is of an older program, or if nothing else was set in
+/// the job.
 fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>, DecodeError> {
     let rates = learning_rates(metadata)?;
     let (field, Some(seen)) = ("optimizers", metadata.optimizers.as_deref()) else {
@@ -317,7 +316,7 @@ fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>
     Ok(numbers)
 }
 
-/// Returns the groups by round; their numbers begin with the same rounds.
+/// Returns the groups by round. Their rounds are those of the numbers.
 fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom>, DecodeError> {
     let (field, Some(seen)) = ("groups", metadata.groups.as_deref()) else { return Ok(Vec::new()) };
     let groups: Vec<GroupsFrom> = parse(field, seen)?;
@@ -364,7 +363,7 @@ fn shown(share: &Option<FileShare>) -> String {
 }
 
 impl Decoded {
-    /// Returns the state is that before this round.
+    /// Returns the round before which the state is.
     pub fn round(&self) -> Round {
         self.round
     }
@@ -379,24 +378,24 @@ impl Decoded {
         self.share.as_ref().map(|share| format!("hub {}'s part of {}", share.hub, share.hubs))
     }
 
-    /// Returns the number of the hub whose part it is, and how many hubs there are; nothing for a whole job.
+    /// Returns the number of the part's hub, and the number of hubs; nothing for a whole job.
     pub fn place(&self) -> Option<(u32, u32)> {
         self.share.as_ref().map(|share| (share.hub, share.hubs))
     }
 
-    /// Returns which of the jobs of its name it is, if a hub has sent it as a part.
+    /// Returns the name of this job among jobs with the same name, if a hub has sent the file as a part.
     pub fn run(&self) -> Option<&str> {
         self.run.as_deref()
     }
 
-    /// Returns the elements of a key that it has, if it has a part of the key, and the key's shape. Programs from before
-    /// `shapes` wrote none.
+    /// Returns the elements of a key in the file, if it has a part of the key, and the key's shape. Programs without support
+    /// for `shapes` wrote none.
     pub fn piece_of(&self, key: &str) -> Option<(Range<usize>, Option<&[u64]>)> {
         let [begin, end] = *self.share.as_ref()?.pieces.get(key)?;
         Some((begin..end, self.shapes.get(key).map(Vec::as_slice)))
     }
 
-    /// Returns name, shape and values of each tensor.
+    /// Returns the name, shape and values of each tensor.
     pub fn tensors(&self) -> impl Iterator<Item = (&Key, &[f32])> {
         let mut rest = self.values.as_slice();
         self.tensors.iter().map(move |tensor| {
@@ -407,7 +406,7 @@ impl Decoded {
         })
     }
 
-    /// Returns the state of the job of a checkpoint with these tensors.
+    /// Returns the job state in a checkpoint with these tensors.
     pub(super) fn restore(
         self,
         keys: &[Key],
@@ -435,7 +434,7 @@ impl Decoded {
             .with_norm_mean(self.norm_mean))
     }
 
-    /// Returns how many steps each key has made, if the file says it of any.
+    /// Returns how many steps each key has made, if the file has steps.
     fn steps(&self, keys: &[Key]) -> Vec<Option<u32>> {
         if self.steps.is_empty() {
             return Vec::new();
@@ -491,7 +490,7 @@ impl Decoded {
                 let (file, job) = (tensor.shape.clone(), shown.shape.clone());
                 return Err(Mismatch::Shape { name: shown.name.clone(), file, job });
             }
-            // Entries are all keys' weights, then all keys' first state, and so on.
+            // The entries are the weights of all keys, then the first state of all keys, and so on.
             let key = &mut keys[key.index()];
             key.elements = elements.clone();
             key.starts.push(start);

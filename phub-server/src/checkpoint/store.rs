@@ -47,10 +47,10 @@ pub struct CheckpointStore {
     pub(super) dir: PathBuf,
     /// The number of checkpoints of a job that are kept.
     pub(super) keep: NonZeroU32,
-    /// The files of how many jobs are kept; of all, if nothing is said.
+    /// The number of jobs whose files are kept; `None` for all jobs.
     pub(super) jobs: Option<NonZeroU32>,
     mode: FileMode,
-    /// Taken again if the directory was replaced.
+    /// The lock, which is taken again if the directory was replaced.
     lock: Mutex<Lock>,
     /// Removals of old files because of missing room, for the log.
     pub(super) made_room: Seldom,
@@ -63,15 +63,14 @@ impl CheckpointStore {
     }
 
     /// Opens a directory, and removes files that a killed hub left half written. Its parent must exist. New files have this
-    /// mode. So has the directory if it is made here. A directory that exists keeps its mode, with a warning if that is open.
+    /// mode. A new directory has it, too. An existing directory keeps its mode, with a warning if other users can use it.
     pub fn open_for(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {
             let dir = dir.clone();
             move |error: io::Error| CheckpointError::Directory { dir, doing, error }
         };
-        // The parents of the directory are not made: a mistyped path, or a disk that is not mounted, must be
-        // an error.
+        // The directory's parents are not made: a mistyped path, or a disk that is not mounted, must be an error.
         match mode.make_directory(&dir) {
             Err(_) if dir.is_dir() => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -103,12 +102,12 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    /// Keeps `keep` checkpoints of a job over one hub.
+    /// Sets how many checkpoints of a job over one hub are kept.
     pub fn keeping(self, keep: NonZeroU32) -> Self {
         CheckpointStore { keep, ..self }
     }
 
-    /// Keeps the files of this many jobs, and of all jobs if there is no number.
+    /// Sets for how many jobs the files are kept; `None` for all jobs.
     pub fn keeping_jobs(self, jobs: Option<NonZeroU32>) -> Self {
         CheckpointStore { jobs, ..self }
     }
@@ -129,7 +128,7 @@ impl CheckpointStore {
         Ok(self.dir.join(format!("{job}.safetensors")))
     }
 
-    /// Loads a file; `part` names its expected part, if it is not of the whole job.
+    /// Loads a file. `part` names the expected part, if the file is not of the whole job.
     pub(super) fn load_file(
         &self,
         path: PathBuf,
@@ -145,7 +144,7 @@ impl CheckpointStore {
         };
         let entries = entries.map_err(unusable)?;
         let share = part.and_then(|PartOf { share, pieces, .. }| FileShare::new(share, keys, pieces));
-        // Look before opening: to open a FIFO would wait for its writer.
+        // Opening a FIFO would wait for its writer, so this checks first.
         match std::fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(CheckpointError::Read { path, error }),
@@ -168,9 +167,9 @@ impl CheckpointStore {
         }
     }
 
-    /// Makes `snapshot` the checkpoint of a job, or the share's part of its round, and returns the length of the file. When
-    /// this returns, the file is on the disk. An error says what has happened to the former file: nothing, unless the very
-    /// last step failed. A state that is not finite replaces nothing: it is kept under another name.
+    /// Makes `snapshot` the checkpoint of a job, or the share's part of its round. Returns the length of the file. When this
+    /// returns, the file is on the disk. An error says what has happened to the old file: nothing, unless the very last step
+    /// failed. A state that is not finite replaces nothing: it is kept under another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
         self.keep_lock()?;
@@ -194,7 +193,7 @@ impl CheckpointStore {
         Ok(plan.file_bytes)
     }
 
-    /// Locks the directory that has the name now, if somebody has put another one in its place.
+    /// Locks the directory that now has the name, if it was replaced.
     pub(super) fn keep_lock(&self) -> Result<(), CheckpointError> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = lock.is_of(&self.dir);
@@ -208,7 +207,7 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// Returns a file name that no other save has.
+    /// Returns a file name that no other save uses.
     fn temporary(&self, job: &str) -> io::Result<PathBuf> {
         let random = hex(&random::<8>()?);
         Ok(self.dir.join(format!(".{job}.{random}{TEMPORARY}")))
@@ -221,8 +220,8 @@ impl CheckpointStore {
         disk::remove(&path)
     }
 
-    /// Returns what other users can do and how to close the directory, if its mode allows more than the files' mode.
-    /// The mode itself is not changed: a person may have chosen it, and other programs may need it.
+    /// Returns what other users can do and how to close the directory, if its mode allows more than the files' mode. The mode
+    /// is not changed: somebody may have chosen it, and other programs may need it.
     fn is_open_to_others(&self) -> io::Result<Option<String>> {
         let (mode, wanted, dir) = (self.dir.metadata()?.mode(), self.mode.of_directory(), self.dir.display());
         let more = mode & 0o066 & !wanted;
@@ -279,13 +278,13 @@ fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
     })
 }
 
-/// Brings the directory and its own name to the disk. A hub that was killed may have changed both without a sync, and jobs
-/// continue from the files that are seen here.
+/// Writes the directory and its own name to the disk. A killed hub may have changed both without a sync, and jobs continue
+/// from the files that are visible here.
 fn bring_to_disk(dir: &Path) -> io::Result<()> {
     disk::sync_dir(dir)?;
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
     match disk::sync_dir(parent.unwrap_or(Path::new("."))) {
-        // A user who may not list the directory above cannot sync it.
+        // A user without access to the parent directory cannot sync it.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         synced => synced,
     }

@@ -31,7 +31,7 @@ const REPLACED: &str = "the file is whole, but a power failure now may bring bac
 /// The action that failed, and the error.
 type Failed = (&'static str, io::Error);
 
-/// An addition of the action to an error.
+/// An extension of an error by the action that failed.
 trait Doing<T> {
     fn doing(self, what: &'static str) -> Result<T, Failed>;
 }
@@ -42,21 +42,21 @@ impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
     }
 }
 
-/// The place where a checkpoint goes, in one directory.
+/// The names of a checkpoint's files in one directory.
 pub(super) struct Names<'a> {
     pub dir: &'a Path,
     /// The file that is replaced.
     pub path: &'a Path,
-    /// The file that is replaced instead if a value is not finite.
+    /// The file that is replaced instead of `path` if a value is not finite.
     pub aside: &'a Path,
-    /// The file before the rename, which must not exist.
+    /// The file's name before the rename. It must not exist.
     pub temporary: PathBuf,
     /// The mode of the new file.
     pub mode: FileMode,
 }
 
-/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path`, right after `keep`. Where there is
-/// no room, it tries again as long as `make_room` removes something. A state that is not finite is not worth that.
+/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path`, right after `keep`. If there
+/// is no room, it tries again as long as `make_room` removes something; but not for a state that is not finite.
 pub(super) fn replace(
     names: Names<'_>,
     plan: &Plan,
@@ -70,7 +70,7 @@ pub(super) fn replace(
             path: path.to_owned(),
             doing,
             needed_bytes: plan.file_bytes,
-            // Read after the temporary file is gone: this is the space for the next attempt.
+            // The free space is read after the temporary file is gone, so it is the space for the next attempt.
             free_bytes: statvfs(dir).ok().map(|free| free.f_bavail.saturating_mul(free.f_frsize)),
             error,
             kept,
@@ -105,7 +105,7 @@ pub(super) fn replace(
 fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
     let mut temporary = Temporary::make(path, mode).doing("making a temporary file next to it")?;
-    // A full disk gives an error here, before the long write.
+    // This makes a full disk an error before the long write.
     temporary.file.reserve(plan.file_bytes).doing("reserving its space")?;
     temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
     temporary.file.sync().doing("bringing it to the disk (fsync)")?;
@@ -143,7 +143,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Checks the limit first: a write beyond it gives a signal that ends the hub.
+/// Checks the limit first: a write beyond it would raise a signal that ends the hub.
 fn check_size_limit(bytes: u64) -> Result<(), Errno> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if limit < bytes => Err(Errno::FBIG),
@@ -177,7 +177,7 @@ pub(super) fn stream(
         for values in snapshot.tensor(&snapshot.pieces()[entry.piece], entry.tensor) {
             // f32 of this machine's order, which is the windows' and the file's: little endian.
             pieces.write_all(values.as_bytes())?;
-            // While they are in the cache.
+            // Counts the values while they are in the cache.
             let count = values.iter().filter(|value| !value.is_finite()).count() as u64;
             if count > 0 {
                 let first = || NotFinite { first: entry.shown.name.clone(), values: 0 };
@@ -188,7 +188,7 @@ pub(super) fn stream(
     Ok((pieces.into_inner()?.hash, not_finite))
 }
 
-/// Digests the bytes that it passes on.
+/// A writer that digests the bytes that it passes on.
 struct Digesting<W> {
     sink: W,
     hash: Xxh3,

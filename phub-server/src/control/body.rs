@@ -19,7 +19,7 @@ use super::shown::Shown;
 use crate::registry::{Because, Refusal};
 
 /// The number of bytes that are read of one body before other requests have their turn. Otherwise a client that sends
-/// faster than the hub reads would hold up everybody. Three joins of 16 MB took the control thread for a second.
+/// faster than the hub reads would block everybody. Three joins of 16 MB occupied the control thread for a second.
 const TURN_BYTES: usize = 256 << 10;
 
 /// A body that was read. Its bytes count against the limit of all bodies until it is dropped.
@@ -29,7 +29,7 @@ pub(super) struct Received {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// Reads a body of at most `limit` bytes. `room` has a permit for each byte that all bodies together may still have.
+/// Reads a body of at most `limit` bytes. `room` has a permit for each byte that all bodies together may still use.
 pub(super) async fn read(
     request: Request,
     limit: usize,
@@ -54,8 +54,7 @@ pub(super) async fn read(
             None => held = Some(permit),
             Some(held) => held.merge(permit),
         }
-        // The body is compared part by part: a whole join takes a second, in which no other client would get
-        // an answer.
+        // The proof is computed part by part: for a whole join it takes a second, in which no other client would get an answer.
         if proof.is_some() {
             digest.update(&part);
         }
@@ -80,7 +79,7 @@ impl<'a> Parts<'a> {
     /// Creates the reader of a body of at most `limit` bytes.
     pub fn new(request: Request, limit: usize, limits: &'a ControlLimits) -> Result<Self, Refusal> {
         let body: Body = request.into_body();
-        // If the header says so, the client need not send the body.
+        // If the length in the header is too large, the client need not send the body.
         if body.size_hint().lower() > limit as u64 {
             return Err(too_large(limit));
         }
@@ -115,7 +114,7 @@ impl<'a> Parts<'a> {
             }
             self.seen += part.len();
             if self.seen / TURN_BYTES > seen / TURN_BYTES {
-                // Sockets are looked at before this continues.
+                // Other sockets get their turn before this continues.
                 yield_now().await;
             }
             return Ok(Some(part));

@@ -31,9 +31,9 @@ impl ClientAddress {
     }
 }
 
-/// The open connections. A connection that has shown no token yet is a stranger. If no place is left for a new
-/// connection, a stranger gives up its place: the oldest of the address that has the most. So clients without a token
-/// keep out no client with one. A crowd from one address takes the places of that crowd.
+/// The open connections. A connection that has shown no token yet is a stranger. If there is no place for a new connection,
+/// a stranger loses its place: the oldest one of the address with the most strangers. So clients without a token keep out
+/// no client with one. A crowd from one address only takes places of that crowd.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Crowd(Arc<Mutex<Open>>);
 
@@ -44,7 +44,7 @@ struct Open {
     /// The address of each connection that has a place, by number.
     places: HashMap<u64, IpAddr>,
     by_address: HashMap<IpAddr, usize>,
-    /// The channel that notifies each stranger that its place is gone.
+    /// The channel that notifies each stranger that it has lost its place.
     strangers: HashMap<u64, oneshot::Sender<()>>,
     /// The numbers.
     strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
@@ -57,7 +57,7 @@ pub(super) struct Place {
     gone: oneshot::Receiver<()>,
 }
 
-/// A connection that may show that it is not a stranger.
+/// The means by which a connection stops being a stranger.
 #[derive(Clone, Debug)]
 pub(super) struct Newcomer {
     crowd: Crowd,
@@ -76,7 +76,7 @@ impl Place {
         self.newcomer.clone()
     }
 
-    /// Waits until the place is another's.
+    /// Waits until another connection has the place.
     pub async fn is_gone(&mut self) {
         if (&mut self.gone).await.is_err() {
             std::future::pending().await // it is no stranger any more
@@ -85,7 +85,7 @@ impl Place {
 }
 
 impl Crowd {
-    /// Returns a place for a connection from this address. Returns, too, whether a stranger has given it up.
+    /// Returns a place for a connection from this address. Also returns whether a stranger has lost its place for it.
     ///
     /// # Errors
     /// Returns the name of the client, if it has all the connections that it can have.
@@ -121,14 +121,14 @@ impl Crowd {
 }
 
 impl Open {
-    /// Returns the oldest stranger of the address that has the most; if there are several such addresses, the
-    /// oldest of them all.
+    /// Returns the oldest stranger of the address that has the most strangers. If several addresses have equally many, returns
+    /// the oldest of them all.
     fn oldest_of_the_most(&self) -> Option<u64> {
         let of_address = |numbers: &BTreeSet<u64>| Some((numbers.len(), Reverse(*numbers.first()?)));
         self.strangers_of.values().filter_map(of_address).max().map(|(_, Reverse(number))| number)
     }
 
-    /// Notes that this connection is not a stranger any more.
+    /// Notes that this connection is no longer a stranger.
     fn take_stranger(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
         let tell = self.strangers.remove(&number)?;
         if let Some(from) = self.places.get(&number)

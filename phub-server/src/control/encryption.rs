@@ -28,7 +28,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(crate) struct Encryption {
     /// The settings, to read the certificate again.
     settings: HubSettings,
-    /// `None`: the hub has no certificate.
+    /// The settings of TLS; `None` if the hub has no certificate.
     config: Option<RwLock<Arc<ServerConfig>>>,
 }
 
@@ -43,7 +43,7 @@ impl Encryption {
         Ok(Encryption { settings: settings.clone(), config })
     }
 
-    /// Whether these settings make clients speak TLS.
+    /// Whether clients must use TLS with these settings.
     ///
     /// # Errors
     /// Returns an error if the certificate or the key cannot be used.
@@ -51,7 +51,7 @@ impl Encryption {
         Ok(read(settings)?.is_some())
     }
 
-    /// Whether clients must speak TLS.
+    /// Whether clients must use TLS.
     pub fn is_on(&self) -> bool {
         self.config.is_some()
     }
@@ -82,8 +82,8 @@ impl Encryption {
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
             Ok(stream) => Ok((Box::new(stream), router)),
             Err((error, refused)) => {
-                // The client may have sent a request already. If it remained unread, the end of the connection would overtake
-                // the alert that says why.
+                // The client may have sent a request already. If the request stayed unread, the end of the connection would
+                // overtake the alert that gives the reason.
                 shutdown(&refused, Shutdown::Write)?;
                 read_to_end(&refused).await?;
                 Err(error)

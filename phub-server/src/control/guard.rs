@@ -21,7 +21,7 @@ use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry};
 use crate::settings::HubSettings;
 
-/// Returns the right that a request needs. `None`: the page says nothing of jobs, or the request is a member's.
+/// Returns the right that a request needs. `None`: the page has nothing about jobs, or the request is a member's.
 fn needed(method: &Method, page: &str) -> Option<Right> {
     match (method.as_str(), page) {
         (_, "/" | "/v1/health") => None,
@@ -33,7 +33,7 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
     }
 }
 
-/// Pages that a web page of anybody can make a browser send without asking first, by a form.
+/// Content types that any web page can make a browser send by a form, without a preflight request.
 const FORMS: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-data", "text/plain"];
 
 /// The guard that admits requests or refuses them.
@@ -41,12 +41,12 @@ const FORMS: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-d
 pub(crate) struct Guard {
     /// The settings, to read the secret again.
     settings: HubSettings,
-    /// The secrets of the tokens that it accepts; `None`: it accepts everybody.
+    /// The secrets of the tokens that the hub accepts; `None` if it accepts everybody.
     accepted: RwLock<Option<Secrets>>,
     credential: Option<Credential>,
-    /// Everybody who can reach it is on this machine, so only a web page can be a stranger from elsewhere.
+    /// Whether only this machine can reach the hub. Then the only possible stranger is a web page.
     local: bool,
-    /// The requests that it did not let in.
+    /// The requests that the guard refused.
     pub refusals: Arc<Refusals>,
 }
 
@@ -60,7 +60,7 @@ impl Sees {
         self.0.as_ref().is_none_or(|token| token.covers(job))
     }
 
-    /// Whether the asker may see this job, or a page that is about no job.
+    /// Whether the asker may see this job, or a page that is not about a job.
     pub fn job_or_all(&self, job: Option<&str>) -> bool {
         self.job(job.unwrap_or(ALL_JOBS))
     }
@@ -128,7 +128,7 @@ impl Guard {
             let why = "the token has expired; make another one with `phub-server token`";
             return Err(RefusalCode::TokenExpired.because(why));
         }
-        // On a page that is about no job, everybody sees the jobs that the token covers.
+        // On a page that is not about a job, everybody sees the jobs that the token covers.
         let allows = match (job, right) {
             (Some(job), _) => token.allows(right, job),
             (None, Right::Operate) => token.allows(right, ALL_JOBS),
@@ -145,8 +145,7 @@ impl Guard {
         Ok(Sees(Some(token)))
     }
 
-    /// Whether a request shows a token or a proof of this hub's secret, or is of a member, for any need of its
-    /// page.
+    /// Whether a request shows a token or a proof of this hub's secret, or is a member's, whatever right its page needs.
     fn knows(&self, shown: Option<&Shown>, method: &Method, path: &str, registry: &Registry) -> bool {
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(secrets) = accepted.as_ref() else { return true };
@@ -157,7 +156,7 @@ impl Guard {
         }
     }
 
-    /// Refuses requests that only a browser sends, on behalf of a web page from elsewhere.
+    /// Refuses requests that only a browser sends, for a web page of another site.
     fn check_browser(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = text(headers, HOST).unwrap_or_default();
         if let Some(origin) = text(headers, ORIGIN)
@@ -166,7 +165,7 @@ impl Guard {
             let why = format!("a web page of {origin:?} may not ask this hub, which is {host:?}");
             return Err(RefusalCode::WebPage.because(why));
         }
-        // A name that leads here only since its owner says so.
+        // The owner of another name may have pointed it at this machine.
         if self.local && self.settings.insecure && !names_this_machine(host) {
             let why = format!(
                 "this hub listens only on this machine, and is not {host:?}; ask 127.0.0.1 or localhost"
@@ -182,7 +181,7 @@ impl Guard {
     }
 }
 
-/// Says if other users can read the secret's file. It is not an error: Kubernetes mounts secrets with the mode 644 in
+/// Logs a warning if other users can read the secret's file. It is no error: Kubernetes mounts secrets with mode 644 in
 /// containers without other users.
 fn warn_of_readers(file: Option<&Path>) {
     let Some((file, about)) = file.and_then(|file| Some((file, file.metadata().ok()?))) else { return };
@@ -195,7 +194,7 @@ fn warn_of_readers(file: Option<&Path>) {
     }
 }
 
-/// Whether a `Host` is this machine by an address, or by the one name that no name server assigns.
+/// Whether a `Host` names this machine: by an address, or by `localhost`.
 fn names_this_machine(host: &str) -> bool {
     let name =
         host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);

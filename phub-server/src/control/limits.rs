@@ -1,5 +1,5 @@
 //! The limits of the control port: how much time, memory and how many descriptors a client may use before the hub hangs up.
-//! They are not settings, because no working worker reaches them.
+//! They are not settings, because no correct worker reaches them.
 
 use std::time::Duration;
 
@@ -16,19 +16,20 @@ pub struct ControlLimits {
     pub key_bytes: usize,
     /// Bytes of all bodies that are being read.
     pub bodies_bytes: usize,
-    /// The time until a request's headers are here; also how long a connection may be idle.
+    /// The time within which a request's headers must arrive; also how long a connection may be idle.
     pub headers: Duration,
     /// The time between two parts of a body.
     pub body_stall: Duration,
-    /// The slowest body, on average since it began, after one stall.
+    /// The least rate of a body since it began, once it has stalled.
     pub body_bytes_per_s: u64,
-    /// The time until the client's end takes the bytes that were sent to it.
+    /// The time within which the client must take the bytes that were sent to it.
     pub unread: Duration,
     /// Connections at once.
     pub connections: usize,
-    /// The connections of one address, of all these.
+    /// The most connections of one address.
     pub of_an_address: usize,
-    /// Connections that have shown no token yet. The oldest of the address that has the most gives its place to a new one.
+    /// The most connections that have shown no token yet. The oldest one of the address with the most loses its place to a new
+    /// one.
     pub strangers: usize,
 }
 
@@ -36,7 +37,7 @@ impl Default for ControlLimits {
     fn default() -> Self {
         // The data path and the windows need descriptors, too.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        // A worker has two: this is enough for two jobs with the most workers.
+        // A worker has two connections: this is enough for two jobs with the most workers.
         Self::of_connections((descriptors / 2).min(4096) as usize)
     }
 }
@@ -53,13 +54,13 @@ impl ControlLimits {
             key_bytes: 64,
             // A thousand workers that join at once with manifests of ten thousand keys.
             bodies_bytes: 1 << 30,
-            // A worker's client drops a connection that was idle for 15 s. The hub waits longer, or it would hang up while a
-            // request is on its way.
+            // A worker's client drops a connection that was idle for 15 s. The hub waits longer, so that it never hangs up while
+            // a request is on its way.
             headers: Duration::from_secs(20),
             body_stall: Duration::from_secs(10),
-            // The slowest rate at which a body may come. The longest join takes an hour at this rate.
+            // The least rate at which a body must arrive. The longest join takes an hour at this rate.
             body_bytes_per_s: 16 << 10,
-            // The client was cut off, or it does not read.
+            // After this time the client is cut off, or it does not read.
             unread: Duration::from_secs(30),
             connections,
             // All workers of the largest job may be on one machine, or behind one gateway. The other half is for other

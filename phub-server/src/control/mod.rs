@@ -77,7 +77,7 @@ GET  /v1/jobs/{job}/parts/{hub}/{hubs}/{round}   the same, and whether the part 
 POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job
 ";
 
-/// Timelines at the same time. Each may have tens of megabytes.
+/// The most timelines at the same time. Each may take tens of megabytes.
 const TRACES: usize = 2;
 
 /// The state that each handler needs.
@@ -86,15 +86,16 @@ struct Desk {
     registry: Arc<Registry>,
     refusals: Arc<Refusals>,
     limits: ControlLimits,
-    /// A permit for each byte that all bodies together may still have.
+    /// A permit for each byte that all bodies together may still use.
     room: Arc<Semaphore>,
-    /// A permit for each listener to the events that there may still be.
+    /// A permit for each listener to the events that may still be added.
     listeners: Arc<Semaphore>,
-    /// A permit for each timeline that may be made and sent now.
+    /// A permit for each timeline that may still be made and sent.
     traces: Arc<Semaphore>,
     /// The permit to ask NICs: one request at a time.
     nics: Arc<Semaphore>,
-    /// A permit to say which checkpoints are here: one request at a time, as each has a thread and may read a whole file.
+    /// The permit to report which checkpoints this hub has: one request at a time, because each has a thread and may read a
+    /// whole file.
     parts: Arc<Semaphore>,
 }
 
@@ -103,7 +104,7 @@ impl Desk {
         body::read(request, limit, &self.limits, &self.room).await
     }
 
-    /// Reads a request that may have some numbers for each key of a job.
+    /// Reads a request that may have numbers for each key of a job.
     async fn by_key<T: DeserializeOwned + Send + 'static>(
         &self,
         what: &'static str,
@@ -115,7 +116,7 @@ impl Desk {
         if received.bytes.len() <= self.limits.small_bytes {
             return Ok(parse(what, &received.bytes)?);
         }
-        // Megabytes, and this thread answers all heartbeats.
+        // The text may have megabytes, and this thread answers all heartbeats.
         let parsed = on_thread("phub-numbers", move || parse(what, &received.bytes)).await;
         Ok(parsed??)
     }
@@ -205,7 +206,7 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     hub.refusals = desk.refusals.replies(|job| sees.job_or_all(job));
-    // These lists are by far the most of the page, and of use to a picture alone.
+    // These lists are by far the largest part of the page, and only a picture needs them.
     for job in &mut hub.jobs {
         job.rounds.iter_mut().for_each(|rounds| rounds.recent.clear());
         job.gradients.iter_mut().for_each(|gradients| gradients.recent.clear());
@@ -214,8 +215,8 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     done(&hub)
 }
 
-/// Asks NICs for their counters. Not on the control thread, as a driver may take its time. Not on the threads for
-/// joins, which may be at work for seconds.
+/// Asks NICs for their counters. Not on the control thread, because a driver may be slow. Not on the threads for joins,
+/// which may be busy for seconds.
 async fn nics(desk: &Desk) -> Vec<NicReply> {
     let registry = Arc::clone(&desk.registry);
     if !registry.has_nics() {
@@ -270,7 +271,7 @@ async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answ
     // Most joins are small, and many come at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
     let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
-    // Parsing has its own thread: a manifest may have 64 MiB, and this thread answers all heartbeats.
+    // Parsing has a separate thread: a manifest may have 64 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::internal())??;
     let joined = desk.registry.join_from(job.to_owned(), request, Some(from.clone())).await?;
@@ -293,7 +294,8 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     done(&reply)
 }
 
-/// A heartbeat that waits for news. When the worker's process ends, its connection ends, and this is dropped before the answer.
+/// A heartbeat that waits for news. If the worker's process ends, its connection ends, and this value is dropped before the
+/// answer.
 struct Waiting<'a> {
     registry: &'a Arc<Registry>,
     job: &'a str,

@@ -39,9 +39,10 @@ const NONCE: &str = "NONCE";
 pub(super) const LISTENERS: usize = 32;
 /// The time between two events.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Events of one answer. A page then asks again, so that a token counts no longer than the hub's secret.
+/// The number of events in one answer. Then the page asks again, so that a token is not accepted for longer than the hub's
+/// secret.
 const EVENTS: usize = 600;
-/// A listener that takes nothing for so long is gone.
+/// A listener that takes nothing for this time is gone.
 const UNREAD: Duration = Duration::from_secs(30);
 
 /// Returns the page for a browser, and the list of requests for everybody else.
@@ -96,7 +97,7 @@ async fn tell(registry: Weak<Registry>, listener: Sender<Bytes>, seen: Seen, _pl
     let stopped = async move { stops.wait_for(Option::is_some).await.ok().and_then(|why| why.clone()) };
     tokio::select! {
         () = tell_hub(&registry, &listener, &seen) => {}
-        // A listener that does not read does not hold the hub's stop up.
+        // A listener that does not read must not delay the hub's stop.
         why = stopped => drop(timeout(PAUSE, listener.send(event("end", &why))).await),
     }
 }

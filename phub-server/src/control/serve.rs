@@ -23,7 +23,7 @@ use crate::seldom::Seldom;
 
 /// The buffer of a connection for headers, which have some hundred bytes.
 const BUFFER_BYTES: usize = 64 << 10;
-/// The pause when descriptors have run out. No event says when there are some again.
+/// The pause when there are no more descriptors. No event signals that there are some again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that a stop waits for open requests.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
@@ -93,8 +93,7 @@ pub(crate) async fn serve(
                             });
                         }
                         Err(who) => {
-                            // The hub sends as much as the socket takes at once. It does not wait for a refused
-                            // client.
+                            // The hub sends as much as the socket takes at once, and does not wait for a refused client.
                             let why = turned_away(&format!("{who} has all the connections it can have"));
                             let _ = stream.try_write(why.as_bytes());
                             if let Some(times) = refused.count() {

@@ -8,11 +8,11 @@ use pbox_core::control::RefusalCode;
 
 use crate::registry::{Because, Refusal, Registry};
 
-/// The header `Authorization` of a request, which says who asks.
+/// The header `Authorization` of a request, which identifies the client.
 #[derive(Clone, Debug)]
 pub(super) enum Shown {
     Token(Token),
-    /// The proof is about the request's body, too, which is compared when it has come.
+    /// The proof, which also covers the request's body. It is checked after the body has arrived.
     Proof(Proof),
     /// The token of a member.
     Member(String),
@@ -47,8 +47,8 @@ pub(super) fn member_of(request: &Request) -> String {
     }
 }
 
-/// Checks that a member's request shows a token of its job, before anything of its body is read. A body may have
-/// megabytes, and strangers could fill all room for bodies.
+/// Checks that a member's request shows a token of its job, before its body is read. A body may have megabytes, and
+/// strangers could use up all room for bodies.
 pub(super) fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry) -> Result<(), Refusal> {
     match shown {
         Some(Shown::Member(token)) => registry.check_member(job, token),

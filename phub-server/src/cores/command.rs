@@ -23,7 +23,7 @@ pub(crate) enum Command {
     Nothing,
     /// End the thread.
     Stop,
-    /// Say the last events.
+    /// Return the last events.
     Events(Carried<Sender<LastEvents>>),
     /// Own the chunks of a new job.
     AddShard { job: JobId, shard: Box<MadeShard> },
@@ -37,21 +37,21 @@ pub(crate) enum Command {
         weights: Carried<Option<Spans>>,
         link: Box<any::Endpoint>,
     },
-    /// Drop the link of a worker that makes another.
+    /// Drop the link of a worker that makes a new one.
     UnlinkWorker { job: JobId, rank: u32 },
     /// Remove a worker.
     RemoveWorker { job: JobId, rank: u32 },
-    /// Take the links that lead up.
+    /// Take the links to hubs above.
     AddAbove { job: JobId, level: LevelTerms, ways: Carried<WaysOfCore> },
-    /// Drop the links that lead up.
+    /// Drop the links to hubs above.
     UnlinkAbove { job: JobId },
     /// Begin with the round that the hubs above have begun with.
     BeginBelow { job: JobId, first: Round, reply: Reply<()> },
-    /// Finish no round, and say which are in flight.
+    /// Finish no round, and return the rounds in flight.
     Hold { job: JobId, reply: Reply<Option<Front>> },
-    /// Say which round each worker of a held job has reached.
+    /// Return the round that each worker of a held job has reached.
     Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
-    /// Let no chunk of a held job go further than a round, or than these lines.
+    /// Let no chunk of a held job pass a round, or the worker's lines.
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
     /// Copy the state of a held job before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
@@ -59,13 +59,13 @@ pub(crate) enum Command {
     GiveBack { job: JobId, values: Option<Slab> },
     /// Continue with the rounds of a held job. The admitted ranks take part from a round on; `ahead` is added to it, by rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
-    /// Change the optimizer's numbers from a round on, and set the state of keys to zero. Say the oldest round in flight.
+    /// Change the optimizer's numbers from a round on, and set the state of keys to zero. Return the oldest round in flight.
     SetNumbers { job: JobId, from: Round, numbers: Numbers, reset: Arc<[KeyId]>, reply: Reply<Option<Round>> },
-    /// Say whether rounds move, and which workers they wait for.
+    /// Return whether rounds move, and for which workers they wait.
     Look { job: JobId, reply: Reply<Look> },
     /// Return the measurements of the last rounds.
     Measure { job: JobId, reply: Reply<Measured> },
-    /// Say the last state of a job that has failed while it was held; nothing without chunks.
+    /// Return the last state of a job that has failed while it was held; nothing without chunks.
     LastState { job: JobId, before: Round, reply: Reply<Option<Result<SnapshotPart, String>>> },
     /// End a job.
     RemoveJob { job: JobId },
@@ -77,7 +77,8 @@ pub(crate) enum Command {
 /// A core's links to the hubs above, each with the window that the hub writes, unless that is the window that the workers read.
 pub(crate) type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 
-/// The last events of a core: its number, the events, and how many were before them. No events without a timeline.
+/// The last events of a core: its number, the events, and how many events were before them. There are none without a
+/// timeline.
 pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
 
 /// The things that a core has measured in a job's last rounds.
@@ -91,7 +92,7 @@ pub(crate) struct Measured {
     pub crossed: Vec<(u32, Crossed)>,
 }
 
-/// The way back of a core's answer. A core that ends gives none, and the asker sees that.
+/// The channel for a core's answer. If the core ends, it is closed without an answer.
 pub(crate) struct Reply<T>(oneshot::Sender<T>);
 
 impl<T> Reply<T> {
@@ -113,7 +114,7 @@ impl<T> fmt::Debug for Reply<T> {
     }
 }
 
-/// A value without a number, such as a window. It may be as long as a model, so a print shows only the type.
+/// A value that has no number, such as a window. It may be as large as a model, so a print shows only the type.
 pub(crate) struct Carried<T>(pub T);
 
 impl<T> fmt::Debug for Carried<T> {

@@ -1,5 +1,4 @@
-//! The hub's end of a core thread: it starts it, sends it commands, receives its reports and reads its
-//! meters.
+//! The hub's end of a core thread. It starts the thread, sends it commands, receives its reports, and reads its meters.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,11 +29,11 @@ pub(crate) struct Meters {
     pub held_back: AtomicU64,
 }
 
-/// Since when a core thread has commands that it has not looked at.
+/// The time since which a core thread has had commands that it has not looked at.
 #[derive(Debug)]
 pub(crate) struct Unheard {
     begun: Instant,
-    /// Nanoseconds since then, and one; 0 for none.
+    /// The time in nanoseconds, plus one; 0 if there are no commands.
     since: AtomicU64,
 }
 
@@ -51,7 +50,7 @@ impl Unheard {
         }
     }
 
-    /// Notes that the thread looks at its commands. A command that comes at this moment is looked at, too.
+    /// Notes that the thread looks at its commands. It will also see a command that arrives at this moment.
     pub fn heard(&self) {
         self.since.store(0, Ordering::Relaxed);
     }
@@ -75,7 +74,7 @@ pub(crate) struct CoreHandle {
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Starts the thread that frees discarded memory. It ends when nobody is left who could.
+/// Starts the thread that frees discarded memory. It ends when all senders are gone.
 pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
     let (discard, discarded) = channel();
     let free = move || {
@@ -118,15 +117,15 @@ impl CoreHandle {
 
     /// Sends the thread a command for the time after its current turn.
     pub fn tell(&self, command: Command) {
-        // A thread that panicked takes no commands. The workers of its jobs see their links close.
+        // A thread that panicked takes no commands. The workers of its jobs see their links end.
         let _ = self.commands.send(command);
         self.unheard.note();
         self.mail.store(true, Ordering::Release); // [mail]
         self.waker.wake_by_ref();
     }
 
-    /// Returns for how long, as of a moment, the thread has not looked at its commands. A thread that has none gets one, so that a
-    /// later look sees whether it took it.
+    /// Returns the time for which the thread has not looked at its commands, as of `now`. A thread without commands gets one,
+    /// so that a later call sees whether the thread took it.
     pub fn deaf_for(&self, now: Instant) -> Duration {
         let deaf = self.unheard.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         if self.unheard.since().is_none() {

@@ -59,12 +59,12 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
     Ok(Lanes { lanes, rdma: None, picture: topology::render::machine_svg(host, &plan) })
 }
 
-/// Whether the settings ask for RDMA, so that a hub without it is another one than was asked for.
+/// Whether the settings ask for RDMA, so that a hub without RDMA would be an error.
 pub fn wants_rdma(settings: &HubSettings) -> bool {
     settings.transports.is_some() || settings.nics.is_some()
 }
 
-/// Reads the values of NCCL's variables, if ours are not set.
+/// Reads NCCL's variables, if this hub's own variables are not set.
 pub fn nccl(settings: &HubSettings) -> Nccl {
     Nccl::of_environment(&settings.paths.0, settings.nics.is_some())
 }
@@ -85,7 +85,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
     let options = GroupOptions { rails, first_vector: 0, paths: settings.paths.0.clone() };
     let (group, ports) = verbs::group(&nics, options)?;
     for (nic, error) in group.lost() {
-        // Our own list is a request, and an error is its answer.
+        // An own list of NICs is a request, so a failure is an error.
         if settings.nics.is_some() && list.names_devices() {
             return Err(error.into());
         }
@@ -113,7 +113,7 @@ pub struct OnNics {
 }
 
 impl OnNics {
-    /// Returns the NICs of all lanes, each once.
+    /// Returns the NICs of all lanes, each NIC once.
     pub fn nics(&self) -> Vec<NicOptions> {
         let mut nics: Vec<NicOptions> = Vec::new();
         for nic in self.lanes.iter().filter_map(|lane| lane.nic.as_ref()) {
@@ -161,7 +161,7 @@ pub fn on_nics(
     if only.is_empty() {
         return Err(none());
     }
-    // A NIC that is named is used in any state, so that an error names its fault.
+    // A NIC that is named is used in any state, so that an error can name its fault.
     let only = list.names_devices().then_some(only);
     let plan = place(host, settings, NicChoice { only, except })?;
     let mut lanes = Vec::new();
@@ -179,15 +179,15 @@ pub fn on_nics(
     if lanes.is_empty() { Err(none()) } else { Ok(OnNics { plan, lanes }) }
 }
 
-/// Returns the ports of a device that the core of this number has, of the cores that share the device. Each core has
-/// the next port, and several if there are more ports than cores.
+/// Returns the ports of a device for the core of this number, among the `cores` cores that share the device. Each core has
+/// the next port, or several if there are more ports than cores.
 fn ports_of_core(ports: &[NicOptions], core: usize, cores: usize) -> impl Iterator<Item = NicOptions> {
     let turns = ports.len().max(cores);
     let numbers = (core..turns).step_by(cores.max(1));
     numbers.filter_map(|turn| ports.get(turn % ports.len().max(1)).cloned())
 }
 
-/// Opens NICs that are lost again, for links that are made from now on.
+/// Opens lost NICs again, for links that are made from now on.
 pub(crate) fn mend(rdma: &verbs::Group) {
     for (nic, opened) in rdma.mend() {
         match opened {
@@ -202,7 +202,7 @@ pub(crate) fn mend(rdma: &verbs::Group) {
     }
 }
 
-/// Returns whether a NIC is among the lost ones, with the reason.
+/// Returns the reason why a NIC is lost, if it is.
 pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)]) -> Option<&'a VerbsError> {
     let is_it =
         |lost: &NicOptions| lost.device == nic.device && (lost.port.is_none() || lost.port == nic.port);

@@ -1,18 +1,18 @@
-//! Work for a core that its own thread should not do, because rounds wait meanwhile: memory is touched and freed by other
-//! threads. They run on the core's NUMA node, because a page lies on the node where it is touched first. They give way to
+//! Work for a core that its own thread should not do, because rounds would wait: touching and freeing memory. Its threads
+//! run on the core's NUMA node, because a page lies on the node where it is touched first. They have a lower priority than
 //! the core.
 
 use fabric::{Ranges, Span};
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The niceness of threads near a core. They get a quarter of a cpu that a core's thread uses all the time. With less a
-/// worker would wait for its window until it is taken for dead.
+/// The niceness of threads near a core. They get a quarter of a cpu that a core's thread uses all the time. With less, a
+/// worker would wait so long for its window that the hub would count it as dead.
 const NICE: i32 = 5;
 
-/// Lets the calling thread give way to other threads, from now on.
+/// Lowers the priority of the calling thread from now on.
 pub(crate) fn give_way() {
-    // A thread may always become nicer.
+    // A thread may always raise its niceness.
     let _ = setpriority_process(None, NICE);
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Near {
 }
 
 impl Near {
-    /// Makes the calling thread give way from now on.
+    /// Lowers the priority of the calling thread from now on.
     pub fn new() -> Self {
         give_way();
         Near { allowed: sched_getaffinity(None).ok() }
@@ -41,9 +41,9 @@ impl Near {
         }
     }
 
-    /// Makes pages huge in a new window if ranges of it are of one node. `cores` are the cpu and the spans of each
-    /// core, and `collapse` is the window's. It takes the ranges of each node, and a function that moves this thread to
-    /// the node.
+    /// Makes pages huge in a new window, in ranges that belong to one node. `cores` are the cpu and the spans of each core.
+    /// `collapse` is a method of the window: it takes the ranges of each node, and a function that moves this thread to the
+    /// node.
     pub fn huge_pages(
         &self,
         cores: impl IntoIterator<Item = (u32, Vec<Span>)>,

@@ -1,4 +1,4 @@
-//! Obeying: a core thread carries out the commands that are here, between two turns.
+//! A core thread carries out its waiting commands between two turns.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::timeline::CoreTimeline;
 use super::{Command, CoreThread, Report, WaysOfCore};
 
 impl CoreThread {
-    /// Carries out the commands that are here.
+    /// Carries out the waiting commands.
     pub fn obey(&mut self) {
         self.unheard.heard();
         while let Ok(command) = self.inbox.try_recv() {
@@ -121,7 +121,7 @@ impl CoreThread {
         self.report(Report::UnlinkedAbove { job, answers });
     }
 
-    /// Lets memory be freed, while rounds of other jobs continue.
+    /// Has memory freed by another thread, while rounds of other jobs continue.
     fn free(&self, memory: Discarded) {
         if !memory.is_empty() {
             let _ = self.discard.send(memory);

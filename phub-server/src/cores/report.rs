@@ -1,4 +1,4 @@
-//! Reports: the things that a core thread says by itself, as data that can be printed.
+//! Reports: events that a core thread reports by itself, as data that can be printed.
 
 use pbox_core::{AnswersAbove, JobId, Taken};
 
@@ -13,13 +13,14 @@ pub(crate) enum Report {
     Unlinked { job: JobId, rank: u32 },
     /// The worker's link ended or could not be made: by itself, or because the worker broke the protocol.
     WorkerGone { job: JobId, rank: u32, reason: String, by_itself: bool },
-    /// This core has dropped the links that lead up, by which these answers had come. It reports nothing more about these links.
+    /// This core has dropped the links to hubs above, over which these answers had arrived. It reports nothing more about these
+    /// links.
     UnlinkedAbove { job: JobId, answers: AnswersAbove },
     /// A link to a hub above ended.
     AboveGone { job: JobId, reason: String },
     /// This core's part of a snapshot is taken, or cannot be taken.
     Snapshot { job: JobId, core: usize, taken: Box<Taken> },
-    /// This core has the memory of its part of a snapshot again.
+    /// The memory of this core's part of a snapshot is free again.
     Freed { job: JobId, core: usize },
     /// This many of the core's chunks skipped rounds with no worker left.
     Skipped { job: JobId, chunks: u64 },

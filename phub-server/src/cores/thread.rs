@@ -17,10 +17,10 @@ use super::handle::{CoreHandle, Meters, Unheard};
 use super::timeline::CoreTimeline;
 use super::{Command, Lane, Measured, Report};
 
-/// Turns between two publications of the meters while work never stops.
+/// The turns between two publications of the meters, while there is always work.
 const TURNS_PER_PUBLICATION: u32 = 1024;
 
-/// The things that a core thread owns. Commands see them between two turns.
+/// The state of a core thread. Commands see it between two turns.
 pub(crate) struct CoreThread {
     pub core: Core<any::Port>,
     /// Notices that are not reported yet.
@@ -78,7 +78,7 @@ impl CoreThread {
         (handle, thread)
     }
 
-    /// Runs the loop. It is compiled twice: nobody pays for a timeline that nobody wants.
+    /// Runs the loop. It is compiled twice, so that the timeline costs nothing if it is off.
     pub(super) fn run(self, policy: IdlePolicy) {
         match self.timeline.is_some() {
             false => self.run_with(policy, |thread| thread.core.turn(&mut thread.notices)),
@@ -145,7 +145,7 @@ impl CoreThread {
         let _ = self.reports.send(report);
     }
 
-    /// Notes the core's waits: work begins or ends, or has gone on for some time.
+    /// Notes the core's waits: work begins, ends, or continues for some time.
     fn watch(&mut self) {
         match self.clock.working {
             true => self.core.end_wait(self.clock.at(self.clock.woke)),
@@ -176,14 +176,14 @@ impl CoreThread {
     }
 }
 
-/// Splits a thread's time into work and waiting. Reads the clock after each wait, when work begins and ends, and now and then
-/// in between.
+/// A clock that splits a thread's time into work and waiting. It is read after each wait, when work begins and ends, and
+/// now and then in between.
 struct Clock {
     begun: Instant,
     busy: Duration,
     waiting: Duration,
     asleep: Duration,
-    /// Everything before is booked.
+    /// The time up to which everything is booked.
     since: Instant,
     /// The time when the last wait ended.
     woke: Instant,
@@ -221,14 +221,14 @@ impl Clock {
         true
     }
 
-    /// Notes that a wait is over, which the thread may have slept through from some time on. It is not known yet
-    /// whether there is work.
+    /// Notes that a wait is over. The thread may have slept through it from some time on. Whether there is work is not known
+    /// yet.
     fn note_wake(&mut self, asleep: Option<Instant>) {
         self.woke = Instant::now();
         self.asleep += asleep.map_or(Duration::ZERO, |asleep| self.woke - asleep);
     }
 
-    /// Books the time until the end of a turn. A turn that found work after a wait is work itself.
+    /// Books the time until the end of a turn. A turn that finds work after a wait counts as work.
     fn book(&mut self, worked: bool, now: Instant) {
         if worked && !self.working {
             self.waiting += self.woke - self.since;

@@ -10,15 +10,15 @@ use timeline::Ring;
 
 /// The last events of a core, in 5 MB. With four workers they are those of 13,000 chunks.
 const EVENTS: usize = 1 << 16;
-/// A core that polls is not said to wait for less.
+/// The shortest wait that is recorded, for a core that polls.
 const WAIT: Duration = Duration::from_micros(1);
 
-/// Something that a core did.
+/// An event of a core.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// Nothing arrived before the wait ended.
+    /// The core waited, and nothing arrived before the wait ended.
     Waited { begin: Instant, end: Instant },
-    /// A worker's post, or that of a hub above, was there.
+    /// A post of a worker, or of a hub above, arrived.
     Arrived { at: Instant, job: JobId, rank: u32, immediate: Immediate },
     /// A chunk was summed and stepped, and then its answers left.
     Stepped { begin: Instant, posted: Instant, end: Instant, job: JobId, chunk: ChunkId, round: Round },
@@ -30,7 +30,7 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) struct CoreTimeline {
     ring: Ring<Event>,
-    /// Everything before is noted.
+    /// The time up to which everything is recorded.
     since: Instant,
     /// The first post since then.
     posted: Option<Instant>,
@@ -46,7 +46,7 @@ impl CoreTimeline {
         }
     }
 
-    /// Returns the last events, and how many were before them.
+    /// Returns the last events, and how many events were before them.
     pub fn events(&self) -> (Vec<Event>, u64) {
         (self.ring.events(), self.ring.lost())
     }

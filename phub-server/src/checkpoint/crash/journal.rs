@@ -20,10 +20,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// The length of a block that a loss of power zeroes: short, because the files of tests are.
+/// The length of a block that a loss of power sets to zero. It is short because the files of tests are short.
 const BLOCK: usize = 64;
 
-/// A change that is about to be made. A `Make` is made already.
+/// A change that is about to be made. Only a `Make` has already been made.
 pub(crate) enum Change<'a> {
     MakeDir(&'a Path),
     SyncDir(&'a Path),
@@ -37,10 +37,10 @@ pub(crate) enum Change<'a> {
     Remove(&'a Path),
 }
 
-/// Trouble with the next changes.
+/// Faults for the next changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trouble {
-    /// The process dies before this change, counted from now.
+    /// The process dies before this change, counted from the current one.
     pub death: Option<u64>,
     /// This change fails.
     pub failure: Option<u64>,
@@ -53,7 +53,7 @@ pub(super) struct Trouble {
 pub(super) enum End {
     /// The kernel has all changes.
     Kill,
-    /// The disk has all synced changes, and some of the others.
+    /// The disk has all synced changes, and some of the changes that are not synced.
     PowerLoss,
 }
 
@@ -61,7 +61,7 @@ pub(super) enum End {
 struct Contents {
     synced: Vec<u8>,
     now: Vec<u8>,
-    /// The place of the next bytes that are appended.
+    /// The end of the file, where the next bytes are appended.
     end: usize,
 }
 
@@ -100,7 +100,7 @@ impl Naming {
 
 #[derive(Debug, Default)]
 struct Directory {
-    /// Whether its own name is on the disk.
+    /// Whether the directory's own name is on the disk.
     is_synced: bool,
     names: Names,
     synced: Names,
@@ -149,7 +149,7 @@ impl Contents {
     }
 }
 
-/// Returns the bytes cut short, or with blocks of zeros.
+/// Returns the bytes, cut short or with blocks of zeros.
 fn torn(bytes: &[u8], dice: &mut Dice) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     if dice.below(3) == 0 {
@@ -168,7 +168,7 @@ fn torn(bytes: &[u8], dice: &mut Dice) -> Vec<u8> {
 #[derive(Debug, Default)]
 struct Journal {
     directories: BTreeMap<PathBuf, Directory>,
-    /// The directory and number of each file that was made, by its inode.
+    /// The directory and number of each file of the journal, by inode.
     made: HashMap<u64, (PathBuf, usize)>,
     has_links: bool,
     trouble: Trouble,
@@ -207,7 +207,7 @@ pub(super) fn tell(line: String) {
     with(|journal| journal.story.push(line));
 }
 
-/// Runs `act` in trouble. Returns nothing if the process died meanwhile.
+/// Runs `act` with faults. Returns nothing if the process died in it.
 pub(super) fn in_trouble<T>(trouble: Trouble, act: impl FnOnce() -> T) -> Option<T> {
     with(|journal| journal.trouble = trouble);
     let result = act();
@@ -217,7 +217,7 @@ pub(super) fn in_trouble<T>(trouble: Trouble, act: impl FnOnce() -> T) -> Option
     })
 }
 
-/// Notes a change, which is made then unless this is an error.
+/// Notes a change. The caller then makes the change, unless this returns an error.
 pub(crate) fn note(change: Change<'_>) -> io::Result<()> {
     JOURNAL.with_borrow_mut(|journal| journal.as_mut().map_or(Ok(()), |journal| Ok(journal.note(change)?)))
 }
@@ -304,7 +304,7 @@ impl Journal {
                 let number = directory.names[&name(file)];
                 directory.changes(Naming::Add(name(to), number));
             }
-            // The kernel says of a name that is not there that it is not.
+            // If the name does not exist, the kernel itself reports that.
             Change::Remove(path) => {
                 let directory = self.directory(path);
                 if directory.names.contains_key(&name(path)) {
@@ -338,7 +338,7 @@ fn inode(file: &File) -> u64 {
     file.metadata().expect("an open file").ino()
 }
 
-/// Ends the hub of a directory, which is then as the next hub finds it.
+/// Ends the hub of a directory, and leaves the directory as the next hub will find it.
 pub(super) fn end(dir: &Path, end: End, dice: &mut Dice) {
     with(|journal| {
         let Some(directory) = journal.directories.get_mut(dir) else { return };
@@ -356,7 +356,7 @@ pub(super) fn end(dir: &Path, end: End, dice: &mut Dice) {
     });
 }
 
-/// Damages one of the files with names that `may` wants, and returns its name.
+/// Damages one of the files whose names `may` accepts, and returns its name.
 pub(super) fn damage(dir: &Path, dice: &mut Dice, may: impl Fn(&str) -> bool) -> Option<String> {
     with(|journal| {
         let directory = journal.directories.get_mut(dir)?;

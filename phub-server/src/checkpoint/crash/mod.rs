@@ -30,10 +30,10 @@ pub(super) mod journal;
 
 const OPTIMIZER: Optimizer = Optimizer::Momentum { learning_rate: 0.5, weight_decay: 0.0, momentum: 0.5 };
 
-/// A state that a job tried to write. Its values are its place among all, plus one.
+/// A state that a job tried to write. Each of its values is the state's index, plus one.
 struct Written {
     round: Round,
-    /// The writing has failed, and left nothing.
+    /// Whether the writing failed, and left nothing.
     is_void: bool,
 }
 
@@ -42,14 +42,14 @@ struct Job {
     hubs: u32,
     round: Round,
     written: Vec<Written>,
-    /// The last state that was said to be written, or that the job has gone on from.
+    /// The last state that was reported as written, or from which the job has continued.
     floor: Option<usize>,
-    /// The files were removed, or were about to be.
+    /// Whether the files were removed, or were about to be.
     may_be_gone: bool,
     is_damaged: bool,
     /// The rounds of each hub's files.
     rounds: Vec<Vec<Round>>,
-    /// The whole rounds, as each hub was notified of them.
+    /// The rounds of complete checkpoints of which each hub was notified.
     told: Vec<WholeRounds>,
     /// The files that hub 0 knows of.
     files: Files,
@@ -178,7 +178,7 @@ impl Story {
         }
     }
 
-    /// Makes a hub do something while faults occur; nothing if it is dead, or dies.
+    /// Runs an action of a hub while faults occur. Does nothing if the hub is dead. Returns nothing if it dies.
     fn does<T>(
         &mut self,
         hub: usize,
@@ -194,7 +194,7 @@ impl Story {
         done
     }
 
-    /// Writes a checkpoint of a job at its hubs. Returns whether it was said to be written.
+    /// Writes a checkpoint of a job at its hubs. Returns whether it was reported as written.
     fn saves(&mut self, job: usize, is_calm: bool) -> bool {
         let Job { name, hubs, round, .. } = self.jobs[job];
         let is_whole = hubs == 1;
@@ -242,7 +242,7 @@ impl Story {
             job.may_be_gone = false;
             tell(format!("job {name}: written"));
         }
-        // Some notices reach hub 0, and some answers reach the others.
+        // Some notices reach hub 0, and some answers reach the other hubs.
         for hub in 0..hubs as usize {
             if self.hubs[0].is_some() && self.hubs[hub].is_some() && (is_calm || !self.dice.one_in(4)) {
                 job.files.report(hub as u32, job.rounds[hub].clone());
@@ -269,7 +269,7 @@ impl Story {
         }
     }
 
-    /// Starts all hubs on the files that are left, until all of them live.
+    /// Starts all hubs on the files that are left, until all hubs run.
     fn starts(&mut self) {
         let mut tries = 0;
         while !self.try_to_start(tries == 3) {
@@ -376,7 +376,7 @@ impl Story {
                 store.keep_parts(name, share, |kept| kept <= round)?;
                 Ok::<_, CheckpointError>(story.values(share, &restored))
             });
-            // A worker that joins, joins again.
+            // A worker whose join failed would join again.
             let Some(Ok(part)) = loaded else { return false };
             values.extend(part);
         }
@@ -398,7 +398,7 @@ impl Story {
         }
         self.starts();
         for job in 0..self.jobs.len() {
-            // The first one may find a hub that lacks the notices of the others.
+            // The first save may find a hub that lacks notices of the other hubs.
             assert!(self.saves(job, true) || self.saves(job, true), "job {job} is written");
         }
     }
