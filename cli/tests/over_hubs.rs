@@ -204,12 +204,12 @@ fn hubs_that_do_not_belong_together_are_named() {
         says(failure(&["pull", "job", hubs, "--to", &file]), words);
         assert!(begun.elapsed() < Duration::from_secs(60));
     };
-    refused(first, &["job \"job\" has 2 hub(s), and 1 are given", "give all of its hubs"]);
+    refused(first, &["the number of hubs given for job \"job\" is 1, expected 2", "give all of its hubs"]);
     refused(&format!("{first},{first}"), &["are hub 0 of job \"job\" both", first]);
     let strange = format!("{first},{}", theirs[1].address);
-    refused(&strange, &[first, &theirs[1].address, "have different jobs of the name \"job\""]);
+    refused(&strange, &[first, &theirs[1].address, "have different jobs with the name \"job\""]);
     let others = format!("{first},{second},{}", theirs[0].address);
-    refused(&others, &["has 2 hub(s), and 3 are given"]);
+    refused(&others, &["is 3, expected 2"]);
     // A port without a hub.
     let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     refused(&format!("{first},{away}"), &[&away]);

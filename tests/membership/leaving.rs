@@ -160,7 +160,7 @@ fn a_worker_that_drops_its_session_is_named_to_the_others() {
             says(&error, &[job, "failed", "worker 2 is gone", "exited or was killed"]);
             says(
                 session.push(FIRST).and_then(|()| session.wait(FIRST)).unwrap_err(),
-                &["first.weight", "under way"],
+                &["first.weight", "in flight"],
             );
         }
     }

@@ -229,7 +229,7 @@ fn other_layers_are_pulled_by_between_rounds() {
     assert_eq!(session.pull_plan().unwrap().batches, [0..3; 1]);
     session.push(keys[0]).unwrap();
     let together = vec![vec![keys[2]], vec![keys[1], keys[0]]];
-    says(session.pull_by(together.clone()).unwrap_err(), &["under way", "pulling by other layers"]);
+    says(session.pull_by(together.clone()).unwrap_err(), &["in flight", "pulling by other layers"]);
     keys[1..].iter().for_each(|&key| session.push(key).unwrap());
     session.wait_all().unwrap();
     says(session.pull_by(vec![vec![keys[0]]]).unwrap_err(), &["every key once"]);

@@ -127,7 +127,7 @@ fn a_wait_can_be_interrupted_and_the_session_lives_on() {
     let error = sessions[0].wait(SECOND, &mut impatient).unwrap_err();
     assert!(matches!(error, BackgroundError::Interrupted { .. }), "{error}");
     says(error, &["interrupted", "second.bias"]);
-    says(sessions[0].push(SECOND).unwrap_err(), &["second.bias", "under way in round 1", "pushing it again"]);
+    says(sessions[0].push(SECOND).unwrap_err(), &["second.bias", "in flight in round 1", "pushing it again"]);
     sessions[1].push(SECOND).unwrap();
     for session in &sessions {
         session.wait(SECOND, &mut patient).unwrap();

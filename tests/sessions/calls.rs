@@ -55,7 +55,7 @@ fn a_key_under_way_belongs_to_the_hub() {
     let [mut session, peer] = pair(&hub);
     session.gradient_mut(FIRST).unwrap().fill(1.0);
     session.push(FIRST).unwrap();
-    let words = ["\"first.weight\"", "under way", "round 1", "wait for it before"];
+    let words = ["\"first.weight\"", "in flight", "round 1", "wait for it before"];
     for (error, doing) in [
         (session.push(FIRST).unwrap_err(), "pushing it again"),
         (session.gradient_mut::<f32>(FIRST).map(|_| ()).unwrap_err(), "writing its gradient"),

@@ -82,7 +82,7 @@ fn a_fast_worker_is_held_exactly_at_the_staleness() {
     assert_eq!((contained(fast, FIRST, 0, 2), contained(fast, FIRST, 1, 2)), (Some(3), Some(1)));
     for key in [SECOND, THIRD] {
         // Their answers would have come before this one.
-        says(fast.weights::<f32>(key).unwrap_err(), &["under way in round 3"]);
+        says(fast.weights::<f32>(key).unwrap_err(), &["in flight in round 3"]);
     }
     slow.push(SECOND).unwrap();
     slow.push(THIRD).unwrap();

@@ -30,7 +30,7 @@ typedef enum {
   // An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is not a
   // number.
   PHUB_STATUS_INVALID = 1,
-  // Calls were made in the wrong order: a key is still under way, there are no weights yet, or the session has
+  // Calls were made in the wrong order: a key is still in flight, there are no weights yet, or the session has
   // left.
   PHUB_STATUS_ORDER = 2,
   // The hub cannot be reached, or is not a hub of this version.
@@ -266,14 +266,14 @@ PhubStatus phub_norm(const PhubSession *session,
                      uint32_t *round,
                      uint64_t *skipped);
 
-// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights remains
+// Waits for all keys that are in flight, and leaves the job. The memory of gradients and weights remains
 // until phub_session_free.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_leave(const PhubSession *session);
 
-// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is under way;
+// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is in flight;
 // otherwise its worker counts as lost.
 //
 // What must hold:

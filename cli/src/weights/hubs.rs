@@ -163,23 +163,23 @@ impl Hubs {
             let (number, hubs) = part.place().unwrap_or((0, 1));
             ensure!(
                 hubs as usize == given,
-                "job {job:?} has {hubs} hub(s), and {given} are given; give all of its hubs: HOST:PORT,HOST:PORT"
+                "the number of hubs given for job {job:?} is {given}, expected {hubs}; give all of its hubs: HOST:PORT,HOST:PORT"
             );
             for &(other, run, before) in &seen {
                 if other == number {
                     bail!(
-                        "{before} and {address} are hub {number} of job {job:?} both; give each of its {hubs} hubs once"
+                        "{before} and {address} are both hub {number} of job {job:?}; give each of its {hubs} hubs once"
                     );
                 }
                 ensure!(
                     run == part.run(),
-                    "the hubs at {before} and {address} have different jobs of the name {job:?}; give the hubs of one job"
+                    "the hubs at {before} and {address} have different jobs with the name {job:?}; give the hubs of one job"
                 );
             }
             seen.push((number, part.run(), address));
         }
         let addresses = || self.all.iter().map(|hub| hub.address.as_str()).collect::<Vec<_>>().join(",");
-        ensure!(!seen.is_empty(), "{} has no part of job {job:?}; give all of its hubs", addresses());
+        ensure!(!seen.is_empty(), "there is no part of job {job:?} at {}; give all of its hubs", addresses());
         Ok(())
     }
 }

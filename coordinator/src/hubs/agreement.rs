@@ -30,7 +30,7 @@ pub struct Follower {
 
 /// A request for a cut that is over, or that never was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cut {asked} is over or was never begun, the last one is {last}")]
+#[error("cut {asked} is over or was never begun; the last cut is {last}")]
 pub struct StaleCut {
     /// The number of the cut that was asked for.
     pub asked: u64,

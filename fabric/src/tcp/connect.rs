@@ -63,8 +63,8 @@ pub enum ConnectError {
     Nonsense(String),
     /// Some of the worker's connections did not arrive.
     #[error(
-        "of the worker's {links} TCP connections, one for each link, link(s) {came} arrived and link(s) {lack} \
-         did not arrive within {limit:?}; is the worker alive, and does each connection get through?"
+        "of the worker's {links} TCP connections, one for each link, those of links {came} arrived, and those of links \
+         {lack} did not arrive within {limit:?}; is the worker alive, and does each connection get through?"
     )]
     Incomplete {
         /// The number of links the worker has.

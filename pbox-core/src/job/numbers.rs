@@ -50,11 +50,11 @@ pub enum InvalidNumbers {
     /// A learning rate that no step can have.
     #[error(transparent)]
     Rate(#[from] InvalidRate),
-    #[error("{seen} numbers of groups; expected one for each of the job's {expected} keys")]
+    #[error("{seen} group numbers; expected one for each of the job's {expected} keys")]
     GroupCount { expected: usize, seen: usize },
     #[error("{seen} groups: expected at most 255")]
     Groups { seen: usize },
-    #[error("key {key:?} is in group {group}, and there are {groups} groups, from 1")]
+    #[error("key {key:?} is in group {group}; expected a group from 1 to {groups}")]
     NoGroup { key: String, group: u8, groups: usize },
     /// Multipliers of other keys.
     #[error("{seen} pairs of multipliers; expected one for each of the job's {expected} keys, or none")]
@@ -214,11 +214,8 @@ mod tests {
         let wild = Optimizer::Momentum { learning_rate: 0.1, weight_decay: 0.0, momentum: 1.5 };
         for (refused, words) in [
             (check(vec![MOMENTUM; 256], vec![0, 1]), "256 groups: expected at most 255"),
-            (
-                check(vec![MOMENTUM], vec![0]),
-                "1 numbers of groups; expected one for each of the job's 2 keys",
-            ),
-            (check(vec![MOMENTUM], vec![0, 2]), "key \"b\" is in group 2, and there are 1 groups, from 1"),
+            (check(vec![MOMENTUM], vec![0]), "1 group numbers; expected one for each of the job's 2 keys"),
+            (check(vec![MOMENTUM], vec![0, 2]), "key \"b\" is in group 2; expected a group from 1 to 1"),
             (check(vec![other], vec![0, 1]), "these numbers are of nesterov"),
             (check(vec![wild], vec![0, 1]), "momentum is 1.5"),
         ] {

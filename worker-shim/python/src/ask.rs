@@ -1,4 +1,4 @@
-//! The package's requests to hubs, made as a worker makes them: with this process's token, and its trusted
+//! The package's requests to hubs, which are made as a worker makes them: with this process's token and its trusted
 //! certificates.
 
 use std::io::Read;

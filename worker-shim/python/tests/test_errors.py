@@ -109,7 +109,7 @@ def test_calls_out_of_order(hub):
 def test_a_key_under_way_is_not_pushed_again(hub):
     sessions = _both(hub)
     sessions[0].push("bias")
-    with pytest.raises(phub.OrderError, match='"bias" is under way in round 1'):
+    with pytest.raises(phub.OrderError, match='"bias" is in flight in round 1'):
         sessions[0].push("bias")
 
 

@@ -213,8 +213,8 @@ def test_other_layers_can_be_learnt(hub):
     with pulling(hub, "layer", pull_layers=None) as session:
         assert session.pull_plan.batches == [[key] for key in session.keys]
         session.broadcast()
-        session.push("also first")  # under way until the layer before it has come
-        with pytest.raises(phub.OrderError, match="under way.*pulling by other layers"):
+        session.push("also first")  # in flight until the layer before it has come
+        with pytest.raises(phub.OrderError, match="in flight.*pulling by other layers"):
             session.pull_by(LAYERS)
         session.push("first", "second", "third")
         session.wait()

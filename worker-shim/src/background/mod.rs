@@ -38,7 +38,7 @@ const ASK: Duration = Duration::from_millis(100);
 /// The reason why a call of a background session failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackgroundError {
-    /// The session's own error. If it ended the session, every later call returns it.
+    /// The session's own error. If it has ended the session, every later call returns it.
     #[error(transparent)]
     Session(Arc<SessionError>),
     /// The caller was interrupted while it waited.
@@ -76,9 +76,9 @@ impl From<SessionError> for BackgroundError {
 /// The place of a key in this process's memory. Valid while its [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
-    /// Address of the gradient, written by the caller while the key is not in flight; `None` if it lies in a dma-buf.
+    /// Address of the gradient. The caller writes it while the key is not in flight. `None` if the gradient is in a dma-buf.
     pub gradient: Option<usize>,
-    /// Address of the weights, read by the caller while the key is not in flight. With
+    /// Address of the weights. The caller reads them while the key is not in flight. With
     /// [`WeightsMode::Shared`](crate::WeightsMode::Shared) the pages may be read-only.
     pub weights: usize,
     /// Length of each in bytes.
@@ -88,7 +88,7 @@ pub struct KeyMemory {
 /// The windows of a background session. They are mapped while this value lives, also after the session.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// The windows of a session that is over. Before that the session has them.
+    /// The windows of a session that is over. Before that, the session has them.
     parked: Mutex<Option<Windows>>,
 }
 
@@ -104,7 +104,7 @@ pub struct Background {
     owner: u32,
 }
 
-/// The report of the thread when it has joined.
+/// The result of the thread's join.
 #[derive(Debug)]
 struct Joined {
     keys: Vec<KeyMemory>,
@@ -146,7 +146,7 @@ impl Background {
                 return Err(shared.why_ended());
             }
             Err(NotTold::Interrupted) => {
-                // The thread sees it soon, or when the hub replies. This call does not wait for that.
+                // The thread notices it soon, or when the hub replies. This call does not wait for that.
                 shared.end(Ending::Drop);
                 return Err(BackgroundError::Interrupted { what: "the other workers".into() });
             }
@@ -171,7 +171,7 @@ impl Background {
     }
 
     /// Sends the gradients of keys before their pushes, as [`Session::send_ahead`]; returns at once. A gradient may be written
-    /// meanwhile, if the push then says so.
+    /// again before its push, if the push says so.
     pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
         self.shared()?.send_ahead(keys)
     }
@@ -232,7 +232,7 @@ impl Background {
         let (tell, told) = sync_channel(1);
         self.shared()?.call(Box::new(move |session| {
             let answer = f(session);
-            // A caller that was interrupted does not listen any more.
+            // A caller that was interrupted no longer waits for the answer.
             Box::new(move || drop(tell.send(answer)))
         }))?;
         match receive(&told, interrupted) {
@@ -334,7 +334,7 @@ impl Drop for Background {
     }
 }
 
-/// The reason why the session's thread did not answer.
+/// The reason why no answer came from the session's thread.
 enum NotTold {
     Ended,
     Interrupted,

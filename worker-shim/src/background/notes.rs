@@ -16,7 +16,7 @@ use crate::session::Pushed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     Pushed(KeyId, Pushed),
-    /// The caller has written the gradient of a key, and pushes it later.
+    /// The caller has written the gradient of a key, and will push it later.
     Ahead(KeyId),
     /// The caller wants the weights of a key that it has pushed.
     Asked(KeyId, Instant),
@@ -28,7 +28,7 @@ pub(super) enum Note {
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     notes: Vec<Note>,
-    /// Keys that are noted to be sent ahead.
+    /// Keys whose gradients the thread must send ahead.
     ahead: HashSet<KeyId>,
     /// The actions since the last push of each key, by key. Empty if only pushes are noted.
     since_push: Vec<SincePush>,
@@ -36,7 +36,7 @@ pub(super) struct Notes {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct SincePush {
-    /// The key was asked for, or was not pushed yet.
+    /// Whether the key was asked for, or was not pushed yet.
     is_asked: bool,
     is_used: bool,
 }
@@ -53,7 +53,7 @@ impl Notes {
         Notes { since_push: vec![done; keys], ..Notes::default() }
     }
 
-    /// Notes that a key's gradient is to be sent ahead: the gradient at the time when the note is taken.
+    /// Notes that a key's gradient must be sent ahead. The thread sends the gradient as it is when it takes the note.
     pub fn ahead(&mut self, key: KeyId) {
         if self.ahead.insert(key) {
             self.notes.push(Note::Ahead(key));

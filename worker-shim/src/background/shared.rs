@@ -27,7 +27,7 @@ pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>
 pub(super) enum Ending {
     /// The session leaves when no key is in flight any more.
     Leave,
-    /// Soon: by leaving if no key is in flight, else without leaving.
+    /// The session ends soon: it leaves if no key is in flight, otherwise it ends without leaving.
     Drop,
     /// The session ends now: this worker fails, and the hub notifies the other workers of the reason.
     Fail(Arc<str>),
@@ -39,7 +39,7 @@ pub(super) struct Orders {
     pub notes: Vec<Note>,
     pub calls: Vec<Call>,
     pub ending: Option<Ending>,
-    /// Keys that callers wait for, and since when.
+    /// The keys for which callers wait, and the times since which they wait.
     pub awaited: Vec<(KeyId, Instant)>,
 }
 
@@ -59,7 +59,7 @@ struct State {
     stopwatch: Stopwatch,
     has_weights: bool,
     waker: Option<Waker>,
-    /// Whether the thread was woken since it last took orders, so that it comes to take more.
+    /// Whether the thread was woken since it last took orders. Then it need not be woken again.
     is_woken: bool,
     /// `Some` when the session is over, with the error that ended it, if any.
     over: Option<Option<Arc<SessionError>>>,
@@ -69,7 +69,7 @@ struct Waiting {
     callers: u32,
     /// The time when the first caller began to wait.
     since: Instant,
-    /// The reason why the key cannot come, until something more is pushed.
+    /// The reason why the key cannot arrive, unless something more is pushed.
     in_vain: Option<Arc<SessionError>>,
 }
 
@@ -177,7 +177,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Tells callers that wait for a key that it cannot come, unless something was pushed meanwhile.
+    /// Notifies callers that wait for a key that it cannot arrive, unless something was pushed in between.
     pub fn tell_cannot_come(&self, key: KeyId, why: SessionError) {
         let mut state = self.lock();
         let State { notes, waiting, .. } = &mut *state;
@@ -280,7 +280,7 @@ impl Shared {
         Ok(keys.iter().map(|&key| is_open(&state, key).map(|open| !open)).collect::<Result<_, _>>()?)
     }
 
-    /// Waits for a key whose weights the caller is about to use.
+    /// Waits for a key whose weights the caller uses next.
     pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         let (mut state, open) = self.look(key)?;
         state.notes.asked(key);

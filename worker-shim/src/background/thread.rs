@@ -16,8 +16,8 @@ use super::{Idle, Joined, KeyMemory, Memory};
 use crate::exchange::ExchangeError;
 use crate::session::{Session, SessionConfig, SessionError, State};
 
-/// The time that a dropped session waits for keys that are in flight. If another worker's push comes in time, the
-/// session can leave.
+/// The time that a dropped session waits for keys in flight. If another worker's push comes in this time, the session can
+/// leave.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the session from its join to its end, on its own thread.
@@ -34,7 +34,7 @@ pub(super) fn run(
         Box::new(move || shared.is_given_up())
     };
     let joined = Session::join_unless(config, state, given_up);
-    // Addresses can be taken only of keys that are not under way.
+    // A key in flight has no address for the caller.
     let mut session = match joined.and_then(|mut session| session.wait_all().map(|()| session)) {
         Ok(session) => session,
         Err(error) => return shared.tell_ended(Some(error)),
@@ -120,8 +120,8 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
     }
 }
 
-/// Carries out the callers' notes in their order: a use before a push is of the round before. Returns the keys that were
-/// pushed.
+/// Carries out the callers' notes in their order: a use before a push is a use of the round before. Returns the keys that
+/// were pushed.
 fn carry_out(session: &mut Session, notes: &[Note]) -> Result<Vec<KeyId>, SessionError> {
     let mut pushed = Vec::new();
     for &note in notes {

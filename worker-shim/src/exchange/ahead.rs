@@ -27,7 +27,7 @@ use super::windows::Windows;
 /// The chunks of keys that leave ahead.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    /// Whether bytes that leave ahead gain something, by core. Empty if they do nowhere.
+    /// Whether bytes that leave ahead gain something, by core. Empty if they gain nothing on any link.
     over: Vec<bool>,
     /// Whether the hub may answer them ahead.
     pub are_answered: bool,
@@ -96,7 +96,7 @@ pub(super) fn post_other(
 }
 
 impl<P: Port> Exchange<P> {
-    /// Lets bytes leave ahead over the links to these cores. Whether the hub may answer them ahead.
+    /// Lets bytes leave ahead over the links to these cores. `are_answered`: the hub may answer them ahead.
     pub fn let_ahead(&mut self, over: Vec<bool>, are_answered: bool) {
         self.ahead.are_answered = are_answered;
         self.ahead.over = if over.contains(&true) { over } else { Vec::new() };
@@ -108,7 +108,7 @@ impl<P: Port> Exchange<P> {
         !self.ahead.over.is_empty() && is_plain && self.slices.group(key).is_none()
     }
 
-    /// Whether bytes of a key have left ahead of its next push, or of the one under way.
+    /// Whether bytes of a key have left ahead of its next push, or of the push in flight.
     pub(crate) fn has_left(&self, key: KeyId) -> bool {
         self.keys.get(key.index()).is_some_and(|state| state.ahead)
     }
@@ -139,7 +139,8 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Whether an arrival may be weights ahead: of a key that was sent ahead, in its round. They count when the answer comes.
+    /// Whether an arrival may be weights ahead, for a key that was sent ahead in the same round. They count when the answer
+    /// arrives.
     pub(super) fn may_come_ahead(&self, link: LinkId, arrival: Immediate) -> bool {
         if arrival.chunk.index() >= self.awaited.len() {
             return false;
@@ -185,7 +186,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Forgets the bytes sent ahead: they are lost with their links.
+    /// Forgets the bytes that were sent ahead: they are lost with the links.
     pub(super) fn forget_ahead(&mut self) {
         self.keys.iter_mut().for_each(|state| state.ahead = false);
         self.ahead.forget_all();

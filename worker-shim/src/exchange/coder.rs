@@ -126,7 +126,7 @@ impl Coder {
         self.framing.frames(chunk).span
     }
 
-    /// Returns the frame to post for a chunk whose values are at `span` of the model. It is encoded once a push,
+    /// Returns the frame to post for a chunk whose values are at `span` of the model. The chunk is encoded once per push,
     /// although a link may refuse the first attempts to post: an encoder remembers the values that it left out.
     pub fn encode(&mut self, chunk: ChunkId, (round, content): (Round, Content), span: Span) -> Span {
         if let Some(posted) = self.encoded[chunk.index()] {
@@ -273,7 +273,7 @@ impl Coder {
     }
 }
 
-/// Returns the bytes of a span of values that lie as in the model.
+/// Returns the bytes at a span of values that are laid out as the model.
 pub(super) fn part(values: &Slab, span: Span) -> &[u8] {
     &values.as_slice().as_bytes()[span.offset..span.offset + span.bytes]
 }

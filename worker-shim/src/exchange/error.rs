@@ -9,7 +9,7 @@ pub enum ExchangeError {
     /// The key does not exist.
     #[error("key {key} does not exist; the manifest has {keys} keys, numbered from 0")]
     NoSuchKey {
-        /// The key number that the caller asked for.
+        /// The number of the key that the caller asked for.
         key: u32,
         /// The number of keys.
         keys: usize,
@@ -27,7 +27,7 @@ pub enum ExchangeError {
         asked: &'static str,
     },
     /// The key is in flight.
-    #[error("key {key:?} is under way in round {round}: wait for it before {doing}")]
+    #[error("key {key:?} is in flight in round {round}: wait for it before {doing}")]
     UnderWay {
         /// The name of the key.
         key: String,
@@ -115,14 +115,14 @@ pub enum ExchangeError {
         core: usize,
         /// The reason.
         reason: String,
-        /// Whether this end's transport closed it, and not the hub.
+        /// Whether the transport at this end closed the link, and not the hub.
         here: bool,
     },
 }
 
 impl ExchangeError {
     pub(super) fn closed(core: usize, reason: &CloseReason) -> Self {
-        // The hub sees only that the link ended.
+        // The hub itself sees only that the link ended.
         let here = !matches!(reason, CloseReason::PeerGone);
         ExchangeError::Closed { core, reason: reason.to_string(), here }
     }

@@ -28,9 +28,9 @@ const BATCH: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KeyState {
-    /// The round of the push in flight, else of the next one.
+    /// The round of the push in flight, otherwise of the next push.
     pub round: Round,
-    /// Answers that have not come, and 1 more until the key is handed out if the exchange's owner does that.
+    /// The number of answers that have not arrived; 1 more until the key is handed out, if the exchange's owner does that.
     pub outstanding: u32,
     /// The content of the push in flight.
     pub content: Content,
@@ -41,7 +41,7 @@ pub(super) struct KeyState {
 }
 
 impl KeyState {
-    /// Returns the state of the next push, when all answers have arrived.
+    /// Returns the state of the next push, for a key whose answers have all arrived.
     pub fn next(self) -> Self {
         KeyState { round: self.round.next(), left_alone: self.left_alone, ..KeyState::default() }
     }
@@ -71,7 +71,7 @@ impl Source for Posts<'_> {
     }
 }
 
-/// The next thing from the hub that the worker waits for, of a chunk.
+/// The next message from the hub for which the worker waits, for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Awaited {
     Nothing,
@@ -100,7 +100,7 @@ pub struct Exchange<P: Port> {
     pub(super) awaited: Vec<Awaited>,
     /// The state of a chunk after a push.
     pub(super) first_awaited: Awaited,
-    /// The fewest posts that bring all outstanding answers, by core. A group is one post.
+    /// The least number of posts that can bring all outstanding answers, by core. A group is one post.
     pub(super) outstanding: Vec<u32>,
     pub(super) slices: Slices,
     pub(super) groups: Groups,
@@ -110,7 +110,7 @@ pub struct Exchange<P: Port> {
     pub(super) broadcasts: bool,
     /// The number of times that the exchange's owner hands out a whole key: 0 or 1.
     pub(super) hand_outs: u32,
-    /// Answers that came before the first round was known; `None` once it is.
+    /// Answers that arrived before the first round was known; `None` once it is known.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
     /// Bytes that went over links that no longer exist.
     pub(super) sent_before: u64,
@@ -129,7 +129,7 @@ pub struct Exchange<P: Port> {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Attaches one endpoint for each of the hub's cores, for the slices. [`begin`](Self::begin) before the first
+    /// Attaches one endpoint for each of the hub's cores, for the core's slices. Call [`begin`](Self::begin) before the first
     /// push.
     pub fn new(
         mut port: P,
@@ -185,8 +185,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Drops the lost links; [new ones](Self::relink) at `port` come later. Pushes in flight are still under
-    /// way.
+    /// Drops the lost links. [New ones](Self::relink) at `port` come later. Pushes in flight stay in flight.
     pub fn cut(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -194,15 +193,16 @@ impl<P: Port> Exchange<P> {
         self.forget_ahead();
     }
 
-    /// Takes other links to the same cores and memory in the place of those that were [cut](Self::cut). Then
-    /// [`push_again`](Self::push_again).
+    /// Takes new links to the same cores and memory in place of the links that were [cut](Self::cut). Call
+    /// [`push_again`](Self::push_again) afterwards.
     pub fn relink(&mut self, mut port: P, endpoints: Vec<P::Endpoint>, received: Vec<Arc<RecvWindow>>) {
         self.outboxes = outboxes(&mut port, endpoints, &self.slices);
         self.port = port;
         self.windows.receive(received);
     }
 
-    /// Posts all chunks that have no answer, after a [`relink`](Self::relink): chunk by chunk, as some of a group may have theirs.
+    /// Posts all chunks that have no answer, after a [`relink`](Self::relink). It posts chunk by chunk, because some chunks of
+    /// a group may have their answer.
     ///
     /// # Errors
     /// Returns an error if a link is closed.
@@ -226,7 +226,7 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// Drops the lost links, and waits for new ones at `port`. No answer to the pushes in flight comes any more.
+    /// Drops the lost links, and waits for new links at `port`. Pushes in flight get no answer any more.
     pub(crate) fn disconnect(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -239,8 +239,7 @@ impl<P: Port> Exchange<P> {
         (self.parts, self.found) = (Parts::new(self.parts.hubs()), None);
     }
 
-    /// Takes other links in the place of those that were lost. The memory is kept; [`begin`](Self::begin)
-    /// follows.
+    /// Takes new links in place of the lost ones. The memory is kept. Call [`begin`](Self::begin) afterwards.
     pub(crate) fn reconnect(
         &mut self,
         mut port: P,
@@ -256,7 +255,7 @@ impl<P: Port> Exchange<P> {
         self.windows.receive(received);
     }
 
-    /// Bounds the bytes that each link holds. Posts beyond that wait here, in the order of the schedule.
+    /// Bounds the bytes that each link holds. Further posts wait here, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link, bytes));
     }
@@ -276,8 +275,8 @@ impl<P: Port> Exchange<P> {
         self.put_as(key, Content::Gradient)
     }
 
-    /// Pushes a key like [`put`](Self::put), with another content than a gradient. Every push of the broadcast is of
-    /// weights or nothing.
+    /// Pushes a key like [`put`](Self::put), with a content other than a gradient. Every push of the broadcast is of weights or
+    /// nothing.
     #[inline]
     pub fn put_as(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         if !self.put_beside(key, content) {
@@ -288,7 +287,7 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Puts a key that does not leave with those before it.
+    /// Puts a key that leaves separately from the keys before it.
     fn put_apart(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {
@@ -378,7 +377,7 @@ impl<P: Port> Exchange<P> {
         Ok(posted)
     }
 
-    /// Returns the reason why a link took no post because it is closed. The port says it once all arrivals are taken.
+    /// Returns the reason why a closed link took no post. The port reports it once all arrivals are taken.
     #[cold]
     fn why_closed(&mut self, error: ExchangeError) -> ExchangeError {
         self.take_arrivals().err().or_else(|| self.closed()).unwrap_or(error)
@@ -420,7 +419,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the end of a link, if there is one. The failure of one link ends the other links: its reason says more
+    /// Returns the end of a link, if there is one. When one link fails, the other links end, too: the first reason says more
     /// than theirs.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
@@ -492,7 +491,7 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Takes in a hub's part of the whole gradient, and passes it on to the other hubs. Returns whether the arrival is one.
+    /// Takes a hub's part of the whole gradient, and passes it on to the other hubs. Returns whether the arrival is one.
     #[cold]
     pub(super) fn take_part(&mut self, link: LinkId, hub: usize, arrival: Immediate) -> bool {
         let Some(&first) = self.windows.wire().hubs().get(hub) else { return false };
@@ -511,7 +510,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Passes a hub's part on to the other hubs, if those have no links to each other.
+    /// Passes a hub's part on to the other hubs, if hubs have no links to each other.
     fn pass_on(&mut self, hub: usize, part: &Told) {
         if !self.windows.wire().passes_on() {
             return;
@@ -523,8 +522,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the sum of squares of the whole gradient, in the last round with parts of all hubs. If the job's steps wait for this
-    /// sum, it arrives before the answers of its round, otherwise before those of the next one.
+    /// Returns the sum of squares of the whole gradient, in the last round with parts of all hubs. If the job's steps wait for
+    /// this sum, it arrives before the answers of its round. Otherwise it arrives before the answers of the next round.
     pub fn found(&self) -> Option<Told> {
         self.found
     }
@@ -581,7 +580,7 @@ impl<P: Port> Exchange<P> {
         &self.layout
     }
 
-    /// Checks that no key is in flight, before something that must not be done within a round.
+    /// Checks that no key is in flight. `doing` is an action that must not happen within a round.
     pub(crate) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
         self.first_under_way().map_or(Ok(()), |key| self.check_idle(key, doing))
     }

@@ -75,7 +75,7 @@ impl Groups {
         (self.members.len() == keys.len()).then(|| self.of[*number as usize].slice)
     }
 
-    /// Lets the keys that are put and not sent leave one by one.
+    /// Makes the keys that are put and not sent leave one by one.
     pub fn leave_apart(&mut self) {
         self.begun = Begun::default();
         self.members.clear();
@@ -109,8 +109,8 @@ impl<P: Port> Exchange<P> {
         members.push(key);
     }
 
-    /// Puts a key that is to leave with those that are put before it, if it is of their group, round and content. Only those tables
-    /// are used that change. If the group is then [whole](Groups::whole), [queue](Self::queue_group) it.
+    /// Puts a key that will leave with the keys put before it, if it has their group, round and content. Uses only the tables
+    /// that change. If the group is then [whole](Groups::whole), [queue](Self::queue_group) it.
     #[inline]
     pub(super) fn put_beside(&mut self, key: KeyId, content: Content) -> bool {
         let Groups { of, begun, members } = &mut self.groups;

@@ -81,7 +81,7 @@ impl<P: Port> Exchange<P> {
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
-    /// Sets all gradients to zero with Slim-DP: they were written for a broadcast that does not take place.
+    /// Sets all gradients to zero with Slim-DP. They were written for a broadcast that does not happen.
     pub fn discard_changes(&mut self) {
         self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
     }
@@ -131,8 +131,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Sends keys in another order than the layout's from now on, if the schedule knows which keys are needed first. Workers need
-    /// not agree. Keys that are not named come last.
+    /// Sends keys in another order than the layout's from now on, if the schedule sends the keys first that are needed first.
+    /// Workers need not agree. Keys that are not named come last.
     ///
     /// # Errors
     /// Returns an error if there is no such key.
@@ -144,7 +144,7 @@ impl<P: Port> Exchange<P> {
         self.needed = vec![order.len() as u32; self.keys.len()];
         (0..).zip(order).for_each(|(place, key)| self.needed[key.index()] = place);
         for keys in self.groups.keys() {
-            // A group leaves by the priority of its first key, and is needed with the first that is.
+            // A group leaves by the priority of its first key. It is needed when the first of its keys is.
             let keys = keys.start as usize..keys.end as usize;
             let first = self.needed[keys.clone()].iter().min().copied();
             first.into_iter().for_each(|first| self.needed[keys.start] = first);
@@ -174,8 +174,8 @@ impl<P: Port> Exchange<P> {
         chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
-    /// Returns how long to sleep for this key, or for all keys: until as many answers have come as the slowest core
-    /// still owes.
+    /// Returns how long to sleep for this key, or for all keys: until the number of answers that the slowest core still owes
+    /// has arrived.
     pub fn until(&self, key: Option<KeyId>) -> Until {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // an answer may make room, and a pull follows a notice

@@ -15,7 +15,8 @@ use super::outbox::{NO_BYTES, Urgent};
 pub(super) enum Pulls {
     /// The exchange, at once.
     AtOnce,
-    /// Notices that the exchange's owner has not taken yet, each by its key. The owner also says when keys are handed out.
+    /// The owner of the exchange. The keys have notices that the owner has not taken yet. The owner also says when keys are
+    /// handed out.
     ByOwner(Vec<KeyId>),
 }
 
@@ -95,7 +96,7 @@ impl<P: Port> Exchange<P> {
         }
         let awaited = match self.awaited.get(chunk.index()) {
             None | Some(Awaited::Nothing) => {
-                return unexpected("of which no push is under way".into());
+                return unexpected("of which no push is in flight".into());
             }
             Some(&awaited) => awaited,
         };
@@ -122,7 +123,7 @@ impl<P: Port> Exchange<P> {
         unexpected(format!("where {kind} was expected for round {} over the link of core {core}", round.0))
     }
 
-    /// Takes the hub's notice, a post without bytes, that the weights of a slice can be pulled. Returns false if
+    /// Takes the hub's notice that the weights of a slice can be pulled, which is a post without bytes. Returns false if
     /// `chunk` is not the slice's first chunk.
     fn notice_slice(&mut self, chunk: ChunkId, key: KeyId) -> bool {
         let slice = self.slices.of_chunk(chunk);

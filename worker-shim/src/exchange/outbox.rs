@@ -31,7 +31,7 @@ pub(super) struct Outbox {
 pub(super) struct Post {
     pub span: Span,
     pub immediate: Immediate,
-    /// Whether its leaving is noted.
+    /// Whether the outbox notes when the post leaves.
     pub is_noted: bool,
 }
 
@@ -40,14 +40,14 @@ pub(super) trait Source {
     /// Returns the post of a chunk or group, if anything is to be posted.
     fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post>;
 
-    /// Notes that a post has left, if it is a post that is to be noted.
+    /// Notes that a post has left, if it must be noted.
     fn note(&mut self, immediate: Immediate);
 }
 
 /// A post that passes all slices.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Urgent {
-    /// A post that is of no push.
+    /// A post that belongs to no push.
     Post(Span, Immediate),
     /// A chunk to post again, because the hub could not read it.
     Again(KeyId, ChunkId),
@@ -60,7 +60,7 @@ impl Outbox {
         Outbox { core, link, urgent, queue: SendQueue::new(slices), begun: None, posted_bytes: 0 }
     }
 
-    /// Queues a slice; false when the queue is full.
+    /// Queues a slice. Returns false if the queue is full.
     #[must_use]
     pub fn push(&mut self, priority: u32, slice: u32) -> bool {
         self.queue.push(priority, slice)
@@ -131,8 +131,7 @@ impl Outbox {
         }
     }
 
-    /// Returns the chunks that leave next: the rest of the slice that has begun, else the first slice in the
-    /// queue.
+    /// Returns the chunks that leave next: the rest of the slice that has begun, otherwise the first slice in the queue.
     fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
         let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
         self.begun.clone().or_else(first)

@@ -20,7 +20,7 @@ pub struct Windows {
     /// The window that each core's hub writes, by core. All cores of a hub have the same window.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
-    /// The lines by which it passes parts of the whole gradient from hub to hub, in the gradient window.
+    /// The lines in the gradient window, by which this worker passes parts of the whole gradient from hub to hub.
     lines: Spans,
     wire: Wire,
 }
@@ -127,7 +127,7 @@ impl Windows {
         Ok(Windows { layout, gradients, weights, private, lines, wire: wire.clone() })
     }
 
-    /// Encodes and decodes, if frames cross instead of values.
+    /// Returns the coder, if frames cross instead of values.
     pub(crate) fn coder(&self) -> Option<&Coder> {
         match &self.gradients {
             Gradients::Window(_) => None,
@@ -247,8 +247,8 @@ impl Windows {
         (weights, gradients.of_key(layout, key))
     }
 
-    /// Takes in a chunk's answer for a round from this core: private weights are copied or decoded. Returns the number
-    /// of bytes that came.
+    /// Takes a chunk's answer for a round from this core: private weights are copied or decoded. Returns the number of bytes
+    /// that arrived.
     ///
     /// # Errors
     /// Returns an error if it is not a frame of this chunk and round.

@@ -18,8 +18,8 @@ use super::contents::Pushed;
 use super::error::SessionError;
 use super::session::Session;
 
-/// The most digests whose keys are not all pushed yet: two of a round, and two of the next round. A caller may push
-/// some keys of the next round early. If there were more, the oldest would never be complete.
+/// The most digests with keys that are not pushed yet: two of a round, and two of the next round. A caller may push some
+/// keys of the next round early. If there were more digests, the oldest would never be complete.
 const OPEN: usize = 4;
 
 /// The digests of a session that compares its weights.
@@ -30,14 +30,14 @@ pub(super) struct Digests {
     open: VecDeque<Open>,
 }
 
-/// A digest of a round, the sum of its keys' digests, and the number of keys that were looked at for it.
+/// A digest of a round: the sum of its keys' digests, and the number of keys that were counted in.
 #[derive(Debug)]
 struct Open {
     round: Round,
     /// Whether the digest is of weights that the worker writes.
     written: bool,
     keys: usize,
-    /// `None` if no key is in it.
+    /// The digest; `None` before any key is in it.
     digest: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ impl Digests {
         round > Round(0) && round.0.is_multiple_of(self.every)
     }
 
-    /// Takes a key in: its digest, if it has one. Returns the round's digest if this was its last key.
+    /// Counts in a key: its digest, if it has one. Returns the round's digest if this was its last key.
     fn take(&mut self, round: Round, written: bool, digest: Option<u64>) -> Option<u64> {
         let at = self.open.iter().position(|open| (open.round, open.written) == (round, written));
         let at = at.unwrap_or_else(|| {
@@ -104,7 +104,8 @@ impl Session {
         whole.map_or(Ok(()), |digest| self.tell_digest(round, digest, true))
     }
 
-    /// Prepares the push of a key, or its post ahead: like [`compare`](Self::compare), of the weights before the round.
+    /// Prepares the push of a key, or its post ahead. Works like [`compare`](Self::compare), for the weights before the round
+    /// only.
     pub(super) fn compare_weights(&mut self, key: KeyId) -> Result<(), SessionError> {
         let round = self.exchange.round(key);
         let is_compared = self.digests.as_ref().is_some_and(|digests| digests.has(round));
@@ -120,7 +121,7 @@ impl Session {
         self.skips.get(key.index()).is_some_and(|&skips| skips > 0)
     }
 
-    /// Returns the digest of a key's weights, or of those that the caller has written into its gradient.
+    /// Returns the digest of a key's weights, or of the weights that the caller has written into its gradient.
     fn digest(&mut self, key: KeyId, written: bool) -> Result<u64, SessionError> {
         let dtype = self.exchange.layout().keys()[key.index()].dtype;
         let exchange = &mut self.exchange;

@@ -1,4 +1,4 @@
-//! Pushes that are more than a gradient: no gradient, new weights, or a gradient that leaves before it is pushed.
+//! Pushes that are not a plain gradient: no gradient, new weights, or a gradient that leaves before its push.
 //!
 //! Runs on the caller's thread. Must not know what the hub does with it.
 
@@ -52,7 +52,7 @@ impl Session {
         sent.and(self.flush())
     }
 
-    /// Whether it gains something to [send a key ahead](Self::send_ahead), over the links that there are now.
+    /// Whether it gains something to [send a key ahead](Self::send_ahead), over the current links.
     pub fn leaves_ahead(&self, key: KeyId) -> bool {
         !self.steps_alone() && self.exchange.leaves_ahead(key)
     }
@@ -84,7 +84,7 @@ impl Session {
         Ok(self.exchange.was_left_alone(key))
     }
 
-    /// Returns the content of a push that is not plainly a gradient.
+    /// Returns the content of a push that is not a plain gradient.
     #[cold]
     pub(super) fn other_content(&mut self, key: KeyId, what: Pushed) -> Result<Content, SessionError> {
         let content = what.content();

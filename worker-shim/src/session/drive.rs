@@ -43,7 +43,7 @@ impl Session {
             return Ok(true);
         }
         if awaited.is_empty() {
-            // The caller's computing needs the core more than an answer that nobody waits for.
+            // The caller needs the core for computing more than for an answer that nobody waits for.
             self.nap(self.config.idle.nap.max(LOOK));
         } else {
             let until = if let &[(key, _)] = awaited { self.exchange.until(Some(key)) } else { Until::Any };

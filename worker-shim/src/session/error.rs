@@ -88,7 +88,7 @@ pub enum SessionError {
         waited: Duration,
         /// The round waited for.
         round: u32,
-        /// The key waited for.
+        /// Some worker is alive but does not push.
         key: String,
         /// Chunks that are missing.
         missing: u32,
@@ -101,7 +101,7 @@ pub enum SessionError {
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
     /// A call that was made on the session's own thread panicked.
-    #[error("a call on the session's thread panicked, as said on stderr; the session is over")]
+    #[error("a call on the session's thread panicked; stderr has the message, and the session is over")]
     Panicked,
     /// The system gave no thread or descriptor.
     #[error("this worker: {0}")]

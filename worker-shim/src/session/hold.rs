@@ -44,7 +44,7 @@ pub struct Returns {
     pub lost_rounds: u64,
 }
 
-/// The reason why a try failed.
+/// Another try may succeed.
 enum Again<E> {
     /// Another try may succeed.
     Later(E),
@@ -81,13 +81,13 @@ impl Session {
         self.member.waits_for_hubs() && self.asked.consistency != Consistency::Bsp
     }
 
-    /// Whether a push is one of those that are not sent.
+    /// Whether a push must not be sent.
     pub(super) fn skips(&mut self, key: KeyId) -> bool {
         let left = self.skips.get_mut(key.index()).filter(|left| **left > 0);
         left.map(|left| *left -= 1).is_some()
     }
 
-    /// Waits for the hub, and continues, if this error is its loss.
+    /// Waits for the hub, and continues, if the error is the loss of the hub.
     ///
     /// # Errors
     /// Returns the same error if it is another, or if the hub does not return.
@@ -106,7 +106,7 @@ impl Session {
         back
     }
 
-    /// Carries the steps out by which the worker comes back to the hub that was lost.
+    /// Carries out the steps by which the worker returns to a lost hub.
     fn wait_for_hub(&mut self, mut step: Step, lost: MemberError) -> Result<(), SessionError> {
         let (since, wait) = (Instant::now(), self.config.hub_wait);
         tracing::warn!("{lost}; waiting up to {} s for the hub to come back", wait.as_secs_f64());
@@ -147,8 +147,8 @@ impl Session {
         }
     }
 
-    /// Asks the job's other hubs to end their part of it, and to notify the other workers of the reason. This comes
-    /// before this worker's links end: a bare end of links would look like the worker's own end.
+    /// Asks the job's other hubs to end their part of it, and to notify the other workers of the reason. This comes before this
+    /// worker's links end: without it, the end of links would look like the end of the worker.
     fn tell_other_hubs(&self, lost: &MemberError) {
         if self.hubs.len() == 1 {
             return;
@@ -165,10 +165,10 @@ impl Session {
         }
     }
 
-    /// Joins again, until it takes part. `own` is this worker's furthest round.
+    /// Joins again, until the worker takes part. `own` is this worker's furthest round.
     fn join_again(&mut self, own: Round, until: Instant) -> Result<(), Again<SessionError>> {
-        // Before the join: a hub that only stood still may still send, and none of it may get into the new
-        // one's window.
+        // The old links end before the join. A hub that was only suspended may still send, and none of this may get into the new
+        // hub's window.
         let (_group, mut ports) = any::group(1, None).map_err(SessionError::from)?;
         self.exchange.disconnect(ports.remove(0));
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
@@ -199,17 +199,16 @@ impl Session {
         (self.hubs, self.ways) = (hubs, ways);
         self.let_ahead(drafts);
         if let Some(pull) = &self.config.pull {
-            // The new pulls have a profile of their own: the hub may be on another machine.
+            // The new pulls have a separate profile: the hub may be on another machine.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange).map_err(SessionError::from)?);
         }
         Ok(self.begin(deadline)?)
     }
 
-    /// Takes in the weights, and continues with the rounds that are not in them. `own` is this worker's
-    /// furthest round.
+    /// Takes the weights, and continues with the rounds that they do not include. `own` is this worker's furthest round.
     fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
         self.wait_all()?;
-        // A checkpoint may hold a round whose answers no worker has seen.
+        // A checkpoint may include a round whose answers no worker has seen.
         let begins = self.counted(self.first);
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
         self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
@@ -219,7 +218,7 @@ impl Session {
         let reached = if steps_alone { own.max(begins) } else { highest };
         self.skips = vec![0; stood.len()];
         for (key, stood) in self.keys().zip(stood) {
-            // Rounds of this key's pushes that some worker has an answer of, for this or another key.
+            // The rounds of this key's pushes for which some worker has an answer, for this or another key.
             let round = self.counted(stood.round);
             let behind = reached.0.saturating_sub(round.0);
             if stood.under_way && round < begins {
@@ -246,8 +245,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a round of the hub, counted with the rounds that were lost before. Another worker may know of a return
-    /// of the hub that this worker missed, because the hub was lost again meanwhile.
+    /// Returns a round of the hub, counted with the rounds that were lost before. If the hub was lost again, another worker may
+    /// know of a return of the hub that this worker missed.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }
@@ -280,7 +279,7 @@ impl Session {
     }
 }
 
-/// Returns the event that a step's result means, and keeps why it failed.
+/// Returns the event for a step's result, and keeps the reason of a failure.
 fn ended(result: Result<(), Again<SessionError>>, event: Event, why: &mut Option<SessionError>) -> Event {
     let (failure, error) = match result {
         Ok(()) => return event,

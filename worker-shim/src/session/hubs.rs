@@ -28,7 +28,7 @@ impl Session {
         self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))
     }
 
-    /// Asks the hubs; once more after a hold.
+    /// Sends a request to the hubs, and once more after the recovery from a lost hub.
     pub(super) fn ask<R>(
         &mut self,
         ask: impl Fn(&Self) -> Result<R, MemberError>,
@@ -65,7 +65,7 @@ impl Session {
         self.send_leave()
     }
 
-    /// Leaves without waiting.
+    /// Leaves the job without waiting.
     pub(crate) fn send_leave(&self) -> Result<(), SessionError> {
         let at = self.left_at();
         if let Some(timeline) = self.stopwatch.timeline() {
@@ -92,8 +92,8 @@ impl Session {
         }
     }
 
-    /// Checks that a key that is in flight can still complete: after each sleep, and after some polls of a worker that
-    /// never sleeps.
+    /// Checks that a key in flight can still complete. Runs after each sleep, and after some polls of a worker that never
+    /// sleeps.
     pub(super) fn check_still_possible(&mut self, key: KeyId, since: Instant) -> Result<(), SessionError> {
         self.check_alive()?;
         let round = self.exchange.round(key);
@@ -126,7 +126,7 @@ impl Session {
     /// Checks that no hub's news end this session.
     pub(super) fn check_alive(&mut self) -> Result<(), SessionError> {
         let Some(end) = self.hubs.iter().find_map(Hub::end) else { return Ok(()) };
-        // News may be faster than this worker's own look at its links. A link that failed at this end says why.
+        // News may arrive before this worker's own look at its links. A link that failed at this end has the reason.
         let limit = if end.is_loss_of_hub() && self.waits_alone() { REASON_LIMIT } else { Duration::ZERO };
         match self.exchange.take_last(Instant::now() + limit) {
             Err(error @ ExchangeError::Closed { here: true, .. }) => self.survive(self.explain(error)),
@@ -134,13 +134,13 @@ impl Session {
         }
     }
 
-    /// Returns the cause of a closed link, which is a symptom. If the link's hub is alive, it gives the cause over the
+    /// Returns the cause of a closed link, which is only a symptom. If the link's hub is alive, it gives the cause over the
     /// control port.
     pub(super) fn explain(&self, error: ExchangeError) -> SessionError {
         let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
         let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);
         let end = match hub.wait_for_end(Instant::now() + REASON_LIMIT) {
-            // The hub saw only that this worker went, and not the error at this end.
+            // The hub saw only the end of this worker's links, and not the error at this end.
             Some(MemberError::JobFailed { job, reason, hub_stops }) if here => {
                 let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
                 MemberError::JobFailed { job, reason, hub_stops }

@@ -62,7 +62,7 @@ impl Session {
             config.terms = config.terms.beside();
             wire = let_in[0].wire(Wire::of_terms(&config.terms)?)?;
         }
-        // Before the links are made: without them the job cannot begin meanwhile.
+        // The offer comes before the links are made: without links the job cannot begin.
         let wanted = match &state {
             Some(state) => state.offer(&mut let_in)?,
             None => false,
@@ -122,7 +122,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Lets gradients leave ahead over the links to these cores. Where a hub answers them, only if this worker asks for that.
+    /// Lets gradients leave ahead over the links to these cores. The hub answers them only if this worker asks for that.
     pub(super) fn let_ahead(&mut self, over: Vec<bool>) {
         let are_answered = self.hubs.iter().any(|hub| hub.answers_ahead);
         let may = self.config.terms.answers_ahead || !are_answered;
@@ -144,7 +144,8 @@ impl Session {
         if let Err(error) = &gathered {
             for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
                 let _ = match error {
-                    // No normal leave: if the job has begun, it would wait for other workers that are as late as this one.
+                    // This is not a normal leave: after one, a job that has begun would wait for other workers that are as late
+                    // as this one.
                     SessionError::Member(lost) if lost.is_loss_of_hub() => {
                         hub.fail_without_hub(&lost.to_string(), TELL_LIMIT)
                     }
@@ -172,15 +173,14 @@ impl Session {
                     workers: self.config.terms.workers,
                 });
             }
-            // The links show that a hub was killed. News also wake the port.
+            // If a hub was killed, the links show it. News also wake the port.
             self.take_in(None)?;
             self.exchange.port().wait(Until::Any, left.min(LOOK));
         }
     }
 }
 
-/// Joins the job at each of its hubs, once the job exists there. `reached` is of a worker that had joined
-/// before.
+/// Joins the job at each of its hubs, once the job exists there. `reached` is the round of a worker that had joined before.
 pub(super) fn let_in(
     config: &SessionConfig,
     reached: Option<Round>,
@@ -247,7 +247,7 @@ pub(super) fn attach(
     Ok(Attached { port, endpoints, received, slices, hubs, ways, links })
 }
 
-/// Adds to an error that the settings need RDMA, if the caller has not asked for RDMA by name.
+/// Adds the reason why the settings need RDMA to an error, if the caller has not asked for RDMA by name.
 fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
     if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
         tried.push(format!("gradients in {dma_buf} leave by RDMA alone: without RDMA, leave `dma_buf` out"));

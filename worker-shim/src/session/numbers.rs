@@ -60,8 +60,7 @@ impl Session {
         self.ask(|session| session.tell_numbers(&numbers, session.next_round(), reset))
     }
 
-    /// Sends hubs that came back the numbers that this worker has set: their own numbers are those of a
-    /// checkpoint.
+    /// Sends the numbers that this worker has set to hubs that returned: their own numbers are those of a checkpoint.
     pub(super) fn tell_numbers_again(&self) -> Result<(), SessionError> {
         match &self.numbers {
             Some(numbers) => Ok(self.tell_numbers(numbers, self.first, &[])?),

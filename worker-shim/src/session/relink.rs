@@ -1,4 +1,5 @@
-//! Making links again that were lost while the hub lives, as with a NIC: in the same memory, over whatever leads to the hub now.
+//! Replacing links that were lost while the hub is alive, for example with a NIC. The memory is the same, and any transport
+//! that reaches the hub is used.
 //!
 //! Runs on the caller's thread, inside a push or a wait, which then continues. [`Member`](membership::Member) decides the
 //! steps. A hub that is lost is another matter (`hold`).
@@ -21,13 +22,13 @@ use super::join::{Attached, attach, drafts};
 use super::session::Session;
 use crate::exchange::ExchangeError;
 
-/// Whether a worker of these settings asks the hub to wait for it when it loses its links.
+/// Whether a worker with these settings asks the hub to wait for new links when links are lost.
 pub(super) fn asks(config: &SessionConfig) -> bool {
     !config.hub_wait.is_zero()
 }
 
 impl Session {
-    /// Returns how often this session has lost its links while its hub lived, and has made them again.
+    /// Returns how often this session has lost its links while its hub was alive, and has made new ones.
     pub fn relinks(&self) -> u32 {
         self.member.relinks()
     }
@@ -52,7 +53,7 @@ impl Session {
         made
     }
 
-    /// Carries out the steps that make links again, or the hub says why it does not wait for them.
+    /// Carries out the steps that replace links. If the hub does not wait for new links, returns its reason.
     fn mend_links(&mut self, mut step: Step, mut lost: ExchangeError) -> Result<(), SessionError> {
         let (mut let_in, mut why) = (Vec::new(), None);
         loop {
@@ -66,7 +67,7 @@ impl Session {
                             let_in.push(hub);
                             Event::Granted
                         }
-                        // The hub is gone, or has words of its own.
+                        // The hub is lost, or gives its own reason.
                         Err(why) => {
                             tracing::warn!("{lost}; the hub did not allow this worker to reconnect: {why}");
                             Event::Failed(Failure::ForGood)
@@ -74,7 +75,7 @@ impl Session {
                     }
                 }
                 Step::DropLinks => match any::group(1, None) {
-                    // Old posts of a hub that had only stalled must not arrive after posts by the new links.
+                    // After a stall of the hub, its old posts must not arrive after posts over the new links.
                     Ok((_group, mut ports)) => {
                         self.exchange.cut(ports.remove(0));
                         Event::Dropped { came: self.traffic().received, is_awaited: !self.is_quiet() }
@@ -94,7 +95,7 @@ impl Session {
                 Step::Wait(until) => self.pause(until),
                 Step::Explain(over) => {
                     if let Some(over) = over {
-                        // The other workers wait for this one, which does not come.
+                        // The other workers wait for this one, which does not return.
                         let over = (over != Over::CallerGaveUp).then(|| over.to_string());
                         let why = why.into_iter().chain(over).collect::<Vec<_>>().join("; ");
                         self.send_failed(&format!("it could not reconnect: {why} ({lost})"));
@@ -135,7 +136,7 @@ impl Session {
     }
 }
 
-/// Says that links could not be made, and keeps why.
+/// Reports that links could not be made, and keeps the reason.
 fn failed_for_now(lost: &ExchangeError, error: impl ToString, why: &mut Option<String>) -> Event {
     let error = error.to_string();
     tracing::warn!("{lost}; could not reconnect yet, trying again: {error}");

@@ -51,7 +51,7 @@ pub struct Session {
     pub(super) ready: bool,
     /// The state of this worker as a member, which decides the reaction to a loss.
     pub(super) member: Member,
-    /// The number of pushes that are not sent, by key, because other workers have lost their round with a former hub.
+    /// The number of pushes that are not sent, by key. Other workers have lost the round of these pushes with a former hub.
     /// Empty if no hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
@@ -70,7 +70,7 @@ pub struct Session {
     pub(super) stopwatch: Stopwatch,
 }
 
-/// A question whether the caller stops waiting.
+/// A function that returns whether the caller stops waiting.
 pub(crate) type GivenUp = Box<dyn Fn() -> bool + Send>;
 
 impl Session {
@@ -104,7 +104,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the part of [`broadcast_written`](Self::broadcast_written) that does not wait.
+    /// Runs the part of [`broadcast_written`](Self::broadcast_written) before the wait.
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
         if self.next_round() == Round(0) {
             let content = self.first_content();
@@ -281,7 +281,7 @@ impl Session {
         came
     }
 
-    /// Waits for answers after one was missing just now.
+    /// Waits for answers, after a first look has found one missing.
     fn wait_for_missing(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
@@ -310,13 +310,13 @@ impl Session {
     fn open(&self, awaited: Option<KeyId>, first: KeyId) -> Option<KeyId> {
         match awaited {
             Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
-            // After a hold, keys before it may be under way again.
+            // After a recovery from a lost hub, keys before `first` may be in flight again.
             None => self.exchange.under_way_from(first).or_else(|| self.exchange.first_under_way()),
         }
     }
 
-    /// Takes in arrivals, for a caller that is about to use the weights of a key, if it is about to use any. Returns the
-    /// number of arrivals.
+    /// Takes arrivals, for a caller that is about to use the weights of `asked`, if it names a key. Returns the number of
+    /// arrivals.
     pub(super) fn take_in(&mut self, asked: Option<KeyId>) -> Result<usize, SessionError> {
         let taken = match &mut self.pulling {
             None => self.exchange.progress(),
@@ -350,7 +350,7 @@ impl Session {
         true
     }
 
-    /// Returns the time until the next pull begins, if one is due: the thread may not sleep longer.
+    /// Returns the time until the next pull begins, if one is due. The thread must not sleep longer.
     pub(super) fn pull_in(&self) -> Option<Duration> {
         self.pulling.as_ref().and_then(Pulling::sleep_limit)
     }
@@ -418,7 +418,7 @@ impl Session {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
     }
 
-    /// Returns the first round of each key that has no answer: those without this worker, if it leaves now.
+    /// Returns the first round of each key that has no answer. If this worker leaves now, it takes no part in these rounds.
     pub(crate) fn left_at(&self) -> LeftAt {
         LeftAt::of(self.keys().map(|key| self.exchange.round(key)))
     }
@@ -433,7 +433,7 @@ impl Session {
         self.exchange.port().waker()
     }
 
-    /// Whether no push of the key is unanswered, as far as this session has looked.
+    /// Whether every push of the key has its answer, as far as this session has looked.
     pub(crate) fn has_answer(&self, key: KeyId) -> bool {
         self.exchange.is_ready(key)
     }

@@ -14,8 +14,8 @@ use super::SessionError;
 pub struct State {
     /// The round that the job continues with: 1 or more, since round 0 is the broadcast.
     pub before: Round,
-    /// The number of steps that each key has made, in the order of the manifest: Adam counts from there. Without it one
-    /// in each round but the broadcast; with SSP and ASP one for each worker.
+    /// The number of steps that each key has made, in the order of the manifest: Adam counts on from there. Without it, a key
+    /// counts one step per round after the broadcast. With SSP and ASP it counts one per round and worker.
     pub steps: Option<Vec<u32>>,
     /// f32, little endian: the weights of all keys in the order of the manifest, then their first state beside the
     /// weights ([`Tensors::state_names`](pbox_core::Tensors::state_names)), then their second. An average is the last one. Read once, and only if the job has no state.

@@ -15,7 +15,7 @@ const EVENTS: usize = 1 << 15;
 /// The time limit for a request of a hub's clock.
 const CLOCK_LIMIT: Duration = Duration::from_secs(1);
 
-/// The party that did something, each on a separate track.
+/// The party that acts, each on a separate track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// The thread of the session.
@@ -31,7 +31,7 @@ enum Event {
     Waited { who: Who, begin: Instant, end: Instant },
 }
 
-/// The timeline of a session. The file is written when the last who holds this drops it.
+/// The timeline of a session. The file is written when the last owner drops it.
 #[derive(Clone, Debug)]
 pub(crate) struct Timeline(Arc<Mutex<Notes>>);
 
@@ -100,7 +100,7 @@ impl Timeline {
         notes.has_callers |= who == Who::Callers;
     }
 
-    /// Notes that something came: some of the keys may have their answers.
+    /// Notes that something arrived: some of the keys may now have their answers.
     pub fn came(&self, is_ready: impl Fn(KeyId) -> bool) {
         let (at, mut notes) = (Instant::now(), self.notes());
         let Notes { ring, open, .. } = &mut *notes;

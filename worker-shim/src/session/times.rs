@@ -18,8 +18,8 @@ use pbox_core::{KeyId, Round};
 use super::timeline::{Timeline, Who};
 use crate::exchange::Traffic;
 
-/// The interval of timed pushes: one push of 61 is timed, the first one of all too. It is a prime, so that other keys
-/// are timed in each round.
+/// The interval of timed pushes: one push of 61 is timed, beginning with the first. It is a prime, so that other keys are
+/// timed in each round.
 const EVERY: u32 = 61;
 
 /// The times of a session since it had weights: after the broadcast, or after a join to a job that has weights.
@@ -68,7 +68,7 @@ impl fmt::Display for Times {
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     begun: Instant,
-    /// The round that the session had reached then.
+    /// The round that the session had reached at the start of the times.
     round: Round,
     traffic: Traffic,
     pushes: u64,
@@ -79,7 +79,7 @@ pub(crate) struct Stopwatch {
     pushing: Duration,
     waiting: Duration,
     asleep: Duration,
-    /// Calls that wait now, and since when the first of them does.
+    /// The number of calls that now wait, and the time since which the first of them waits.
     waits: u32,
     since: Instant,
     /// The timeline, if the caller wants to see the times and threads of all work. Then all pushes are timed.
@@ -97,7 +97,7 @@ pub(crate) struct TimedPush {
 }
 
 impl Stopwatch {
-    /// Creates the times of a session that has come this far.
+    /// Creates the times of a session that has reached this round.
     pub fn begin(round: Round, traffic: Traffic) -> Self {
         let (now, zero) = (Instant::now(), Duration::ZERO);
         Stopwatch {

@@ -63,7 +63,7 @@ impl Registry {
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
             return Err(RefusalCode::Circle.because(format!(
-                "job {name:?} reached this hub through {} hub(s), and this hub is one of them: hubs that are above \
+                "job {name:?} has passed this hub already (number of hubs on its way: {}): hubs that are above \
              each other form a circle; the hub at the top has no --above",
                 request.through.len()
             )));

@@ -1,5 +1,5 @@
-"""Boards, on which the workers of a run write texts for each other: torch's store, or files of this user on one machine. They
-may be older than the run: torchrun's store has all keys of the attempt before a restart."""
+"""Boards, on which the workers of a run write texts for each other: torch's store, or files of this user on one machine. A
+board may be older than the run: torchrun's store has all keys of the attempt before a restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._launch import group_of_torch
 from ._phub import MissingWorkersError, SettingsError
 
 _PAUSE_S = 0.02
-# The store's value for a key that was never written.
+# The value that stands for a key that was never written.
 _NOTHING = "-"
 # How long rank 0 waits for a worker's word before it checks whether the worker has asked again, in seconds.
 _LOOK_AGAIN_S = 0.2
@@ -95,7 +95,7 @@ class StoreBoard(Board):
         self._store.set(f"phub/{name}", text)
 
     def now(self, name: str) -> Optional[str]:
-        # No `wait` is used: before torch 2.1, a wait without success disturbs the next call.
+        # `wait` is not used: before torch 2.1, a `wait` that times out disturbs the next call.
         key = f"phub/{name}"
         if hasattr(self._store, "check"):
             return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
@@ -132,7 +132,7 @@ class FileBoard(Board):
 
 
 def of_torchrun(store: Tuple[str, int]) -> Optional[StoreBoard]:
-    """Returns the store of torchrun's agent; None where this is not torchrun's own Python."""
+    """Returns the store of torchrun's agent; None if torchrun has not started this process."""
     try:
         distributed = importlib.import_module("torch.distributed")
     except ImportError:
@@ -151,8 +151,8 @@ def of_group(rank: int, size: int) -> Optional[StoreBoard]:
 
 
 def of_user(variable: str, rank: int) -> Optional[FileBoard]:
-    """Files for the workers that one process on this machine has started: the first process above this one without their
-    launcher's variable in its environment. Returns None if the process cannot be found."""
+    """Files for the workers that one process on this machine has started. This process is the first one above the worker
+    without the launcher's variable in its environment. Returns None if it cannot be found."""
     starter = _starter(variable)
     if starter is None:
         return None
@@ -169,7 +169,7 @@ def _starter(variable: str) -> Optional[str]:
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 is_ours = any(each.startswith(f"{variable}=".encode()) for each in environ.read().split(b"\0"))
             with open(f"/proc/{pid}/stat") as file:
-                # After the name, which may have spaces: state, parent, ..., start as the 20th.
+                # The fields after the name, which may have spaces: state, parent, ..., and the start time as the 20th.
                 fields = file.read().rpartition(")")[2].split()
             if not is_ours:
                 return f"{pid}-{fields[19]}"

@@ -1,4 +1,4 @@
-"""The words of a script that fails, for the other workers."""
+"""The reason why a script fails, as the other workers get it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _CHARACTERS = 200
 
 
 def reason(error: object) -> Optional[str]:
-    """Returns the type and the text of an exception, on one line; None for one that ends a script or a generator in
-    good order."""
+    """Returns the type and the text of an exception, on one line. Returns None for an exception that ends a script or a
+    generator normally."""
     if not isinstance(error, BaseException) or isinstance(error, GeneratorExit):
         return None
     if isinstance(error, SystemExit):
@@ -31,8 +31,7 @@ def _text(error: BaseException) -> str:
 
 
 def of_script() -> Optional[str]:
-    """Returns the exception that has ended this script, if one has. At a prompt the last exception has ended
-    nothing."""
+    """Returns the exception that has ended this script, if one has. At a prompt an exception ends nothing."""
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return None
     return reason(getattr(sys, "last_value", None))

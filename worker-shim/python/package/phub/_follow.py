@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class Version(Mapping[str, Array]):
-    """All weights of one round, as read-only arrays by name. They stay as they are, and keep their memory.
+    """All weights of one round, as read-only arrays by name. They do not change, and each version has its own memory.
 
     NumPy has no bf16: `dtype="bf16"` gives the bits as uint16. `load_into` knows them.
 
@@ -96,7 +96,7 @@ def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:
 def _as_torch(values: Array, dtype: str) -> Any:
     import torch
 
-    # Torch wants memory that it may write, and only reads it here. Its scalars have other arrays.
+    # Torch wants writable memory, although it only reads here. Scalars have another kind of array.
     bits = np.array(values, copy=True)
     if dtype != "bf16":
         return torch.from_numpy(bits)

@@ -28,7 +28,7 @@ class Hub:
 
     @property
     def address(self) -> str:
-        """The address of its control port: `host:port`."""
+        """The address of the hub's control port: `host:port`."""
         return self._native.address
 
     @property
@@ -76,7 +76,7 @@ def serve(
     given = {"listen": listen, "transports": None if transports is None else ",".join(transports), **settings}
     flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}
     flags = {flag: os.fspath(value) if isinstance(value, os.PathLike) else value for flag, value in flags.items()}
-    # `checksum=True` is a flag without a value, and `checksum=False` none.
+    # `checksum=True` is a flag without a value, and `checksum=False` is no flag.
     arguments = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items() if value is not False]
     return Hub(_phub.Hub(arguments + (["--insecure"] if insecure else []), token), token)
 
@@ -86,7 +86,8 @@ _HUBS: Dict[str, Hub] = {}
 
 
 def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True) -> str:
-    """Starts a hub for the workers that find it at this address, if this process has not. Returns the address with its port.
+    """Starts a hub for the workers that find it at this address, unless this process has started one. Returns the address with
+    its port.
 
     Args:
         is_here: whether all workers are on this machine. Otherwise it listens on all addresses. The address by which workers
@@ -107,7 +108,7 @@ def _everywhere() -> str:
 
 
 def _with_advice(why: str) -> str:
-    """Returns why a hub did not start, and the variable that helps if the port is the reason."""
+    """Returns the reason why a hub did not start, and the variable that helps if the port is the reason."""
     return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 
@@ -117,9 +118,10 @@ _UNUSED_S = 30
 
 
 def serve_beside(address: str, token: Optional[str] = None) -> str:
-    """Starts a hub for all workers of this machine, as a separate process, unless a hub runs at this address. It outlives
-    this process. Returns the address with its port: port 0 takes a free one. The environment has its settings (`PHUB_CORES`
-    and so on); without them half of the cores are left to the workers. Its log is in the file `PHUB_HUB_LOG`, if that is set.
+    """Starts a hub for all workers of this machine, as a separate process, unless a hub runs at this address. It outlives this
+    process. Returns the address with its port: port 0 takes a free one. The hub's settings come from the environment
+    (`PHUB_CORES` and so on); without them half of the cores are left to the workers. Its log is in the file `PHUB_HUB_LOG`, if
+    that is set.
 
     Raises:
         HubStartError: it does not start; the message says why.
@@ -140,7 +142,7 @@ def serve_beside(address: str, token: Optional[str] = None) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=said,
-            # A signal to this process's group is not for the hub.
+            # The hub must not get the signals of this process's group.
             start_new_session=True,
             env={"RUST_LOG": "info" if log else "warn", **os.environ, **({} if token is None else {"PHUB_TOKEN": token})},
         )
@@ -158,7 +160,7 @@ def serve_beside(address: str, token: Optional[str] = None) -> str:
     raise _phub.HubStartError(_with_advice(f"the hub for this machine's workers did not start: {why}"))
 
 
-# Hubs as processes of their own, so that Python does not warn that they still run.
+# The processes of hubs. They are kept so that Python does not warn that they still run.
 _BESIDE: "List[subprocess.Popen[bytes]]" = []
 
 

@@ -54,7 +54,7 @@ def described(keys: Mapping[str, Key]) -> List[Tuple[str, List[int], str, float,
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """The places of gradients in a `dma_buf`: `bytes` of all, and by key its offset and its bytes."""
+    """The places of gradients in a `dma_buf`: the `bytes` of all gradients, and the offset and bytes of each by key."""
 
     bytes: int
     keys: Dict[str, Tuple[int, int]]

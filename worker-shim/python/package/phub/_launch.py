@@ -38,16 +38,15 @@ _LAUNCHERS = (
     # MPICH and Intel MPI.
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# Ranks of launchers that tell no number of workers, or that use an unknown word for it.
+# Launchers' variables for a rank, if they have no variable for the number of workers, or one that is unknown here.
 _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "ALPS_APP_PE")
 _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
 # Slurm numbers the steps of srun from 0; a batch script, an interactive shell and similar steps have numbers from
 # here on.
 _SLURM_STEPS = 0xFFFF_FF00
-# The longest name of a job is 64. Levels above and helpers of phub.torch add to it, and a word is added to a launcher's
-# name.
+# The longest name of a job is 64. Levels above and helper jobs of phub.torch add to it, and so does a random word.
 _LONGEST_JOB, _LONGEST_RUN = 48, 32
-# Where a hub is that somebody started on each machine, if the environment names none.
+# The address of a hub that was started on each machine, if the environment names none.
 _BESIDE = "127.0.0.1:7077"
 
 
@@ -124,12 +123,12 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
 
 
 def place_of(is_known: bool) -> Worker:
-    """Returns this process's place. Where the script says its place and its hub itself, no launcher need know them."""
+    """Returns this process's place. No launcher is needed if the script gives its place and its hub itself."""
     return _place(os.environ, is_known, True)
 
 
 def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
-    # A variable of ours that is empty is not set.
+    # An empty variable of this package is not set.
     env = {name: text for name, text in env.items() if text or not name.startswith("PHUB_")}
     levels = env.get("PHUB_LEVELS", "auto")
     if levels not in ("auto", "flat", "machine"):
@@ -179,7 +178,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     for name, rank, size, *_ in _LAUNCHERS:
         if rank in env and size in env:
             place = _number(env, rank), _number(env, size)
-            # Slurm speaks PMI, too, and says more by its own names.
+            # Slurm sets the variables of PMI, too, and its own variables say more.
             return ("Slurm", *slurm) if name == "MPICH" and place == slurm else (name, *place)
     if "DMLC_NUM_WORKER" in env:
         return ("DMLC", *_dmlc(env))
@@ -187,7 +186,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
         return ("Slurm", *slurm)
     for name, rank, size, *_ in _LAUNCHERS:
         if rank in env:
-            raise SettingsError(f"environment: {rank} is set and {size} is not, so nobody knows the number of workers: set both")
+            raise SettingsError(f"environment: {rank} is set and {size} is not, so the number of workers is unknown: set both")
     for rank in _RANKS_ALONE:
         if rank in env:
             raise SettingsError(
@@ -199,7 +198,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
 
 
 def _dmlc(env: Mapping[str, str]) -> Tuple[int, int]:
-    """Rank and number of workers by ps-lite's names, of which there are several on a machine with BytePS's launcher."""
+    """Returns rank and number of workers from the variables of ps-lite. BytePS's launcher starts several workers on a machine."""
     workers = _number(env, "DMLC_NUM_WORKER")
     if "DMLC_WORKER_ID" not in env and workers > 1:
         raise SettingsError(
@@ -227,8 +226,8 @@ def _slurm_task(env: Mapping[str, str]) -> Optional[Tuple[int, int]]:
 
 
 def _refuse_outside_of_step(env: Mapping[str, str]) -> None:
-    """Refuses a batch script or a shell of a Slurm job that has several tasks: the other tasks would not be
-        started."""
+    """Refuses to start in a batch script or a shell of a Slurm job that has several tasks: the other tasks would not be
+    started."""
     tasks = env.get("SLURM_NTASKS") or env.get("SLURM_NPROCS") or env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or "1"
     if "SLURM_JOB_ID" in env and tasks != "1":
         raise SettingsError(
@@ -279,7 +278,7 @@ def names_of(launcher: str) -> Optional[_Launcher]:
 
 
 def _size_here(env: Mapping[str, str], launcher: str) -> Optional[int]:
-    """Returns the number of workers on this machine, if the launcher says it."""
+    """Returns the number of workers on this machine, if the launcher gives it."""
     names = names_of(launcher)
     if not launcher:
         return 1
@@ -289,7 +288,7 @@ def _size_here(env: Mapping[str, str], launcher: str) -> Optional[int]:
 def _first_hub(
     env: Mapping[str, str], launcher: str, world_size: int, is_here: bool, store: Optional[Tuple[str, int]]
 ) -> Optional[str]:
-    """`host:port` of the hub on the first machine, if the environment says where that is. Port 0: workers learn it."""
+    """Returns `host:port` of the hub on the first machine, if the environment has it. Workers learn a port of 0 later."""
     port = _number(env, "PHUB_PORT") if "PHUB_PORT" in env else 0
     if not launcher or (world_size == 1 and not port):
         return "127.0.0.1:0"
@@ -334,8 +333,7 @@ def _machine(
         local, size = rank, world_size
     if local >= size:
         raise SettingsError(f"{launcher}: local rank {local} of {size} workers on this machine: expected a rank below that")
-    # Machines with the same number of workers each, in the order of their ranks, unless the launcher says
-    # otherwise.
+    # Unless the launcher says otherwise, each machine has the same number of workers, in the order of their ranks.
     number, of = rank // size, -(-world_size // size)
     if launcher == "torchrun" and "GROUP_WORLD_SIZE" in env:
         number, of = _number(env, "GROUP_RANK"), _number(env, "GROUP_WORLD_SIZE")
@@ -359,7 +357,7 @@ def _machine(
     if of == 1:
         return None
     host, _, port = (hub or "").rpartition(":")
-    # Two machines of a test may be one host: each has a separate port.
+    # In a test, two machines may be one host: each has a separate port.
     mine = f"127.0.0.1:{int(port) + number if int(port) else 0}"
     return Machine(number, of, local, size, mine, f"{number}/{of}@{host}:{port}", starts, ranks)
 
@@ -383,8 +381,8 @@ def _first_of(nodes: str) -> str:
 
 
 def _port_of(master: int) -> int:
-    """Returns a port of 16384 to 28671, for workers that have no store. Linux gives no connection one of these
-    ports. Jobs of torch with neighbouring ports get ports that are 16 apart."""
+    """Returns a port from 16384 to 28671, for workers that have no store. Linux uses none of these ports for outgoing
+    connections. Two jobs of torch with neighbouring ports get ports that are 16 apart."""
     return 16384 + 16 * (master % 768)
 
 
@@ -401,7 +399,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name in a form that a job can have."""
+    """Returns a launcher's name in a form that is valid for a job."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
 
 

@@ -1,4 +1,4 @@
-"""The use that the hub makes of the sum of the gradients. Plain data; the arithmetic is the hub's.
+"""The rules by which the hub uses the sum of the gradients. Plain data; the hub does the arithmetic.
 
 `g` is the mean of the workers' gradients, `w` a weight, `lr` the learning rate, `wd` the weight decay, each
 times the multiplier of its key.

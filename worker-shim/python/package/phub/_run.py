@@ -1,4 +1,4 @@
-"""The agreement of the workers of a run: a random word, and the address of the hub that they start.
+"""The agreement of the workers of a run on a random word, and on the address of the hub that they start.
 
 ```
    workers                           agree by
@@ -26,13 +26,13 @@ from ._launch import Machine, Worker, names_of
 from ._optimizers import Optimizer, Sum
 
 _WORD_BYTES = 4
-# The length of a name that is kept if something is added to it.
+# The lengths to which a name is cut before something is added to it.
 _NAME, _NUMBERED = 40, 56
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """The facts that all workers of a run know."""
+    """The facts on which all workers of a run agree."""
 
     word: Optional[str]
     """A word that no other run has; None if workers agree on one at the hub."""
@@ -98,7 +98,7 @@ def _board_of(me: Worker) -> Optional[_board.Board]:
 
 
 def _start(me: Worker, board: _board.Board, token: Optional[str]) -> str:
-    """Starts the hub that this worker is to start, on a port that is free. Returns the port, or ""."""
+    """Starts this worker's hub, if it has one to start, on a free port. Returns the port, or ""."""
     assert me.serve_at is not None
     if me.machine is None:
         if me.rank != 0:
@@ -123,7 +123,7 @@ def new_word() -> str:
 
 
 class Place(NamedTuple):
-    """A worker's place at a hub. A process may have several, with ranks that its script gives."""
+    """A worker's place at a hub. A process may have several places, with ranks that its script gives."""
 
     hub: str
     rank: int
@@ -132,8 +132,8 @@ class Place(NamedTuple):
 
 
 class Helper(NamedTuple):
-    """The kind of a job that helps another, such as the broadcast of parameters without gradients. Its name is always this
-    run's own."""
+    """The kind of a job that helps another job, such as the broadcast of parameters without gradients. Its name belongs to this
+    run alone."""
 
     kind: str
 
@@ -156,8 +156,7 @@ _WORDS: Dict[Place, str] = {}
 
 
 def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
-    """Returns the word of a run. Its workers agree on it at their hub, in a job with the name that `meeting` is
-    given."""
+    """Returns the word of a run. Its workers agree on it at their hub, in a job whose name `meeting` makes."""
     if at not in _WORDS:
         _WORDS[at] = new_word() if at.world_size == 1 else meeting(f"{job[:_NAME]}-meeting")
     return _WORDS[at]
@@ -171,8 +170,8 @@ os.register_at_fork(after_in_child=lambda: [each.clear() for each in (_AGREED, _
 
 
 class Naming:
-    """The name of a job: the run's, its word if it has one, and a number from the second on. All workers make their jobs in one
-    order, so that the numbers agree."""
+    """The name of a job: the run's name, its word if it has one, and a number from the second job on. All workers make their
+    jobs in the same order, so the numbers agree."""
 
     def __init__(self, at: Place, job: str, word: Optional[str]) -> None:
         self._at, self._base = at, f"{job[:_NAME]}-{word}" if word else job
@@ -188,7 +187,7 @@ class Naming:
         return self._base if number == 1 else f"{self._base[:_NUMBERED]}-{number}"
 
     def give_back(self) -> None:
-        """Gives the last name to the next job: this one was not joined."""
+        """Gives the last name to the next job, because the last job was not joined."""
         if self._taken is not None:
             helper, number = self._taken
             if _MADE.get((self._at, self._base, helper)) == number:

@@ -21,7 +21,7 @@ from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
 
-# The most optimizers that the job's keys may have in addition to the job's own.
+# The most optimizers for groups of keys, in addition to the job's own.
 _MOST_GROUPS = 255
 
 # The settings that say how a session reaches its hub.
@@ -47,8 +47,8 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """The times of a session since it had its weights, in seconds: `computing` is outside of calls, `pushing` in
-    `push`, `waiting` in calls that waited for the hub, which sleep. `str()` is a line about it."""
+    """The times of a session since it had its weights, in seconds. `computing` is the time outside of calls, and `pushing` the
+    time in `push`. `waiting` is the time in calls that waited for the hub. They sleep. `str()` gives a line of text."""
 
     rounds: int
     total: float
@@ -69,7 +69,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Returns:
-    """The number of times that a lost hub returned, and how many rounds were lost with it in all."""
+    """How often a lost hub returned, and how many rounds were lost in all."""
 
     times: int
     lost_rounds: int
@@ -95,7 +95,7 @@ class Way:
 class Session:
     """A worker's membership in a job: write gradients, push, wait, read weights.
 
-    A key is *under way* from its push to its wait. Meanwhile its gradient and weights belong to the hub: do not touch
+    A key is *in flight* from its push to its wait. Meanwhile its gradient and weights belong to the hub: do not touch
     the arrays. A thread that needs no GIL drives the exchange.
 
     The arrays of `gradient` and `weights` are the memory that the hub reads and writes. They stay valid while they are
@@ -287,7 +287,7 @@ class Session:
             word, is_served = agreed.word, agreed.is_served
             me = dataclasses.replace(me, serve_at=agreed.serve_at, machine=agreed.machine)
         machine = self._machine(me, hub, mesh, settings)
-        # A hub that a worker, or this script, has started is never started again.
+        # Nobody restarts a hub that a worker, or this script, has started.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
         settings["hub_wait"] = 0.0 if is_own else wait_for_hub() if hub_wait is None else hub_wait
         local = (self.rank, self.world_size)
@@ -307,7 +307,7 @@ class Session:
                 try:
                     return _phub.Session(address, name, *local, described(keys), _optimizers.to_json(to_do), _given(given), *rest)
                 except _phub.UnreachableError:
-                    # Only a hub that rank 0 starts may be there later than the workers.
+                    # Only a hub that rank 0 starts may start later than the workers.
                     if hub is not None or me.serve_at is None or time.monotonic() > deadline:
                         raise
                     time.sleep(RETRY_S)
@@ -413,7 +413,7 @@ class Session:
         return array
 
     def gradient(self, key: str) -> Array:
-        """Returns a key's gradient, to write while the key is not under way: an array of the key's shape and type over
+        """Returns a key's gradient, to write while the key is not in flight: an array of the key's shape and type over
         the window itself. It still holds the last values; with `SlimDP` the values that were sent are zero.
 
         Raises:
@@ -445,7 +445,7 @@ class Session:
         not sent again, unless they were rewritten since then.
 
         Raises:
-            OrderError: a key is under way.
+            OrderError: a key is in flight.
             JobFailedError, HubLostError, ...: the session is over.
         """
         push = self._native.push_rewritten if rewritten else self._native.push
@@ -456,7 +456,7 @@ class Session:
         worker has one, weights and optimizer state do not change: see `was_left_alone`.
 
         Raises:
-            OrderError: a key is under way, or the job takes gradients only (SSP, ASP, Slim-DP).
+            OrderError: a key is in flight, or the job takes gradients only (SSP, ASP, Slim-DP).
         """
         self._native.push_nothing(self._numbered(keys))
 
@@ -472,20 +472,20 @@ class Session:
         self._native.push_weights(self._numbered(keys))
 
     def send_ahead(self, *keys: str) -> None:
-        """Sends the bytes of these gradients now, if that gains something, and counts nothing; without names, of all
-        gradients. A `push` then costs no bytes. The gradients may be written again meanwhile, if the `push` says
-        `rewritten`; it may be called again.
+        """Sends the bytes of these gradients now, if that gains something; without names, of all gradients. Nothing is counted
+        yet. A `push` then sends no bytes. The gradients may be written again before the `push`, if it says `rewritten`. This
+        method may be called again.
 
         No bytes leave on shared memory, with a codec, checksums, SSP, ASP or the schedule `kvstore`. Bytes of small
         keys do not leave either.
 
         Raises:
-            OrderError: a key is under way.
+            OrderError: a key is in flight.
         """
         self._native.send_ahead(self._numbered(keys))
 
     def leaves_ahead(self) -> List[str]:
-        """Returns the keys for which `send_ahead` gains something, over the links that there are now."""
+        """Returns the keys for which `send_ahead` gains something, over the current links."""
         leave = self._native.leave_ahead(list(self._numbers.values()))
         return [key for key, leaves in zip(self._keys, leave) if leaves]
 
@@ -495,9 +495,9 @@ class Session:
         return self._native.was_left_alone(self._number(key))
 
     def wait(self, *keys: str) -> None:
-        """Waits until the answers of these keys have arrived; without names, of all. The GIL is free meanwhile, and
-        Ctrl-C raises KeyboardInterrupt, and the session continues. With `pull`, the planner learns the times of the
-        forward pass from waits with names.
+        """Waits until the answers of these keys have arrived; without names, of all keys. It releases the GIL. Ctrl-C raises
+        KeyboardInterrupt, and the session continues. With `pull`, the planner learns the times of the forward pass from waits
+        with names.
 
         Raises:
             OrderError: with `pull`, a key that cannot come before other keys are pushed.
@@ -532,8 +532,8 @@ class Session:
         return self.weights(key)
 
     def average(self, values: Mapping[str, npt.ArrayLike]) -> Dict[str, Array]:
-        """Returns the mean over all workers of each value, as copies: for a session with the optimizer `Average`. Every
-        worker calls it with the same keys."""
+        """Returns the mean of each value over all workers, as copies, in a session with the optimizer `Average`. Every worker
+        calls it with the same keys."""
         for key, value in values.items():
             np.copyto(self.gradient(key), value, casting="same_kind")
         self.push(*values)
@@ -558,7 +558,7 @@ class Session:
         groups: Optional[Mapping[str, _optimizers.Optimizer]] = None,
     ) -> None:
         """Changes the numbers of the optimizer from the next round on, for all workers: learning rate, weight decay,
-        momentum, betas, epsilon. Call it when no key is under way; every worker may call it with the same values.
+        momentum, betas, epsilon. Call it when no key is in flight; every worker may call it with the same values.
 
         Args:
             optimizer: of the same class as the job's, with all its numbers.
@@ -602,13 +602,13 @@ class Session:
 
     def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
         """With `pull`: uses other layers from now on, for a caller that learns the order of its layers only as it
-        computes. Call it when no key is under way. Times are measured again. Workers need not agree."""
+        computes. Call it when no key is in flight. Times are measured again. Workers need not agree."""
         self._native.pull_by(_pull.numbers(layers, self._numbers))
         self._layers = [list(layer) for layer in layers]
 
     def need(self, *keys: str) -> None:
-        """Sends keys in this order from now on, if the schedule is "p3". A caller uses it that learns only as it
-        computes which key it needs first. Workers need not agree. Keys that are not named come last."""
+        """Sends keys in this order from now on, if the schedule is "p3". For a caller that learns the order only as it
+        computes. Workers need not agree. Keys that are not named come last."""
         self._native.need(self._numbered(keys))
 
     @property
@@ -627,9 +627,9 @@ class Session:
         return Checkpoint(*self._native.checkpoint())
 
     def state(self) -> _state.State:
-        """Returns the job's weights and optimizer state before `next_round`, from its hubs or from those at the
-        top. Call it when no key of this worker is under way; the other workers may continue meanwhile. All values
-        are f32, so it may be as long as three models.
+        """Returns the job's weights and optimizer state before `next_round`, from its hubs or from the hubs at the top. Call it
+        when no key of this worker is in flight; the other workers may continue. All values are f32, so the result may be as
+        large as three models.
 
         Raises:
             RefusedError: there are no weights yet, or the optimizer is `Average`. Or the job is on several hubs that
@@ -670,7 +670,7 @@ class Session:
 
     @property
     def norm(self) -> Optional[Norm]:
-        """The norm of the last round that is known, with `clip_norm`, `skip_nonfinite` or `skip_spikes`; `None` before the
+        """The norm of the last round with a known norm, with `clip_norm`, `skip_nonfinite` or `skip_spikes`; `None` before the
         first one. When all weights of a round have arrived, its norm has arrived, too."""
         norm, _ = self._native.norm()
         return None if norm is None else Norm(*norm)
@@ -704,13 +704,13 @@ class Session:
     # ---- the end
 
     def leave(self) -> None:
-        """Waits for all keys that are under way, and leaves the job."""
+        """Waits for all keys that are in flight, and leaves the job."""
         self._native.leave()
         self._log_times()
         self.close()
 
     def close(self, reason: Optional[str] = None) -> None:
-        """Ends the session now. It leaves if no key is under way; otherwise the other workers are notified
+        """Ends the session now. It leaves if no key is in flight; otherwise the other workers are notified
         that this worker is lost. A second call does nothing.
 
         Args:

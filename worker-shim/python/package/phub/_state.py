@@ -21,7 +21,7 @@ _PIECE = 1 << 20
 _EMA = "ema"
 # The most tensors of a key in a state: its weights, three of AMSGrad, and an average.
 _MOST_TENSORS = 5
-# Hubs may be above hubs this many times.
+# The most levels of hubs above hubs.
 _MAX_DEPTH = 16
 
 
@@ -43,7 +43,7 @@ class State:
     steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def made(self, key: str) -> int:
-        """Returns how many steps a key has made."""
+        """Returns how many steps a key has made in this state."""
         return self.steps.get(key, max(self.round - 1, 0))
 
     def of(self, name: str, key: str) -> Array:
@@ -113,7 +113,7 @@ def _read_into(
         keys = {name for name in header if not name.startswith(_STATE)}
         if any(key not in keys or type(steps) is not int or not 0 <= steps < 2**32 for key, steps in apart.items()):
             raise ValueError(f"the steps of keys are {str(apart)[:80]}")
-        # A part that does not say it has made one step a round.
+        # A key without a number has made one step per round.
         return before, bytes_, {key: apart.get(key, max(before - 1, 0)) for key in keys}
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, MemoryError) as error:
         raise _phub.SettingsError(f"{source}: not a whole checkpoint of a hub: {error!r}") from error
@@ -158,13 +158,13 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
             stream = io.BufferedReader(_Sent(part), _PIECE)
             rounds[hub], more, made = _read_into(tensors, shapes, stream, f"the state from the hub at {hub}")
             bytes_ += more
-            # The parts of a key differ only if a job failed within a round that some of them had ended.
+            # The parts of a key differ only if a job failed when some of them had ended a round.
             steps.update({key: max(count, steps.get(key, 0)) for key, count in made.items()})
     if len(set(rounds.values())) != 1:
         each = ", ".join(f"{round_} at {hub}" for hub, round_ in rounds.items())
         raise _phub.RefusedError(
             f"the state of job {job!r} is of several rounds: the hubs stand before rounds {each}; ask when no key of this "
-            f"worker is under way, and with consistency 'bsp'"
+            f"worker is in flight, and with consistency 'bsp'"
         )
     expected = sum(tensor.nbytes for tensor in tensors.values())
     if bytes_ != expected or any(key not in tensors for key in shapes):
@@ -176,7 +176,7 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
 
 
 def _top(hubs: List[str], job: str, token: Optional[str]) -> Tuple[List[str], str]:
-    """Returns the hubs that have a job's state, and its name there."""
+    """Returns the hubs that have a job's state, and the job's name there."""
     for _ in range(_MAX_DEPTH):
         above = _phub.above(hubs[0], job, token)
         if not above:
@@ -230,7 +230,7 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
     names = [*shapes] + [name_of(each, key) for each in kept for key in shapes]
     expected = dict(zip(names, [*shapes.values()] * len(names)))
     if not _optimizers.keeps_weights(optimizer):
-        raise _phub.SettingsError(f"state: {type(optimizer).__name__} keeps none")
+        raise _phub.SettingsError(f"state: {type(optimizer).__name__} keeps no state")
     if not 1 <= state.round < 2**32 - 1:
         raise _phub.SettingsError(f"state: round {state.round}: expected 1, the round after the broadcast, or more")
     first = {name_of(_EMA, key): state.tensors[key] for key in shapes if ema and key in state.tensors}

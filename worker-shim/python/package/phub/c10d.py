@@ -39,19 +39,20 @@ _torch: Any = torch  # mypy may see another version
 _c10d: Any = torch.distributed.distributed_c10d
 _Group: Any = _c10d.ProcessGroup
 _Work: Any = _c10d.Work
-# Calls with one element between a forward pass under `Join` and its backward pass: a few of DDP, and a script's losses.
+# The most calls with one element between a forward pass under `Join` and its backward pass: a few calls of DDP, and a script's
+# losses.
 _SMALL_CALLS = 256
 _COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collections.Counter()}
 
 
 def counts() -> Dict[str, Dict[str, int]]:
-    """Returns how often this process has called each operation since its start: `{"hub": {"allreduce": 12}, "gloo":
-    {...}}`. Gloo's "new_group" is a subgroup, and its calls are not counted."""
+    """Returns how often this process has called each operation: `{"hub": {"allreduce": 12}, "gloo": {...}}`. Gloo's "new_group"
+    counts subgroups; their calls are not counted."""
     return {by: dict(calls) for by, calls in _COUNTS.items()}
 
 
 def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method, which `torch.compile` must not compile: it cannot look into a group."""
+    """Returns the method, marked so that `torch.compile` does not compile it, because it cannot compile calls of a group."""
     disabled: Optional[Callable[..., Any]] = None
 
     @functools.wraps(method)
@@ -67,7 +68,7 @@ def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _CallUnderWay(_Work):  # type: ignore[misc]
-    """An all-reduce that is under way, and that `finish` ends."""
+    """An all-reduce in progress. `finish` ends it."""
 
     def __init__(self, depths: Depths, tensors: List[torch.Tensor]) -> None:
         super().__init__()
@@ -111,7 +112,7 @@ class _CallUnderWay(_Work):  # type: ignore[misc]
 
 
 class _HubGroup(_Group):  # type: ignore[misc]
-    """All workers: a group of gloo, of which the hub takes some calls."""
+    """A group of all workers: gloo's, of which the hub takes some calls."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
         # The store can be older than the group.
@@ -128,14 +129,15 @@ class _HubGroup(_Group):  # type: ignore[misc]
         limit = timeout.total_seconds()
 
         def join(depth: int, way: str, **keys: Any) -> Session:
-            # A returned hub knows one round for all keys, and these keys are used unequally often: no waiting for it.
+            # A returned hub has one round for all keys, and these keys are used unequally often. So the session does not wait
+            # for it.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"
             return Session(hub, rank, size, job=name, **keys, **limits)
 
         self._depths = Depths(join)
-        # Under `Join` DDP's reducer keeps the C++ half of a call with one element, and asks it later. That half knows
-        # nothing without the other, so the last ones are kept here.
+        # Under `Join`, DDP's reducer keeps the C++ half of a call with one element, and uses it later. This half needs the
+        # Python half, so the last ones are kept here.
         self._small: Deque[_CallUnderWay] = collections.deque(maxlen=_SMALL_CALLS)
         # Versions of torch before 2.6 do not call `shutdown`.
         self._leave = weakref.finalize(self, self._depths.leave)
@@ -173,8 +175,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
         return work
 
     def _mean_by_gloo(self, tensors: List[torch.Tensor], options: Any) -> _CallUnderWay:
-        """Gloo has no mean of integers. As with NCCL, it is rounded toward zero; Lightning asks for such
-        means."""
+        """Gloo has no mean of integers. As with NCCL, the mean is rounded toward zero; Lightning asks for it."""
         options.reduceOp = _c10d.ReduceOp.SUM
         work, size = _CallUnderWay(self._depths, tensors), self.size()
 
@@ -198,8 +199,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
 
 
 def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
-    """Whether the hub takes an all-reduce. All workers must find the same answer."""
-    # The op is on the left: the other way around, torch says that they differ.
+    """Whether the hub takes an all-reduce. The answer must be the same at all workers."""
+    # The op must be on the left: torch compares the other order as different.
     if len(tensors) != 1 or not (op == _c10d.ReduceOp.SUM or op == _c10d.ReduceOp.AVG):
         return False
     tensor = tensors[0]
@@ -213,7 +214,7 @@ def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]
     without their types of numbers."""
     if rank == 0:
         me = worker()
-        # Other workers learn a picked port by the store.
+        # If the port is picked at run time, other workers learn it from the store.
         alone = me.hub is None and me.machine is None and me.serve_at is not None and me.serve_at.endswith(":0")
         hub = serve_for(str(me.serve_at), is_here=me.is_on_one_machine) if alone else None
         store.set("phub", json.dumps([hub, f"{me.job[:32]}-c10d-{name}"]))

@@ -1,4 +1,4 @@
-"""Ray Train by hubs that Ray places: `TorchTrainer(train, torch_config=phub.ray.HubConfig(), ...)`.
+"""Ray Train with hubs that Ray places: `TorchTrainer(train, torch_config=phub.ray.HubConfig(), ...)`.
 
 Each attempt of a run has hubs of its own, as actors: they begin before its workers and end after them. This module
 runs in Ray's controller, except the functions that are sent to the workers and to the hubs.
@@ -58,7 +58,7 @@ class HubConfig(TorchConfig):  # type: ignore[misc]
 
 
 class _Backend(_TorchBackend):  # type: ignore[misc]
-    """Torch's, between the start of the hubs and their end."""
+    """Torch's backend, between the start of the hubs and their end."""
 
     _hubs: "List[_Placed]" = []
 
@@ -82,7 +82,7 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
             self._stop("Ray ends the workers")
 
     def _stop(self, why: str) -> None:
-        """Ends the hubs, with a checkpoint of each job, and says which are lost."""
+        """Ends the hubs, with a checkpoint of each job. Logs which hubs are lost."""
         hubs, self._hubs = self._hubs, []
         ends = [hub.actor.stop.remote(why) for hub in hubs]
         ray.wait(ends, num_returns=len(ends), timeout=_STOP_S) if ends else None
@@ -109,7 +109,7 @@ class _Placed:
 
 
 def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
-    """Starts a hub on each node that is to have one, in the order of ranks."""
+    """Starts a hub on each node that needs one, in the order of ranks."""
     nodes = list(dict.fromkeys(node for node, _ in places))
     if config.resource is not None:
         nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and config.resource in each["Resources"]]
@@ -134,7 +134,7 @@ def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
 
 
 def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: HubConfig) -> List[Dict[str, str]]:
-    """Returns the environment of each worker: Ray's own local ranks are by addresses, which nodes may share."""
+    """Returns the environment of each worker. Ray counts local ranks by addresses, which nodes may share, so they are set here."""
     sizes = collections.Counter(node for node, _ in places)
     seen: "collections.Counter[str]" = collections.Counter()
     environments = []

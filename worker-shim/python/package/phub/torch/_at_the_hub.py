@@ -1,4 +1,4 @@
-"""An optimizer whose steps the hub makes: the methods that differ from those of torch."""
+"""An optimizer whose steps the hub makes: the methods that differ from torch's."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class _Read(NamedTuple):
     versions: Dict[str, int]
 
     def changed(self, now: Dict[str, Any]) -> List[str]:
-        """Returns the names of the values that the script has written since then."""
+        """Returns the names of the values that the script has written since it read the state."""
         replaced = [name for name in {*now, *self.values} if now.get(name) is not self.values.get(name)]
         return replaced + [name for name, version in self.versions.items() if self.values[name]._version != version]
 
 
 class AtTheHub(Joined):
-    """Mixed into an optimizer's own class."""
+    """A class that is mixed into an optimizer's own class."""
 
     _phub: Exchange
     _phub_join: Join
@@ -44,8 +44,8 @@ class AtTheHub(Joined):
     """The state that a script has read since the last step, by parameter."""
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Makes a step with the gradients, parameters and settings that there are now, and does not wait for the new values.
-        A reader of a parameter waits for its values, and a module that is called waits for all of its parameters."""
+        """Makes a step with the current gradients, parameters and settings, and does not wait for the new values. A read of a
+        parameter waits for its values, and a call of a module waits for all of its parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -71,7 +71,7 @@ class AtTheHub(Joined):
         return unscales
 
     def zero_grad(self, set_to_none: bool = _SETS_TO_NONE) -> None:
-        """Zeros the gradients, or sets them to `None`, as torch does; no gradient is handed out for it."""
+        """Zeros the gradients, or sets them to `None`, as torch does. It does not count as an access by the script."""
         kept = []
         marked = torch.autograd.profiler.record_function(self._zero_grad_profile_name)  # type: ignore[attr-defined]
         with marked, unasked():  # neither gradients nor parameters need be asked
@@ -91,7 +91,7 @@ class AtTheHub(Joined):
         return self._phub.apart()
 
     def synchronize(self) -> None:
-        """Waits until all parameters have their new values: for code that reads memory past torch."""
+        """Waits until all parameters have their new values. For code that reads the memory without torch's functions."""
         self._phub.synchronize()
 
     @property
@@ -134,7 +134,7 @@ class AtTheHub(Joined):
         if "_phub" not in self.__dict__:
             self.__dict__["state"] = state
         elif state:
-            raise StateError("optimizer.state is at the hub: give it another state by load_state_dict")
+            raise StateError("optimizer.state is at the hub: change it by load_state_dict")
         else:
             self.reset_state()
 
@@ -144,7 +144,7 @@ class AtTheHub(Joined):
         self._phub.reset(parameters or self._phub.parameters.values())
 
     def _take_changes_of_state(self) -> None:
-        """Resets the state that a script has taken away since the last step. Raises a `StateError` if it has written some."""
+        """Resets the state that a script has deleted since the last step. Raises a `StateError` if it has written to the state."""
         read, self._phub_read = self._phub_read or {}, None
         found = dict(self.__dict__["state"])
         self.__dict__["state"].clear()
@@ -153,7 +153,7 @@ class AtTheHub(Joined):
             if parameter in read:
                 changed += [f"{name!r} of optimizer.state" for name in read[parameter].changed(kept)]
         if changed:
-            raise StateError(f"{changed[0]} was written, but the state is at the hub: give it another by load_state_dict")
+            raise StateError(f"{changed[0]} was written, but the state is at the hub: change it by load_state_dict")
         gone = [parameter for parameter in read if parameter not in found]
         if gone:
             self.reset_state(*gone)
@@ -202,7 +202,7 @@ class AtTheHub(Joined):
                 raise
 
     def _join_anew(self) -> None:
-        """Takes the parameters that the optimizer has now into a new job, with the state of now."""
+        """Joins a new job with the current parameters of the optimizer, and the current state."""
         self._phub.check_own("another group of parameters")
         _ = self.state  # fetches it
         self._phub_read = None
@@ -219,7 +219,7 @@ class AtTheHub(Joined):
         self._phub = self._phub_join.again(self, averages)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles an optimizer of torch's own, with the state of now."""
+        """Copies or pickles a plain torch optimizer with the current state."""
         state = {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
         return _optimizer, (self._phub_own,), state
 

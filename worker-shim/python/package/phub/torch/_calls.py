@@ -1,4 +1,4 @@
-"""Calls under way: a future for each, whose callbacks may make calls themselves.
+"""Calls in progress: a future for each, whose callbacks may make calls themselves.
 
 Workers must make their calls in one order. Callbacks have a thread of their own, which calls them in the order of their
 addition, when their futures are done. A pass that a callback calls goes to means, and callbacks, of the next depth:
@@ -24,7 +24,8 @@ from ._means import Means, Way
 
 _LOG = logging.getLogger("phub")
 
-# Each depth has two threads, and sessions with 36 MB for each type of numbers. Torch's own hooks need two.
+# The most depths. Each depth has two threads, and sessions with 36 MB for each type of numbers. Torch's own hooks need two
+# depths.
 MAX_DEPTHS = 8
 
 _HERE = threading.local()
@@ -60,14 +61,14 @@ class Depths:
         self._here().means.reduce(way, flat, done)
 
     def add(self, future: Any, callback: Callable[[Any], Any], answer: Optional["Answer"]) -> None:
-        """Has `callback` called with the future when that is done, and `answer` have its value."""
+        """Calls `callback` with the future when the future is done, and gives its result to `answer`."""
         self._here().callbacks.add(future, callback, answer)
 
     def _here(self) -> _Depth:
         number = getattr(_HERE, "depth", 0)
         if number >= MAX_DEPTHS:
             raise OrderError(
-                f"a callback makes a call whose callback makes a call, and so on, {MAX_DEPTHS} deep, which is the most: call from "
+                f"calls in callbacks of calls are {MAX_DEPTHS} levels deep, which is the most: call from "
                 f"the script, in a loop"
             )
         with self._lock:
@@ -85,8 +86,8 @@ class Depths:
 
 
 class Answer(torch.futures.Future):  # type: ignore[type-arg]
-    """The future of a call, or of a callback. Torch would call a callback that is added late on the thread that adds it, and
-    an early one on another: which of them, no two workers agree."""
+    """The future of a call, or of a callback. With torch's own futures, the thread that calls a callback depends on timing, and
+    differs between workers."""
 
     def __init__(self, depths: Depths) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class Answer(torch.futures.Future):  # type: ignore[type-arg]
         self._depths.add(self, callback, None)
 
     def finish(self, value: Any, error: Optional[BaseException] = None) -> None:
-        """Sets its value, or an error."""
+        """Sets the result of the future, or an error."""
         if error is None:
             self.set_result(value)
         else:
@@ -109,8 +110,8 @@ class Answer(torch.futures.Future):  # type: ignore[type-arg]
 
 
 class CallError(RuntimeError):
-    """The error of a call. In C++, such as DDP's reducer, it is a value. Torch looks for tensors in it by its text, or by
-    pickling it. In both cases the error that torch then raises has these words."""
+    """The error of a call. In C++, such as in DDP's reducer, an error is a value. Torch searches it for tensors by its text, or
+    by pickling it. In both cases torch then raises an error with this text."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -121,7 +122,7 @@ class CallError(RuntimeError):
 
 
 class _Callbacks:
-    """A thread that calls callbacks, begun with the first."""
+    """A thread that calls callbacks. It starts with the first callback."""
 
     def __init__(self, number: int, begin: Callable[[], None]) -> None:
         self._number, self._begin = number, begin

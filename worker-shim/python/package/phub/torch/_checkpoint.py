@@ -1,5 +1,5 @@
-"""A hub's checkpoint, as a model's parameters and a torch optimizer's state. It serves to continue without a hub, to look,
-or to give it away."""
+"""A hub's checkpoint, as a model's parameters and a torch optimizer's state. For continuing without a hub, for a look at it, or
+for giving it away."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Coverage:
 
     @property
     def is_learning(self) -> bool:
-        """Whether it still records calls."""
+        """Whether calls are still recorded."""
         return self._learning
 
     def called(self, module: Module) -> Tuple[str, ...]:
@@ -51,7 +51,7 @@ class Coverage:
         return below
 
     def learn(self) -> List[str]:
-        """Ends the learning; names the keys that no module waits for."""
+        """Ends the learning. Logs the keys for which no module waits."""
         self._learning = False
         parents: Dict[Module, List[Module]] = {}
         modules: Dict[Module, None] = {}  # a set that keeps its order
@@ -77,7 +77,7 @@ class Coverage:
         return uncovered
 
     def _coverers(self, module: Module, parents: Dict[Module, List[Module]]) -> Set[Module]:
-        """Returns the module itself when it is called, else the nearest above it that are."""
+        """Returns the module itself if it is called, otherwise the nearest called modules above it."""
         found: Set[Module] = set()
         seen: Set[Module] = set()
         above = [module]
@@ -94,7 +94,7 @@ class Coverage:
 
 
 def _once(layers: Iterable[Sequence[str]]) -> List[List[str]]:
-    """Returns layers that have each key in the first of those that name it, and none without keys."""
+    """Returns the layers, with each key only in the first layer that names it. Layers without keys are left out."""
     seen: Set[str] = set()
     found: List[List[str]] = []
     for layer in layers:

@@ -27,7 +27,7 @@ _Pass = Tuple[Tuple[int, str], ...]
 
 
 class _Sent(NamedTuple):
-    """A bucket on its way."""
+    """A bucket that was sent, and whose mean has not arrived."""
 
     session: Session
     key: str
@@ -37,8 +37,7 @@ class _Sent(NamedTuple):
 
 
 class _Jobs:
-    """The jobs of a state. They hold no reference to the state, so that a state that a script drops can leave
-    them."""
+    """The jobs of a state. They hold no reference to the state, so that they are left when a script drops the state."""
 
     def __init__(self, place: Tuple[Any, ...], settings: Dict[str, Any]) -> None:
         self._place = place
@@ -83,7 +82,7 @@ class HubState:
         self._keys: _Pass = ()
         self._words: Dict[int, str] = {}
         self._answers: "queue.SimpleQueue[Optional[_Sent]]" = queue.SimpleQueue()
-        # The thread holds no reference to this state: when a script drops it, it leaves its jobs.
+        # The thread holds no reference to this state. When a script drops the state, its jobs are left.
         self._thread = threading.Thread(target=_receive, args=(self._answers,), name="phub-ddp", daemon=True)
         self._thread.start()
         weakref.finalize(self, _drop, self._jobs, self._answers).atexit = False
@@ -94,7 +93,7 @@ class HubState:
         return self._jobs.session
 
     def average(self, bucket: Any) -> Any:
-        """Sends a bucket; a future of its mean, in place.
+        """Sends a bucket. Returns a future of its mean, which is written in place.
 
         Raises:
             SettingsError: the hub does not take such a bucket.
@@ -154,8 +153,7 @@ class HubState:
             return buffer
 
         given = _future(buffer)
-        # An exception in `then` is also an error for DDP's reducer, which is C++. `set_exception` makes a value of
-        # it.
+        # DDP's reducer, which is C++, must get the error, too. An exception in `then` does that, and `set_exception` does not.
         answer = given.then(outcome)
         self._answers.put(_Sent(session, key, buffer, given, failed))
         return answer

@@ -10,7 +10,7 @@ class GradientError(OrderError):
 
 
 class MeanError(Error):
-    """The mean of all workers' gradients, which a script has asked for, did not come."""
+    """The mean of all workers' gradients, which a script has asked for, did not arrive."""
 
 
 class StateError(OrderError):

@@ -28,7 +28,8 @@ from ._tensors import Broadcast
 from ._weights import Weights
 from ._windows import windows
 
-# Whether torch.compile (torch 2.1) reads this code. It would compile the hook, and a compiled module has waited before.
+# Whether torch.compile (torch 2.1) traces this code. It would compile the hook, although the caller of a compiled module has
+# already waited.
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
@@ -97,7 +98,7 @@ class Exchange:
         weakref.finalize(self, handle.remove)
 
     def step(self, groups: List[Dict[str, Any]], times: float = 1.0) -> None:
-        """Makes a round with the gradients times a number, the parameters and the settings that the script has now."""
+        """Makes a round with the current parameters and settings of the script, and its gradients times a factor."""
         self._check_unscaling(times)
         self._weights.free_all()
         self._answer()
@@ -118,8 +119,7 @@ class Exchange:
         self.has_stepped = self._buffers_are_old = True
 
     def _follow_order(self, keys: List[str]) -> None:
-        """Sends keys in the order of the forward pass that was observed. Workers need not have seen the
-        same."""
+        """Sends keys in the observed order of the forward pass. Workers need not have observed the same order."""
         if keys != list(self.parameters):
             self.session.need(*keys)
             self._weights.arrange(keys)
@@ -137,7 +137,7 @@ class Exchange:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the scaler has left a search to the next round."""
+        """Whether the scaler has postponed a search to the next round."""
         return self._gradients.is_asked
 
     def _check_unscaling(self, times: float) -> None:
@@ -194,8 +194,8 @@ class Exchange:
         self._weights.settle_all()
 
     def _backward_begins(self) -> None:
-        """Tells the hub the current numbers, so that its answers ahead are most often those that `step()` asks
-        for."""
+        """Sends the hub the current numbers before the backward pass, so that its answers ahead mostly have the numbers of
+        `step()`."""
         try:
             if self._groups and self._settings.differs(self._groups):
                 self._weights.free_all()  # numbers change between rounds
@@ -206,7 +206,7 @@ class Exchange:
     def _follow_settings(self, groups: List[Dict[str, Any]]) -> None:
         self._groups = groups
         if self._learns_layers and self._coverage.layers:
-            # Each worker learns by itself: workers need not pull the same batches.
+            # Each worker has its own order: workers need not pull the same batches.
             self.session.pull_by(self._coverage.layers)
             self._learns_layers = False
         resets, self._resets = self._resets, set()
@@ -231,7 +231,7 @@ class Exchange:
                 self._check_rest(module)
 
     def _check_rest(self, module: torch.nn.Module) -> None:
-        """Checks that all of a module is rank 0's, if the model is not known."""
+        """If the model is not known, checks that no parameter outside of the list would differ between workers."""
         rest = self._model.rest_of(module)
         if rest and len(rest) < len(list(module.named_parameters())) + len(list(module.named_buffers())):
             raise WrapError(
@@ -240,7 +240,7 @@ class Exchange:
             )
 
     def apart(self) -> ContextManager[None]:
-        """Leaves the gradients of backward passes this worker's own for a while."""
+        """Returns a context in which backward passes add to this worker's own gradients."""
         return self._gradients.apart()
 
     def zeroed(self) -> None:
@@ -259,7 +259,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Gives the parameters the hub's averages for a while."""
+        """Returns a context in which the parameters have the hub's averages."""
         self.synchronize()
         averages = {key: torch.from_numpy(values) for key, values in self.session.ema().items()}
         self._averaged += 1
@@ -284,15 +284,15 @@ class Exchange:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a leave waits for no other worker: the last values have come, or never will."""
+        """Whether the leave need not wait for another worker: the last values have arrived, or never will."""
         try:
             return self.session.world_size == 1 or all(self.session.is_ready(key) for key in self._weights.pending)
         except Error:
             return True
 
     def leave(self) -> None:
-        """Waits for all, and leaves the job. Parameters keep their values. The script may write them again, also where
-        new values cannot come, which is an error here."""
+        """Waits for all keys, and leaves the job. Parameters keep their values. The script may write them again, even if new
+        values cannot arrive, which is an error here."""
         try:
             self._answer()
             self._weights.settle_all()

@@ -29,7 +29,8 @@ from ._windows import Windows
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
-# A large gradient leaves at once. 64 KiB take half a millisecond at 1 Gbit/s, which the first layers may wait for their neighbours.
+# The size from which gradients leave without waiting for more. 64 KiB take half a millisecond at 1 Gbit/s, and the first layers
+# may wait for this long.
 _BUCKET_BYTES = 64 * 1024
 
 
@@ -45,7 +46,7 @@ class _Sent(NamedTuple):
     times: float
 
     def is_still(self, gradient: torch.Tensor, times: float) -> bool:
-        """Whether a parameter has this gradient, and nobody has written it since; and whether it has left times this number."""
+        """Whether this is still the parameter's gradient, not written since it was sent, and sent with this factor."""
         return gradient is self.gradient and gradient._version == self.version and times == self.times and is_watched(gradient)
 
 
@@ -80,8 +81,8 @@ class Gradients:
         self._sent: Dict[str, _Sent] = {}
         self._left: Set[str] = set()
         """Keys with bytes that have left in this round, of any gradient."""
-        # Backward passes that have added to a gradient since the last step; and before the last step, which show the last
-        # one.
+        # The number of backward passes that have added to a gradient since the last step, and before it. The second number
+        # shows which pass is the last.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
@@ -111,7 +112,7 @@ class Gradients:
             self._hooks[key] = _after_accumulation(parameter, _calls(weakref.ref(self), key))
 
     def handed_out(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-        """Notes that the script gets a gradient, which it may keep and change from now on."""
+        """Notes that the script has got a gradient, which it may keep and change from now on."""
         key = self._keys[id(parameter)]
         if self._is_apart:
             self._follow(key)
@@ -123,8 +124,7 @@ class Gradients:
         self._follow(self._keys[id(parameter)])
 
     def arrange(self, keys: Iterable[str]) -> None:
-        """Pushes in this order, which is the order of the forward pass: idle links take the first key that
-            comes."""
+        """Pushes keys in this order, the order of the forward pass, because an idle link takes the key that comes first."""
         self._parameters = {key: self._parameters[key] for key in keys}
 
     # ---- the backward pass
@@ -158,7 +158,7 @@ class Gradients:
                 self._send_bucket()
 
     def _send_bucket(self) -> None:
-        """Sends the gradients that have gathered, but those that the script has touched or replaced meanwhile."""
+        """Sends the gradients in the bucket, except those that the script has touched or replaced."""
         is_there = lambda key, gradient: is_watched(gradient) and gradient_of(self._parameters[key]) is gradient  # noqa: E731
         bucket = {key: gradient for key, gradient in self._bucket.items() if is_there(key, gradient)}
         self._bucket, self._in_bucket = {}, 0
@@ -179,7 +179,7 @@ class Gradients:
         self._left.update(keys)
 
     def _call_back(self) -> bool:
-        """Makes the backward pass that runs on this thread call back at its end. Returns whether one runs."""
+        """Registers a callback for the end of the backward pass that runs on this thread. Returns whether one runs."""
         try:
             _ENGINE.queue_callback(self._backward_ended)
         except RuntimeError:
@@ -187,14 +187,15 @@ class Gradients:
         return True
 
     def _backward_ended(self) -> None:
-        """Sends the rest, and makes the means before the script goes on, because a script may have views of gradients."""
+        """Sends the remaining gradients. Computes the means before the script continues, because it may have views of
+        gradients."""
         self._send_bucket()
         if self._ends_backward:
             self._ends_backward = False
             self._average()
 
     def _average_after_backward(self) -> bool:
-        """Lets the means come at the end of the backward pass that runs on this thread, if one does."""
+        """Has the means computed at the end of the backward pass that runs on this thread, if one does."""
         if self._mean is None or not self._call_back():
             return False
         self._ends_backward = True
@@ -238,8 +239,7 @@ class Gradients:
         self._expects_search = self._mean is not None
 
     def puts_off(self, found: torch.Tensor) -> bool:
-        """Leaves a search of the scaler's to the hub, which finds values that are not finite in the mean of all
-        workers."""
+        """Leaves a search by the scaler to the hub, which finds values that are not finite in the mean of all workers."""
         if self._expects_search and not any(each is found for each in self._unanswered):
             self._unanswered.append(found)
         return self._expects_search
@@ -317,7 +317,7 @@ class Gradients:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Leaves the gradients of backward passes this worker's own for a while."""
+        """Returns a context in which backward passes add to this worker's own gradients."""
         was_apart, self._is_apart = self._is_apart, True
         self._release()
         try:
@@ -326,7 +326,7 @@ class Gradients:
             self._is_apart = was_apart
 
     def nothing(self) -> None:
-        """Forgets the bytes that left in this round: another push has taken their place."""
+        """Forgets the bytes that were sent in this round, because another push has replaced them."""
         self._bucket.clear()
         self._sent.clear()
         self._left.clear()
@@ -363,7 +363,8 @@ class Mean:
         self._session: Optional[Session] = None
 
     def replace(self, gradients: Dict[str, Any], parameters: Dict[str, torch.nn.Parameter]) -> None:
-        """Puts the mean of all workers into each gradient. Where this worker has none and another has, it gets one.
+        """Puts the mean of all workers into each gradient. A parameter without a gradient on this worker gets one if another
+        worker has one.
 
         Raises:
             MeanError: not all workers came to this line.

@@ -53,7 +53,7 @@ WITHOUT_VALUES: FrozenSet[Any] = _accesses(*_PROPERTIES, *_MORE_PROPERTIES) | {
 
 
 class Taker(Protocol):
-    """A taker of the gradients of held parameters."""
+    """The receiver of the gradients of held parameters."""
 
     def handed_out(self, parameter: Any, gradient: torch.Tensor) -> None:
         """Notes that the script has got a gradient."""
@@ -101,14 +101,14 @@ def _expose(parameter: Any, forever: bool = False) -> None:
 
 
 class Held:
-    """Mixed into a parameter's own class while the hub makes its values."""
+    """A class that is mixed into a parameter's own class while the hub makes its values."""
 
     _phub_own: type
     _phub_is_pending = False
 
     @property
     def data(self) -> torch.Tensor:
-        """A view of the values. A write to it leaves no trace, so it is noted."""
+        """A view of the values. Torch does not count a write to it, so the access is noted."""
         _expose(self)
         with unasked():
             found: torch.Tensor = _DATA.__get__(self)
@@ -124,8 +124,7 @@ class Held:
         if holder is not None:
             holder.moved(self)
 
-    # Only gradients that a script gets hold of are watched, so that gradients cost nothing in the backward
-    # pass.
+    # Only gradients that a script has accessed are watched, so that gradients cost nothing in the backward pass.
 
     @property
     def grad(self) -> Optional[torch.Tensor]:
@@ -199,7 +198,7 @@ class Held:
 
 
 class Pending(Held):
-    """Mixed into a parameter's own class while its values are on their way."""
+    """A class that is mixed into a parameter's own class while its values are on their way."""
 
     _phub_is_pending = True
 
@@ -231,7 +230,7 @@ def hold(parameter: Any, holder: Holder) -> None:
 
 
 def claim(parameters: Iterable[Any], holder: Holder) -> None:
-    """Makes this the holder that makes the values next. The values of a former one are waited for."""
+    """Makes this holder the one that makes the parameter's values next. Waits for the values of the former holder."""
     for parameter in parameters:
         if _HOLDERS.get(id(parameter)) is not holder:
             _read(parameter)

@@ -40,7 +40,7 @@ class Join:
         self._job, self._times = "", 0
 
     def first(self, optimizer: torch.optim.Optimizer) -> Exchange:
-        """Joins with the state of torch's optimizer."""
+        """Joins a job with the state of torch's optimizer."""
         _leave_dropped()
         self._current = self._join(optimizer, {})
         self._job = self._current.session.job
@@ -57,15 +57,16 @@ class Join:
         from_torch(optimizer, self.model.trained, settings.optimizer)
 
     def again(self, optimizer: torch.optim.Optimizer, averages: Optional[Mapping[str, Array]] = None) -> Exchange:
-        """Leaves the job, and joins a job that begins with the state that torch's optimizer has now, and with averages by key."""
+        """Leaves the job, and joins a new job that begins with the current state of torch's optimizer, and with averages by
+        key."""
         self._current.leave()
         self._times += 1
         self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"}, averages)
         return self._current
 
     def leave_dropped(self) -> None:
-        """Leaves the job of an optimizer that the script has dropped, now or when its last values have come. Until then its
-        parameters wait for these, as ever."""
+        """Leaves the job of an optimizer that the script has dropped, now or when its last values have arrived. Until then its
+        parameters wait for these values as before."""
         _DROPPED.append(self._current)
         _leave_dropped()
 
@@ -92,7 +93,7 @@ class Join:
                 )
             buffers = self._buffers(joined)
             others = settings.others(optimizer.param_groups, parameters)
-            # The hub's numbers may come from a checkpoint, and are one optimizer's at the join.
+            # The hub's numbers may come from a checkpoint, and there is one optimizer for all keys at the join.
             if joined.rank == 0 and (joined.next_round > 0 or others):
                 multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)
@@ -128,7 +129,8 @@ _DROPPED: List[Exchange] = []
 
 
 def _leave_dropped() -> None:
-    """Leaves the jobs of dropped optimizers whose last values have come: a line that drops one waits for no other worker."""
+    """Leaves the jobs of dropped optimizers whose last values have arrived. The line that drops an optimizer waits for no other
+    worker."""
     for exchange in list(_DROPPED):
         if exchange.is_settled and exchange in _DROPPED:
             _DROPPED.remove(exchange)
@@ -141,7 +143,8 @@ def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Param
 
 
 def _by_module(names: Iterable[str]) -> List[List[str]]:
-    """Parameters of one module together, in the order of its first parameter. A number is a separate layer."""
+    """Groups parameters by module, in the order of each module's first parameter. A parameter whose name is a number is a layer
+    of its own."""
     layers: Dict[str, List[str]] = {}
     for name in names:
         module, _, own = name.rpartition(".")

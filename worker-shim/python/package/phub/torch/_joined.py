@@ -22,7 +22,7 @@ class Membership(Protocol):
     session: Session
 
     def leave(self) -> None:
-        """Waits for all keys that are under way, and leaves the job. Parameters keep their values."""
+        """Waits for all keys that are in flight, and leaves the job. Parameters keep their values."""
 
 
 def leave_dropped(job: str, leave: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ def leave_dropped(job: str, leave: Callable[[], None]) -> None:
 
 
 class Joined(torch.optim.Optimizer):
-    """Mixed into the optimizer's own class."""
+    """A class that is mixed into the optimizer's own class."""
 
     _phub: Membership
     _phub_own: type
@@ -57,7 +57,7 @@ class Joined(torch.optim.Optimizer):
         return self.session.times
 
     def join_hook(self, **_settings: Any) -> Any:
-        """Refuses `torch.distributed.algorithms.join.Join`, which would have this worker make steps of its own accord."""
+        """Refuses `torch.distributed.algorithms.join.Join`, which would make this worker step by itself."""
         raise WrapError(
             "Join([optimizer]): this optimizer's steps are the hub's, and all workers make as many. For uneven inputs, let a worker "
             "that has no more inputs continue with zero_grad() and step() as often as the others, so that its gradients count as "
@@ -67,7 +67,7 @@ class Joined(torch.optim.Optimizer):
 
 
 def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: Membership) -> None:
-    """Makes the optimizer, which stays the object that it is, one of `joined` as well."""
+    """Mixes `joined` into the optimizer's class. The optimizer remains the same object."""
     kind: Any = type(optimizer)
     counted = vars(optimizer).pop("step", None)
     named = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_phub_own": kind}

@@ -17,8 +17,8 @@ from ._windows import tensor
 
 
 class LocalExchange:
-    """Parameters by key. Values that are sent become the hub's; the other values are those that the worker's own
-    steps make."""
+    """Parameters by key. The values that are sent are replaced by the hub's. The other values are made by the worker's own
+    steps."""
 
     def __init__(self, parameters: Dict[str, torch.nn.Parameter], settings: Dict[str, Any]) -> None:
         self.parameters = parameters
@@ -26,7 +26,7 @@ class LocalExchange:
         # The hub's weights change by the mean of the workers' changes.
         self.session = Session(keys=keys, optimizer=Sgd(1.0), **settings)
         try:
-            # A change that is not sent is kept here, and leaves with a later one.
+            # A change that is not sent is kept here, and leaves with a later step.
             self._changes = {name: tensor(self.session, name, "gradient") for name in parameters}
             self._weights = {name: tensor(self.session, name, "weights") for name in parameters}
             if self.session.rank == 0:
@@ -41,7 +41,7 @@ class LocalExchange:
 
     @torch.no_grad()
     def begin_step(self) -> None:
-        """Keeps the values of the parameters."""
+        """Stores the values of the parameters."""
         for name, parameter in self.parameters.items():
             self._weights[name].copy_(parameter)
 
@@ -68,7 +68,7 @@ class LocalExchange:
 
 
 class StepsItself(Joined):
-    """The actions of an optimizer in addition to its own step."""
+    """The actions of an optimizer before and after its own step."""
 
     _phub: LocalExchange
 

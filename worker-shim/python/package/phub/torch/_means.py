@@ -16,7 +16,7 @@ from .._phub import Error
 from .._session import Session
 from ._windows import tensor as window
 
-# Elements of a key. Of each size there are so many keys, which take turns: 18 MB of f32 gradients in all, and as much
+# The number of elements of a key. There are enough keys of each size to take turns: 18 MB of f32 gradients in all, and as much
 # of means.
 _SIZES = (1 << 18, 1 << 14, 1 << 10, 1 << 8)
 _KEYS_OF_A_SIZE = 16
@@ -32,7 +32,7 @@ def pieces(elements: int) -> Iterator[Tuple[int, int]]:
 
 
 class Way(NamedTuple):
-    """The type of a tensor's numbers, and whether they become means or sums. A sum of whole numbers is exact."""
+    """The type of a tensor's numbers, and whether means or sums are computed. A sum of whole numbers is exact."""
 
     dtype: str
     optimizer: Union[Average, Sum]

@@ -75,7 +75,7 @@ class Model:
 
     @property
     def has_grown(self) -> bool:
-        """Whether a parameter of the optimizer that was frozen has a gradient now."""
+        """Whether a parameter of the optimizer that was frozen now has a gradient."""
         return any(each.requires_grad and each.grad is not None for each in self._asleep)
 
     @property

@@ -69,7 +69,7 @@ class _HostMark(NamedTuple):
         return True
 
     def synchronize(self) -> None:
-        """Returns at once: the moment was."""
+        """Returns at once: the moment is in the past."""
 
 
 class Late(NamedTuple):
@@ -137,7 +137,7 @@ class _Pass(NamedTuple):
     ends_step: bool
 
     def times(self) -> Row:
-        """Returns the seconds of the pass, and those that the pass before has waited."""
+        """Returns the seconds of the parts of this pass, and the seconds for which the pass before has waited."""
         begin = self.forward if self.began is None else self.began
         waited = 0.0 if self.before is None or self.began is None else self.before.ended.elapsed_time(self.began)
         moments = (begin, self.forward, self.backward, self.ended)
@@ -146,8 +146,8 @@ class _Pass(NamedTuple):
 
 
 class _Rows:
-    """The rows of all ranks. The script's thread sends its own and takes answers, and waits for neither: a thread for it would want the
-    GIL while the script has it, which costs more than all else here."""
+    """The rows of all ranks. The script's thread sends its own row and takes answers, and waits for neither. Another thread
+    would need the GIL while the script has it, which costs more than everything else here."""
 
     def __init__(self, session: Session, rank: int, ranks: int) -> None:
         self.session, self._rank, self._ranks = session, rank, ranks
@@ -167,7 +167,7 @@ class _Rows:
         """The ranks that the log has named since nobody was late."""
 
     def put(self, made: _Pass) -> None:
-        """Takes a pass, and sends all that can leave."""
+        """Takes the times of a pass, and sends all rows that can be sent."""
         self._passes.append(made)
         self.send()
 
@@ -182,7 +182,7 @@ class _Rows:
             if self._rows and not self._awaits:
                 self._push()
             if len(self._rows) + len(self._passes) > _BEHIND:
-                raise StalledError(f"{_BEHIND} steps have no answer of the hub yet: it is away, or steps are shorter than its rounds")
+                raise StalledError(f"the hub has not answered {_BEHIND} steps: it is not reached, or steps are shorter than its rounds")
         except Error as error:
             self._end(error)
 
@@ -245,7 +245,7 @@ class _Rows:
             self._end(error)
 
     def leave(self) -> None:
-        """Leaves the job. An error is a warning: training has gone well."""
+        """Leaves the job. An error is only a warning, because training itself has succeeded."""
         self.finish()
         if self.error is not None:
             return

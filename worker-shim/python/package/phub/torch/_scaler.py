@@ -25,7 +25,7 @@ __all__ = ["Found", "found_infinite", "unscaling"]
 
 
 class Found:
-    """The answer to a search that the hub makes: the scaler reads it, and waits for it then."""
+    """The answer to a search that the hub makes. The scaler waits for it when it reads it."""
 
     def __init__(self, tensors: List[torch.Tensor], wait: Callable[[], bool]) -> None:
         """Args:
@@ -50,11 +50,11 @@ class Found:
         self.answer()
 
     def zeroed_by_script(self, gradient: Any) -> None:
-        """Answers first: a zero that is written afterwards is the script's."""
+        """Writes the answer first, so that it does not replace a zero that the script writes afterwards."""
         self.answer()
 
     def puts_off(self, found: Any) -> bool:
-        """Refuses: an answer is not a gradient."""
+        """Refuses to postpone a search: an answer is not a gradient."""
         return False
 
 

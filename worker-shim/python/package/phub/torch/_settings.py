@@ -24,13 +24,14 @@ _HOW = (
 # Settings that the hub does not have, and the values that they must have.
 _REFUSED: Dict[str, Any] = {"differentiable": False}
 
-# Settings that decide which optimizer it is at the hub, which keeps other state for another one, and runs one for all groups.
+# Settings that determine the kind of optimizer at the hub. Each kind keeps other state, and one job has one kind for all
+# groups.
 _KIND = ("momentum", "dampening", "nesterov", "amsgrad", "maximize", "decoupled_weight_decay")
 
 # All settings that a step depends on.
 _FOLLOWED = ("lr", "weight_decay", "betas", "eps", *_KIND, *_REFUSED)
 
-# Multipliers that differ by less are the same: roundings may change a ratio of numbers by this much.
+# The largest difference of multipliers that count as equal: rounding may change a ratio of numbers by this much.
 _ROUNDING = 2e-7
 
 Groups = List[Dict[str, Any]]
@@ -91,7 +92,7 @@ class Settings:
         return _kind_of("maximize", self._seen[0])
 
     def differs(self, groups: Groups) -> bool:
-        """Whether the groups say anything other than they did last."""
+        """Whether the groups differ from what they were at the last call."""
         return _seen(groups) != self._seen
 
     def changed(self, groups: Groups) -> Optional[Change]:
@@ -123,7 +124,7 @@ class Settings:
         return change
 
     def others(self, groups: Groups, parameters: Mapping[str, torch.Tensor]) -> Dict[str, _optimizers.Optimizer]:
-        """Returns the optimizer of each parameter, by its name, whose group has not the numbers of the first one."""
+        """Returns the optimizer of each parameter, by its name, whose group has other numbers than the first group."""
         if len(set(self.optimizers)) == 1:
             return {}
         of_names = _by_name(self.optimizers, groups, parameters)
@@ -144,7 +145,7 @@ def _by_name(of_groups: Sequence[_T], groups: Groups, parameters: Mapping[str, t
 
 
 def _seen(groups: Groups) -> Tuple[Dict[str, Any], ...]:
-    """Returns the groups' settings of now: later changes of a group do not change these."""
+    """Returns a copy of the groups' current settings."""
     return tuple({name: _plain(group[name]) for name in _FOLLOWED if name in group} for group in groups)
 
 
@@ -155,15 +156,15 @@ def _plain(value: Any) -> Any:
 
 
 def _kind_of(name: str, group: Dict[str, Any]) -> bool:
-    """Whether a group has something that makes it another optimizer."""
+    """Returns the settings of a group that determine the kind of its optimizer."""
     return bool(group.get(name))
 
 
 def _numbers(
     kind: type, groups: Tuple[Dict[str, Any], ...], former: Tuple[Multipliers, ...]
 ) -> Tuple[Tuple[_optimizers.Optimizer, ...], Tuple[Multipliers, ...]]:
-    """Returns the hub's optimizer for each group, and the multipliers of each group. Returns the former ones if
-    they are the same, or could be any.
+    """Returns the hub's optimizer for each group, and the multipliers of each group. Returns the former values if they are the
+    same, or if any values fit.
 
     Raises:
         UnsupportedOptimizerError: the hub has no such numbers.
@@ -189,7 +190,7 @@ def _numbers(
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
-    """Returns one number for all, which is the first that is not zero, and each value's quotient by it."""
+    """Returns one number for all values, which is the first that is not zero, and the quotient of each value by it."""
     numbers = [float(value) for value in values]
     base = next((number for number in numbers if number), 0.0)
     if not base:

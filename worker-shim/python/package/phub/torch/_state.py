@@ -15,8 +15,8 @@ _STEP = "step"
 
 
 def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
-    """Returns the state of torch's optimizer for a parameter, in the parameter's type, on its device. Before its first
-    step it keeps nothing, as torch's own."""
+    """Returns the state of torch's optimizer for a parameter, in the parameter's type, on its device. Before its first step it
+    is empty, as torch's own."""
     if not state.made(key):
         return {}
     kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter) for each in state.names}
@@ -26,7 +26,7 @@ def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
 
 
 def steps(state: State) -> int:
-    """Returns the number of its steps: of the key that has made the most."""
+    """Returns the number of steps of the key that has made the most."""
     return max((state.made(key) for key in state.steps), default=max(state.round - 1, 0))
 
 

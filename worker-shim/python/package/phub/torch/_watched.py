@@ -21,10 +21,10 @@ class Watcher(Protocol):
     """An object that watches gradients."""
 
     def touched(self) -> None:
-        """Is called before the script reads or writes a watched gradient, and unwatches it."""
+        """Called before the script reads or writes a watched gradient. Unwatches it."""
 
     def zeroed_by_script(self, gradient: Any) -> None:
-        """Is called before the script sets a gradient to zero, which need not be watched any more."""
+        """Called before the script sets a gradient to zero, which then need not be watched any more."""
 
     def puts_off(self, found: Any) -> bool:
         """Returns whether the watcher puts a search off. torch's `GradScaler` asks before it searches gradients for values
@@ -45,7 +45,7 @@ except ImportError:
 
 
 class Watched:
-    """Mixed into a gradient's own class."""
+    """A class that is mixed into a gradient's own class."""
 
     _phub_own: type
     _phub_watcher: Watcher
@@ -82,7 +82,7 @@ def _watched(own: Any) -> type:
 
 
 def watch(gradient: Any, watcher: Watcher) -> None:
-    """Tells `watcher` before the next function of the script that has to do with the gradient's values."""
+    """Makes the gradient watched: `watcher` is called before the next function of the script that uses the gradient's values."""
     kind: Any = type(gradient)
     own = getattr(kind, "_phub_own", kind)
     gradient._phub_watcher = watcher
@@ -105,7 +105,7 @@ def release(gradient: Any) -> None:
 
 
 def is_watched(gradient: Any) -> bool:
-    """Whether nothing has had to do with the gradient's values since `watch`."""
+    """Whether no function has used the gradient's values since `watch`."""
     return isinstance(gradient, Watched)
 
 

@@ -29,7 +29,7 @@ _LEAST_BYTES = 256  # the least that a value counts: all values of a bucket that
 
 
 class _Weight:
-    """A parameter with its memory, and the version that its values had when they came."""
+    """A parameter with its memory, and the version of its values when they arrived."""
 
     __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known", "place", "storage")
 
@@ -40,7 +40,7 @@ class _Weight:
         self.look_again()
 
     def look_again(self) -> None:
-        """Takes the current memory of the parameter."""
+        """Takes the parameter's current memory."""
         with unasked(), torch.no_grad():
             self.values = torch.Tensor.detach(self.parameter)
             self.place = _place(self.values)
@@ -72,7 +72,7 @@ class Weights:
         self._note_places()
 
     def arrange(self, keys: List[str]) -> None:
-        """Takes neighbours in this order, the order of the forward pass, together if their values are there."""
+        """Takes neighbours in this order, the order of the forward pass, together if their values have arrived."""
         room = 0
         for key in keys:
             weight = self._weights[key]
@@ -176,7 +176,7 @@ class Weights:
 
     @contextlib.contextmanager
     def replaced(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Gives the parameters other values for a while. Nothing of that is a write of the script's."""
+        """Returns a context in which the parameters have other values. Nothing in it counts as a write of the script."""
         self.settle_all()
         weights = list(self._weights.items())
         for key, weight in weights:
@@ -233,7 +233,7 @@ def _counting() -> Tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[List[
     try:
         count([torch.zeros(1)])  # newer versions take several at once
     except (AttributeError, TypeError):
-        # A write of nothing.
+        # An operation that counts as a write, and writes nothing.
         return lambda values: values.as_strided((0,), (1,)), torch._foreach_zero_  # type: ignore[attr-defined]
     return lambda values: values, count
 

@@ -15,7 +15,7 @@ from .._session import Session
 
 
 class _WithoutFlag:
-    """Memory of an array, without NumPy's flag that it is read-only: torch has no such tensors, and warns."""
+    """The memory of an array, without NumPy's flag that it is read-only. Torch has no such flag, and warns of it."""
 
     def __init__(self, array: Array) -> None:
         self._array = array  # which keeps the memory
@@ -43,8 +43,8 @@ def pinnable(session: Session, key: str) -> List[torch.Tensor]:
 
 
 def pin(windows: List[torch.Tensor], device: torch.device) -> List[int]:
-    """Pins windows, and returns the addresses of those that are. The other windows (a limit on locked memory) are
-    copied more slowly."""
+    """Pins windows, and returns the addresses of the pinned windows. Windows beyond the limit on locked memory are copied more
+    slowly."""
     runtime = torch.cuda.cudart()
     pinned = []
     for window in windows:
@@ -90,7 +90,7 @@ class HostWindows:
         self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
 
     def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
-        """Puts gradients, or weights, by key and times a number into the windows that the hub reads."""
+        """Writes gradients, or weights, times a factor into the windows that the hub reads, by key."""
         if not values:
             return
         with torch.no_grad():
@@ -114,7 +114,7 @@ class HostWindows:
         self._session.settle(key)
 
     def ready(self, keys: Sequence[str]) -> List[str]:
-        """Returns the keys that have the hub's answer, for a caller that takes more than it has waited for."""
+        """Returns the keys that have the hub's answer, for a caller that takes more keys than it has waited for."""
         return [] if self._session.pull is not None else self._session.ready(*keys)
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
@@ -149,7 +149,7 @@ def have_other_bits(values: torch.Tensor, others: torch.Tensor) -> bool:
 _COMPARE = ctypes.CDLL(None).memcmp
 _COMPARE.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
-# Integers of as many bytes: a NaN is equal to itself.
+# Integer types of the same size: as integers, equal NaNs compare equal.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -179,7 +179,7 @@ class CudaWindows(HostWindows):
     def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
         for key in values:
             self._made[key].wait()  # the bytes of an earlier call are read from the window
-        # After the values are made, and after the weights of the round before were copied out of their window.
+        # Waits until the values are made, and until the weights of the round before were copied out of their window.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for key, each in values.items():
