@@ -18,7 +18,7 @@ use rustix::net::sockopt;
 
 use super::io::round_trip;
 
-/// Handshakes that take longer went over a long way. Within a data centre a round trip takes less than 1 ms, within a region 2.
+/// The longest handshake of a short path. Within a data centre a round trip takes less than 1 ms, within a region 2.
 const SHORT: Duration = Duration::from_millis(10);
 /// Algorithms that fill a link between near machines, best first. Every kernel has the second.
 const LOSS_BASED: [&str; 2] = ["cubic", "reno"];
@@ -30,7 +30,7 @@ const NAME_BYTES: usize = 15;
 /// The congestion control that is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's own; where that is BBR and the round trip is short, a loss-based one if this process may have it.
+    /// The system's own algorithm. If it is BBR and the round trip is short, a loss-based one if this process may use it.
     #[default]
     Auto,
     /// The system's own.
@@ -48,8 +48,8 @@ impl Congestion {
         self.choose(own, is_near, |name| sockopt::set_tcp_congestion(socket, name))
     }
 
-    /// Sets it for the connections that a listening socket will accept, if it does not depend on their route. Logs the
-    /// algorithm that they get.
+    /// Sets the algorithm for the connections that a listening socket will accept, unless it depends on their route. Logs the
+    /// algorithm.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the requested algorithm.
@@ -99,8 +99,7 @@ impl Congestion {
     }
 }
 
-/// Whether the round trip of a handshake is as short as between near machines. Zero is unknown: a packet of it was
-/// lost.
+/// Whether the round trip of a handshake is as short as between near machines. Zero means unknown: a packet was lost.
 fn is_short(round_trip: Duration) -> bool {
     !round_trip.is_zero() && round_trip <= SHORT
 }
@@ -136,7 +135,7 @@ impl FromStr for Congestion {
     }
 }
 
-/// The congestion control that a connection got. Shown as words for a log.
+/// The congestion control that a connection got. It is shown as words in a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controlled {
     /// The algorithm's name.
@@ -146,7 +145,7 @@ pub struct Controlled {
 }
 
 impl Controlled {
-    /// Whether the algorithm paces by a model of the way, which leaves a part of links between near machines empty.
+    /// Whether the algorithm paces by a model of the path, which leaves a part of links between near machines unused.
     pub fn is_paced(&self) -> bool {
         self.name.starts_with(PACED)
     }
@@ -158,7 +157,7 @@ impl fmt::Display for Controlled {
     }
 }
 
-/// The congestion control that was asked for cannot be had.
+/// The requested congestion control is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "TCP's congestion control {name}: {}; this kernel has {} and lets every process have {}; ask for one of these \
@@ -189,14 +188,14 @@ fn words(names: Option<&str>) -> &str {
     names.unwrap_or("(unknown)")
 }
 
-/// The kernel's congestion controls: names with spaces between them, if it shows them here.
+/// The kernel's congestion controls: names with spaces between them, if the kernel shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CongestionRules {
     /// The algorithm that new connections get.
     pub own: Option<String>,
     /// The ones that the kernel has loaded.
     pub available: Option<String>,
-    /// The ones that a process without privileges may have.
+    /// The algorithms that a process without privileges may use.
     pub allowed: Option<String>,
 }
 

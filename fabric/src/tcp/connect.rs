@@ -28,7 +28,7 @@ use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, check_ports};
 
-/// A peer that acknowledges nothing for this long is taken for gone.
+/// A peer that acknowledges nothing for this time counts as gone.
 const SILENCE: Duration = Duration::from_secs(30);
 /// The kernel probes a connection that was idle for this long.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -84,10 +84,10 @@ pub enum ConnectError {
     Window(#[from] WindowError),
 }
 
-/// An end's wishes for its connections.
+/// The wishes of one end for its connections.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Frames are summed if either end asks for it.
+    /// The frame format. Frames have checksums if either end asks for them.
     pub frames: Frames,
     /// Congestion control of the bytes that this end sends.
     pub congestion: Congestion,
@@ -111,8 +111,8 @@ impl Listener {
         Ok(Listener { socket, address, congestion: Arc::default(), gathering: Arc::default() })
     }
 
-    /// Asks for a congestion control of the connections that come. Also returns the algorithm that they get, that of
-    /// short paths if it depends on the path.
+    /// Requests a congestion control for accepted connections. Also returns the algorithm that they get; if it depends on the
+    /// path, the one for short paths.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the requested algorithm.
@@ -185,10 +185,10 @@ impl AsFd for Accepted {
     }
 }
 
-/// A peer that asks for admission: one of its connections, or all when they are [gathered](Self::gather).
+/// A peer that asks for admission, with one of its connections, or with all of them after [`gather`](Self::gather).
 #[derive(Debug)]
 pub struct Hello {
-    /// The worker's token, once it is proven; before that, the name that the hello has for it.
+    /// The worker's token after its proof is checked; before that, the name that the hello uses for it.
     pub(super) token: [u8; 16],
     pub(super) message: HelloMessage,
     pub(super) links: Vec<Said>,
@@ -196,20 +196,19 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Returns the token that says who it is, if it was [identified](Self::identify); otherwise bytes that are nobody's
-    /// token.
+    /// Returns the worker's token after [`identify`](Self::identify); before that, bytes that are nobody's token.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }
 
-    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
+    /// Checks the proof of the peer's token. `token_of` finds the token by the name that the hello shows.
     pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
         if let Some(token) = token_of(self.message.name).filter(|&token| self.message.is_proven_by(token)) {
             self.token = token;
         }
     }
 
-    /// Refuses, with a reason.
+    /// Refuses the peer, with a reason.
     pub fn refuse(mut self, why: &str) {
         self.links.iter_mut().for_each(|(socket, _)| refuse(socket, why));
     }
@@ -220,9 +219,9 @@ impl Hello {
         Arc::clone(&self.gathering).add(self)
     }
 
-    /// Lets the peer in. `ours` is sent to the peer, and a window of `recv_bytes` is made for the peer's bytes. The
-    /// links are those of `plan`, which the hellos must name too. `place` sees the window before any bytes arrive, so
-    /// that the owners of its pages can touch them. Frames are summed if `frames` or the peer say so.
+    /// Admits the peer. `ours` is sent to the peer, and a window of `recv_bytes` is made for the peer's bytes. The links are
+    /// those of `plan`, which the hellos must name, too. `place` gets the window before any bytes arrive, so that the owners of
+    /// its pages can touch them. Frames have checksums if `frames` or the peer ask for them.
     pub fn welcome(
         mut self,
         frames: Frames,
@@ -297,7 +296,7 @@ pub fn connect(
     Ok(Joined { congestion: controlled.map(|it| it.to_string()), ..joined(sockets, ours, recv, plan)? })
 }
 
-/// Waits for the hub's answer on one connection: the frames that both ends send.
+/// Waits for the hub's answer on one connection. Returns the frame format of both ends.
 fn answered(
     socket: &mut TcpStream,
     address: SocketAddr,

@@ -10,7 +10,7 @@ use super::message::{HEADER, PLAIN_HEADER};
 /// The frame format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Frames {
-    /// TCP's checksum of 16 bits protects them.
+    /// Plain frames. TCP's checksum of 16 bits protects them.
     #[default]
     Plain,
     /// Each frame has a checksum of its header and a checksum of its bytes, 64 bits each.

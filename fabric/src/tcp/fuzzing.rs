@@ -48,7 +48,7 @@ impl Receiver {
     }
 }
 
-/// Returns a hello that has `said` after the name of handshake and worker, with its proof.
+/// Returns a hello whose body after the names is `said`, with its proof.
 pub fn hello(token: [u8; 16], said: &[u8]) -> Vec<u8> {
     let mut bytes = [&MAGIC[..], &name_of(token), said].concat();
     bytes.extend(proof(token, &bytes));
@@ -62,7 +62,7 @@ pub fn summed(span: Span, imm: Imm, bytes: &[u8]) -> Vec<u8> {
     [header.as_bytes(), bytes].concat()
 }
 
-/// Decodes both messages of the handshake. Any bytes are refused with a reason, or are within bounds.
+/// Decodes both messages of the handshake. Bytes that are not a message are refused with a reason.
 pub fn decode(bytes: &[u8]) {
     if let Ok((hello, _)) = HelloMessage::read_from_prefix(bytes)
         && let Ok(hello) = hello.check()

@@ -19,10 +19,10 @@ const MAX_GATHERING: usize = 1024;
 /// The most links that an error names.
 const NAMED: usize = 16;
 
-/// A connection that said its hello, and the ports that it joins.
+/// A connection with its hello, and the ports that it joins.
 pub(super) type Said = (TcpStream, LinkPorts);
 
-/// Connections of workers that still wait for others, by token.
+/// Connections of workers that still lack other connections, by token.
 #[derive(Debug, Default)]
 pub(super) struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
 
@@ -30,16 +30,16 @@ pub(super) struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
 struct Partial {
     message: HelloMessage,
     links: Vec<Option<Said>>,
-    /// Dropped when the worker is whole.
+    /// Dropped when all connections of the worker have arrived.
     _whole: SyncSender<()>,
 }
 
 /// The result of adding a connection to a worker.
 #[derive(Debug)]
 pub enum Gathered {
-    /// All connections of the worker are there.
+    /// All connections of the worker have arrived.
     Whole(Hello),
-    /// Connections are missing. The first connection of a worker also gives the duty to wait for the rest.
+    /// Connections of the worker are missing. With the first connection comes the duty to wait for the rest.
     Waits(Option<Pending>),
 }
 
@@ -101,7 +101,7 @@ impl Pending {
         self.token
     }
 
-    /// Waits until the worker's connections are all there.
+    /// Waits until all of the worker's connections have arrived.
     ///
     /// # Errors
     /// Returns an error if some connections have not arrived after `limit`. Those that have arrived are
@@ -111,7 +111,7 @@ impl Pending {
             return Ok(());
         }
         let mut partials = self.gathering.lock();
-        // The last connection may have come since. Then another partial may have the token by now.
+        // The last connection may have arrived since then. Then another worker's entry may have the token by now.
         if self.whole.try_recv() != Err(TryRecvError::Empty) {
             return Ok(());
         }
@@ -132,7 +132,7 @@ impl Pending {
     }
 }
 
-/// Numbers of links in words, not too many.
+/// Lists numbers of links, and cuts a long list.
 fn named(links: impl Iterator<Item = usize>) -> String {
     let links: Vec<String> = links.map(|link| link.to_string()).collect();
     let first = links[..links.len().min(NAMED)].join(", ");

@@ -21,15 +21,15 @@ use crate::port::FrameRule;
 
 /// Room for small frames. They are copied once, which costs less than a system call for each.
 const BUFFER: usize = 16 << 10;
-/// A frame from this size on is followed by a read of only one header.
+/// The size from which a frame is read together with only one following header.
 const LARGE: usize = 8 << 10;
 
 /// The result of a look at the socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// A frame is whole: its immediate.
+    /// A complete frame: its immediate.
     Frame(Imm),
-    /// There is nothing more for now.
+    /// Nothing more has arrived.
     Nothing,
     /// The peer sends nothing more.
     End,
@@ -40,13 +40,13 @@ pub(super) enum Received {
 pub(super) enum Broken {
     /// The bytes are not a frame of this window.
     Frame(String),
-    /// The bytes are not the bytes that the sender sent.
+    /// The bytes differ from those that the sender sent.
     Altered(String),
     /// The socket failed.
     Socket(Errno),
 }
 
-/// A frame under way.
+/// A frame that has arrived in part.
 #[derive(Clone, Copy, Debug)]
 struct Coming {
     span: Span,
@@ -65,16 +65,16 @@ pub(super) struct Incoming {
     frame: Option<Coming>,
     shape: Frames,
     buffer: Box<[u8]>,
-    /// The bytes of `buffer` that are not yet looked at.
+    /// The start of the bytes in `buffer` that have not been looked at.
     start: usize,
     end: usize,
     /// The number of bytes to read beyond a span.
     beyond: usize,
-    /// Bytes that came, with the frames' headers.
+    /// The bytes that have arrived, including the frames' headers.
     pub total: u64,
-    /// There may be something to read.
+    /// Whether the socket may have something to read.
     pub readable: bool,
-    /// The kernel reported the end of the stream. It reports it once.
+    /// Whether the kernel reported the end of the stream. It reports it once.
     pub ended: bool,
 }
 
@@ -101,14 +101,14 @@ impl Incoming {
         self.rule = Some(rule);
     }
 
-    /// Notes that this end posted.
+    /// Notes that this end posted, for the rule.
     pub fn note_post(&mut self, span: Span, imm: Imm) {
         if let Some(rule) = self.rule.as_mut().filter(|_| span.bytes == 0) {
             rule.posted_empty(imm);
         }
     }
 
-    /// Whether a look may find something.
+    /// Whether a look at the link may find something.
     pub fn is_promising(&self) -> bool {
         self.readable || self.end - self.start >= self.shape.header_bytes()
     }
@@ -161,7 +161,7 @@ impl Incoming {
         }
     }
 
-    /// Reads once; `None` if no bytes have arrived. The buffer is empty now, except for part of a header.
+    /// Reads once. Returns `None` if no bytes have arrived. The buffer must be empty, except for part of a header.
     fn receive(&mut self, socket: BorrowedFd) -> Result<Option<usize>, Broken> {
         if !self.readable {
             return Ok(None);
@@ -180,7 +180,7 @@ impl Incoming {
             Err(Errno::INTR) => return self.receive(socket),
             Err(errno) => return Err(Broken::Socket(errno)),
         };
-        // The socket gave all that it had. Another edge will come, unless this was the end of the stream.
+        // The socket gave all that it had. Another event will follow, unless this was the end of the stream.
         self.readable = bytes == asked || self.ended;
         self.total += bytes as u64;
         let direct = bytes.min(rest.bytes);
@@ -196,7 +196,7 @@ impl Incoming {
         }
     }
 
-    /// Checks whether a whole frame's bytes are those that were sent.
+    /// Checks that a complete frame's bytes are those that were sent.
     fn compare(&self, Coming { span, imm, sum, .. }: Coming) -> Result<(), Broken> {
         let (seen, Span { offset, bytes }) = (io::sum_of_arrival(&self.window, span), span);
         if seen == sum {

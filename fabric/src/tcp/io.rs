@@ -13,8 +13,8 @@ use super::frames::checksum;
 use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow};
 
-/// The number of unsent bytes of a connection the kernel holds. Some chunks keep the link busy; more would make urgent
-/// chunks wait behind them.
+/// The number of unsent bytes of a connection that the kernel holds. Some chunks keep the link busy. More would delay
+/// urgent chunks.
 pub(super) const UNSENT_BYTES: u32 = 256 << 10;
 /// The most frames of one call: a header and a span each.
 pub(super) const FRAMES: usize = PIECES / 2;
@@ -126,8 +126,8 @@ pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
     unsafe { window.elements::<u8>(whole) }.expect("the whole window").to_vec()
 }
 
-/// Limits how many unsent bytes of a connection the kernel holds. The queue of the layer above, which knows the
-/// urgent ones, holds the others.
+/// Limits how many unsent bytes of a connection the kernel holds. The rest waits in the queue of the layer above, which
+/// knows the urgent chunks.
 pub(super) fn limit_unsent(socket: BorrowedFd, bytes: u32) -> Result<(), Errno> {
     let value = bytes as libc::c_int;
     // SAFETY: the kernel reads one int, which lives until it returns.

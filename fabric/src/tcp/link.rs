@@ -22,11 +22,11 @@ use crate::port::{CloseReason, Crossed, FrameRule};
 /// The time in which posts that came before a detach may still be sent.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// The kernel may always hold this many unsent bytes. Fewer would leave the wire idle while this thread does other
-/// work.
+/// The least number of unsent bytes that the kernel may hold. With fewer, the wire would be idle while this thread does
+/// other work.
 const LEAST_UNSENT: u32 = 16 << 10;
 
-/// A connected link that no port polls yet. Dropped unattached, it is a peer that left.
+/// A connected link that no port polls yet. Dropping it before it is attached counts as leaving.
 #[derive(Debug)]
 pub struct Endpoint {
     pub(super) socket: OwnedFd,
@@ -68,9 +68,9 @@ pub(super) struct Link {
     pub socket: OwnedFd,
     pub outgoing: Outgoing,
     pub incoming: Incoming,
-    /// Distinguishes the events of this link from those of the former link with its id.
+    /// A number that distinguishes the events of this link from those of the former link with its id.
     pub generation: u32,
-    /// The socket takes nothing any more. Bytes that arrived before are still read.
+    /// Whether the socket takes no more bytes. Bytes that arrived before are still read.
     pub broken: bool,
 }
 
@@ -85,16 +85,16 @@ impl Link {
         self.outgoing.credit.limit_to(bytes);
         let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(UNSENT_BYTES);
         let unsent = bytes.clamp(LEAST_UNSENT, UNSENT_BYTES);
-        // If the kernel refuses, its bound remains wider. No byte is wrong.
+        // If the kernel refuses, it holds more bytes than wanted, but none is wrong.
         let _ = limit_unsent(self.socket.as_fd(), unsent);
     }
 
-    /// Returns the bytes that crossed it, with the frames' headers.
+    /// Returns the bytes that crossed the link, including the frames' headers.
     pub fn crossed(&self) -> Crossed {
         Crossed { sent: self.outgoing.total, received: self.incoming.total }
     }
 
-    /// Queues a post; false when there is no room.
+    /// Queues a post. Returns false if there is no room.
     pub fn push(&mut self, span: Span, imm: Imm) -> bool {
         let is_queued = self.outgoing.push(span, imm);
         if is_queued {
@@ -106,7 +106,7 @@ impl Link {
     /// Sends as many bytes as the socket takes.
     pub fn pump(&mut self) {
         if !self.broken && self.outgoing.pump(self.socket.as_fd()).is_err() {
-            // The reading half finds the reason after all that the peer sent before.
+            // The reading half finds the reason, after all that the peer sent before.
             self.broken = true;
             (self.incoming.readable, self.incoming.ended) = (true, true);
         }
@@ -119,7 +119,7 @@ impl Attached<Link> {
         self.is_open() && !self.link.broken
     }
 
-    /// Whether a look at it may show something.
+    /// Whether a look at the link may show something.
     pub fn is_promising(&self) -> bool {
         if self.is_open() { self.link.incoming.is_promising() } else { self.is_closing() }
     }
@@ -146,7 +146,7 @@ impl Attached<Link> {
     }
 }
 
-/// A detached link with posts that are still to be sent.
+/// A detached link with posts that must still be sent.
 #[derive(Debug)]
 pub(super) struct Lingering {
     link: Link,
@@ -155,14 +155,14 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Creates the rest of a link that was just detached; `None` when nothing can be sent.
+    /// Creates the rest of a link that was just detached. Returns `None` if nothing can be sent.
     pub fn new(attached: Attached<Link>) -> Option<Self> {
         let until = Instant::now() + LINGER;
         attached.takes_posts().then(|| Lingering { link: attached.link, until, said: false })
     }
 
-    /// Sends more; true when all is done. The socket is closed only after the end of the peer's stream was read. A
-    /// close with unread bytes makes the kernels of both ends discard the bytes in flight.
+    /// Sends more. Returns true when all is sent and the peer's stream has ended. The socket is closed only then: a close with
+    /// unread bytes makes the kernels of both ends discard the bytes in flight.
     pub fn advance(&mut self) -> bool {
         self.link.outgoing.writable = true; // nobody reads its events any more
         self.link.pump();

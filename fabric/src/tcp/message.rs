@@ -43,7 +43,7 @@ impl Header {
         Header { offset, bytes: bytes.into(), imm: imm.0.into(), span_sum: none, sum: none }
     }
 
-    /// Reads one from the beginning of `bytes`, which are as many as `frames` say.
+    /// Reads a header of the format `frames` from the beginning of `bytes`.
     pub fn read(bytes: &[u8], frames: Frames) -> Self {
         let mut header = Header::new_zeroed();
         let part = frames.header_bytes();
@@ -51,14 +51,14 @@ impl Header {
         header
     }
 
-    /// Notes the checksums.
+    /// Adds the checksums.
     pub fn seal(&mut self, span_sum: u64) {
         self.span_sum = span_sum.into();
         self.sum = checksum(&self.as_bytes()[..SUMMED_PART]).into();
     }
 
-    /// Returns the checksum of the span's bytes that the sender has computed. Refused when the header is not the
-    /// sender's: nothing in it can be trusted.
+    /// Returns the sender's checksum of the span's bytes. Refuses a header that differs from the sender's: nothing in it can be
+    /// trusted.
     pub fn sealed(&self) -> Result<u64, String> {
         let (expected, seen) = (self.sum.get(), checksum(&self.as_bytes()[..SUMMED_PART]));
         if expected == seen {
@@ -71,8 +71,7 @@ impl Header {
         ))
     }
 
-    /// Returns the span for the bytes, and the immediate to show then. Refused when they do not fit in the
-    /// window.
+    /// Returns the span for the bytes, and the immediate to show after them. Refuses a span that does not fit in the window.
     pub fn check(&self, window_bytes: usize) -> Result<(Span, Imm), String> {
         let (offset, bytes) = (self.offset.get(), self.bytes.get());
         match offset.checked_add(u64::from(bytes)) {
@@ -91,16 +90,16 @@ impl Header {
 #[repr(C)]
 pub(super) struct HelloMessage {
     magic: [u8; 8],
-    /// Identifies the worker; the same on all its connections.
+    /// The name of the worker's token. It is the same on all connections of the worker.
     pub name: [u8; 16],
     link: U32,
     links: U32,
-    /// The worker's port, then the hub's.
+    /// The worker's port, and then the hub's.
     ports: [u8; 4],
     window_bytes: U64,
-    /// 1: it wants checksums.
+    /// 1 if the worker wants checksums.
     frames: U32,
-    /// The proof that the worker has the token and said all of this.
+    /// The proof that the worker has the token and sent this hello.
     proof: [u8; PROOF],
 }
 
@@ -126,12 +125,12 @@ impl HelloMessage {
         hello
     }
 
-    /// Returns the bytes that the proof is about.
+    /// Returns the bytes that the proof covers.
     fn said(&self) -> &[u8] {
         self.as_bytes().strip_suffix(&self.proof).expect("it ends with its proof")
     }
 
-    /// Checks whether somebody who has this token said it.
+    /// Checks that a sender with this token sent the hello.
     pub fn is_proven_by(&self, token: [u8; 16]) -> bool {
         self.name == name_of(token) && proves(token, self.said(), &self.proof)
     }
@@ -147,13 +146,13 @@ impl HelloMessage {
         Ok(self)
     }
 
-    /// Whether both can be of one worker.
+    /// Whether two hellos can be of one worker.
     pub fn is_of_the_same_worker(&self, other: &Self) -> bool {
         let said = |hello: &Self| (hello.name, hello.links, hello.window_bytes, hello.frames);
         said(self) == said(other)
     }
 
-    /// Returns which of the worker's links this is.
+    /// Returns the number of the link among the worker's links.
     pub fn link(&self) -> usize {
         self.link.get() as usize
     }
@@ -173,13 +172,13 @@ impl HelloMessage {
         if self.frames.get() == 0 { Frames::Plain } else { Frames::Summed }
     }
 
-    /// Returns the size of the window that it sends from.
+    /// Returns the size of the window from which the worker sends.
     pub fn window_bytes(&self) -> u64 {
         self.window_bytes.get()
     }
 }
 
-/// The hub's answer to a hello; words of a refusal follow it.
+/// The hub's answer to a hello. The text of a refusal follows it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct ReplyMessage {
@@ -190,13 +189,13 @@ pub(super) struct ReplyMessage {
 
 const WELCOME: u32 = 1;
 const REFUSED: u32 = 2;
-/// The code of a welcome with checksums. No two of the three codes are one bit apart.
+/// The code of a welcome with checksums. Any two of the three codes differ in more than one bit.
 const WELCOME_SUMMED: u32 = 4;
 
 /// The verdict of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The worker is let in. The hub's window has this many bytes, and both ends send these frames.
+    /// The worker is admitted. The hub's window has this many bytes, and both ends send frames of this format.
     Welcome { window_bytes: u64, frames: Frames },
     /// The worker is refused. A text of this many bytes follows.
     Refused { words: usize },
@@ -211,7 +210,7 @@ impl ReplyMessage {
         ReplyMessage { verdict: verdict.into(), words: 0.into(), window_bytes: (window_bytes as u64).into() }
     }
 
-    /// Returns a refusal, with its words.
+    /// Returns a refusal, with its text.
     pub fn refused(why: &str) -> Vec<u8> {
         let end = (0..=MAX_WORDS.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
         let words = &why.as_bytes()[..end.unwrap_or(0)];

@@ -20,7 +20,7 @@ use crate::memory::SendWindow;
 struct Frame {
     header: Header,
     span: Span,
-    /// Bytes of the link's credit.
+    /// The bytes that count against the link's credit.
     counted: usize,
 }
 
@@ -35,11 +35,11 @@ pub(super) struct Outgoing {
     pub credit: Credit,
     /// Bytes that the socket took, with the frames' headers.
     pub total: u64,
-    /// Bytes of the first frame that the socket has.
+    /// The number of bytes of the first frame that the socket has taken.
     sent: usize,
-    /// A post found no room.
+    /// Whether a post found no room.
     refused: bool,
-    /// A frame left the queue after that.
+    /// Whether a frame left the queue after a post found no room.
     pub relieved: bool,
     /// The socket may take more.
     pub writable: bool,
@@ -68,7 +68,7 @@ impl Outgoing {
         self.frames.is_empty()
     }
 
-    /// Queues a post; false when there is no room.
+    /// Queues a post. Returns false if there is no room.
     ///
     /// # Panics
     /// Panics if the span does not lie in the window.
@@ -107,7 +107,7 @@ impl Outgoing {
             }
             match gather.send(socket) {
                 Ok(bytes) => self.advance(bytes),
-                // An event comes when there is room again.
+                // An event follows when there is room again.
                 Err(Errno::AGAIN) => self.writable = false,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),

@@ -23,11 +23,11 @@ use crate::port_state::{EventBell, PortState};
 const WAKER: u64 = u64::MAX;
 /// Key of the events of other descriptors than the port's own.
 const BESIDE: u64 = u64::MAX - 1;
-/// A port that always has something to read asks the kernel for events of other links after this many polls.
+/// The number of polls after which a port that always has something to read asks the kernel for events of other links.
 const POLLS_PER_LOOK: u32 = 8;
 /// The interval at which an idle port looks at its detached links.
 const LINGER_NAP: Duration = Duration::from_millis(10);
-/// Events of one look. The kernel gives further events in later looks.
+/// The most events of one look. The kernel gives further events in later looks.
 const EVENTS_PER_LOOK: usize = 32;
 const EDGES: epoll::EventFlags = epoll::EventFlags::IN
     .union(epoll::EventFlags::OUT)
@@ -40,9 +40,9 @@ pub struct Port {
     epoll: OwnedFd,
     state: Arc<PortState<EventBell>>,
     links: Links<Link>,
-    /// Some link has frames that its socket did not take.
+    /// Whether some link has frames that its socket did not take.
     backlog: bool,
-    /// A link that had no room has room again.
+    /// Whether a link that had no room has room again.
     relieved: bool,
     lingering: Vec<Lingering>,
     generation: u32,
@@ -70,8 +70,7 @@ impl Port {
         })
     }
 
-    /// Asks the kernel which links have something, for at most `timeout`. Returns whether one of the other
-    /// descriptors has something.
+    /// Asks the kernel for links with events, for at most `timeout`. Returns whether another descriptor has an event.
     fn take_events(&mut self, timeout: Duration) -> bool {
         let mut beside = false;
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_PER_LOOK];
@@ -117,14 +116,14 @@ impl Port {
         self.lingering.retain_mut(|lingering| !lingering.advance());
     }
 
-    /// Lets [`sleep`](Self::sleep) end when `fd` is readable, too, from now on.
+    /// From now on, also ends [`sleep`](Self::sleep) when `fd` is readable.
     pub(crate) fn sleep_beside(&self, fd: BorrowedFd) -> std::io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), epoll::EventFlags::IN)?;
         Ok(())
     }
 
-    /// Does the same for a descriptor that nobody reads: each write to it ends one sleep. A descriptor that
-    /// was added before is kept.
+    /// Works like [`sleep_beside`](Self::sleep_beside), for a descriptor that nobody reads: each write to it ends one sleep. A
+    /// descriptor that was added before is kept.
     pub(crate) fn sleep_beside_edges(&self, fd: BorrowedFd) -> std::io::Result<()> {
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), edges) {
@@ -138,8 +137,8 @@ impl Port {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Works like `wait`, and ends when a descriptor of [`sleep_beside`](Self::sleep_beside) is readable. Returns
-    /// whether one is.
+    /// Works like `wait`, and also ends when a descriptor of [`sleep_beside`](Self::sleep_beside) is readable. Returns whether
+    /// one is.
     pub(crate) fn sleep(&mut self, timeout: Duration) -> bool {
         let begun = Instant::now();
         loop {
@@ -163,7 +162,7 @@ impl Port {
         Some(self.links.get(id)?.link.crossed())
     }
 
-    /// Whether it has no link, and no detached link that still sends.
+    /// Whether the port has no link, and no detached link that still sends.
     pub(crate) fn is_bare(&self) -> bool {
         self.lingering.is_empty() && self.links.is_empty()
     }
@@ -183,7 +182,7 @@ impl crate::Port for Port {
         let watched = epoll::add(&self.epoll, &link.socket, epoll::EventData::new_u64(key), EDGES);
         let id = self.links.insert(link);
         if let (Err(errno), Some(attached)) = (watched, self.links.get_mut(id)) {
-            // The kernel is out of memory, or of watches. The link failed.
+            // The kernel is out of memory, or of watches. So the link failed.
             let reason = CloseReason::Failed(format!("watching its socket: {errno}"));
             attached.state = LinkState::Closing(reason);
         }

@@ -27,9 +27,9 @@ impl fmt::Display for Gid {
 /// The link layer that carries the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// RoCE: addressed by GID.
+    /// RoCE, with addresses by GID.
     Ethernet,
-    /// Addressed by LID within a subnet.
+    /// InfiniBand, with addresses by LID within a subnet.
     InfiniBand,
 }
 
@@ -49,7 +49,7 @@ pub struct Mtu(u8);
 impl Mtu {
     pub(super) const SMALLEST: Mtu = Mtu(1);
 
-    /// Returns the value for the code that verbs use; none for another number.
+    /// Returns the MTU for the code that verbs use. Returns `None` for another number.
     pub fn from_code(code: u32) -> Option<Self> {
         u8::try_from(code).ok().filter(|code| (1..=5).contains(code)).map(Mtu)
     }
@@ -94,13 +94,13 @@ impl Address {
         ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
     }
 
-    /// Whether packets can cross between these addresses: RoCE v2 is IP, of one version at both ends.
+    /// Whether packets can cross between two addresses. RoCE v2 is IP, so both ends must have the same version of IP.
     pub(super) fn can_reach(&self, other: &Address) -> bool {
         self.link_layer == other.link_layer
             && (self.link_layer == LinkLayer::InfiniBand || self.ip().is_ipv4() == other.ip().is_ipv4())
     }
 
-    /// Returns the subnet in words, if both are on the same one.
+    /// Returns the subnet in words, if both addresses are in the same one.
     pub(super) fn shared_subnet(&self, other: &Address) -> Option<String> {
         if self.link_layer != other.link_layer {
             return None;

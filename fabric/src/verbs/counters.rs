@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::gid::SYSFS;
 
-/// The counters that are read, if a driver has them: bytes moved, and events that make a fabric slow or break it. Drivers
-/// of Mellanox and soft-RoCE have different names for the same.
+/// The counters that are read, if a driver has them: bytes moved, and events that make a fabric slow or break it. Some
+/// counters have one name in Mellanox's driver and another in soft-RoCE.
 const READ: [&str; 22] = [
     "port_xmit_data",             // in words of 4 bytes
     "port_rcv_data",              // as well
@@ -33,7 +33,7 @@ const READ: [&str; 22] = [
     "roce_adp_retrans",           // adaptive retransmissions
 ];
 
-/// Returns the counters of a device's port, by the kernel's names; those that the driver does not have are absent.
+/// Returns the counters of a device's port, by the kernel's names. Counters that the driver does not have are left out.
 pub fn counters(device: &str, port: u8) -> BTreeMap<&'static str, u64> {
     read(Path::new(SYSFS), device, port)
 }

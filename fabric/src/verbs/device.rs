@@ -1,4 +1,4 @@
-//! The RDMA devices of this machine and their ports, as a user wants to see them listed.
+//! The RDMA devices of this machine and their ports, for a list that a user reads.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use super::handles::{region, words};
 pub struct Device {
     /// The name, e.g. `mlx5_0`.
     pub name: String,
-    /// The ports, by number from 1; none if it cannot be asked.
+    /// The ports, by number from 1. Empty if the device cannot be queried.
     pub ports: Vec<DevicePort>,
     /// The reason why it cannot be asked.
     pub fault: Option<DeviceError>,
@@ -35,7 +35,7 @@ pub struct DevicePort {
     pub link_layer: LinkLayer,
     /// The largest packet.
     pub mtu: Option<Mtu>,
-    /// Speed of the link, in Gb/s; none if the driver's codes are unknown.
+    /// Speed of the link, in Gb/s. `None` if the driver's codes are unknown.
     pub gbps: Option<f64>,
     /// The LID; 0 on Ethernet.
     pub lid: u16,
@@ -47,7 +47,7 @@ pub struct DevicePort {
     pub gid: Result<Chosen, GidError>,
 }
 
-/// Returns all devices of this machine, those that do not open too.
+/// Returns all devices of this machine, including those that cannot be opened.
 ///
 /// # Errors
 /// Returns an error if libibverbs is missing, or the devices cannot be listed.
@@ -101,8 +101,7 @@ impl DevicePort {
     }
 }
 
-/// Checks whether a device's driver takes dma-bufs, and returns the reason if not. It says nothing of those that a
-/// certain GPU makes.
+/// Checks that a device's driver takes dma-bufs. Otherwise returns the reason. The result does not depend on any GPU.
 ///
 /// # Errors
 /// Returns the reason if the driver takes none. A device that does not open is checked, too.
@@ -120,7 +119,7 @@ pub(super) fn link_layer(sysfs: &Path, device: &str, port: u8) -> LinkLayer {
     }
 }
 
-/// Lanes times a lane's speed, from the codes of the InfiniBand specification.
+/// The number of lanes times a lane's speed, from the codes of the InfiniBand specification.
 fn gbps(attr: &ibv_port_attr) -> Option<f64> {
     let lanes = match attr.active_width {
         1 => 1.0,

@@ -11,10 +11,10 @@ use super::path_settings::SettingError;
 /// A step of setting up RDMA failed; each variant names the call, the object and the advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerbsError {
-    /// No libibverbs.
+    /// libibverbs is missing.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// A device is not there, or its port is not fit for use.
+    /// A device does not exist, or its port cannot be used.
     #[error(transparent)]
     Device(DeviceError),
     /// No address of a port is usable.
@@ -29,7 +29,7 @@ pub enum VerbsError {
     /// The NIC could not make something.
     #[error(transparent)]
     Create(#[from] CreateError),
-    /// A queue pair would not change its state.
+    /// A queue pair did not change its state.
     #[error(transparent)]
     Modify(#[from] ModifyError),
     /// The kernel refused something that does not concern the NIC.

@@ -1,5 +1,5 @@
-//! Asynchronous events of a NIC. The watch's thread reads them and notifies the ports that use the NIC. A port of a NIC
-//! that is down has the time of its packets' retries; then it is notified, too.
+//! Asynchronous events of a NIC. The watch's thread reads them and notifies the ports that use the NIC. A port of a NIC may
+//! be down for as long as packets are retried. After that it is notified, too.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -24,15 +24,15 @@ pub(super) struct NicWatch {
     ports: Vec<Weak<PortState>>,
     number: u64,
     register: Arc<Register>,
-    /// Readable when the device has an event, and when the timer is over.
+    /// A descriptor that is readable when the device has an event, or when the timer has ended.
     wakes: OwnedFd,
-    /// Runs since a port went down.
+    /// A timer that runs from the time when a port went down.
     timer: OwnedFd,
     patience: Duration,
 }
 
 impl NicWatch {
-    /// Watches a device for these ports. A port of the device may be down for as long as `patience`.
+    /// Watches a device for these ports. A port of the device may be down for the time `patience`.
     pub fn start(
         watch: &Watch,
         context: &Arc<Context>,
@@ -94,7 +94,7 @@ impl NicWatch {
         }
     }
 
-    /// Whether its device failed, and nobody has anything of it any more.
+    /// Whether the device failed, and nobody uses anything of it any more.
     pub fn is_over(&self) -> bool {
         self.context.is_lost() && Arc::strong_count(&self.context) == 1
     }
@@ -138,13 +138,13 @@ fn ends_links(kind: ibv_event_type) -> bool {
 }
 
 impl NicEvent {
-    /// Whether a port has been down for longer than its grace. This ends the links that are made again; other links end when they
-    /// have something to send.
+    /// Whether a port has been down for longer than its timeout. This ends links that are replaced when lost. Other links end
+    /// when they have something to send.
     pub fn is_of_a_port(&self) -> bool {
         self.kind == IBV_EVENT_PORT_ERR
     }
 
-    /// Whether it is about a link with a queue pair of this number, on this rail.
+    /// Whether the event concerns a link with a queue pair of this number, on this rail.
     pub fn concerns(&self, context: &Arc<Context>, rail: &Rail, number: u32) -> bool {
         if !Arc::ptr_eq(&rail.nic.context, context) {
             return false;

@@ -1,5 +1,5 @@
-//! The NICs that can carry RDMA, of those that a list leaves. Hub and worker use the same rule, so that one unfit NIC
-//! takes RDMA from nobody. Pure.
+//! The NICs that can carry RDMA, out of those that a list selects. Hub and worker use the same rule, so one unusable NIC
+//! does not prevent RDMA. Pure.
 
 use super::address::LinkLayer;
 use super::device::Device;
@@ -10,9 +10,9 @@ use super::nic_list::NicList;
 /// The fitness of a machine's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
-    /// NICs that are left out although the port may be active.
+    /// NICs that are left out, although their ports may be active.
     pub unfit: Vec<NicOptions>,
-    /// A line for each of them, and for other NICs that should be repaired: the NIC, and the reason.
+    /// One line for each NIC that is left out, or that should be repaired: the NIC, and the reason.
     pub warnings: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl Fitness {
         found
     }
 
-    /// Whether a NIC is not left out.
+    /// Whether a NIC may be used.
     pub fn allows(&self, nic: &NicOptions) -> bool {
         !self.unfit.contains(nic)
     }

@@ -1,5 +1,5 @@
-//! GIDs: the addresses that an RDMA port answers to, and the choice among them. Pure, except for the reading
-//! of sysfs, and the question which interface has an address.
+//! GIDs: the addresses of an RDMA port, and the choice among them. Pure, except for the reading of sysfs, and the check
+//! whether an interface of this namespace has an address.
 //!
 //! A RoCE port has a GID for each address of its interfaces, and each once for RoCE v1 and once for v2. A
 //! queue pair with the wrong one connects to nobody. Other systems ask their users for the right index
@@ -17,7 +17,7 @@ pub(super) const SYSFS: &str = "/sys/class/infiniband";
 /// An entry of a port's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// The index, which a queue pair is given.
+    /// The index, which is an attribute of a queue pair.
     pub index: u8,
     /// The address.
     pub gid: Gid,
@@ -25,7 +25,7 @@ pub struct GidEntry {
     pub roce_v2: bool,
     /// The network interface that has the address; none on InfiniBand.
     pub netdev: Option<String>,
-    /// Whether that interface is in another network namespace, as a host's is for a container with a network of its own.
+    /// Whether the interface is in another network namespace. For a container with its own network, the host's interfaces are.
     pub elsewhere: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct Chosen {
     pub reason: String,
 }
 
-/// No GID will do.
+/// No GID can be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device} port {port}: {what}; its GID table is:\n{}", table(.entries))]
 pub struct GidError {
@@ -46,13 +46,13 @@ pub struct GidError {
     pub device: String,
     /// The port.
     pub port: u8,
-    /// The missing thing, and the advice.
+    /// What is missing, and the advice.
     pub what: String,
     /// The whole table.
     pub entries: Vec<GidEntry>,
 }
 
-/// Returns a table as text, a line an entry.
+/// Returns a table as text, with one line per entry.
 pub fn table(entries: &[GidEntry]) -> String {
     if entries.is_empty() {
         return "  (empty)".into();
@@ -73,9 +73,10 @@ pub(super) fn is_here(address: Ipv6Addr) -> bool {
     }
 }
 
-/// Reads the table of a port. Entries that are empty, or gone while it is read, are left out. RDMA devices are in every network
-/// namespace, and interfaces in one, so the table may have addresses of another. `is_here` tells, but not for link-local
-/// addresses, which every interface has. There the name of the interface tells: it is listed next to `sysfs`, or it is not.
+/// Reads the table of a port. Leaves out entries that are empty, or that vanish while it reads. RDMA devices are in every
+/// network namespace, and interfaces in one, so the table may have addresses of another namespace. `is_here` recognizes
+/// them, except for link-local addresses, which every interface has. For these, the name of the interface decides: whether
+/// it is listed next to `sysfs`.
 pub(super) fn read(
     sysfs: &Path,
     device: &str,
@@ -89,7 +90,7 @@ pub(super) fn read(
     };
     let interfaces = sysfs.with_file_name("net");
     let mut entries = Vec::new();
-    // A queue pair takes no index that is larger.
+    // A queue pair takes no larger index.
     for index in 0..=u8::MAX {
         let Some(gid) = text("gids", index) else { break };
         let Ok(address) = gid.parse::<Ipv6Addr>() else { continue };

@@ -1,4 +1,4 @@
-//! A group: the ports of one process or one hub, the NICs they use, and the watch over connections and NICs.
+//! A group: the ports of one process or one hub, the NICs that they use, and the watch over connections and NICs.
 //!
 //! A NIC that does not open, or has a failed device, is lost: its ports continue without it, and the other ports are as
 //! before. It is opened again when the owner of the group says so, for links that are made later.
@@ -20,17 +20,16 @@ use super::port::rails::{MAX_RAILS, PortState, Rail, Rails};
 use super::rail_map::RailMap;
 use crate::watch::Watch;
 
-/// The pause before another try of a NIC that did not open. A reset of a NIC takes seconds, and a try may make its
-/// driver talk to it.
+/// The pause before another try to open a NIC. A reset of a NIC takes seconds, and a try may make its driver query it.
 const REOPEN_PAUSE: Duration = Duration::from_secs(10);
 
 /// The settings of a group, except for its NICs.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
-    /// The map of its NICs to a hub's NICs. The rest is paired by rule.
+    /// The map of the group's NICs to a hub's NICs. Other NICs are paired by rule.
     pub rails: RailMap,
-    /// The completion vector of the first port; the next port has the next. A worker's number on its machine, so that the
-    /// interrupts of its workers go to different cpus.
+    /// The completion vector of the first port; each further port has the next one. For a worker it is its number on its
+    /// machine, so that the interrupts of several workers go to different cpus.
     pub first_vector: u32,
     /// The path settings, if flags give any.
     pub paths: PathFlags,
@@ -45,7 +44,7 @@ pub struct Group {
     pub(super) watch: Watch,
     pub(super) options: GroupOptions,
     settings: PathSettings,
-    /// Links of each NIC, in the order of the ports' rails, that this group has asked hubs for.
+    /// The number of links of each NIC that this group has requested from hubs, in the order of the ports' rails.
     loads: Mutex<Vec<u32>>,
     nics: Mutex<Nics>,
 }
@@ -57,7 +56,7 @@ struct Nics {
     watches: Vec<Arc<NicWatch>>,
 }
 
-/// A NIC that ports want.
+/// A NIC that some ports need.
 #[derive(Debug)]
 struct Wanted {
     options: NicOptions,
@@ -65,7 +64,7 @@ struct Wanted {
     nic: Result<Arc<Nic>, VerbsError>,
     /// The time when that was.
     tried: Instant,
-    /// The address at which it was last reached.
+    /// The address at which the NIC was last reached.
     address: Option<Address>,
 }
 
@@ -136,14 +135,14 @@ impl Group {
         self.nics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a NIC, and gives it to the ports that want it. NICs of one device share its context.
+    /// Opens a NIC, and gives it to the ports that need it. NICs of one device share its context.
     fn open(&self, options: &NicOptions, nics: &mut Nics) -> Result<Arc<Nic>, VerbsError> {
         let open = |options: &NicOptions| nics.wanted.iter().find(|nic| nic.options == *options)?.open();
         let contexts = nics.wanted.iter().filter_map(Wanted::open).map(|nic| &nic.context);
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
         let nic = Arc::new(Nic::open(&context, options, self.settings)?);
-        // The test is that of `Fitness` for NICs that open at the start.
+        // At the start, `Fitness` makes the same test.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
         if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {
@@ -155,7 +154,7 @@ impl Group {
         };
         for (port, wanted) in self.ports.iter().zip(&self.wanted).filter(|(_, nics)| nics.contains(options)) {
             let now = |other: &NicOptions| if other == options { Some(&nic) } else { open(other) };
-            // NICs that were lent to the group are kept: links may be on them.
+            // NICs that are already in use by the group are kept, because they may have links.
             let is_own = |nic: &Arc<Nic>| {
                 let is_it = |own: &NicOptions| {
                     own.device == nic.context.device && own.port.is_none_or(|port| port == nic.port)
@@ -172,8 +171,8 @@ impl Group {
         Ok(nic)
     }
 
-    /// Tries to open the NICs that are lost, each at most once in 10 s, for links that are made from now on. Returns each NIC
-    /// that was tried, with its port and GID, or with the reason why it is still lost. Costs a lock when none is lost.
+    /// Tries to open the lost NICs, each at most once in 10 s, for links that are made from now on. Returns each NIC that was
+    /// tried, with its port and GID, or with the reason why it is still lost. Costs one lock if none is lost.
     pub fn mend(&self) -> Vec<(NicOptions, Result<String, VerbsError>)> {
         let mut nics = self.nics_in_use();
         let mut tried = Vec::new();
@@ -213,7 +212,7 @@ impl Group {
         known.map_or_else(|| own.device.clone(), |nic| nic.name())
     }
 
-    /// Returns the NICs of a port that are open: one of a hub's, several of a worker's.
+    /// Returns the open NICs of a port: one of a hub's port, several of a worker's.
     pub fn nics(&self, port: usize) -> Vec<Arc<Nic>> {
         self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
     }
@@ -224,10 +223,9 @@ impl Group {
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()
     }
 
-    /// Returns the rail of a hub's port for links to a peer with these NICs, or the reason why its NIC is lost. NICs
-    /// that are up and in a subnet of the peer are the best, then come those that are up, then any that is open. Of
-    /// equals the port's own serves, else another one of the group. Only NICs at addresses that `may_serve` allows
-    /// count.
+    /// Returns the rail of a hub's port for links to a peer with these NICs, or the reason why its NIC is lost. The best NICs
+    /// are up and in a subnet of the peer, then come NICs that are up, then any open NIC. Of equal NICs, the port's own is
+    /// chosen, otherwise another one of the group. Only NICs at addresses that `may_serve` allows count.
     pub(super) fn rail(
         &self,
         port: usize,
@@ -241,7 +239,7 @@ impl Group {
         let up = |nic: &&Arc<Nic>| nic.has_link();
         let near =
             |nic: &&Arc<Nic>| up(nic) && peer.iter().any(|peer| nic.address.shared_subnet(peer).is_some());
-        // The best first; its own before the others, which ports take in turn.
+        // The best comes first; of equal NICs, the port's own. Ports take the other NICs in turn.
         let turn = port % open.len().max(1);
         let in_turn = || {
             own.and_then(Wanted::open)
@@ -267,8 +265,7 @@ impl Group {
         Ok(rail.expect("the port was just given it"))
     }
 
-    /// Returns the present, former or future addresses of each port of a hub: a joiner pairs its NICs with
-    /// all.
+    /// Returns the current, former or future address of each port of a hub, for a joiner that pairs its NICs with all of them.
     pub(super) fn addresses(&self) -> Vec<Address> {
         let nics = self.nics_in_use();
         let address = |wanted: &Vec<NicOptions>| {
@@ -279,7 +276,7 @@ impl Group {
     }
 }
 
-/// Returns the address of a NIC that was never open.
+/// Returns a placeholder for the address of a NIC that was never open.
 fn never_open(options: &NicOptions) -> Address {
     Address {
         device: options.device.clone(),

@@ -1,4 +1,4 @@
-//! Real bytes over one NIC and back, checked: the last word on whether it works.
+//! A test that sends real bytes over one NIC and back, and checks them. It is the final proof that the NIC works.
 //!
 //! On the `unsafe` list, for looks into the receive windows. Any thread may call it; it makes separate ports
 //! and drops them.
@@ -19,7 +19,7 @@ use crate::memory::{RecvWindow, SendWindow, Spans, WindowError};
 use crate::plan::PlannedLink;
 use crate::port::{Arrival, Port as _, Posted, Until};
 
-/// Bytes of a post, as the hub's chunks have.
+/// The bytes of a post: as many as in the hub's chunks.
 const CHUNK: usize = 32 << 10;
 /// The timeout of each step of the handshake, and of all the bytes of a direction.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,9 +29,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Loopback {
     /// The NIC, its port and GID, and the reason for this choice.
     pub reason: String,
-    /// Bytes each way.
+    /// The bytes in each direction.
     pub bytes: usize,
-    /// The time from the first post to the last arrival, both ways one after the other.
+    /// The time from the first post to the last arrival, with both directions one after the other.
     pub elapsed: Duration,
 }
 
@@ -41,10 +41,10 @@ pub enum LoopbackError {
     /// The NIC cannot be used at all.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// Two ports of it cannot be joined.
+    /// Two ports on the NIC could not be joined.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// No memory for the windows.
+    /// There was no memory for the windows.
     #[error(transparent)]
     Window(#[from] WindowError),
     /// A link broke.
@@ -71,7 +71,7 @@ pub enum LoopbackError {
         /// Posts.
         posts: usize,
     },
-    /// The bytes that came are not the bytes that were sent.
+    /// Bytes arrived that differ from the bytes that were sent.
     #[error("{device}: chunk {chunk} arrived with other bytes than were sent")]
     Wrong {
         /// The NIC.
@@ -81,8 +81,8 @@ pub enum LoopbackError {
     },
 }
 
-/// Joins two ports of one NIC by a link that has room for `capacity` posts. Moves `bytes` each way over it, in packets
-/// that travel as `paths` says.
+/// Joins two ports of one NIC by a link that has room for `capacity` posts. Moves `bytes` over it in each direction, with
+/// the path settings `paths`.
 ///
 /// # Errors
 /// Returns the fault that keeps the NIC from it.
@@ -115,7 +115,7 @@ pub fn loopback(
         });
         (hub, worker.join().expect("connecting does not panic"))
     });
-    // The worker's error says more if both failed: the hub only sees that the worker hung up.
+    // If both failed, the worker's error says more: the hub only sees that the worker hung up.
     let (worker_joined, hub_joined) = (worker_joined?, hub_joined?);
     let mut hub = End::new(hub_ports.remove(0), hub_joined, hub_spans, nic);
     let mut worker = End::new(worker_port, worker_joined, worker_spans, nic);

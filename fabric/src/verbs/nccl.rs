@@ -1,5 +1,5 @@
-//! NCCL's variables, read by NCCL's own grammar. They belong to another program. A value that NCCL would not take, or that
-//! no queue pair accepts, is a warning here, and our default counts. Our own variables and flags go before them.
+//! NCCL's variables, read by NCCL's own grammar. They belong to another program. If NCCL or a queue pair would not accept a
+//! value, there is a warning, and this program's default counts. This program's own variables and flags take precedence.
 
 use super::nic_list::NicList;
 use super::path_settings::{PATH_SETTINGS, PathFlags};
@@ -11,13 +11,12 @@ pub struct Nccl {
     pub disabled: bool,
     /// The list of `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`; every NIC without them.
     pub list: NicList,
-    /// The settings that do not count, with the reasons.
+    /// The settings that are ignored, with the reasons.
     pub warnings: Vec<String>,
 }
 
 impl Nccl {
-    /// Reads the settings from this process's environment. If `nics` is true, our own list of NICs counts in place of
-    /// NCCL's.
+    /// Reads the settings from this process's environment. If `nics` is true, this program's own list of NICs replaces NCCL's.
     pub fn of_environment(flags: &PathFlags, nics: bool) -> Self {
         Self::read(flags, nics, |name| std::env::var(name).ok())
     }

@@ -1,4 +1,4 @@
-//! A NIC in use: an opened device, one of its ports, and the address that it goes by.
+//! A NIC in use: an opened device, one of its ports, and the port's address.
 //!
 //! Made before any port of a group; then only read.
 
@@ -20,14 +20,14 @@ use super::subnet;
 pub struct NicOptions {
     /// The device's name, e.g. `mlx5_0`.
     pub device: String,
-    /// The port; none for the first that is active. A device with several active ports is several NICs.
+    /// The port; `None` for the first active port. Each active port of a device counts as a NIC.
     pub port: Option<u8>,
     /// The index of its GID; none for the best by rule.
     pub gid_index: Option<u8>,
 }
 
 impl NicOptions {
-    /// Creates the device; port and GID are chosen by rule.
+    /// Creates the choice of a device. Port and GID are chosen by rule.
     pub fn new(device: impl Into<String>) -> Self {
         NicOptions { device: device.into(), port: None, gid_index: None }
     }
@@ -51,7 +51,7 @@ pub struct Nic {
     pub(super) address: Address,
     pub(super) gids: Vec<GidEntry>,
     pub(super) settings: PathSettings,
-    /// The port is reached by GIDs only, InfiniBand or not.
+    /// Whether the port is reached only by GIDs, even on InfiniBand.
     pub(super) needs_global_route: bool,
     gbps: Option<f64>,
     reason: String,
@@ -110,12 +110,12 @@ impl Nic {
         })
     }
 
-    /// Whether it is used only if there is no better one.
+    /// Whether the NIC is used only if there is no better one.
     pub(super) fn is_link_local(&self) -> bool {
         self.address.link_layer == LinkLayer::Ethernet && self.address.gid.is_link_local()
     }
 
-    /// Whether its port is ACTIVE now.
+    /// Whether the NIC's port is now ACTIVE.
     pub(super) fn has_link(&self) -> bool {
         self.context.port(self.port).is_ok_and(|attr| attr.state == IBV_PORT_ACTIVE)
     }
@@ -130,7 +130,7 @@ impl Nic {
         name(&self.address.device, self.port, self.context.limits.ports)
     }
 
-    /// Returns which of its device's ports it is.
+    /// Returns the number of the NIC's port on its device.
     pub fn port(&self) -> u8 {
         self.port
     }

@@ -33,8 +33,7 @@ pub struct ParseNicListError {
 }
 
 impl NicList {
-    /// Returns a list as NCCL reads it, and the entries that name nothing. The list has every device if it
-    /// names none.
+    /// Returns a list as NCCL reads it, and the entries that name nothing. If the list names nothing, it selects every device.
     pub fn of_nccl(text: &str) -> (Self, Vec<String>) {
         let (except, exact, rest) = marks(text.trim());
         let (mut entries, mut left_out) = (Vec::new(), Vec::new());
@@ -58,20 +57,20 @@ impl NicList {
         self.gid_index = Some(index);
     }
 
-    /// Returns the entries that are none of these devices, as they were written. An excluded device need not exist.
+    /// Returns the entries that match none of these devices, as they were written. An excluded device need not exist.
     pub fn absent(&self, devices: &[&str]) -> Vec<String> {
         let wanted = self.entries.iter().filter(|_| !self.except);
         let absent = wanted.filter(|entry| !devices.iter().any(|device| self.is(entry, device)));
         absent.map(ToString::to_string).collect()
     }
 
-    /// Returns how the device of this name is to be used; `None` if it is not.
+    /// Returns how to use the device of this name; `None` if it is not used.
     pub fn choose(&self, device: &str) -> Option<NicOptions> {
         self.entries_of(device).into_iter().next()
     }
 
-    /// Returns the NICs of this device that are to be used. If the list names no port, each active port is a NIC. A
-    /// device without an active port is a NIC nevertheless, so that an error can name its fault.
+    /// Returns the NICs of this device to use. If the list names no port, each active port is a NIC. A device without an active
+    /// port still counts as a NIC, so that an error can name its fault.
     pub fn nics(&self, device: &Device) -> Vec<NicOptions> {
         let active: Vec<u8> =
             device.ports.iter().filter(|port| port.active).map(|port| port.number).collect();
@@ -92,12 +91,12 @@ impl NicList {
         self.entries_of(&device.name).into_iter().flat_map(each_port).filter(is_used).collect()
     }
 
-    /// Whether a list of excluded devices has this port.
+    /// Whether a list of excluded devices excludes this port.
     fn is_left_out(&self, device: &str, port: u8) -> bool {
         self.entries.iter().any(|entry| self.is(entry, device) && entry.port.is_none_or(|its| its == port))
     }
 
-    /// Whether an entry is of this device.
+    /// Whether an entry matches a device.
     fn is(&self, entry: &NicOptions, device: &str) -> bool {
         if self.exact { entry.device == device } else { device.starts_with(&entry.device) }
     }
@@ -107,7 +106,7 @@ impl NicList {
         let its = self.entries.iter().filter(|entry| self.is(entry, device));
         let mut found: Vec<NicOptions> = its.cloned().collect();
         if self.except || self.entries.is_empty() {
-            // If a port is named, the device has other ports.
+            // If a port is named, the other ports of the device stay.
             let is_whole = |entry: &NicOptions| entry.port.is_none();
             found = if found.iter().any(is_whole) { Vec::new() } else { vec![NicOptions::new(device)] };
         }
@@ -118,7 +117,7 @@ impl NicList {
         found
     }
 
-    /// Whether it names the devices to use, rather than the devices to leave out.
+    /// Whether the list names the devices to use, rather than the devices to exclude.
     pub fn names_devices(&self) -> bool {
         !self.except && !self.entries.is_empty()
     }

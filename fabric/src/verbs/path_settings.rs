@@ -11,10 +11,10 @@ use super::nccl;
 /// A setting of RDMA paths.
 #[derive(Debug)]
 pub struct PathSetting {
-    /// The flag of programs: `--rdma-timeout`. It goes before the variables.
+    /// The flag of programs: `--rdma-timeout`. It takes precedence over the variables.
     pub flag: &'static str,
-    /// Ours, and then NCCL's, as many fabrics have these set already. The first that is set counts, unless NCCL's has a number
-    /// that it cannot have here, or lets NCCL choose.
+    /// The variables: this program's, and then NCCL's, because many fabrics have these set already. The first that is set
+    /// counts. NCCL's variable does not count if its number is invalid here, or if it leaves the choice to NCCL.
     pub variables: &'static [&'static str],
     /// The smallest number that it may be.
     pub least: u16,
@@ -38,8 +38,8 @@ const TIMEOUT: PathSetting = PathSetting {
     default: 17,
     help: "A packet is sent again after 4.096 us x 2 to this power",
 };
-/// About 4 s until the peer is taken for gone: a port may be down for so long. It is not 7, the most that the field
-/// holds: soft-RoCE takes that as forever, and a link without a path would never fail.
+/// The number of retries: about 4 s until the peer counts as gone, so a port may be down for this time. It is not 7, the
+/// largest value: soft-RoCE takes 7 as forever, and a link without a path would never fail.
 const RETRIES: PathSetting = PathSetting {
     flag: "--rdma-retries",
     variables: &["PHUB_RDMA_RETRIES", "NCCL_IB_RETRY_CNT"],
@@ -48,8 +48,8 @@ const RETRIES: PathSetting = PathSetting {
     default: 6,
     help: "How often a packet is sent again before its link fails",
 };
-/// 7 means forever. A peer without a receive request is backpressure, and within the protocol never happens
-/// ([decision 59](../../../docs/design/rdma.md#settings-of-paths)).
+/// The number of retries after "not ready". 7 means forever. A peer without a receive request is backpressure, which never
+/// happens within the protocol ([decision 59](../../../docs/design/rdma.md#settings-of-paths)).
 const RNR_RETRIES: PathSetting = PathSetting {
     flag: "--rdma-rnr-retries",
     variables: &["PHUB_RDMA_RNR_RETRIES"],
@@ -83,7 +83,7 @@ const PKEY: PathSetting = PathSetting {
     default: 0,
     help: "Partition key, by its index in the port's table",
 };
-/// The MTU, for a path through the fabric that takes fewer bytes than both ports.
+/// The MTU, for a path through the fabric that takes smaller packets than both ports.
 const MTU: PathSetting = PathSetting {
     flag: "--rdma-mtu",
     variables: &["PHUB_RDMA_MTU"],
@@ -124,7 +124,7 @@ pub static PATH_SETTINGS: [&PathSetting; 9] = [
     &RELAXED_ORDERING,
 ];
 
-/// The values of flags, by flag. The environment has the other values.
+/// The values of flags, by flag. The environment may have further values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathFlags(BTreeMap<&'static str, u16>);
 
@@ -143,7 +143,7 @@ impl PathFlags {
     }
 }
 
-/// A flag or variable has a value that it cannot have.
+/// A flag or variable has an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {seen:?}; expected {expected}; change it, or leave it out for {default}")]
 pub struct SettingError {
@@ -154,7 +154,7 @@ pub struct SettingError {
 }
 
 impl PathSetting {
-    /// Returns the value, and the flag or variable that says so; our variable if none does.
+    /// Returns the value, and the flag or variable that has set it. If none has, names this program's variable.
     fn read(
         &self,
         flags: &PathFlags,
@@ -174,7 +174,7 @@ impl PathSetting {
         }
     }
 
-    /// Returns the flag or variable that counts, and its value. A variable that is empty is not set.
+    /// Returns the flag or variable that takes precedence, and its value. An empty variable is not set.
     fn said(
         &self,
         flags: &PathFlags,
@@ -185,14 +185,14 @@ impl PathSetting {
         flag.or_else(|| self.variables.iter().find_map(|&name| Some((name, set(name)?))))
     }
 
-    /// Returns the number that a flag or variable says, if it may be.
+    /// Returns the number of a flag or variable, if it is valid.
     fn number(&self, name: &str, seen: &str) -> Option<u16> {
         let number =
             if is_nccls(name) { u16::try_from(nccl::number(seen)?).ok() } else { seen.trim().parse().ok() };
         number.filter(|number| (self.least..=self.most).contains(number))
     }
 
-    /// Returns why NCCL's variable does not count, if only its number is wrong.
+    /// Returns why NCCL's variable is ignored, if only its number is wrong.
     pub(super) fn warning(
         &self,
         flags: &PathFlags,
@@ -210,21 +210,21 @@ impl PathSetting {
     }
 }
 
-/// Whether a variable belongs to another program, which may mean more by it than a queue pair can do.
+/// Whether a variable belongs to NCCL, which may allow more values than a queue pair does.
 fn is_nccls(name: &str) -> bool {
     name.starts_with("NCCL_")
 }
 
-/// The ordering in which a NIC's writes may reach memory. A completion comes after all of its write, in any ordering.
+/// The order in which a NIC's writes may reach memory. In any order, a completion comes after all bytes of its write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RelaxedOrdering {
     Off,
     On,
-    /// Relaxed ordering, if library and driver take it.
+    /// Relaxed ordering, if the library and the driver support it.
     IfTaken,
 }
 
-/// The settings of a queue pair's path, and of the way a window is written.
+/// The settings of a queue pair's path, and of the ordering of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PathSettings {
     pub timeout: u8,
@@ -235,9 +235,9 @@ pub(super) struct PathSettings {
     pub pkey_index: u16,
     /// The flag or variable that says so.
     pkey_name: &'static str,
-    /// A port with larger packets has these.
+    /// The largest packets. A port with larger packets uses these.
     pub mtu: Mtu,
-    /// The immediate of a post is a separate write.
+    /// Whether the immediate of a post is a separate write.
     pub writes_apart: bool,
     pub relaxed_ordering: RelaxedOrdering,
 }
@@ -271,8 +271,9 @@ impl PathSettings {
         })
     }
 
-    /// Returns these settings with a partition key that the table of a port has. Where NCCL's variable names another one, it is
-    /// ours by default. The table has `keys` entries, and `key` returns an entry, as far as the driver tells it.
+    /// Returns these settings with a partition key that the table of a port has. If NCCL's variable names a key that is not in
+    /// the table, this program's default counts. The table has `keys` entries, and `key` returns an entry, if the driver shows
+    /// it.
     pub fn with_pkey(
         self,
         port: &str,
@@ -311,7 +312,7 @@ impl PathSettings {
         Err(SettingError { name: self.pkey_name, seen: index.to_string(), expected, default: PKEY.default })
     }
 
-    /// Returns how long a packet is sent again before the link fails.
+    /// Returns how long a packet is retried before the link fails.
     pub fn patience(&self) -> Duration {
         Duration::from_nanos(4096 << self.timeout) * u32::from(self.retries + 1)
     }

@@ -27,12 +27,12 @@ impl RailMap {
         std::env::var("PHUB_RAILS").unwrap_or_default().parse()
     }
 
-    /// Whether it names no NIC.
+    /// Whether the map names no NIC.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
-    /// Returns the NICs of this end that go with a hub's.
+    /// Returns the NICs of this end that the map pairs with a hub's NIC.
     pub(super) fn with_hub_nic<'a>(&'a self, hub: &'a str) -> impl Iterator<Item = &'a str> + Clone {
         self.pairs.iter().filter(move |(_, of_hub)| of_hub == hub).map(|(own, _)| own.as_str())
     }

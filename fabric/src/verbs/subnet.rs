@@ -11,7 +11,8 @@ pub(super) fn prefix(netdev: &str, ip: IpAddr) -> Option<u8> {
     }
 }
 
-/// Finds the prefix in /proc/net/route: the longest route without a gateway, over this interface, that has the address.
+/// Finds the prefix in /proc/net/route. The longest route over this interface, without a gateway and with this address, has
+/// it.
 fn v4(routes: &str, netdev: &str, ip: Ipv4Addr) -> Option<u8> {
     let mut longest = None;
     for line in routes.lines() {

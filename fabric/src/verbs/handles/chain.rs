@@ -12,8 +12,8 @@
 use super::ffi::*;
 use super::queue_pair::QueuePair;
 
-/// The number of sends that are handed over at once. A call of `ibv_post_send` costs a doorbell. With 32 sends a
-/// call this is small, and they take 4.6 KB of a link.
+/// The number of sends that are handed over at once. A call of `ibv_post_send` costs a doorbell. With 32 sends per call
+/// this cost is small, and they take 4.6 KB for each link.
 pub(in crate::verbs) const SENDS: usize = 32;
 /// Receive requests that are handed over at once.
 pub(in crate::verbs) const RECEIVES: u32 = 16;
@@ -68,7 +68,7 @@ impl SendChain {
         self.held == SENDS
     }
 
-    /// Sends that are held back.
+    /// The number of sends that are held back.
     pub fn held(&self) -> usize {
         self.held
     }

@@ -15,13 +15,13 @@ use super::context::Context;
 use super::error::{CreateError, Made};
 use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
 
-/// Entries that a queue begins with; it grows with the links.
+/// The number of entries with which a queue begins. It grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
 /// The number of entries of a queue that its device cannot resize, if the device can make that many. Libraries before
-/// rdma-core 46 cannot on bnxt_re, and iWARP drivers cannot either. It is room for 64 links of 4000 completions, and 8
-/// MiB if an entry has 32 bytes.
+/// rdma-core 46 cannot resize queues of bnxt_re, and iWARP drivers cannot either. 64 links of 4000 completions have room.
+/// It takes 8 MiB if an entry has 32 bytes.
 const FIXED_ENTRIES: u32 = 1 << 18;
-/// Events are acknowledged this many at once: each time takes a lock.
+/// The number of events that are acknowledged at once, because each call takes a lock.
 const ACKNOWLEDGE: u32 = 64;
 
 const CHANNEL: Made = Made { what: "completion channel", call: "ibv_create_comp_channel" };
@@ -34,14 +34,14 @@ pub(in crate::verbs) struct CompletionQueue {
     channel: NonNull<ibv_comp_channel>,
     pub context: Arc<Context>,
     room: Mutex<Room>,
-    /// Events that were taken and not acknowledged.
+    /// The number of events that were taken and not acknowledged.
     taken: AtomicU32,
 }
 
 #[derive(Debug)]
 struct Room {
     entries: u32,
-    /// The entries that the links may need at most, all together.
+    /// The most entries that all links together may need.
     reserved: u32,
 }
 
@@ -144,8 +144,8 @@ impl CompletionQueue {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).entries
     }
 
-    /// Takes out as many completions as are present and fit. The error is the driver's number: the queue overran, or the device
-    /// is gone.
+    /// Takes as many completions as are present and fit. The error is the driver's error number: the queue overran, or the
+    /// device is gone.
     pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize, i32> {
         let poll = self.context.ops().poll_cq.expect("every driver can poll");
         // SAFETY: the queue lives; `into` has room for as many as are asked for.
@@ -153,7 +153,7 @@ impl CompletionQueue {
         usize::try_from(count).map_err(|_| count)
     }
 
-    /// Asks that the next completion makes the channel readable.
+    /// Requests that the next completion makes the channel readable.
     pub fn arm(&self) -> io::Result<()> {
         let notify = self.context.ops().req_notify_cq.expect("every driver can notify");
         // SAFETY: the queue lives.
@@ -196,7 +196,7 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // Destroying waits until all events are acknowledged.
+        // The destruction waits until all events are acknowledged.
         self.acknowledge();
         // SAFETY: made by `new`, destroyed once, the queue before its channel; queue pairs hold an `Arc`.
         unsafe {

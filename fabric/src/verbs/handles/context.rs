@@ -1,4 +1,4 @@
-//! An opened device: what all other handles come from.
+//! An opened device, from which all other handles are made.
 //!
 //! On the `unsafe` list. Any thread may use it: libibverbs locks where it must. Knows nothing of links.
 
@@ -21,7 +21,7 @@ pub(in crate::verbs) struct Context {
     pub verbs: &'static Ibverbs,
     pub device: String,
     pub limits: Limits,
-    /// The device failed: nothing more can be made on this context.
+    /// Whether the device has failed: nothing more can be made on this context.
     lost: AtomicBool,
 }
 
@@ -131,7 +131,7 @@ impl Context {
         (answer == 0).then(|| u16::from_be(key))
     }
 
-    /// Whether the device said that it failed.
+    /// Whether the device has reported its failure.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::error::{CreateError, Made};
 use super::ffi::ibv_pd;
 
-/// An `ibv_pd`. Queue pairs and regions of one domain go together, and with no others.
+/// An `ibv_pd`. Queue pairs and regions of one domain can be used together, and with no others.
 pub(in crate::verbs) struct Domain {
     raw: NonNull<ibv_pd>,
     pub context: Arc<Context>,

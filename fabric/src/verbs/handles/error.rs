@@ -5,7 +5,7 @@ use std::io;
 use super::library::LibraryError;
 use super::words;
 
-/// The reason why a NIC is used for want of a better one only, and what to do.
+/// The reason why a NIC is used only because there is no better one, and the advice.
 pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router forwards and which may belong to another wire: \
      give its network interface an IP address";
 
@@ -51,7 +51,7 @@ pub enum DeviceError {
         /// The device.
         device: String,
     },
-    /// The device has no address that a router passes on, and other devices have one.
+    /// The device's only addresses are link-local, and other devices have better ones.
     #[error("{device}: {LINK_LOCAL}")]
     LinkLocal {
         /// The device.
@@ -109,14 +109,14 @@ impl DeviceError {
         }
     }
 
-    /// Whether the device may open later without anybody's help: it is being reset, for example. A device that this process
-    /// is not allowed to open, or that is not in its container, is left as it is.
+    /// Whether the device may open later without any change, for example after a reset. A device that this process may not
+    /// open, or that is not in its container, stays closed.
     pub fn may_pass(&self) -> bool {
         matches!(self, DeviceError::Call { .. } | DeviceError::Fatal { .. } | DeviceError::NotActive { .. })
     }
 }
 
-/// A NIC could not make a queue pair, a completion queue, or a similar object.
+/// A NIC could not make a queue pair, a completion queue, or another object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device} cannot make a {what}{size} ({error}); {advice}")]
 pub struct CreateError {
@@ -124,15 +124,15 @@ pub struct CreateError {
     pub what: &'static str,
     /// The NIC.
     pub device: String,
-    /// The size, with the device's maximum, in words; may be empty.
+    /// The size, with the device's maximum. It may be empty.
     pub size: String,
-    /// The function, and the kernel's answer.
+    /// The function, and the kernel's error.
     pub error: String,
     /// The remedy.
     pub advice: &'static str,
 }
 
-/// The object that a NIC is to make, and the function that makes it.
+/// The object that a NIC must make, and the function that makes it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct Made {
     pub what: &'static str,
@@ -172,7 +172,7 @@ impl CreateError {
     }
 }
 
-/// A queue pair would not go into its next state.
+/// A queue pair did not change to its next state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "cannot move a queue pair of {ours} from {} to {} (ibv_modify_qp of {}: {error}); the peer is {peer}{advice}",
@@ -181,13 +181,13 @@ impl CreateError {
     words::qp_mask(*mask)
 )]
 pub struct ModifyError {
-    /// The state that it was in, an `ibv_qp_state`.
+    /// The current state, an `ibv_qp_state`.
     pub from: u32,
-    /// The state that it was to go to.
+    /// The requested state.
     pub to: u32,
-    /// The attributes that were to be set, an `ibv_qp_attr_mask`.
+    /// The attributes of the request, an `ibv_qp_attr_mask`.
     pub mask: u32,
-    /// This end, with port and GID index.
+    /// This end, with its port and GID index.
     pub ours: String,
     /// The other end; "nobody yet" before it is known.
     pub peer: String,

@@ -163,7 +163,7 @@ pub struct ibv_async_event {
     pub event_type: ibv_event_type,
 }
 
-/// The subject of an event; the kind of the event says which field it is.
+/// The subject of an event. The kind of the event determines the valid field.
 #[repr(C)]
 pub union ibv_event_element {
     pub cq: *mut ibv_cq,

@@ -8,13 +8,13 @@ use std::sync::OnceLock;
 
 use super::ffi::*;
 
-/// The version of the interface that `ffi.rs` describes; it has been this one since 2005.
+/// The version of the interface that `ffi.rs` describes. It has been the same since 2005.
 const NAME: &str = "libibverbs.so.1";
 
-/// RDMA was asked for, and the library for it is not there or not usable.
+/// RDMA was requested, and its library is missing or unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryError {
-    /// The loader found none, or one without a function that is needed.
+    /// The loader found no library, or one without a function that is needed.
     #[error(
         "RDMA needs {name}, which cannot be loaded: {why}; install it and the drivers of NICs (Debian, Ubuntu: apt-get install libibverbs1 ibverbs-providers; Fedora: dnf install libibverbs), or use shared memory"
     )]
@@ -159,7 +159,7 @@ fn load(name: &'static str) -> Result<Ibverbs, LibraryError> {
     Ok(library)
 }
 
-/// Returns the loader's message: the cause is an error beneath the error.
+/// Returns the loader's message, including the error below it.
 fn words(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(cause) => cause.to_string(),

@@ -1,4 +1,4 @@
-//! A reliable-connected queue pair, and its way from RESET to RTS.
+//! A reliable-connected queue pair, and its transitions from RESET to RTS.
 //!
 //! On the `unsafe` list. Made and connected by a handshake's thread, then used only by the port's thread.
 
@@ -14,15 +14,15 @@ use crate::verbs::address::{Address, LinkLayer};
 use crate::verbs::gid;
 use crate::verbs::nic::Nic;
 
-/// The time that the peer waits after the answer "not ready": 12 is 0.64 ms. No setting: the answer never comes, within
-/// the protocol.
+/// The time that the peer waits after the answer "not ready": 12 is 0.64 ms. It is not a setting, because within the
+/// protocol the answer never occurs.
 const MIN_RNR_TIMER: u8 = 12;
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
 
 const QUEUE_PAIR: Made = Made { what: "queue pair", call: "ibv_create_qp" };
 
-/// The other end of a queue pair, as the handshake brought it.
+/// The other end of a queue pair, as received in the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Peer {
     pub address: Address,

@@ -21,7 +21,7 @@ use crate::verbs::path_settings::RelaxedOrdering;
 pub struct RegisterError {
     /// The window.
     pub window: &'static str,
-    /// The bytes of it that the NIC carries.
+    /// The bytes of the window that the NIC carries.
     pub bytes: usize,
     /// The NIC.
     pub device: String,
@@ -46,7 +46,7 @@ fn advice(errno: i32) -> String {
 fn advice_on_dma_bufs(errno: i32) -> String {
     let why = match errno {
         libc::ENOSYS => "libibverbs is older than rdma-core 34: install a newer one",
-        // The library's answer where its driver has no such call, and the kernel's.
+        // The library answers so if its driver has no such call. The kernel answers so, too.
         libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => {
             "this device's driver takes no dma-bufs (mlx5's does from Linux 5.12 on, soft-RoCE's does not): leave the device out of the list of NICs"
         }
@@ -89,7 +89,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Returns a range of a window that the NIC reads for posts of this end. The peer cannot reach it.
+    /// Returns the region of a range of a window that the NIC reads for posts of this end. The peer cannot reach it.
     ///
     /// # Panics
     /// Panics if the range ends beyond the window.
@@ -109,8 +109,8 @@ impl Region {
         }
     }
 
-    /// Returns a range of a window in a dma-buf, which the NIC reads. The kernel wants the place in the dma-buf and the
-    /// address for posts to agree within a page: they are equal here.
+    /// Returns the region of a range of a window in a dma-buf, which the NIC reads. The kernel requires that the offset in the
+    /// dma-buf and the address for posts agree within a page. Here they are equal.
     fn in_dma_buf(
         domain: &Arc<Domain>,
         dma_buf: &DmaBuf,
@@ -131,9 +131,9 @@ impl Region {
         Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
-    /// Returns a range of a window that the peer's posts are written to. With relaxed ordering posts may reach memory
-    /// in any order. A completion still comes after all bytes of its write and of earlier writes (ibv_reg_mr(3)).
-    /// Nothing else is trusted.
+    /// Returns the region of a range of a window to which the peer's posts are written. With relaxed ordering, posts may reach
+    /// memory in any order. A completion still comes after all bytes of its write and of earlier writes (ibv_reg_mr(3)).
+    /// Nothing else is relied on.
     ///
     /// # Panics
     /// Panics if the range ends beyond the window.
@@ -183,8 +183,8 @@ impl Drop for Region {
     }
 }
 
-/// Checks whether a device's driver takes dma-bufs, and returns the reason if not. The driver gets a descriptor
-/// that is not a dma-buf: a driver without support does not look at it.
+/// Checks that a device's driver takes dma-bufs. Otherwise returns the reason. The driver gets a descriptor that is not a
+/// dma-buf: a driver without support does not look at it.
 pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
     let answer = match domain.context.verbs.ibv_reg_dmabuf_mr {
         // SAFETY: the domain is alive, and there is no memory.

@@ -3,10 +3,10 @@
 use super::ffi::*;
 use super::work::Work;
 
-/// Returns a work completion's status: the event, and its most likely meaning.
+/// Returns a work completion's status in words: the event, and its most likely meaning.
 pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
     let words = match status {
-        // At the end that is written to, this code means that this end refused the write.
+        // At the receiving end, this code means that this end refused the write.
         IBV_WC_REM_ACCESS_ERR if work == Work::Receive => {
             "remote access error: the peer wrote where it may not"
         }

@@ -1,11 +1,11 @@
-//! The names of work requests, by which a completion finds its link, and counts of them. Pure.
+//! The names of work requests, by which a completion finds its link, and counts of work requests. Pure.
 
 /// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Work {
     /// A receive request: an arrival.
     Receive,
-    /// A signalled post: it and those before it are done.
+    /// A signalled post: this post and the earlier ones are done.
     Send,
     /// A write of nothing that completes after all posts before it.
     Fence,
@@ -20,7 +20,7 @@ pub(in crate::verbs) struct WorkId {
     pub generation: u32,
 }
 
-/// The most routes that a port can have.
+/// The most routes of a port.
 pub(in crate::verbs) const MAX_ROUTES: u32 = 1 << 30;
 
 impl WorkId {
@@ -46,7 +46,7 @@ impl WorkId {
 /// The counts of the work that a port's NICs did for it since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Send requests: one a post, or two if immediates are sent by writes of their own.
+    /// Send requests: one per post, or two if immediates are sent by separate writes.
     pub sends: u64,
     /// Calls of `ibv_post_send` for them.
     pub send_calls: u64,

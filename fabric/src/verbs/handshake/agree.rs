@@ -1,4 +1,4 @@
-//! The NICs of a connection's links: both ends agree on pairs that lead from one to the other.
+//! The NICs of a connection's links. Both ends agree on pairs of NICs between which packets can cross.
 //!
 //! Runs on the handshake's threads, before anything is registered.
 //!
@@ -24,13 +24,13 @@ use crate::verbs::group::Group;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::rails::{PortState, Rail};
 
-/// Trials of pairs of NICs, and choices of the hub's NICs, in one handshake.
+/// The most trials of pairs of NICs, and choices of the hub's NICs, in one handshake.
 const MAX_TURNS: usize = 256;
 
-/// A hub's port, and its NIC that a link is to be on.
+/// A hub's port, and its NIC for a link.
 pub(super) type OnRail<'a> = (&'a Arc<PortState>, Arc<Rail>);
 
-/// Returns the hub's NICs for the links of a plan, and the address of each port, once the joiner's lead to them.
+/// Returns the hub's NICs for the links of a plan, and the address of each port, once the joiner's NICs reach them.
 pub(super) fn agree<'a>(
     stream: &mut MessageStream,
     group: &'a Group,
@@ -79,7 +79,7 @@ pub(super) fn agree<'a>(
     Err(ConnectError::Nonsense(format!("the worker has tried NICs {MAX_TURNS} times")))
 }
 
-/// Returns the NICs for the hub's ends of the links. None of `passed`, which has ports with NICs.
+/// Returns the NICs for the hub's ends of the links. `passed` has the NICs, by port, that must not be used.
 fn offer<'a>(
     stream: &mut MessageStream,
     group: &'a Group,
@@ -108,15 +108,15 @@ fn offer<'a>(
 
 /// The choice of the joiner.
 pub(super) struct Chosen {
-    /// The place where each port of the hub is reached.
+    /// The address of each port of the hub.
     pub hub: Vec<Address>,
     /// One entry for each link.
     pub pairings: Vec<Pairing>,
-    /// The pairs that were tried and would not do.
+    /// The pairs that were tried without success.
     pub dead: Vec<DeadPair>,
 }
 
-/// Chooses pairs of NICs that lead to the hub's NICs, which may differ from its first offer.
+/// Chooses pairs of NICs that reach the hub's NICs. The hub's NICs may differ from its first offer.
 pub(super) fn choose(
     stream: &mut MessageStream,
     group: &Group,
@@ -176,7 +176,7 @@ fn in_words(dead: &[DeadPair]) -> String {
     dead.iter().map(|pair| &*pair.why).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns the pairs of NICs that are not known to lead to the hub, each once.
+/// Returns the pairs of NICs that have not been tried, each once.
 fn untried(pairings: &[Pairing], alive: &[Pairing]) -> Vec<Pairing> {
     let mut untried: Vec<Pairing> = Vec::new();
     for pairing in pairings {
@@ -189,7 +189,7 @@ fn untried(pairings: &[Pairing], alive: &[Pairing]) -> Vec<Pairing> {
     untried
 }
 
-/// Writes over each pair. By pair: whether it was acknowledged, else why not.
+/// Writes over each pair. Returns for each pair whether the write was acknowledged, or the reason why not.
 fn try_pairs(
     stream: &mut MessageStream,
     own: &OwnNics,
@@ -205,7 +205,7 @@ fn try_pairs(
         Message::Refused(why) => return Err(ConnectError::Refused(why)),
         other => return Err(unexpected("an end of each pair of NICs", &other)),
     };
-    // All tries begin before the first is waited for.
+    // All trials begin before the wait for the first one.
     let written = |((end, pair), theirs): ((&TrialEnd, &Pairing), Result<LinkEnd, String>)| {
         theirs.and_then(|theirs| end.connect(&pair.hub, &theirs)).and_then(|()| end.write())
     };
@@ -214,7 +214,7 @@ fn try_pairs(
     Ok(ours.iter().zip(written).map(outcome).collect())
 }
 
-/// The NICs of a group, each once, and which of them each port has, in the order of its rails.
+/// The NICs of a group, each once, and the NICs of each port, in the order of its rails.
 pub(super) struct OwnNics {
     pub addresses: Vec<Address>,
     pub by_port: Vec<Vec<usize>>,

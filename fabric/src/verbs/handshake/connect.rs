@@ -34,9 +34,9 @@ use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
 use crate::verbs::port::Endpoint;
 
-/// The factor of the timeout of later messages, over that of the hello. A peer that is let in registers its windows
-/// before its next message, at 10 GB/s, one NIC after another. Its queue pairs resolve addresses. A peer that dies
-/// meanwhile is not waited for: its socket says so.
+/// The factor by which later messages have a longer timeout than the hello. Before its next message, an admitted peer
+/// registers its windows at 10 GB/s, one NIC after another, and its queue pairs resolve addresses. If a peer dies, its
+/// socket ends the wait.
 const LATER: u32 = 12;
 
 /// A handshake failed.
@@ -133,7 +133,7 @@ impl AsFd for Accepted {
     }
 }
 
-/// Tells the other end why there will be no connection.
+/// Tells the other end the reason of a refusal.
 pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) -> ConnectError {
     // A peer that refused has hung up.
     if !matches!(error, ConnectError::Refused(_)) {
@@ -146,20 +146,19 @@ pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) 
 #[derive(Debug)]
 pub struct Hello {
     stream: MessageStream,
-    /// The worker's token, once it is proven; before that, the name that the hello has for it.
+    /// The worker's token after its proof is checked; before that, the name that the hello uses for it.
     token: [u8; 16],
     hello: message::Hello,
     proof: [u8; PROOF],
 }
 
 impl Hello {
-    /// Returns the token that says who it is, if it was [identified](Self::identify); otherwise bytes that are nobody's
-    /// token.
+    /// Returns the worker's token after [`identify`](Self::identify); before that, bytes that are nobody's token.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }
 
-    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
+    /// Checks the proof of the peer's token. `token_of` finds the token by the name that the hello shows.
     pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
         let (name, said) = (self.hello.name, self.hello.text());
         let proven = |&token: &[u8; 16]| name == name_of(token) && proves(token, &said, &self.proof);
@@ -173,15 +172,15 @@ impl Hello {
         self.stream.peer()
     }
 
-    /// Refuses, with a reason.
+    /// Refuses the peer, with a reason.
     pub fn refuse(mut self, why: &str) {
         let _ = self.stream.send(&Message::Refused(why.to_owned()));
     }
 
-    /// Lets the peer in. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts. The
-    /// links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and not yet
-    /// registered. Registration allocates its pages: a core that touches a page before has it on its node. `no_path` is called
-    /// before the peer is notified that none of its NICs leads to one of this end.
+    /// Admits the peer. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts. The
+    /// links are those of `plan`, which the hello must name, too. `place` is called when the window is mapped and not yet
+    /// registered. Registration allocates its pages: a page that a core touches before is on the core's node. `no_path` is
+    /// called if no NIC of the peer reaches a NIC of this end, before the peer is notified.
     pub fn welcome(
         self,
         group: &Arc<Group>,

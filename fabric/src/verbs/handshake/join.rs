@@ -38,7 +38,7 @@ pub(in crate::verbs) struct Parts {
 }
 
 impl Parts {
-    /// Adds the socket, which the watch looks after from now on.
+    /// Adds the socket. The watch observes it from now on.
     pub fn watched(
         self,
         group: &Arc<Group>,
@@ -63,13 +63,13 @@ impl Parts {
     }
 }
 
-/// Returns the NICs of a joiner's group near which the hub is to choose its own. Without a map of rails that pairs
-/// them, all NICs count.
+/// Returns the NICs of a joiner's group near which the hub should choose its own. All NICs count, unless a map of rails
+/// pairs them.
 pub(in crate::verbs) fn nics_to_be_near(group: &Group) -> Vec<Address> {
     if group.options.rails.is_empty() { OwnNics::of_group(group).addresses } else { Vec::new() }
 }
 
-/// Returns the hub's half. The hello has named the links of the plan, and the joiner's NICs.
+/// Returns the hub's half of a connection. The hello has named the links of the plan, and the joiner's NICs.
 pub(in crate::verbs) fn welcome(
     stream: &mut MessageStream,
     group: &Arc<Group>,
@@ -150,8 +150,8 @@ pub(in crate::verbs) fn connect(
     Ok(Parts { recv, links, paths, dead, peer: format!("hub at {address}") })
 }
 
-/// Returns the ranges that each link of a plan carries, as an end with these windows sends and receives them. If the
-/// plan has too many ranges for a handshake, each link carries all; so at both ends.
+/// Returns the ranges that each link of a plan carries, as an end with these windows sends and receives them. If a plan has
+/// too many ranges for a handshake, each link carries the whole windows, at both ends.
 fn carried(
     plan: &[PlannedLink],
     ends: fn(&Carries) -> [&Ranges; 2],

@@ -12,7 +12,7 @@ use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 
 /// First bytes of every message; the digit is the version of this handshake.
 const MAGIC: [u8; 8] = *b"phubrdm6";
-/// NICs of a joiner.
+/// The most NICs of a joiner.
 const MAX_NICS: usize = 64;
 /// Ranges of a window, in all links of a connection together: 32 GiB in runs of 512 KiB.
 pub(in crate::verbs) const MAX_RANGES: usize = 1 << 16;
@@ -20,13 +20,13 @@ pub(in crate::verbs) const MAX_RANGES: usize = 1 << 16;
 const MAX_NAME: usize = 64;
 /// The longest refusal.
 const MAX_WORDS: usize = 4096;
-/// Pairs of NICs in one trial.
+/// The most pairs of NICs in one trial.
 pub(in crate::verbs) const MAX_TRIALS: usize = 256;
 /// The longest reason why a pair cannot be tried.
 const MAX_REASON: usize = 1024;
 /// The longest message, with the ports of the largest hub.
 pub(in crate::verbs) const MAX_BYTES: usize = 1 << 19;
-/// Used for a prefix that is not known.
+/// The value for an unknown prefix.
 const UNKNOWN: u8 = 255;
 /// Queue pairs and packets are numbered with 24 bits.
 const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
@@ -58,24 +58,24 @@ pub(in crate::verbs) enum Message {
 pub(in crate::verbs) struct Hello {
     /// The name of its token.
     pub name: [u8; 16],
-    /// The size of the window that it writes.
+    /// The size of the window that the worker writes.
     pub send_bytes: u64,
     /// The ports that its links join.
     pub links: Vec<LinkPorts>,
-    /// The NICs, for a hub that chooses its own near them. None if a map says which go together.
+    /// The NICs near which the hub should choose its own. `None` if a map pairs them.
     pub nics: Vec<Address>,
 }
 
 /// One side's ends of all links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Links {
-    /// First byte of the window that the other side writes.
+    /// Address of the first byte of the window that the other side writes.
     pub address: u64,
     /// The size.
     pub bytes: u64,
-    /// The NICs that the ends are on. Empty from a hub: the worker knows the NICs of its ports.
+    /// The NICs of the ends. Empty from a hub: the worker knows the NICs of the hub's ports.
     pub nics: Vec<Address>,
-    /// The immediates of this side's posts are writes of their own.
+    /// Whether the immediates of this side's posts are separate writes.
     pub apart: bool,
     /// The ends, in the order of the hello.
     pub ends: Vec<LinkEnd>,
@@ -88,14 +88,14 @@ pub(in crate::verbs) struct LinkEnd {
     pub nic: u16,
     /// The queue pair.
     pub number: u32,
-    /// The number of the first packet that it sends.
+    /// The number of the first packet from this end.
     pub first_packet: u32,
-    /// The keys on that NIC of the ranges that the other side writes, ascending.
+    /// The keys on this end's NIC for the ranges that the other side writes, in ascending order.
     pub keys: Vec<u32>,
 }
 
 impl Hello {
-    /// Returns the text that the proof is about: all bytes before it.
+    /// Returns the bytes that the proof covers: all bytes before it.
     pub fn text(&self) -> Vec<u8> {
         let Hello { name, send_bytes, links, nics } = self;
         let mut bytes = MAGIC.to_vec();

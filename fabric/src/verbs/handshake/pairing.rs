@@ -1,4 +1,4 @@
-//! The joiner's NIC of each link. Pure; the joiner computes it.
+//! The choice of the joiner's NIC for each link. Pure; the joiner computes it.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::handshake::NicPair;
 use crate::verbs::address::Address;
 use crate::verbs::rail_map::RailMap;
 
-/// One hub port's partner.
+/// The joiner's NIC for one port of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Pairing {
     /// The hub's port, by its number in the group.
@@ -18,7 +18,7 @@ pub(in crate::verbs) struct Pairing {
     pub hub: Address,
     /// The worker's end.
     pub worker: Address,
-    /// The reason why these two, in words.
+    /// The reason for this choice, in words.
     pub reason: String,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Pairing {
     }
 }
 
-/// A NIC of the hub and one of the joiner between which nothing crosses.
+/// A NIC of the hub and one of the joiner between which no packets cross.
 #[derive(Clone, Debug)]
 pub(in crate::verbs) struct DeadPair {
     pub hub: Address,
@@ -46,23 +46,23 @@ pub(in crate::verbs) struct DeadPair {
     pub why: String,
 }
 
-/// Ports of the hub that no NIC of the joiner's ports leads to, as far as is known.
+/// Ports of the hub that no NIC of the joiner reaches, as far as is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Unreached {
     pub ports: Vec<u16>,
     pub why: String,
 }
 
-/// A link that needs a NIC of the joiner: the port of the hub, and the NICs of the joiner's port.
+/// A link that needs a NIC of the joiner: the hub's port, and the NICs of the joiner's port.
 pub(in crate::verbs) struct Candidates<'a> {
     pub hub_port: usize,
     pub nics: &'a [usize],
 }
 
-/// Pairs each link's hub port with one of the NICs of its joiner's port. That NIC is a partner of the hub port's NIC,
-/// so that lanes keep to the rails of their NICs. A port without a live partner has its other NICs of the same link
-/// layer, unless a map names the partners. Of several the least loaded, and of those the first. `loads` are the links
-/// of each NIC of the joiner, of former connections too.
+/// Pairs each link's hub port with one of the NICs of its joiner's port. The NIC is a partner of the hub port's NIC, so
+/// that lanes stay on the rails of their NICs. If a port has no live partner, it gets another NIC of the same link layer,
+/// unless a map names the partners. Of several NICs, the least loaded is chosen, and then the first. `loads` are the links
+/// of each NIC of the joiner, including former connections.
 pub(in crate::verbs) fn pair<'a>(
     hub: &[Address],
     links: impl IntoIterator<Item = Candidates<'a>>,

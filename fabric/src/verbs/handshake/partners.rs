@@ -15,14 +15,14 @@ use std::cmp::Ordering;
 use crate::verbs::address::Address;
 use crate::verbs::rail_map::RailMap;
 
-/// The NICs of the joiner that go with one of the hub's.
+/// The NICs of the joiner that can be paired with one of the hub's NICs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Partners {
     /// The partners in the joiner's order of preference. Empty if none is of its link layer.
     pub nics: Vec<usize>,
-    /// The reason why these, in words.
+    /// The reason for these partners, in words.
     pub reason: String,
-    /// The user's map demands these: no other NICs may be used.
+    /// Whether the user's map demands these partners. Then no other NICs may be used.
     pub mapped: bool,
 }
 
@@ -59,7 +59,8 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
     found
 }
 
-/// Returns the joiner's NICs in the subnet of a hub's NIC, or else all of its link layer; and the reason.
+/// Returns the joiner's NICs in the subnet of a hub's NIC. If there are none, returns all NICs of its link layer. Also
+/// returns the reason.
 fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     let shared = |nic: usize| Some((nic, address.shared_subnet(&joiner[nic])?));
     let near: Vec<(usize, String)> = (0..joiner.len()).filter_map(shared).collect();
@@ -72,7 +73,7 @@ fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     }
 }
 
-/// Pairs these NICs of the hub and these of the joiner, so that none is left over: first NICs of one name, then by
+/// Pairs NICs of the hub with NICs of the joiner, so that none is left over: first NICs with the same name, and then by
 /// place.
 fn deal(
     hub: &[&Address],

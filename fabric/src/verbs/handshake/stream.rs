@@ -9,11 +9,11 @@ use rustix::net::sockopt;
 
 use super::message::{MAX_BYTES, Message};
 
-/// The kernel probes a peer after this long without a sign of life.
+/// The time without a sign of life after which the kernel probes a peer.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 /// The time between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-/// Probes without an answer.
+/// The number of probes without an answer after which the peer counts as gone.
 const KEEPALIVE_COUNT: u32 = 3;
 
 /// One end of the connection.
@@ -43,7 +43,7 @@ impl MessageStream {
         self.timeout
     }
 
-    /// Multiplies the timeout of the messages to come.
+    /// Multiplies the timeout of the following messages.
     pub fn take_time(&mut self, times: u32) {
         self.timeout *= times;
     }
@@ -82,7 +82,7 @@ impl MessageStream {
                 "a message of {length} bytes, of {MAX_BYTES} at most: this is the data path of a parameter hub, for its own workers"
             )));
         }
-        // It is read in pieces: no memory is allocated for a length alone.
+        // The body is read in pieces, so that no memory is allocated for a length alone.
         let mut body = Vec::new();
         while body.len() < length {
             let mut piece = [0; 4096];
@@ -125,7 +125,7 @@ impl MessageStream {
         io::Error::new(ErrorKind::UnexpectedEof, "the other end hung up during the handshake")
     }
 
-    /// Returns the socket. From now on its end is the end of the links.
+    /// Returns the socket. From now on, its end means the end of the links.
     pub fn into_socket(self) -> OwnedFd {
         self.stream.into()
     }

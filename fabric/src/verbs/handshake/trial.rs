@@ -1,5 +1,5 @@
-//! The trial of a pair of NICs before links are on it: whether it leads from one end to the other. It is a write of
-//! nothing, which the other NIC acknowledges. Addresses do not decide this; all InfiniBand has fe80::/64, and
+//! The trial of a pair of NICs before it gets links: whether packets cross from one end to the other. The trial is a write
+//! of nothing, which the other NIC acknowledges. Addresses are not enough to decide: all InfiniBand has fe80::/64, and
 //! addresses of /32 share nothing.
 //!
 //! Runs on the handshake's threads, on separate queue pairs that end with the trial: the completions of links belong to the
@@ -23,8 +23,8 @@ use crate::verbs::handles::work::Work;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::link::random_packet;
 
-/// A write of nothing takes microseconds, and is sent again after half a second by default. Shorter than a step of the handshake
-/// may take, since the other end waits.
+/// The time limit of a trial. A write of nothing takes microseconds, and is sent again after half a second by default. The
+/// limit is shorter than that of a step of the handshake, because the other end waits.
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// One end of a pair that is tried.
@@ -44,13 +44,13 @@ impl TrialEnd {
         Ok(TrialEnd { qp, queue, nic: Arc::clone(nic), first_packet })
     }
 
-    /// Returns the values that the other end must know of it. `nic` is the number by which that end knows the
-    /// NIC.
+    /// Returns the data that the other end needs of this end. `nic` is the other end's number for the NIC.
     pub fn name(&self, nic: u16) -> LinkEnd {
         LinkEnd { nic, number: self.qp.number(), first_packet: self.first_packet, keys: Vec::new() }
     }
 
-    /// Connects: from now on it acknowledges the other end's write. The kernel resolves the address of a RoCE NIC here.
+    /// Connects the end, which then acknowledges the other end's write. The kernel resolves the address of a RoCE NIC in this
+    /// call.
     pub fn connect(&self, address: &Address, end: &LinkEnd) -> Result<(), String> {
         let peer = Peer { address: address.clone(), number: end.number, first_packet: end.first_packet };
         self.qp.connect(&self.nic, self.first_packet, &peer).map_err(|error| error.to_string())
@@ -62,7 +62,7 @@ impl TrialEnd {
         SendChain::post_fence(&self.qp, 0).map_err(fail).map(|()| Instant::now())
     }
 
-    /// Waits until the write of that time is acknowledged.
+    /// Waits until the write that began at this time is acknowledged.
     pub fn acknowledged(&self, written: Instant) -> Result<(), String> {
         let mut one = [ibv_wc::default()];
         loop {

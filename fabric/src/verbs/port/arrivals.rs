@@ -11,7 +11,7 @@ use crate::verbs::handles::ffi::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, ibv_
 use crate::verbs::handles::words;
 use crate::verbs::handles::work::{Work, WorkId};
 
-/// Completions that are taken at once.
+/// The number of completions that are taken at once.
 pub(in crate::verbs) const BATCH: usize = 64;
 
 /// A completion of a link that is not attached yet. There are at most as many as it has receive requests:
@@ -23,7 +23,7 @@ pub(in crate::verbs) struct Early {
 }
 
 impl Port {
-    /// Fills `into` from `filled` on. Takes from a queue only as many arrivals as there is room to show.
+    /// Fills `into` from `filled` on. Takes from a queue only as many arrivals as fit.
     pub(in crate::verbs) fn poll_queues(&mut self, into: &mut [Arrival], mut filled: usize) -> usize {
         let rails = self.rails.len();
         self.first = (self.first + 1) % rails.max(1);
@@ -48,11 +48,11 @@ impl Port {
         filled
     }
 
-    /// Takes everything that was in the queues when this began into the stash.
+    /// Takes everything that was in the queues at the start of this call into the stash.
     #[cold]
     pub(in crate::verbs) fn take_all(&mut self) {
         for rail in 0..self.rails.len() {
-            // Other links may go on completing; older completions are first.
+            // Other links may continue to complete, so this takes only the older completions, which come first.
             let mut left = self.rails[rail].queue.entries() as usize;
             loop {
                 let count = self.take(rail, BATCH);
@@ -86,7 +86,7 @@ impl Port {
         }
     }
 
-    /// Notes that an arrival has been shown: its receive request can be posted again.
+    /// Notes that an arrival was shown, so that its receive request can be posted again.
     #[inline]
     pub(in crate::verbs) fn shown(&mut self, arrival: Arrival) {
         let Some(attached) = self.links.get_mut(arrival.link) else { return };
@@ -95,7 +95,7 @@ impl Port {
         }
     }
 
-    /// Handles a completion. Returns the arrival, if it is one of a link that is not over.
+    /// Handles a completion. Returns the arrival, if the completion is one and its link has not ended.
     #[inline]
     fn complete(&mut self, completion: &ibv_wc) -> Option<Arrival> {
         let WorkId { work, route, generation } = WorkId::decode(completion.wr_id);
@@ -179,7 +179,7 @@ impl Port {
         }
     }
 
-    /// Forgets early completions of a route: from now on another link may have it.
+    /// Forgets early completions of a route, because another link may now get it.
     pub(in crate::verbs) fn forget_early(&mut self, route: usize) {
         self.early.retain(|early| early.route != route);
     }

@@ -1,4 +1,4 @@
-//! The way in which links end: a peer that left or died, a NIC that failed, a link that is detached.
+//! The end of links: a peer left or died, a NIC failed, or a link was detached.
 //!
 //! ```text
 //!   Open --(socket ended, error, event)--> Ending --(all arrivals shown)--> Closing --(closed())--> Reported
@@ -18,24 +18,24 @@ use crate::port::CloseReason;
 use crate::verbs::handles::context::{Context, NicEvent};
 use crate::verbs::handles::work::Work;
 
-/// Posts that are not out after this long never will be: a live peer's NIC takes microseconds for each.
+/// The time after which unsent posts are given up: a live peer's NIC takes microseconds for each.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The longest time that `detach` itself waits for that. The peer learns of the end when the wait is over, although this port may
-/// never be polled again. A peer that does not take its arrivals cannot hold a core for longer. Several such peers,
-/// one after the other, cannot either.
+/// The longest time for which `detach` itself waits for unsent posts. After it the peer learns of the end, even if this
+/// port is never polled again. So a peer that does not take its arrivals cannot hold a core for longer, and several such
+/// peers cannot either.
 pub(in crate::verbs) const GRACE: Duration = Duration::from_millis(50);
 
 /// A detached link with posts that may be in flight.
 pub(in crate::verbs) struct Linger {
     endpoint: Endpoint,
     deadline: Instant,
-    /// The queue pair failed: nothing more goes out.
+    /// Whether the queue pair failed, so that nothing more is sent.
     failed: bool,
 }
 
 impl Port {
-    /// Looks at the reports of other threads, and at the links that are ending.
+    /// Handles the reports of other threads, and the links that are ending.
     #[inline]
     pub(in crate::verbs) fn look(&mut self) {
         let changes = self.state.changes();
@@ -72,7 +72,7 @@ impl Port {
         self.clear(&abandoned);
     }
 
-    /// Polls the rails of the NICs that are open now. The links of other NICs have ended or will end.
+    /// Uses the rails of the NICs that are now open. The links of other NICs have ended or will end.
     fn take_up_rails(&mut self) {
         let open = self.state.own.open();
         let is_same = |(ours, open): (&Arc<Rail>, &Arc<Rail>)| Arc::ptr_eq(ours, open);
@@ -117,8 +117,8 @@ impl Port {
         }
     }
 
-    /// Lets a detached link linger. Its queue pair is destroyed when its last posts are out. The socket ends with it,
-    /// and so do the other links of the connection; their posts go out first, too.
+    /// Lets a detached link linger. Its queue pair is destroyed when its last posts have been sent. The socket ends with it,
+    /// and so do the other links of the connection, after their own posts have been sent.
     pub(in crate::verbs) fn linger(&mut self, attached: Attached<Endpoint>) {
         let Attached { link: mut endpoint, state, .. } = attached;
         let route = &endpoint.link.route;
@@ -140,7 +140,7 @@ impl Port {
         for (_, neighbour) in self.links.iter_mut() {
             let Endpoint { connection: other, link, .. } = &mut neighbour.link;
             if other.number == connection && !link.is_fenced() {
-                // If this fails, nothing of the neighbour can go out.
+                // If this fails, the neighbour's posts cannot be sent.
                 let _ = link.fence();
             }
         }
@@ -160,7 +160,7 @@ impl Port {
         }
     }
 
-    /// Drops detached links after their posts are out.
+    /// Drops detached links after their posts have been sent.
     #[cold]
     fn sweep(&mut self) {
         let now = Instant::now();
@@ -172,7 +172,7 @@ impl Port {
         }
     }
 
-    /// Whether posts of a connection, on this port, may be under way.
+    /// Whether posts of a connection may be in flight on this port.
     fn has_fences(&self, endpoint: &Endpoint) -> bool {
         let attached = self.links.iter().map(|(_, attached)| &attached.link);
         let lingering = self.lingering.iter().map(|linger| &linger.endpoint);
@@ -198,14 +198,14 @@ impl Port {
         }
     }
 
-    /// Waits, when the port is dropped, until all posts are out or never will be.
+    /// Waits, when the port is dropped, until all posts have been sent or given up.
     pub(in crate::verbs) fn part_from_all(&mut self) {
         if let Some(last) = self.lingering.iter().map(|linger| linger.deadline).max() {
             self.part(last);
         }
     }
 
-    /// Returns when the first of the detached links is dropped at the latest.
+    /// Returns the latest time at which the first of the detached links is dropped.
     pub(in crate::verbs) fn linger_deadline(&self) -> Option<Instant> {
         self.lingering.iter().map(|linger| linger.deadline).min()
     }

@@ -20,22 +20,22 @@ use crate::verbs::handles::error::DeviceError;
 use crate::verbs::handles::queue_pair::{Peer, QueuePair};
 use crate::verbs::handles::work::{Tally, Work};
 
-/// Fences that can be under way: one for a link that is detached, one for a neighbour's sake.
+/// The most fences in flight: one for a detached link, and one for a neighbour.
 const FENCES: u32 = 2;
 /// The most sends between two signalled ones; a completion then costs a thirtieth of a send's time.
 const MAX_INTERVAL: u32 = 32;
 /// The number of sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
 const LATE: u32 = 64;
-/// The most sends of a link that a NIC has at a time. Other sends wait here. A device's own figure is not guaranteed. 1024
-/// chunks of 32 KiB are 32 MiB. They take 0.7 ms at 400 Gb/s: far longer than any round trip.
+/// The most sends of a link that a NIC gets at a time. Other sends wait in the link. A device's own limit is not
+/// guaranteed. 1024 chunks of 32 KiB are 32 MiB, and take 0.7 ms at 400 Gb/s: far longer than any round trip.
 const MOST_SENDS: u32 = 1024;
 
-/// The number of requests a link of a capacity has in its queues.
+/// The number of requests in the queues of a link with a given capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Depths {
-    /// Sends that the NIC has and that are not known to be done.
+    /// Sends that the NIC has and whose completion is not known.
     sends: u32,
-    /// Sends that wait for room among these.
+    /// Sends that wait for room in the NIC's queue.
     waiting: u32,
     /// The interval of signalled sends.
     interval: u32,
@@ -64,7 +64,7 @@ impl Depths {
         self.sends * self.each + FENCES
     }
 
-    /// Returns the number of completions when a queue pair fails: everything in its queues completes.
+    /// Returns the number of completions after a queue pair fails: everything in its queues completes.
     fn completions(self) -> u32 {
         self.send_requests().saturating_add(self.receives)
     }
@@ -79,7 +79,7 @@ struct Keys {
 
 /// A queue pair that can receive, and has no peer yet.
 pub(in crate::verbs) struct Unconnected {
-    // Destroyed before the route is given up, as in `Link`.
+    // Destroyed before the route is released, as in `Link`.
     qp: QueuePair,
     receives: ReceiveChain,
     registered: Arc<Registered>,
@@ -131,7 +131,7 @@ impl Unconnected {
         self.registered.remote_keys(&self.carried)
     }
 
-    /// Whether the immediates of its posts are writes of their own.
+    /// Whether the immediates of the link's posts are separate writes.
     pub fn writes_apart(&self) -> bool {
         self.depths.each == 2
     }
@@ -141,8 +141,8 @@ impl Unconnected {
         self.carried.sent.iter().len()
     }
 
-    /// Joins the queue pair with the peer's. The windows are at `from` here and at `to` there, where each range that is sent
-    /// has its key. `apart` says that the peer's immediates are separate writes.
+    /// Joins the queue pair with the peer's. The windows are at `from` at this end and at `to` at the peer. Each range that is
+    /// sent has its key at the peer. `apart`: the peer's immediates are separate writes.
     pub fn connect(
         self,
         peer: &Peer,
@@ -189,17 +189,17 @@ pub(in crate::verbs) struct Link {
     qp: QueuePair,
     sends: SendChain,
     receives: ReceiveChain,
-    /// First byte of this end's window.
+    /// Address of the first byte of this end's window.
     from: u64,
-    /// First byte of the peer's.
+    /// Address of the first byte of the peer's window.
     to: u64,
-    /// The ranges that it may post, and the keys of each range.
+    /// The ranges that the link may post, and the keys of each range.
     ranges: Ranges,
     keys: Vec<Keys>,
     depths: Depths,
-    /// Sends that are not known to be done, held back or handed over.
+    /// Sends whose completion is not known, held back or handed over.
     in_flight: u32,
-    /// The last of them that are not signalled.
+    /// The number of last sends that are not signalled.
     unsignalled: u32,
     /// Sends that the next completions cover, and their bytes of the link's credit.
     signalled: VecDeque<(u32, usize)>,
@@ -208,9 +208,9 @@ pub(in crate::verbs) struct Link {
     credit: Credit,
     pub crossed: Crossed,
     fences: u32,
-    /// A fence is due when nothing waits any more.
+    /// Whether a fence must be posted when no post waits any more.
     fence_due: bool,
-    /// A completion of the peer's immediate does not say how many bytes came before it.
+    /// Whether the peer's immediates are separate writes. Then a completion does not say how many bytes came before it.
     pub peer_writes_apart: bool,
     /// Receive requests that were used and not posted again.
     consumed: u32,
@@ -226,7 +226,7 @@ impl Link {
         self.qp.number()
     }
 
-    /// Holds a send back, or answers that there is no room. The error is the errno of a full chain that was refused.
+    /// Holds a send back, or reports that there is no room. The error is the errno of a full chain that was refused.
     ///
     /// # Panics
     /// Panics if the link does not carry the span: the caller's layout differs from that of the plan.
@@ -237,7 +237,7 @@ impl Link {
             return Ok(Posted::Full);
         }
         let Some(counted) = self.credit.take(span.bytes) else { return Ok(Posted::Full) };
-        // Posts that wait go first: they leave as soon as there is room.
+        // Waiting posts go first, as soon as there is room.
         if has_room {
             self.hold(span, keys, imm, counted, tally)?;
         } else {
@@ -246,7 +246,7 @@ impl Link {
         Ok(Posted::Accepted)
     }
 
-    /// Returns the keys of a span. One without bytes needs none.
+    /// Returns the keys of a span. A span without bytes needs none.
     #[inline]
     fn keys_of(&self, span: Span) -> Keys {
         if span.bytes == 0 {
@@ -270,7 +270,7 @@ impl Link {
     ) -> Result<(), i32> {
         self.in_flight += 1;
         self.unsignalled += 1;
-        // The completion of counted bytes must be seen.
+        // The completion must be signalled, so that its bytes are given back to the credit.
         let signalled = self.unsignalled == self.depths.interval || counted > 0;
         if signalled {
             self.signalled.push_back((std::mem::take(&mut self.unsignalled), counted));
@@ -320,7 +320,7 @@ impl Link {
         self.sends.post(&self.qp)
     }
 
-    /// Notes that a signalled send completed, and with it all before it: waiting sends take their room.
+    /// Notes that a signalled send and all earlier sends completed. Waiting sends get their room.
     pub fn sent(&mut self, tally: &mut Tally) -> Result<(), i32> {
         if let Some((sends, counted)) = self.signalled.pop_front() {
             self.in_flight -= sends;
@@ -346,8 +346,7 @@ impl Link {
         self.receives.post(&self.qp, RECEIVES)
     }
 
-    /// Posts a fence after the earlier posts. [`fence_passed`](Self::fence_passed) follows when all of it is
-    /// done.
+    /// Posts a fence after the earlier posts. [`fence_passed`](Self::fence_passed) follows when they are done.
     pub fn fence(&mut self) -> Result<(), i32> {
         if !self.waiting.is_empty() {
             self.fence_due = true;
@@ -365,7 +364,7 @@ impl Link {
         self.fences = self.fences.saturating_sub(1);
     }
 
-    /// Gives the link up, because the queue pair failed: nothing more goes out.
+    /// Gives the link up, because the queue pair failed and nothing more is sent.
     pub fn give_up(&mut self) {
         self.fences = 0;
         self.fence_due = false;
@@ -380,8 +379,8 @@ impl Link {
         self.depths.receives
     }
 
-    /// Returns the number of arrivals that can always be unread: up to a batch of receive requests is used up and not
-    /// posted again yet.
+    /// Returns the number of arrivals that can always be unread. It is less than the number of receive requests by a batch that
+    /// is used and not posted again yet.
     pub fn sure_unread(&self) -> u32 {
         self.depths.receives - (RECEIVES - 1)
     }
@@ -390,7 +389,7 @@ impl Link {
 /// The checks that only a hostile or a dead peer fails.
 #[cfg(test)]
 impl Link {
-    /// Answers nothing any more.
+    /// Stops answering packets.
     pub fn vanish(&self) {
         self.qp.vanish(&self.registered.nic);
     }

@@ -37,7 +37,7 @@ pub struct Endpoint {
     pub(super) link: Link,
     /// The other end, in words.
     pub(super) peer: String,
-    /// A post found no room since the last wait.
+    /// Whether a post found no room since the last wait.
     refused: bool,
     /// The arrivals in the port's stash.
     stashed: u32,
@@ -64,12 +64,12 @@ impl Endpoint {
         self.link.route.rail.nic.name()
     }
 
-    /// Lets the link end, too, when its NIC's port is down for as long as packets are sent again.
+    /// Also ends the link when its NIC's port is down for as long as packets are retried.
     pub fn end_with_port(&mut self) {
         self.ends_with_port = true;
     }
 
-    /// Sets the rule: from now on the link closes when a write arrives with a length that the rule refuses.
+    /// Sets the rule. From now on the link closes if a write arrives with a length that the rule refuses.
     pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
         self.rule = Some(rule);
     }
@@ -94,7 +94,7 @@ impl Drop for Endpoint {
 /// The owner of a route's completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// No link: it is not attached yet, or not any more.
+    /// No link has the route: it is not attached yet, or not any more.
     Nobody,
     /// This link.
     Link(LinkId),
@@ -120,18 +120,18 @@ pub struct Port {
     pub(super) rails: Vec<Arc<Rail>>,
     /// The NIC that the next poll looks at first.
     pub(super) first: usize,
-    /// Links that are ending or closing.
+    /// The number of links that are ending or closing.
     pub(super) ends: usize,
-    /// A link that had no room has room again.
+    /// Whether a link that had no room has room again.
     pub(super) relieved: bool,
-    /// The next completion makes its channel readable, by NIC.
+    /// Whether the next completion makes its channel readable, by NIC.
     pub(super) armed: [bool; MAX_RAILS],
     pub(super) changes_seen: u32,
     pub(super) tally: Tally,
 }
 
-/// Makes the ports of a hub: one for each entry, each on its NIC. Several may be on one NIC. A port without an open NIC has
-/// none until [`Group::mend`] opens it.
+/// Makes the ports of a hub: one for each entry, each on its NIC. Several ports may be on one NIC. A port whose NIC is not
+/// open has none until [`Group::mend`] opens it.
 ///
 /// # Errors
 /// Returns an error if libibverbs is missing, no NIC can be opened, or something runs out.
@@ -142,7 +142,7 @@ pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, 
     Ok((group, ports))
 }
 
-/// Makes a worker's one port, over all of its NICs. Of several NICs that are as good for a link, the first is taken first.
+/// Makes a worker's one port, over all of its NICs. If several NICs are equally good for a link, the first is used first.
 ///
 /// # Errors
 /// Returns the errors of [`group`].
@@ -199,7 +199,7 @@ impl Port {
         })
     }
 
-    /// Posts again when there was no room. Some sends may have completed since the last look.
+    /// Posts again after there was no room. Some sends may have completed since the last look.
     #[cold]
     fn post_again(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
         self.take_all();
@@ -235,7 +235,7 @@ impl crate::Port for Port {
             "an endpoint belongs to the port that its connection was made for"
         );
         let (route, generation) = (endpoint.link.route.number as usize, endpoint.link.route.generation);
-        // The connection may have died before this port had the link.
+        // The connection may have ended before this port got the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
         let id = self.links.insert(endpoint);
         let unread = self.links.iter().map(|(_, attached)| attached.link.link.most_unread() as usize);
@@ -323,7 +323,7 @@ impl crate::Port for Port {
     }
 }
 
-/// Detaches all links, and waits until their last posts are out, or so long that they never will be.
+/// Detaches all links, and waits until their last posts have been sent or given up.
 impl Drop for Port {
     fn drop(&mut self) {
         for id in self.links.ids() {

@@ -14,10 +14,10 @@ use crate::verbs::handles::context::{Context, NicEvent};
 use crate::verbs::handles::work::{MAX_ROUTES, Work, WorkId};
 use crate::verbs::nic::Nic;
 
-/// NICs of one port.
+/// The most NICs of one port.
 pub(in crate::verbs) const MAX_RAILS: usize = 32;
 
-/// One NIC of a port, with the completions of the port's links on it. A NIC that is opened again is another rail.
+/// One NIC of a port, with the completions of the port's links on it. If a NIC is opened again, it is another rail.
 #[derive(Debug)]
 pub(in crate::verbs) struct Rail {
     pub nic: Arc<Nic>,
@@ -31,12 +31,12 @@ pub(in crate::verbs) type PortState = port_state::PortState<Rails>;
 /// The NICs of a port, and the reports of other threads to the port.
 #[derive(Debug)]
 pub(in crate::verbs) struct Rails {
-    /// The rails that are open, in the order in which the port was given its NICs. The port has a copy.
+    /// The open rails, in the order in which the port was given its NICs. The port has a copy.
     open: Mutex<Vec<Arc<Rail>>>,
     /// The vector of their completions.
     vector: u32,
     pub bell: EventBell,
-    /// Readable when the bell or a completion channel is.
+    /// A descriptor that is readable when the bell or a completion channel is.
     sleeper: OwnedFd,
     shared: Mutex<Shared>,
 }
@@ -50,7 +50,7 @@ struct Shared {
     generations: u32,
 }
 
-/// A route, the rail of its completions, and how many there is room for.
+/// A route, the rail of its completions, and the number of completions for which it has room.
 #[derive(Clone, Debug)]
 pub(in crate::verbs) struct Abandoned {
     pub route: u32,
@@ -59,7 +59,7 @@ pub(in crate::verbs) struct Abandoned {
 }
 
 impl Rails {
-    /// Creates the rails of a port, none yet. `vector` is the completion vector.
+    /// Creates the state of a port without rails. `vector` is the completion vector.
     pub fn new(vector: u32) -> Result<Self, VerbsError> {
         let make = || -> rustix::io::Result<(EventBell, OwnedFd)> {
             let (bell, sleeper) = (EventBell::new()?, epoll::create(epoll::CreateFlags::CLOEXEC)?);
@@ -82,12 +82,12 @@ impl Rails {
         self.open().iter().any(|rail| Arc::ptr_eq(&rail.nic.context, context))
     }
 
-    /// Returns the descriptor that a port sleeps at.
+    /// Returns the descriptor on which a port sleeps.
     pub fn sleeper(&self) -> BorrowedFd<'_> {
         self.sleeper.as_fd()
     }
 
-    /// Replaces the rails: from now on they are on these NICs. A NIC that has one keeps it.
+    /// Replaces the rails by rails on these NICs. A NIC that already has a rail keeps it.
     fn replace(&self, nics: &[Arc<Nic>]) -> Result<(), VerbsError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let rail = |nic: &Arc<Nic>| -> Result<Arc<Rail>, VerbsError> {
@@ -115,7 +115,7 @@ impl Rails {
         (std::mem::take(&mut shared.events), std::mem::take(&mut shared.abandoned))
     }
 
-    /// Clears a route that has nothing in the completion queue any more: another link may have it.
+    /// Clears a route whose completions have all left the queue. Another link may then have it.
     pub fn clear(&self, route: Abandoned) {
         route.rail.queue.release(route.completions);
         self.lock().free.push(route.route);
@@ -143,8 +143,8 @@ impl PortState {
     }
 }
 
-/// A number that finds the link of a completion. The link has it from before it is attached until nothing of the link
-/// is left in the completion queue.
+/// A number that finds the link of a completion. A link has it from before it is attached until none of its completions is
+/// left in the queue.
 #[derive(Debug)]
 pub(in crate::verbs) struct Route {
     port: Arc<PortState>,

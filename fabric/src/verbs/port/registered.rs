@@ -1,5 +1,4 @@
-//! The ranges of a connection's two windows that its links on one NIC carry, registered in a protection domain of their
-//! own.
+//! The ranges of a connection's two windows that its links on one NIC carry, registered in a separate protection domain.
 //!
 //! Made by a handshake's thread, then held by the links that use it.
 
@@ -21,7 +20,7 @@ pub(in crate::verbs) struct Carried {
     pub received: Ranges,
 }
 
-/// The ranges that the links on one NIC carry, registered in a domain of its own.
+/// The ranges that the links on one NIC carry, registered in a separate domain.
 pub(in crate::verbs) struct Registered {
     pub nic: Arc<Nic>,
     pub domain: Arc<Domain>,
@@ -41,8 +40,7 @@ impl Regions {
         register: impl Fn(Span) -> Result<Region, RegisterError>,
     ) -> Result<Self, RegisterError> {
         let ranges: Ranges = carried.flat_map(Ranges::iter).collect();
-        // A limit that is too low for one range is too low for all; this is the sum that the limit must
-        // allow.
+        // A limit that is too low for one range is too low for the sum of all ranges, which the limit must allow.
         let bytes = ranges.iter().map(|range| range.bytes).sum();
         let register = |range| register(range).map_err(|error| RegisterError { bytes, ..error });
         let regions = ranges.iter().map(register).collect::<Result<_, _>>()?;
@@ -58,7 +56,7 @@ impl Regions {
 }
 
 impl Registered {
-    /// Registers for links that carry these ranges. Ports on one NIC share the registration.
+    /// Registers the ranges of these links. Ports on one NIC share the registration.
     pub fn new<'a>(
         nic: &Arc<Nic>,
         ours: &Arc<SendWindow>,

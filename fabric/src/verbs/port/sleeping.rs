@@ -25,13 +25,13 @@ impl Port {
     fn nap(&mut self, deadline: Option<Instant>) {
         let left = |at: Instant| timespec(at.saturating_duration_since(Instant::now()));
         let timeout = deadline.into_iter().chain(self.linger_deadline()).min().map(left);
-        // Every outcome (readable, time-out, signal) means the same: look again.
+        // After any outcome (readable, timeout, signal) the caller looks again.
         let _ = poll(&mut [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)], timeout.as_ref());
         self.slept();
     }
 
-    /// Prepares a sleep. Returns whether there is something to see already. If not, the [`fd`](Self::fd) becomes
-    /// readable when there is, and [`slept`](Self::slept) must be called after the sleep.
+    /// Prepares a sleep. Returns whether there is already something to see. If not, the [`fd`](Self::fd) becomes readable when
+    /// there is, and [`slept`](Self::slept) must be called after the sleep.
     pub(crate) fn arm(&mut self, until: Until) -> bool {
         if self.is_due(until) {
             return true;
@@ -61,13 +61,13 @@ impl Port {
         }
     }
 
-    /// Returns the descriptor that a sleeper has to poll. It covers the bell and the channel of each NIC, also of
-    /// a NIC that is opened later.
+    /// Returns the descriptor that a sleeper has to poll. It covers the bell and the channel of each NIC, including NICs that
+    /// are opened later.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.state.own.sleeper()
     }
 
-    /// Whether it has no link, and no detached link with posts under way.
+    /// Whether the port has no link, and no detached link with posts in flight.
     pub(crate) fn is_bare(&self) -> bool {
         self.lingering.is_empty() && self.links.is_empty()
     }
@@ -96,7 +96,7 @@ impl Port {
         arrived || self.ends > 0 || self.relieved || self.state.take_woken()
     }
 
-    /// Waits until no detached link has posts under way, or until the deadline.
+    /// Waits until no detached link has posts in flight, or until the deadline.
     pub(in crate::verbs) fn part(&mut self, deadline: Instant) {
         self.take_all();
         self.look();
