@@ -5,7 +5,7 @@ use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-env-changed=COMMIT_OF_BUILD");
-    // The log of HEAD changes with each commit and checkout. A tree that is not a clone has none.
+    // The log of HEAD changes with each commit and checkout. A tree without a Git repository has none.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo:rerun-if-changed={log}");
     }

@@ -138,7 +138,7 @@ fn read(path: &Path) -> anyhow::Result<Decoded> {
     decode(file, about.len()).with_context(|| path.display().to_string())
 }
 
-/// Whether a file is whole and finite; says so.
+/// Checks that a file is complete and finite, and prints the result.
 fn verify(path: &Path) -> anyhow::Result<bool> {
     let checkpoint = match read(path) {
         Ok(checkpoint) => checkpoint,

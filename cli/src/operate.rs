@@ -55,7 +55,7 @@ pub struct DrainArgs {
 }
 
 impl StatusArgs {
-    /// Prints how the hub is.
+    /// Prints the state of the hub.
     ///
     /// # Errors
     /// Returns an error if the hub does not answer.

@@ -1,11 +1,11 @@
-//! Output of commands. Rust's own macros panic where stdout is closed or full.
+//! Output of commands. Rust's own macros panic if stdout is closed or full.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
 use anyhow::Context;
 
-/// Prints a line. If nobody reads any more, as after `| head`, the process ends: its reader has seen enough.
+/// Prints a line. If the reader of the pipe has ended, as after `| head`, this ends the process.
 ///
 /// # Errors
 /// Returns an error if stdout takes nothing for another reason.

@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 
 use crate::out::line;
 
-/// A second SIGTERM within this time is the first one: `timeout` sends it to its child, and then to the child's group.
+/// The time within which a second SIGTERM counts as the first: `timeout` sends it to its child, and then to the child's
+/// group.
 const ONE_SIGTERM: Duration = Duration::from_secs(2);
 
 /// The reason why a hub has ended.
@@ -17,11 +18,11 @@ const ONE_SIGTERM: Duration = Duration::from_secs(2);
 pub enum End {
     /// A signal, or a long time without use.
     Stopped,
-    /// A drain: it was to take no more jobs, and the last one has ended.
+    /// The hub was drained, and its last job has ended.
     Drained,
 }
 
-/// Runs a hub until a signal, a drain or the end of its use.
+/// Runs a hub until a signal, a drain, or a long time without use.
 ///
 /// # Errors
 /// Returns an error if it cannot start, or is ended before its checkpoints are written.

@@ -20,9 +20,9 @@ use crate::operate::bare;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The time between two requests.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Ranks of a job that are shown, those that are waited for most.
+/// The number of ranks of a job that are shown: those for which others wait most.
 const RANKS: usize = 8;
-/// Refusals that are shown, and for how long.
+/// The number of refusals that are shown, and the time for which they are shown.
 const REFUSALS: usize = 3;
 const FRESH_S: u64 = 300;
 /// Moves to the corner, and clears the screen below it.
@@ -84,7 +84,7 @@ impl TopArgs {
                 (Err(why), Some(_)) => format!("the hub does not answer: {why}\n"),
             };
             let mut out = std::io::stdout().lock();
-            // The reader closed the pipe: this ends the program.
+            // If the reader has closed the pipe, the program ends.
             if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || self.once {
                 return Ok(());
             }
@@ -144,7 +144,7 @@ fn sorted(hub: &HubReply) -> Vec<&JobReply> {
     jobs
 }
 
-/// Returns the part of the time since then that a core worked, or since the start.
+/// Returns the part of the time for which a core worked, since the look before or since the start.
 fn part_busy(core: &CoreReply, before: Option<&CoreReply>) -> f64 {
     let (busy, waiting) = before.map_or((0, 0), |before| (before.busy_ns, before.waiting_ns));
     let (busy, waiting) = (core.busy_ns.saturating_sub(busy), core.waiting_ns.saturating_sub(waiting));

@@ -23,12 +23,12 @@ pub(crate) struct NicFacts {
     pub iommu: Option<String>,
     /// The bridges of PCI Express above it, with the value of their ACS; empty if this user may not read it.
     pub bridges: Vec<(String, Option<u16>)>,
-    /// The subnets of its interface: destination and mask, as /proc/net/route has them.
+    /// The subnets of the NIC's interface: destination and mask, as in /proc/net/route.
     pub subnets: Vec<(String, String)>,
-    /// The greater of the interface's setting and that of all: ARP, and the filter of return paths.
+    /// The larger value of the interface's setting and the setting for all interfaces: ARP, and the filter of return paths.
     pub arp_ignore: Option<u32>,
     pub rp_filter: Option<u32>,
-    /// The flow control of each priority: whether it is on.
+    /// Whether flow control is on, for each priority.
     pub pfc: Option<String>,
     /// The source of a packet's priority: `pcp` or `dscp`.
     pub trust: Option<String>,

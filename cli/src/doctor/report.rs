@@ -69,7 +69,7 @@ impl Report {
     }
 }
 
-/// Prints, and ignores a closed pipe: the reader has seen enough, and the exit status still counts.
+/// Prints, and ignores a closed pipe: its reader has ended, and the exit status still counts.
 fn say(text: &str) {
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

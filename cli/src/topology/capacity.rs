@@ -9,7 +9,7 @@ use topology::{Host, Plan};
 
 use super::machines::mb;
 
-/// The share of a NIC's rating that is left for values; the rest is headers.
+/// The share of a NIC's rating that is left for values after headers.
 const WITHOUT_HEADERS: f64 = 0.97;
 
 /// Settings of `topology` for the workers that a hub carries.
@@ -52,7 +52,7 @@ struct Limit {
 }
 
 impl CapacityArgs {
-    /// Whether it was asked for.
+    /// Whether the user asked for it.
     pub fn are_given(&self) -> bool {
         self.workers_for.is_some()
     }

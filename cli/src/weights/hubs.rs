@@ -1,4 +1,4 @@
-//! The hubs of a job, which each give a part of its weights. The parts are of one round.
+//! The hubs of a job. Each hub gives a part of the job's weights, and all parts are of one round.
 //!
 //! ```text
 //!   all hubs: the state now --> one round? --yes--> parts
@@ -26,7 +26,8 @@ use crate::operate::bare;
 /// The time that a hub has to describe its jobs.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The rounds from the furthest hub to the round that all hubs are asked for, from try to try. A hub takes at most 1024.
+/// The number of rounds ahead of the furthest hub at which all hubs are asked for their state, for each try. A hub takes at
+/// most 1024.
 const MARGINS: [u32; 4] = [4, 32, 256, 512];
 
 /// The request for each hub.
@@ -41,7 +42,7 @@ pub(super) struct Ask {
 #[derive(Debug)]
 pub(super) struct Hubs {
     all: Vec<HubOf>,
-    /// The margin that was enough, and the round that it led to, if hubs gave different rounds before.
+    /// The margin that was enough, and the round that it led to, if hubs had given different rounds at first.
     known: Option<(usize, Round)>,
 }
 
@@ -49,7 +50,7 @@ pub(super) struct Hubs {
 #[derive(Debug)]
 struct HubOf {
     address: String,
-    /// The start of the hub that has answered; empty before the first answer.
+    /// The name of the start of the hub that has answered. Empty before the first answer.
     start: String,
     /// The keys of the job at the last answer.
     keys: usize,
@@ -58,9 +59,9 @@ struct HubOf {
 /// The reason why a hub gives no part now.
 enum NoPart {
     Because(NoWeights),
-    /// The job does not come to the named round soon, or is too far from it.
+    /// The job will not reach the named round soon, or is too far from it.
     Far(String),
-    /// The job is past the named round, and has reached this one.
+    /// The job has passed the named round, and has reached this one.
     Passed(Round),
 }
 
@@ -71,7 +72,7 @@ impl From<NoWeights> for NoPart {
 }
 
 impl NoPart {
-    /// Returns the place of the reason among those of several hubs. The reader hears the first.
+    /// Returns the place of the reason among the reasons of several hubs. The user sees the first one.
     fn place(&self) -> u8 {
         match self {
             NoPart::Because(NoWeights::Never(_)) => 0,
@@ -111,7 +112,7 @@ impl Hubs {
                 },
                 Err(NoPart::Because(why)) => return Err(why),
                 Err(NoPart::Passed(front)) => front,
-                // A job that rests does not come to any round, and its hubs are in the same one.
+                // A job that rests reaches no further round, so its hubs are all in one round.
                 Err(NoPart::Far(_)) if before.take().is_some() => continue,
                 Err(NoPart::Far(why)) => return Err(NoWeights::NotYet(why)),
             };
@@ -154,7 +155,7 @@ impl Hubs {
         }
     }
 
-    /// Checks that these are the hubs of one job, each once.
+    /// Checks that the parts are of the hubs of one job, each once.
     fn check(&self, job: &str, parts: &[Option<Decoded>]) -> anyhow::Result<()> {
         let given = self.all.len();
         let mut seen: Vec<(u32, Option<&str>, &str)> = Vec::new();
@@ -184,7 +185,7 @@ impl Hubs {
     }
 }
 
-/// Returns the round of all parts; as an error the furthest, if they differ.
+/// Returns the round of all parts. If they differ, returns the furthest round as an error.
 fn one_round(parts: &[Decoded]) -> Result<Round, Round> {
     let rounds = || parts.iter().map(Decoded::round);
     let (first, last) = (rounds().min().unwrap_or_default(), rounds().max().unwrap_or_default());
@@ -214,7 +215,7 @@ impl HubOf {
                  install the same version at both ends"
             )));
         }
-        // A hub that ends meanwhile may return.
+        // A hub that ended during the fetch may return.
         let decoded = decode(state, bytes);
         let decoded =
             decoded.map_err(|error| NoWeights::NotYet(format!("the state of job {job:?}: {error}")))?;
@@ -229,7 +230,7 @@ impl HubOf {
         }
     }
 
-    /// Returns the longest file of weights that the job's model can have. Memory is reserved for no longer one.
+    /// Returns the length of the longest possible file of the job's weights. It bounds the memory that is reserved.
     fn most_bytes(&mut self, ask: &Ask) -> Result<u64, NoWeights> {
         let hub = describe(&self.address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
         let before = std::mem::replace(&mut self.start, hub.id);
@@ -238,7 +239,7 @@ impl HubOf {
         }
         let job = hub.jobs.iter().find(|job| job.name == ask.job);
         self.keys = job.map_or(0, |job| job.keys);
-        // Without the job it refuses, in its own words.
+        // If the hub lacks the job, it refuses with its own message.
         Ok(job.map_or(0, of_weights) + MAX_HEADER_BYTES)
     }
 }

@@ -75,7 +75,7 @@ impl PublishArgs {
         if let Some(why) = publisher.unreadable() {
             line(format_args!("the next version is whole, because the newest cannot be read: {why}"))?;
         }
-        // A fetch waits for the hub on a thread, which the process does not wait for.
+        // A fetch waits for the hub on a thread, for which the process does not wait.
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let mut publishing = Publishing { publisher, source: Some(source), said: String::new() };
         let end = publishing.run(&runtime, self);
@@ -93,9 +93,9 @@ impl PublishArgs {
 /// A publisher at work.
 struct Publishing {
     publisher: Publisher,
-    /// `None` while a thread has it.
+    /// The source; `None` while a thread uses it.
     source: Option<Source>,
-    /// The cause of waiting that was said last.
+    /// The reason for waiting that was last printed.
     said: String,
 }
 
@@ -121,7 +121,7 @@ impl Publishing {
                 Err(NoWeights::Never(error)) => return Err(error),
                 Err(NoWeights::NoJob(_)) if seen => return Ok(End::OfJob),
                 Err(why) => {
-                    // The jobs of a hub that was away come again.
+                    // The jobs of a hub that was away may return.
                     seen &= !matches!(why, NoWeights::Away(_));
                     self.waits(anyhow::Error::from(why).to_string())?;
                     PAUSE
@@ -168,7 +168,7 @@ impl Publishing {
         ))
     }
 
-    /// Prints the reason why it waits, once.
+    /// Prints the reason for waiting, once.
     fn waits(&mut self, why: String) -> anyhow::Result<()> {
         if self.said == why {
             return Ok(());

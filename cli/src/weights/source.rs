@@ -60,9 +60,9 @@ pub struct Source {
 /// The reason why there are no weights.
 #[derive(Debug)]
 pub enum NoWeights {
-    /// The hub is not reached, or was started again, and its jobs may return: the reason, in words.
+    /// The hub cannot be reached, or was restarted, and its jobs may return. The text is the reason.
     Away(String),
-    /// Weights may be there later: the reason why they are not there now, in words.
+    /// Weights may come later. The text is the reason why there are none now.
     NotYet(String),
     /// The hub has no such job.
     NoJob(String),
@@ -124,7 +124,7 @@ impl Source {
         Ok(Source { hubs: Hubs::new(hubs), ask, precision, names })
     }
 
-    /// Returns the job's weights before one round: at one hub the one that is furthest ahead.
+    /// Returns the job's weights before one round. At one hub it is the round that is furthest ahead.
     ///
     /// # Errors
     /// Returns an error if there are none now, or never.

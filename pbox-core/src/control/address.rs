@@ -25,7 +25,7 @@ pub fn check_address(text: &str) -> Result<(), NotAnAddress> {
     };
     match text.rsplit_once(':') {
         Some((host, port)) if is_port(port) && is_host(host) => Ok(()),
-        // A text from outside: the error repeats enough of it to recognize it.
+        // The text comes from outside. The error repeats enough of it for recognition.
         _ => Err(NotAnAddress { seen: text.chars().take(64).collect() }),
     }
 }

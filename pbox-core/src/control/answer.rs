@@ -1,5 +1,5 @@
-//! Bounds of answers. An answer comes from another process, which may be hostile. Each of its numbers has a bound, which is
-//! checked when it is parsed: before memory is allocated, or something is counted or waited for.
+//! Bounds of answers. An answer comes from another process, which may be hostile. Each number in it has a bound, which is
+//! checked when the answer is parsed: before memory is allocated, or something is counted or waited for.
 
 use serde::de::DeserializeOwned;
 
@@ -13,24 +13,24 @@ use crate::layout::Round;
 
 /// The most ports of a hub: the hellos of the data path have no room for more.
 pub const MAX_PORTS: u32 = 4096;
-/// The longest time that a hub may tolerate a member's silence: that of `--heartbeat-limit-s`.
+/// The longest time for which a hub may tolerate a member's silence: the bound of `--heartbeat-limit-s`.
 const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
-/// The most rounds of files in an answer. A hub keeps a few of a job.
+/// The most rounds of files in an answer. A hub keeps a few for each job.
 const MAX_FILES: usize = 1 << 16;
 
-/// The most bytes of a state, or of a hub's part of it. Those of several hubs are added.
+/// The most bytes of a state, or of a hub's part of it. The bytes of several hubs are added.
 const MAX_STATE_BYTES: u64 = 1 << 50;
 
 /// An answer of a hub.
 pub trait Answer: DeserializeOwned {
-    /// Checks whether its numbers are possible for a hub.
+    /// Checks that the answer's numbers are possible for a hub.
     ///
     /// # Errors
     /// Returns the fault in words.
     fn check(&self) -> Result<(), String>;
 }
 
-/// An answer that is not read.
+/// An answer whose content is not used.
 impl Answer for serde_json::Value {
     fn check(&self) -> Result<(), String> {
         Ok(())
@@ -189,7 +189,7 @@ impl Answer for HubReply {
 
 impl Answer for ClockReply {
     fn check(&self) -> Result<(), String> {
-        // Times are subtracted as signed numbers.
+        // Times are subtracted as signed numbers, so they have this bound.
         at_most("ns", self.ns, i64::MAX.unsigned_abs() / 2)
     }
 }

@@ -15,24 +15,24 @@ use crate::layout::Round;
 pub struct HubReply {
     /// The newest version of the protocol that the hub speaks.
     pub protocol: u32,
-    /// The oldest; hubs that do not say it speak one version.
+    /// The oldest version. Hubs that leave it out speak one version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_lowest: Option<u32>,
     /// Version of the program.
     pub version: String,
-    /// Names this start of the hub: 32 hexadecimal digits.
+    /// A name for this start of the hub: 32 hexadecimal digits.
     #[serde(default)]
     pub id: String,
-    /// Instruction set of its kernels.
+    /// Instruction set of the hub's kernels.
     pub kernels: String,
     /// Resident memory of the hub's process, in bytes.
     pub rss_bytes: u64,
     /// Whether the hub takes no more jobs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
-    /// The address of its data path, for each transport that it offers.
+    /// The address of the hub's data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
-    /// The counts of events since the hub's start. Hubs that do not count say zeros.
+    /// The counts of events since the hub's start. Hubs that do not count send zeros.
     #[serde(default)]
     pub counts: CountsReply,
     /// The cores, in the order of the plan.
@@ -42,11 +42,10 @@ pub struct HubReply {
     pub nics: Vec<NicReply>,
     /// The jobs.
     pub jobs: Vec<JobReply>,
-    /// The last requests that it has refused, the newest first: joins, and requests without the right that they
-    /// need.
+    /// The last requests that the hub has refused, the newest first: joins, and requests without the necessary right.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<RefusalReply>,
-    /// Whether the hub notes a timeline, which `GET /v1/trace` sends.
+    /// Whether the hub records a timeline, which `GET /v1/trace` sends.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub timeline: bool,
 }
@@ -54,9 +53,9 @@ pub struct HubReply {
 /// A request that the hub refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalReply {
-    /// Seconds since the last time.
+    /// Seconds since the last refusal.
     pub ago_s: u64,
-    /// The number of times that the same was refused.
+    /// The number of times that the same request was refused.
     pub times: u64,
     /// The address that the request came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -94,7 +93,7 @@ fn place(address: Option<&str>, host: Option<&str>) -> String {
 pub struct CountsReply {
     /// Workers, and hubs below, that joined.
     pub joins: u64,
-    /// Joins that were refused. A join without the right to it is not counted.
+    /// Joins that were refused. A join without the necessary right is not counted.
     pub refused_joins: u64,
     /// Members that were lost, whether their job went on or failed, by cause.
     pub lost: LostReply,
@@ -108,13 +107,13 @@ pub struct CountsReply {
 /// Members that were lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostReply {
-    /// The link ended: they exited, were killed, broke the protocol, or the network cut them off.
+    /// The link ended: the member exited, was killed, broke the protocol, or the network failed.
     pub link: u64,
     /// The heartbeats stopped.
     pub silent: u64,
-    /// The members that held a round up for longer than the hub's limit.
+    /// Members that held up a round for longer than the hub's limit.
     pub late: u64,
-    /// Another hub of the job lost the links, or they could not be admitted.
+    /// Another hub of the job lost the member's links, or the member could not be admitted.
     pub other: u64,
 }
 
@@ -125,20 +124,20 @@ pub struct NicReply {
     pub device: String,
     /// The port.
     pub port: u8,
-    /// The speed of its link in Mb/s, as its driver has it. Hubs of an older version do not say it.
+    /// The speed of the NIC's link in Mb/s, as its driver reports it. Hubs of older versions leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mbps: Option<u32>,
-    /// The reason why jobs that begin now do not use it.
+    /// The reason why new jobs do not use the NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
-    /// The counters of the NIC since its driver was loaded, for everybody who uses it, by the kernel's names.
+    /// The counters of the NIC since its driver was loaded, for all its users, by the kernel's names.
     pub counters: BTreeMap<String, u64>,
 }
 
 /// One core of the hub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreReply {
-    /// The processor that its thread is pinned to.
+    /// The processor to which the core's thread is pinned.
     pub cpu: u32,
     /// The core's own NIC, with RDMA: the device, and its port if the device has several (`mlx4_0:2`). While that NIC
     /// is lost other NICs serve the core, and [`LinkReply::nic`] names them.
@@ -152,7 +151,7 @@ pub struct CoreReply {
     pub busy_ns: u64,
     /// Time spent waiting for work.
     pub waiting_ns: u64,
-    /// The part of it in which its thread slept.
+    /// The part of the waiting time in which the core's thread slept.
     #[serde(default)]
     pub asleep_ns: u64,
     /// Answers and sums that waited before they were posted, because their link had no room or no credit.
@@ -173,13 +172,13 @@ pub struct JobReply {
     /// Workers that have joined, by rank.
     #[serde(default)]
     pub members: Vec<MemberReply>,
-    /// The round that it was in at the hub's last look, which comes every few seconds.
+    /// The job's round at the hub's last look, which comes every few seconds.
     #[serde(default)]
     pub round: Round,
-    /// The last round before which all its workers had the same weights, if they compare them.
+    /// The last round before which all workers of the job had the same weights, if they compare them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub equal_before: Option<Round>,
-    /// Memory that is reserved for it.
+    /// Memory that is reserved for the job.
     #[serde(default)]
     pub promised_bytes: u64,
     /// The control ports of the hubs above, which get the sums.
@@ -187,15 +186,15 @@ pub struct JobReply {
     pub above: Vec<String>,
     /// The keys.
     pub keys: usize,
-    /// Bytes of its model.
+    /// Bytes of the job's model.
     pub model_bytes: u64,
-    /// The last checkpoint, since it began.
+    /// The last checkpoint since the job began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointReply>,
     /// The reason why the last attempt at a checkpoint failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
-    /// Workers that others have waited for too long.
+    /// Workers for which other workers have waited too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
     /// The reason why it did not continue from its newest checkpoint.
@@ -228,7 +227,7 @@ pub struct MemberReply {
     /// The transport of its links, once it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// The bytes that have crossed the worker's links at the last look, by NIC. Nothing on shared memory.
+    /// The bytes that had crossed the worker's links at the last look, by NIC. Empty on shared memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReply>,
     /// The latest worker among its own, from the last report of a hub below.

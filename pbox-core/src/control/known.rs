@@ -1,4 +1,4 @@
-//! A request of a newer version: unknown fields are left out, but only those of the outermost object.
+//! A request of a newer version: unknown fields are ignored, but only in the outermost object.
 //!
 //! The fields of its objects follow a rule of their own. A term of a job that the hub does not know cannot be ignored,
 //! because the job would be another one.

@@ -12,7 +12,7 @@ pub const MAX_BEHIND: usize = 1024;
 pub struct Left {
     /// The rank.
     pub rank: u32,
-    /// The first round without it, by key.
+    /// The first round without the worker, by key.
     #[serde(flatten)]
     pub at: LeftAt,
 }
@@ -22,7 +22,7 @@ pub struct Left {
 pub struct LeftAt {
     /// The first round without the worker in any key.
     pub round: Round,
-    /// Keys with a lower one, ascending. There are none if the keys of a job are used equally often.
+    /// Keys with a lower round, ascending. There are none if the keys of a job are used equally often.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
 }
@@ -45,8 +45,8 @@ impl LeftAt {
         LeftAt { round, behind: Vec::new() }
     }
 
-    /// Leaves each key, in order, before its own round. If the keys make more than [`MAX_BEHIND`] runs, those of the later runs
-    /// look as if they were not behind.
+    /// Leaves each key, in order, before its own round. If the keys make more than [`MAX_BEHIND`] runs, later runs count as not
+    /// behind.
     pub fn of(rounds: impl Iterator<Item = Round> + Clone) -> Self {
         let mut left = LeftAt::all(rounds.clone().max().unwrap_or_default());
         for (key, round) in (0..).map(KeyId).zip(rounds).filter(|&(_, round)| round < left.round) {
@@ -67,7 +67,7 @@ impl LeftAt {
         last.filter(|behind| u64::from(key.0) < behind.end()).map_or(self.round, |behind| behind.round)
     }
 
-    /// Checks whether a job of as many keys can have been left so.
+    /// Checks that a job with this number of keys can have been left like this.
     ///
     /// # Errors
     /// Returns an error that names the expected and the seen value.
@@ -81,7 +81,7 @@ impl LeftAt {
         }
     }
 
-    /// Checks whether some job can have been left so.
+    /// Checks that some job can have been left like this.
     pub(super) fn check_form(&self) -> Result<(), String> {
         if self.behind.len() > MAX_BEHIND {
             return Err(format!("{} runs of keys behind: expected {MAX_BEHIND} at most", self.behind.len()));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::check_address;
 use crate::job::MAX_HUBS;
 
-/// A machine's number among the machines of a job, and how many there are: `1/4`.
+/// A machine's number among the machines of a job, and the number of machines: `1/4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Machine {
@@ -32,7 +32,7 @@ pub struct Mesh {
 /// The text is not a machine, or not a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAMachine {
-    /// Two numbers are missing.
+    /// A number is missing.
     #[error("{0:?}: expected a machine's number from 0 and how many there are, like 1/4")]
     Numbers(String),
     /// The number is too large.
@@ -112,19 +112,19 @@ impl From<Mesh> for String {
     }
 }
 
-/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh has arrived. The reply comes when the hubs
-/// of all machines have.
+/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh has arrived. The reply comes when the
+/// hubs of all machines have arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeetRequest {
     /// The newest version that the hub speaks.
     pub protocol: u32,
-    /// The oldest, if that is another one.
+    /// The oldest version, if it is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_lowest: Option<u32>,
     /// The machine.
     pub machine: Machine,
-    /// The address of its control port for the other machines, `host:port`.
+    /// The address of the hub's control port for the other machines, `host:port`.
     pub address: String,
     /// The time that the reply may take, in milliseconds.
     pub wait_ms: u64,

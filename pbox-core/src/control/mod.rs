@@ -40,7 +40,7 @@ pub use rounds::{
 };
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
-/// The header of a request with the name that the client's machine gives itself, for people who look for it. It proves nothing.
+/// The header of a request with the machine name that the client reports, for people. It proves nothing.
 pub const HOST_HEADER: &str = "phub-host";
 
 use std::fmt;
@@ -64,24 +64,24 @@ pub struct InvalidJobName {
     seen: String,
 }
 
-/// Checks whether a job can have this name: it is part of URLs, logs and file names.
+/// Checks that a job can have this name: it is a part of URLs, logs and file names.
 pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
         return Ok(());
     }
-    // A name from outside: the error repeats enough of it to recognize it.
+    // The name comes from outside. The error repeats enough of it for recognition.
     Err(InvalidJobName { seen: name.chars().take(MAX_JOB_NAME_BYTES + 1).collect() })
 }
 
-/// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first worker creates the job; the others must state
-/// the same terms.
+/// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first worker creates the job. Later workers must give the
+/// same terms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
     /// The newest version that the worker speaks.
     pub protocol: u32,
-    /// The oldest, if that is another one.
+    /// The oldest version, if it is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_lowest: Option<u32>,
     /// This worker's number, from 0.
@@ -89,8 +89,7 @@ pub struct JoinRequest {
     /// The number of this hub among the job's hubs, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hub: u32,
-    /// The [`HubReply::id`] of each hub through which the job came, from a hub below: so no circle of hubs waits for
-    /// itself.
+    /// The [`HubReply::id`] of each hub below through which the job has passed. So a circle of hubs is detected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub through: Vec<String>,
     /// The mesh of hubs on several machines that this hub belongs to in this job, if it belongs to one.
@@ -99,12 +98,11 @@ pub struct JoinRequest {
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// The first round without an answer plus the rounds lost with hubs before, from a worker that lost this job's hub
-    /// and joins again. So the number is the same for all workers, whether or not they know of the last return of a
-    /// hub.
+    /// The first round without an answer plus the rounds that were lost with hubs before, from a worker that lost this job's
+    /// hub and joins again. The sum is the same for all workers, whether or not they know of the hub's last return.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
-    /// Whether the worker makes its links again when it loses them while the hub lives, by a [`RelinkRequest`].
+    /// Whether the worker makes new links when it loses links while the hub is alive, by a [`RelinkRequest`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
     /// Whether the job is a trial, such as a probe's: the hub neither reads nor writes checkpoints of it.
@@ -115,7 +113,7 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// Creates a plain request of a worker at the job's only hub, or at its first one.
+    /// Creates a plain request of a worker at the job's only hub, or at its first hub.
     pub fn new(rank: u32, terms: JobTerms) -> Self {
         JoinRequest {
             protocol: PROTOCOL,
@@ -147,12 +145,11 @@ fn is_zero(number: &u32) -> bool {
 pub struct JoinReply {
     /// The version that both ends use from now on: the highest that both speak.
     pub protocol: u32,
-    /// Names this worker from now on; 32 hexadecimal digits.
+    /// The name of this worker from now on: 32 hexadecimal digits.
     pub token: String,
-    /// Numbers of the hub's cores that own the job's chunks: the placement's first core is the first of them, and so
-    /// on.
+    /// Numbers of the hub's cores that own the job's chunks, in the order of the placement's cores.
     pub cores: Vec<u32>,
-    /// The NUMA nodes of these cores, if they are of several.
+    /// The NUMA nodes of these cores, if there are several nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<CoreNodes>,
     /// [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
@@ -160,19 +157,19 @@ pub struct JoinReply {
     /// The hubs above, if the hub is below others: they decide on the placement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<Above>,
-    /// The number of cores the hub has in all.
+    /// The number of all cores of the hub.
     pub ports: u32,
     /// The address of the data path, for each transport that the hub offers.
     pub transports: Vec<TransportAddress>,
-    /// The hub declares a worker dead after this long without a heartbeat.
+    /// The time without a heartbeat after which the hub declares a worker dead.
     pub heartbeat_limit_ms: u64,
     /// The pass from hub 0 of several, which the worker shows at the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
-    /// Whether the hub waits for a worker that makes its links again.
+    /// Whether the hub waits for new links of a worker that has lost its links.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
-    /// Whether the hub answers bytes ahead, so that a worker sends some only if it lets the hub write its weights then.
+    /// Whether the hub answers bytes ahead. A worker then sends bytes ahead only if it lets the hub write its weights early.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub answers_ahead: bool,
 }
@@ -184,9 +181,9 @@ impl JoinReply {
     }
 }
 
-/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, as with a NIC, and makes new ones. The answer is that of
-/// a join, with a token that is good for one connection. When it comes, the hub has released the former links and waits
-/// for the new ones. The worker then pushes again all rounds that have no answer.
+/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example with a NIC, and makes new ones. The answer is
+/// that of a join, with a token that is valid for one connection. When it comes, the hub has released the old links and
+/// waits for the new ones. The worker then pushes again all rounds that have no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
@@ -197,8 +194,8 @@ pub struct RelinkRequest {
     pub why: String,
 }
 
-/// `POST /v1/jobs/{job}/offer`: rank 0 has weights and optimizer state of the moment before a round, for a new job to
-/// begin with. At every hub of the job, after the join and before the links are made.
+/// `POST /v1/jobs/{job}/offer`: rank 0 has the weights and the optimizer state before a round, with which a new job can
+/// begin. It is sent to every hub of the job, after the join and before the links are made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfferRequest {
@@ -207,7 +204,7 @@ pub struct OfferRequest {
     pub token: String,
     /// The round that the job would begin with.
     pub state_before: Round,
-    /// The number of steps of each key. Without it a key has made one in each round but the broadcast.
+    /// The number of steps of each key. Without it, a key has made one step in each round after the broadcast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<Vec<u32>>,
 }
@@ -215,8 +212,8 @@ pub struct OfferRequest {
 /// The hub's reply to the offer of a state: whether the job wants it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferReply {
-    /// The number of bytes of the state that this hub waits for now. Nothing if the job has a state of its own, or gets
-    /// one from another machine.
+    /// The number of bytes of the state for which this hub now waits. `None` if the job has a state of its own, or gets one
+    /// from another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<u64>,
 }
@@ -234,7 +231,7 @@ pub struct StateReply {
 pub enum TransportAddress {
     /// Shared memory, by the name of an abstract Unix socket.
     Shm {
-        /// The machine: [`machine`](fabric::any::machine) of a process that can use it.
+        /// The machine, as [`machine`](fabric::any::machine) names it. A process on this machine can use the transport.
         machine: String,
         /// The name.
         address: String,
@@ -262,7 +259,7 @@ impl TransportAddress {
     }
 }
 
-/// `POST /v1/jobs/{job}/heartbeat`: the worker lives. The hub answers at once when its news are newer than `seen`.
+/// `POST /v1/jobs/{job}/heartbeat`: the worker is alive. The hub answers at once if its news are newer than `seen`.
 /// Otherwise it answers when there are news, or after a third of the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -272,7 +269,7 @@ pub struct HeartbeatRequest {
     pub token: String,
     /// `version` of the last reply, 0 at first.
     pub seen: u64,
-    /// The latest worker among its own, if one is late, from a hub below.
+    /// The late one of a hub's own workers, if one is late, from a hub below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }
@@ -286,33 +283,33 @@ pub struct HeartbeatReply {
     pub state: JobState,
     /// Workers that take part, by rank.
     pub members: Vec<Member>,
-    /// Workers that left, if the job cannot continue without them.
+    /// Workers that left a job that cannot continue without them.
     pub left: Vec<Left>,
-    /// Workers that others have waited for too long.
+    /// Workers for which other workers have waited too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
-    /// The highest round that a worker had [reached](JoinRequest::reached), of workers that joined again after they
-    /// lost the hub. The rounds between the job's first round and this are lost, with those that were lost before.
+    /// The highest round that a worker had [reached](JoinRequest::reached), of the workers that joined again after they lost
+    /// the hub. The rounds between the job's first round and this one are lost, in addition to those lost before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
     /// The number of rounds lost, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
-    /// The last worker that the hub refused, and the reason, while others gather.
+    /// The last worker that the hub refused, and the reason, while other workers wait for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// A worker that lives and lacks a push that other workers have made.
+/// A worker that is alive and lacks a push that other workers have made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
-    /// The rank, at the hub that says so.
+    /// The rank, at the hub that reports it.
     pub rank: u32,
     /// The name in words: a worker, or the hub of a machine.
     pub who: String,
     /// The lowest round that waits for it.
     pub round: Round,
-    /// Chunks that wait for it.
+    /// Chunks that wait for the worker.
     pub chunks: u32,
     /// The time for which nothing has moved.
     pub seconds: u64,
@@ -334,7 +331,7 @@ impl fmt::Display for Late {
 pub struct Member {
     /// The rank.
     pub rank: u32,
-    /// The first round. When that is not 0, it begins with the weights of the round before.
+    /// The first round. If it is not 0, the worker begins with the weights of the round before.
     pub from: Round,
 }
 
@@ -346,7 +343,7 @@ pub enum JobState {
     Gathering {
         /// The ranks.
         missing: Vec<u32>,
-        /// The machines that lack a ready hub at the hubs above, if no rank is missing here.
+        /// The machines that lack a ready hub at the hubs above, if no rank is missing at this hub.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         machines: Vec<u32>,
     },
@@ -356,14 +353,13 @@ pub enum JobState {
     Failed {
         /// The reason, which names the rank.
         reason: String,
-        /// Whether the job failed because a hub stops or is lost, this one or another of the job. It may continue
-        /// when that hub is back.
+        /// Whether the job failed because a hub of it stops or is lost. The job may continue when that hub returns.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         hub_stops: bool,
     },
 }
 
-/// Says who is missing in a job of this many workers that gathers: ranks, or else machines.
+/// Returns a text that names the missing members of a job of this many workers: ranks, or else machines.
 pub fn missing(ranks: &[u32], machines: &[u32], workers: u32) -> String {
     match ranks.is_empty() && !machines.is_empty() {
         true => format!("machine(s) {machines:?}, where the hub or some workers are missing"),
@@ -392,20 +388,20 @@ pub struct LeaveRequest {
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
-    /// Keys with a lower one, as in [`LeftAt`].
+    /// Keys with a lower round, as in [`LeftAt`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
-    /// The reason why a worker fails (a [`reason`]), or why the job of a hub below has failed. Or the way in which a
-    /// worker lost another hub of the job. The job fails here, too, or continues without that member.
+    /// The reason why a worker fails (a [`reason`]), why the job of a hub below has failed, or how a worker lost another hub of
+    /// the job. The job fails at this hub, too, or continues without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
-    /// Whether `failed` is about a hub that stops or is lost: the job may continue when that hub is back.
+    /// Whether `failed` is about a hub that stops or is lost. The job may continue when that hub returns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hub_lost: bool,
-    /// Whether a hub below stops: the job ends between two rounds, before this request is answered. Nothing is lost.
+    /// Whether a hub below stops. The job then ends between two rounds, before this request is answered, and nothing is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stops: bool,
-    /// The job was a trial: if it ends with this worker, no checkpoint is written.
+    /// Whether the job was a trial. If it ends with this worker, no checkpoint is written.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub was_trial: bool,
 }
@@ -419,8 +415,9 @@ pub struct LeaveReply {
     pub checkpoint_error: Option<String>,
 }
 
-/// `POST /v1/jobs/{job}/compare`: a digest of weights that all workers should have: those before a round, or those that workers
-/// write in it. The hub answers at once. The job fails when the digests of all workers have arrived and differ.
+/// `POST /v1/jobs/{job}/compare`: a digest of weights that should be the same at all workers: the weights before a round,
+/// or those that workers write in it. The hub answers at once. The job fails if all workers' digests have arrived and
+/// differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompareRequest {
@@ -432,7 +429,7 @@ pub struct CompareRequest {
     /// The sum, modulo 2^64, of the keys' XXH3 digests of 64 bits. The seed of each is the key's number, and its bytes are
     /// those of the key's weights.
     pub digest: u64,
-    /// Whether the weights are those that the worker writes in this round, of the keys that it writes.
+    /// Whether the digest is of the weights that the worker writes in this round, over the keys that it writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub written: bool,
 }
@@ -443,12 +440,12 @@ pub struct StopReply {
     /// The checkpoint that was written before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointReply>,
-    /// The reason why none was written, if the hub writes checkpoints.
+    /// The reason why no checkpoint was written, if the hub writes checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
 }
 
-/// `POST /v1/drain`: the hub takes no more jobs, and ends with its last.
+/// `POST /v1/drain`: the hub takes no more jobs, and ends when its last job ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainReply {
     /// The jobs that still run.
@@ -467,9 +464,9 @@ pub struct ClockReply {
 /// `POST /v1/jobs/{job}/checkpoint`: the reply describes a checkpoint that is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointReply {
-    /// The first round of a job that continues from it.
+    /// The first round of a job that continues from the checkpoint.
     pub round: Round,
-    /// Length of its file.
+    /// Length of the checkpoint's file.
     pub bytes: u64,
     /// Duration of the write.
     pub milliseconds: u64,

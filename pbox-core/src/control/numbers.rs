@@ -22,7 +22,7 @@ pub struct LearningRateRequest {
     pub from_round: Round,
 }
 
-/// `POST /v1/jobs/{job}/optimizer`: other numbers of the job's optimizer from a round on. The hub replies when every core has
+/// `POST /v1/jobs/{job}/optimizer`: new numbers of the job's optimizer from a round on. The hub replies when every core has
 /// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,18 +30,18 @@ pub struct OptimizerRequest {
     /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// The job's optimizer with its new numbers, all of them.
+    /// The job's optimizer with all its new numbers.
     pub optimizer: Optimizer,
-    /// Learning rate and weight decay of each key are multiplied by these: a pair for each key, in the order of the join.
-    /// Without this field they do not change.
+    /// A pair of multipliers for each key, of the learning rate and the weight decay, in the order of the join. Without this
+    /// field they do not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Arc<[Multipliers]>>,
-    /// Keys that have other numbers, until the next request. No key without it.
+    /// Keys that have other numbers, until the next request. Without it there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Arc<Groups>>,
     /// The first round that uses them.
     pub from_round: Round,
-    /// Numbers of the keys whose optimizer state is set to zero before that round, as if they had made no step. Workers
+    /// Numbers of the keys whose optimizer state is set to zero before that round, as if they had made no step. Only if workers
     /// step together, and the worker that asks has not pushed the round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<u32>,

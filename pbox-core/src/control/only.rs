@@ -22,7 +22,7 @@ pub enum Only {
 pub struct StateQuery {
     /// One tensor of each key, in place of the whole state.
     pub only: Option<Only>,
-    /// The round before which the state is wanted, in place of the round that the hub is in.
+    /// The round before which the state is wanted. Without it, the hub's current round.
     pub before: Option<Round>,
 }
 
@@ -44,7 +44,7 @@ impl StateQuery {
         Err(ParseError::Malformed { what: "state", reason })
     }
 
-    /// Takes one word in. Returns nothing if it cannot be.
+    /// Takes one word of the query. Returns nothing if the word is invalid.
     fn takes(&mut self, pair: &str) -> Option<()> {
         match pair.split_once('=')? {
             ("only", word) if self.only.is_none() => {

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::known::Known;
 use super::{JoinRequest, PROTOCOL, Versions};
 
-/// The longest part of the parser's message that an error repeats: the message may quote a string of any length.
+/// The longest part of the parser's message that an error repeats. The message may quote a string of any length.
 const ECHOED_CHARS: usize = 400;
 
 /// A body that is not a request.
@@ -34,7 +34,7 @@ pub enum ParseError {
         /// The versions that the body names, if it names any.
         seen: Option<Versions>,
     },
-    /// The sender also speaks a newer version than this hub, and says something in it that cannot be ignored.
+    /// The sender also speaks a newer version than this hub, and uses something of it that cannot be ignored.
     #[error(
         "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: terms of a job that only the \
          newer one knows cannot be ignored; do without them, or install the newer version at the hub",

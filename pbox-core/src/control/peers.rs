@@ -24,7 +24,7 @@ pub struct Peers {
 pub struct Pass {
     /// The job's secret: 32 hexadecimal digits. Hubs show it to each other.
     pub secret: String,
-    /// Names the worker at all hubs. Never reused, so that no hub takes a rank's former worker for the new worker.
+    /// The name of the worker at all hubs. It is never reused, so that no hub mistakes a new worker for a rank's former one.
     pub worker: u64,
     /// The round that the job began with: 0, or the latest round with a checkpoint at all hubs.
     pub first_round: Round,
@@ -53,7 +53,7 @@ pub struct PartsReply {
     pub every: Option<u32>,
     /// The rounds of its files, ascending.
     pub rounds: Vec<Round>,
-    /// The damage of the part that it was asked to read.
+    /// The damage of the part that the hub was asked to read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
 }
@@ -64,7 +64,7 @@ pub struct PartsReply {
 pub struct HoldRequest {
     /// The job's secret.
     pub secret: String,
-    /// Number of the cut; greater than every earlier number.
+    /// The number of the cut. It is greater than every earlier number.
     pub cut: u64,
 }
 
@@ -91,13 +91,13 @@ pub struct ReleaseRequest {
     /// Whether to write a checkpoint of the state before that round.
     #[serde(default)]
     pub snapshot: bool,
-    /// Whether the job ends there: chunks reach that round, and go no further.
+    /// Whether the job ends at the cut: chunks reach that round, and go no further.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends: bool,
 }
 
 impl ReleaseRequest {
-    /// Whether the job continues as before the cut.
+    /// Whether the release asks for nothing: the job continues as before the cut.
     pub fn asks_for_nothing(&self) -> bool {
         !self.snapshot && !self.ends && self.admitted.is_empty()
     }
@@ -110,7 +110,7 @@ impl ReleaseRequest {
 pub struct WrittenRequest {
     /// The job's secret.
     pub secret: String,
-    /// The checkpoint is of the state before this round; 0 means the part that is under way now, if there is one.
+    /// The checkpoint is of the state before this round. 0 means the part that is being taken now, if there is one.
     pub before: Round,
     /// The rounds that all hubs are known to have.
     pub whole: WholeRounds,
@@ -198,8 +198,8 @@ pub struct CheckpointRequest {
     pub ends: bool,
 }
 
-/// `POST /v1/jobs/{job}/peers/failed`: the job has failed at a hub, so that it fails at this one, too. Any other hub sends it
-/// to hub 0, and hub 0 sends it to the others.
+/// `POST /v1/jobs/{job}/peers/failed`: the job has failed at a hub, so it fails at the receiving hub, too. Another hub
+/// sends it to hub 0, and hub 0 sends it to all other hubs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailedRequest {
@@ -215,9 +215,9 @@ pub struct FailedRequest {
 /// The reply to [`FailedRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedReply {
-    /// Whether the job's last state may still be saved here: its cores hold it.
+    /// Whether the job's last state may still be saved at this hub, because its cores hold the job.
     pub saves: bool,
-    /// The rounds of another hub than hub 0: the rounds of its chunks; nothing if it owns none.
+    /// The rounds of the hub's chunks. Only from another hub than hub 0; nothing if it owns no chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsInFlight>,
 }
@@ -225,9 +225,9 @@ pub struct FailedReply {
 /// The rounds in flight of a hub's chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoundsInFlight {
-    /// The round of the chunk that is furthest behind.
+    /// The round of the slowest chunk.
     pub lowest: Round,
-    /// The round of the chunk that is furthest ahead.
+    /// The round of the fastest chunk.
     pub highest: Round,
 }
 

@@ -1,4 +1,4 @@
-//! The reason why a worker fails, in its own words: a line that others can print.
+//! The reason why a worker fails, in its own words: a line that other workers can print.
 //!
 //! The words come from outside, and appear in errors, logs and pages of every other worker. This module must not know their
 //! meaning.

@@ -25,11 +25,11 @@ pub struct ErrorReply {
 /// Declares the codes: each with its word on the wire, and the HTTP status that follows from the code.
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $code:ident = $word:literal, $status:literal;)*) => {
-        /// The reason why a hub refuses a request, as far as a client can distinguish them.
+        /// The reason why a hub refuses a request, as far as clients need to distinguish reasons.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub enum RefusalCode {
             $($(#[doc = $doc])+ $code,)*
-            /// None, from a hub that sends no codes, or one that this program does not know.
+            /// No code, from a hub that sends none; or a code that this program does not know.
             #[default]
             Other,
         }
@@ -62,21 +62,21 @@ codes! {
     BadRequest = "bad_request", 400;
     /// The hub speaks only TLS.
     TlsWanted = "tls_wanted", 400;
-    /// The request shows no token of a secret.
+    /// The request shows no token.
     TokenMissing = "token_missing", 401;
-    /// The token is not one of this hub's secret.
+    /// The token was not made from this hub's secret.
     TokenForeign = "token_foreign", 401;
     /// The token has expired.
     TokenExpired = "token_expired", 401;
     /// The token does not allow this request.
     NotAllowed = "not_allowed", 403;
-    /// A web page from elsewhere asks.
+    /// A web page of another site sent the request.
     WebPage = "web_page", 403;
     /// The hub has no such page.
     PageUnknown = "page_unknown", 404;
     /// The page is asked by another method.
     OtherMethod = "other_method", 405;
-    /// No job of this name is here; or none that has this secret.
+    /// The hub has no job of this name, or none with this secret.
     JobUnknown = "job_unknown", 404;
     /// No worker of the job has this token: it left, or its job ended.
     TokenUnknown = "token_unknown", 404;
@@ -86,9 +86,9 @@ codes! {
     JobEnded = "job_ended", 404;
     /// The hub stops, and admits no worker.
     HubStops = "hub_stops", 404;
-    /// A part of the hub failed; its log says why.
+    /// A part of the hub failed. The hub's log has the reason.
     Internal = "internal", 404;
-    /// The body of the request came too slowly.
+    /// The body of the request arrived too slowly.
     Stalled = "stalled", 408;
     /// The two ends have no common version of the protocol.
     ProtocolDiffers = "protocol_differs", 409;
@@ -96,13 +96,13 @@ codes! {
     TermsDiffer = "terms_differ", 409;
     /// Another worker has the rank, or another hub the machine's number.
     RankTaken = "rank_taken", 409;
-    /// The worker says that it has reached a round that cannot be.
+    /// The worker claims to have reached an impossible round.
     ReachedDiffers = "reached_differs", 409;
     /// The job has failed.
     JobFailed = "job_failed", 409;
     /// The worker cannot make its links again.
     NoRelink = "no_relink", 409;
-    /// The job gives or takes no state here now.
+    /// The job now neither gives nor takes a state at this hub.
     NoState = "no_state", 409;
     /// The job is past the round before which a state is wanted.
     RoundPassed = "round_passed", 409;
@@ -112,17 +112,17 @@ codes! {
     NoCheckpoints = "no_checkpoints", 409;
     /// The job's checkpoint cannot be used.
     CheckpointUnusable = "checkpoint_unusable", 409;
-    /// Another cut was ordered meanwhile: the request of another hub is out of date.
+    /// Another cut was ordered since: the request of the other hub is out of date.
     CutStale = "cut_stale", 409;
     /// The hubs above each other form a circle.
     Circle = "circle", 409;
-    /// The hubs of a mesh cannot meet here.
+    /// The hubs of a mesh cannot meet at this hub.
     NoMesh = "no_mesh", 409;
     /// The hubs of some machines did not meet in time.
     MachinesMissing = "machines_missing", 409;
     /// A hub above refuses.
     RefusedAbove = "refused_above", 409;
-    /// The hub takes no new jobs, because it ends with those that it has.
+    /// The hub takes no new jobs, because it ends when its current jobs end.
     Draining = "draining", 409;
     /// The body of the request is too long.
     TooLarge = "too_large", 413;
@@ -130,21 +130,21 @@ codes! {
     WebForm = "web_form", 415;
     /// The rank is not free yet: the worker may ask again.
     RankBusy = "rank_busy", 503;
-    /// The job is another one at its hub 0: the worker may ask again.
+    /// Hub 0 has another job with this name: the worker may ask again.
     JobDiffers = "job_differs", 503;
     /// Other clients use all resources of the hub for such requests: the client may ask again.
     Busy = "busy", 503;
-    /// There is no connection left; the hub asks for another try.
+    /// There is no connection left. The client should try again.
     NoConnection = "no_connection", 503;
-    /// The hub is not well, or stops: workers cannot join now.
+    /// The hub does not work correctly, or stops: workers cannot join now.
     NotReady = "not_ready", 503;
     /// The hub lacks memory.
     NoMemory = "no_memory", 507;
-    /// The hub lacks threads, or other things of its system.
+    /// The hub lacks threads, or another resource of the system.
     NoResource = "no_resource", 507;
     /// The hub has all the jobs that it may have.
     JobsLimit = "jobs_limit", 507;
-    /// An address or a job has all that it may have.
+    /// An address or a job has reached its quota.
     Quota = "quota", 507;
     /// The checkpoint was not written.
     NotSaved = "not_saved", 507;
@@ -155,7 +155,7 @@ codes! {
 }
 
 impl RefusalCode {
-    /// Whether the refusal says nothing that this program knows.
+    /// Whether this program does not know the refusal's code.
     pub fn is_other(&self) -> bool {
         *self == RefusalCode::Other
     }

@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for Compression {
 impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        // Goes through a text: as a value an f32 becomes an f64, with digits that nobody wrote.
+        // Converts a text: as a value, an f32 would become an f64, with more digits than the user wrote.
         let said = serde_json::to_string(self).map_err(|_| fmt::Error)?;
         let said: Map<String, Value> = serde_json::from_str(&said).map_err(|_| fmt::Error)?;
         let settings = FORMS.iter().find(|(name, _)| *name == self.name()).map_or(&[][..], |form| form.1);

@@ -24,7 +24,7 @@ pub enum Consistency {
     /// BSP makes one step a round. SSP makes one step for each worker, with only that worker's gradient: the
     /// learning rate is that of a batch of one worker.
     Ssp {
-        /// Rounds. With 0, workers wait for each other as in BSP.
+        /// The staleness in rounds. With 0, workers wait for each other as in BSP.
         staleness: u32,
     },
     /// Asynchronous: like SSP, but no worker waits for another after the first weights.

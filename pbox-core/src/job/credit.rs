@@ -1,4 +1,4 @@
-//! Credit: how many bytes of a link may be under way, so that an urgent chunk does not wait behind them.
+//! Credit: how many bytes of a link may be in flight, so that an urgent chunk does not wait behind them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::Schedule;
 
-/// Bytes that may be under way on each link of a job, each way.
+/// Bytes that may be in flight on each link of a job, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Credit {
     /// The credit has no limit.
     None,
-    /// This many; at least 1. A larger chunk is sent by itself.
+    /// This number of bytes; at least 1. A larger chunk is sent alone.
     Bytes(usize),
     /// Each worker searches for the best credit in its first rounds. The hub's answers have
     /// [`Credit::AT_FIRST`].
@@ -32,16 +32,16 @@ impl Credit {
     /// faster network needs more, because more bytes cross while a worker wakes up.
     pub const AT_FIRST: usize = 1 << 20;
 
-    /// The least that is worth having on each of many links to a peer: a slice that leaves, and one that follows.
+    /// The least useful credit for each of many links to a peer: a slice that leaves, and one that follows.
     pub const LEAST: usize = 64 << 10;
 
-    /// Returns the default of a schedule, of all links to a peer together. Without credit [`Schedule::P3`] is a FIFO
-    /// wherever a transport holds bytes; the other schedules gain nothing from it.
+    /// Returns the default for a schedule, of all links to a peer together. Without credit, [`Schedule::P3`] is a FIFO in a
+    /// transport that holds bytes. The other schedules gain nothing from credit.
     pub fn default_of(schedule: Schedule) -> Self {
         if schedule == Schedule::P3 { Credit::Bytes(Credit::AT_FIRST) } else { Credit::None }
     }
 
-    /// Returns the number of bytes of a link's first round; `None` is any number.
+    /// Returns the number of bytes that each link may hold in the first round; `None` for any number.
     pub fn at_first(self) -> Option<usize> {
         match self {
             Credit::None => None,

@@ -9,7 +9,7 @@ pub enum Members {
     /// Workers: a push is a gradient.
     #[default]
     Workers,
-    /// Hubs below: a push is a sum of gradients, and says how many there are in it.
+    /// Hubs below: a push is a sum of gradients, with their number.
     Hubs,
     /// Hubs below, each of which is also a hub of this level and owns a share. Its workers read all chunks in the
     /// window of that share, unless the hub decodes or copies answers for them.

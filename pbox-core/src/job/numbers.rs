@@ -64,7 +64,7 @@ pub enum InvalidNumbers {
         /// Pairs.
         seen: usize,
     },
-    /// A multiplier that is not a number.
+    /// A multiplier is not a finite number.
     #[error("{multiplier} of key {key:?} is {seen}; expected a finite number")]
     Multiplier {
         /// The key.
@@ -74,7 +74,7 @@ pub enum InvalidNumbers {
         /// The number that was asked for.
         seen: f32,
     },
-    /// A weight decay that is not a number of this key.
+    /// A weight decay times a key's multiplier is beyond f32.
     #[error(
         "weight decay {seen}: times wd_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
     )]

@@ -174,7 +174,7 @@ fn skip_term(terms: &JobTerms) -> &'static str {
 }
 
 impl Term {
-    /// Returns how the job's terms say it; `None` if the job does not use it.
+    /// Returns the setting of the job's terms in words; `None` if the job does not use the term.
     fn spoken(self, terms: &JobTerms) -> Option<String> {
         let JobTerms { optimizer, ablate, on_loss, level, .. } = terms;
         let (has, spoken) = match self {

@@ -28,9 +28,9 @@ pub enum Schedule {
     /// Slices in the order of their pushes, sent back chunk by chunk.
     #[default]
     Sliced,
-    /// Slices, the first layer's first; within a layer in the order of their pushes (P3, section 4). The worker's queue
-    /// of pushes and the hub's queue of answers have this order. P3's server also takes received pushes in it; a core
-    /// takes them when they arrive.
+    /// Slices, the first layer's first; within a layer in the order of their pushes (P3, section 4). The worker's queue of
+    /// pushes and the hub's queue of answers have this order. P3's server also takes received pushes in this order. Here a core
+    /// takes pushes when they arrive.
     P3,
 }
 

@@ -25,34 +25,34 @@ pub const MAX_WORKERS: u32 = 1024;
 /// The most hubs that a job may be spread over.
 pub const MAX_HUBS: u32 = LINES;
 
-/// Tensors of more parameters are split over the servers, in the baseline of P3's paper.
+/// The number of parameters above which a tensor is split over the servers, in the baseline of P3's paper.
 pub const SPLIT_ABOVE: u64 = 1_000_000;
 
 /// The terms that all ends of a job agree on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTerms {
-    /// Number of workers, or of hubs below; ranks go from 0 to below it.
+    /// Number of workers, or of hubs below. Ranks are below it.
     pub workers: u32,
     /// Size of a chunk in bytes. Default: [by the size of the model](default_chunk_bytes).
     #[serde(default = "unsaid_chunk_bytes")]
     pub chunk_bytes: usize,
     /// The optimizer that the hub applies to a sum.
     pub optimizer: Optimizer,
-    /// The most that the norm of a round's mean gradient may be, of all keys together: a longer one is scaled down, as by
+    /// The largest norm of a round's mean gradient, over all keys together. A gradient with a larger norm is scaled down, as by
     /// `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
-    /// The most that the norm of the round before may be: if it is longer, the mean gradient of this round is scaled down by as much.
-    /// No step waits for the gradients of other keys. The first round is not scaled. Default: no bound.
+    /// The largest norm of the round before. If that norm was larger, this round's mean gradient is scaled down by the same
+    /// factor. No step waits for the gradients of other keys. The first round is not scaled. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm_last: Option<f32>,
     /// Whether a round changes no weights and no state if its mean gradient has a value that is not finite. Steps then wait as
     /// with [`clip_norm`](Self::clip_norm). Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
-    /// How many times the running mean of the norms the norm of a round's mean gradient may be. A round above it is skipped, as one that
-    /// is not finite is with [`skip_nonfinite`](Self::skip_nonfinite), and so is one that is not finite. Above 1. Default: no bound.
+    /// The largest norm of a round's mean gradient, as a multiple of the running mean of norms. A round above it is skipped,
+    /// and so is a round that is not finite, as with [`skip_nonfinite`](Self::skip_nonfinite). Above 1. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_spikes: Option<f32>,
     /// The decay `d` of an average of the weights that the hub keeps. The average begins with the first weights. After
@@ -71,7 +71,7 @@ pub struct JobTerms {
     /// The fate of the job when a worker is lost, or leaves before the others. Default: the job stops.
     #[serde(default)]
     pub on_loss: OnLoss,
-    /// The number of hubs the job is spread over. Default 1.
+    /// The number of hubs over which the job is spread. Default 1.
     #[serde(default = "one_hub", skip_serializing_if = "is_one")]
     pub hubs: u32,
     /// The number of parameters above which a tensor is split over several hubs, with a schedule by layer; other
@@ -81,10 +81,10 @@ pub struct JobTerms {
     /// The number of each hub's cores that the job gets. Default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead): a worker that sends some lets it write the chunk's
-    /// weights from then on. Only bare BSP with one level does so, and not by layer; in any other job it changes nothing. The
-    /// first worker's choice counts: the answer of a join tells the other workers, which send nothing ahead if they do not
-    /// want that. Default false.
+    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead). A worker that sends some lets the hub write the chunk's
+    /// weights from then on. This works only for bare BSP with one level, and not by layer; in other jobs it has no effect. The
+    /// first worker's choice counts. The answer of a join reports it to the other workers, and those that do not want it send
+    /// nothing ahead. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
     /// The terms of workers and their hub for the links between them.
@@ -231,7 +231,7 @@ impl JobTerms {
         Ok(self.check_learning_rate(self.optimizer.learning_rate())?)
     }
 
-    /// Whether every worker has a weights window of its own.
+    /// Whether every worker has a separate weights window.
     pub fn has_own_weights(&self) -> bool {
         let LevelTerms { consistency, compression, .. } = self.level;
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
@@ -252,13 +252,12 @@ impl JobTerms {
         self.waits_for_all() || self.clip_norm_last.is_some()
     }
 
-    /// Whether some rounds are skipped by all, because of their norm.
+    /// Whether all workers skip some rounds because of their norm.
     pub fn skips(&self) -> bool {
         self.skip_nonfinite || self.skip_spikes.is_some()
     }
 
-    /// Whether the hub that steps keeps means until more than their chunk has arrived: all of the key, or all
-    /// keys.
+    /// Whether the hub that steps keeps means until the whole key, or all keys, have arrived.
     pub fn keeps_means(&self) -> bool {
         self.waits_for_all() || self.optimizer.adapts_keys()
     }
@@ -367,7 +366,7 @@ impl JobTerms {
 }
 
 impl LevelTerms {
-    /// Returns the bytes that may be under way on each link, of the only one to a peer.
+    /// Returns the bytes that may be in flight on a link, if it is the only link to a peer.
     pub fn credit(&self) -> Credit {
         self.credit.unwrap_or_else(|| Credit::default_of(self.schedule))
     }

@@ -14,7 +14,7 @@ use super::optimizer::Step;
 use super::rule::Rule;
 use crate::layout::Dtype;
 
-/// One chunk, with its kept values by kind. Kinds that the rule does not use are empty.
+/// One chunk, with its kept values by kind. If the rule does not use a kind, it is empty.
 struct Chunk<'a, S, E> {
     step: &'a Step,
     slots: &'a Slots<'a, S>,
@@ -43,7 +43,7 @@ pub(super) fn run<S: Element, E: Element, R: Rule, I: Convert<S> + Convert<E> + 
     [master, first, second, third]: [&mut [f32]; 4],
 ) {
     let elements = slots.elements();
-    // Here the compiler sees the lengths, and leaves checks out of the loop.
+    // Here the compiler knows the lengths, and removes checks from the loop.
     let of = |is_used: bool| if is_used { elements } else { 0 };
     let window = &mut window[..elements];
     let master = &mut master[..of(has_master::<E, R>())];
@@ -195,7 +195,8 @@ pub(super) fn sum_in_groups<S: Element, I: Convert<S> + Convert<f32>>(
     }
 }
 
-/// Adds a group of slots to the sums of a vector's length, which are in the order of a sum until the last group.
+/// Adds a group of slots to the sums of one vector's length. Until the last group, the sums are in the internal order of a
+/// sum.
 #[inline(always)]
 fn add_group<S: Element, I: Convert<S> + Convert<f32>>(
     isa: I,

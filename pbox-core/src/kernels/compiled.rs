@@ -13,15 +13,15 @@ use super::rule::{
     Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lamb, Lars, Lion, Momentum, Nesterov, Rule, Sgd,
 };
 
-/// The slots that are summed at a time if there are many: each is a stream of memory.
+/// The number of slots that are summed at a time if there are many slots. Each slot is a stream of memory.
 pub(super) const GROUP: usize = 8;
 
-/// The least number of slots that are summed in groups: 128 are three times as fast then, and 12 would be slower
-/// (`docs/decisions/0004-sum-at-last-arrival.md`).
+/// The least number of slots that are summed in groups. With groups, 128 slots are three times as fast, and 12 would be
+/// slower (`docs/decisions/0004-sum-at-last-arrival.md`).
 pub(super) const MANY: usize = 16;
 
-/// The elements that are summed in one go, while one group of slots after the other is added: 16 KiB. With 2 or 4 KiB, sums of 32
-/// slots and more have 0.75 to 0.95 of the speed.
+/// The elements that are summed before the next group of slots is added: 16 KiB. With 2 or 4 KiB, sums of 32 slots and more
+/// have 0.75 to 0.95 of the speed.
 pub(super) const TILE: usize = 4096;
 
 /// Kernels that are compiled for one instruction set.
@@ -210,9 +210,9 @@ impl Kernels {
         }
     }
 
-    /// Sums and steps by one rule. The function is no [`Work`]: as parameters of the function that is compiled for the
-    /// instruction set, the slices do not overlap, and the compiler knows it. As fields of a struct they made a core
-    /// busy for 1.09 of the time (2 workers, shared memory).
+    /// Sums and steps by one rule. The function is not a [`Work`]: the slices are parameters of the function that is compiled
+    /// for the instruction set, so the compiler knows that they do not overlap. With slices in a struct, a core was busy for
+    /// 1.09 times as long (2 workers, shared memory).
     fn run_on<E: Element, R: Rule>(
         &self,
         step: &Step,

@@ -37,8 +37,8 @@ impl ChunkId {
 pub struct Round(pub u32);
 
 impl Round {
-    /// A job ends before this round, with an error: numbers of rounds have 32 bits, and must not begin again. The rest
-    /// is the room that a job has until its hub detects how far it is.
+    /// The round before which a job ends with an error: numbers of rounds have 32 bits, and must not begin again. The remaining
+    /// numbers give the hub time to detect that a job is so far.
     pub const LIMIT: Round = Round(u32::MAX - (1 << 28));
 
     /// The most rounds between two chunks of one job at its hubs. Workers push every key in every round, so that chunks
@@ -68,7 +68,8 @@ pub struct NoRound {
     seen: u32,
 }
 
-/// A number in a message or a file. Half of the room after the [limit](Round::LIMIT) is taken: a job may be there for a moment.
+/// A round in a message or a file. Half of the numbers after the [limit](Round::LIMIT) are accepted, because a job may be
+/// there for a moment.
 impl TryFrom<u32> for Round {
     type Error = NoRound;
 
@@ -92,8 +93,8 @@ pub enum Content {
     Nothing = 1,
     /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
     Weights = 2,
-    /// Bytes of a gradient whose push comes later: no arrival, and may come again. From the hub: the weights that the step would make
-    /// of bytes ahead. The answer follows, with other bytes, or with none.
+    /// Bytes of a gradient whose push comes later. They do not count as an arrival, and may be sent again. From the hub: the
+    /// weights that the step would make of bytes ahead. The answer follows, with other bytes or without bytes.
     Ahead = 3,
 }
 

@@ -2,9 +2,8 @@
 
 use super::{DEFAULT_CHUNK_BYTES, Key};
 
-/// The most chunks of a model by default, not counting the one that each key may begin. A NIC has a receive request for each
-/// chunk of a lane: 32,768 in a queue of mlx5. A NIC has at least two lanes, and some of 112 requests beside the chunks are for
-/// late messages.
+/// The most chunks of a model by default, without the last chunk of each key. A NIC has a receive request for each chunk of
+/// a lane: 32,768 in a queue of mlx5. There are at least two lanes, and 112 further requests for other messages.
 const MOST_CHUNKS: u64 = 64_000;
 /// The largest chunk that is allowed.
 pub(super) const LARGEST: usize = 1 << 30;

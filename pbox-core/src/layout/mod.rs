@@ -156,7 +156,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Finds the groups: neighbouring keys of a chunk each that fit into a chunk, as many as do, from the first key on.
+    /// Finds the groups: neighbouring keys that are one chunk each, as many as fit into a chunk together, from the first key
+    /// on.
     fn find_groups(&self) -> Vec<Range<u32>> {
         let mut groups: Vec<Range<u32>> = Vec::new();
         for chunks in self.key_chunks.iter().filter(|chunks| chunks.len() == 1) {

@@ -24,7 +24,7 @@ pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     }
 }
 
-/// Returns whether gradients could leave a GPU by this NIC. There may be no GPU here to try it with.
+/// Returns whether gradients could leave a GPU by this NIC. The check needs no GPU.
 pub(crate) fn from_gpus(nic: &NicOptions) -> Check {
     let seen = match takes_dma_bufs(&nic.device) {
         Ok(()) => "its driver takes them; those of a GPU are not tried".to_owned(),

@@ -106,9 +106,9 @@ fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check
 /// The fate of a packet that must not be fragmented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Echo {
-    /// The peer says that nobody listens: the packet arrived.
+    /// The peer answered that nobody listens, so the packet arrived.
     Came,
-    /// Something on the route says that it is too large.
+    /// A router answered that the packet is too large.
     TooLarge,
     /// No answer came.
     Silence,
@@ -134,7 +134,7 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
     socket.connect(to)?; // the hub's port, which is one of TCP
     socket.set_read_timeout(Some(ECHO))?;
     let echo = |bytes: u32| -> Result<Echo, Error> {
-        // Errors of former packets may be reported first.
+        // Errors of earlier packets may be reported first.
         for result in [socket.send(&vec![0; bytes as usize]).map(|_| 0), socket.recv(&mut [0])] {
             match result {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(Echo::Came),
@@ -272,7 +272,7 @@ fn line_mbps(pair: &NicPair, ready: &[NicOptions], hub: &HubReply) -> Option<u32
     own.min()?.zip(theirs.min()?).map(|(own, theirs)| own.min(theirs))
 }
 
-/// Lets each core of the hub sum the pushes of this process over its link, one core after another.
+/// Makes each core of the hub sum this process's pushes over its link, one core after another.
 fn pairs(
     address: &str,
     hub: &HubReply,

@@ -25,7 +25,7 @@ impl Need {
     }
 }
 
-/// The basis of RDMA: the kernel's devices and the library.
+/// The prerequisites of RDMA: the kernel's devices and the library.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub kernel: KernelRdma,
@@ -101,9 +101,9 @@ pub(crate) struct Candidate<'a> {
     pub options: Option<NicOptions>,
     /// Whether the list names it. Then the hub must use it.
     pub named: bool,
-    /// Whether the plan uses it.
+    /// Whether the plan uses this NIC.
     pub planned: bool,
-    /// Whether the plan uses any NIC.
+    /// Whether the plan uses any NIC at all.
     pub others: bool,
     /// The network interface, according to the topology.
     pub netdev: Option<String>,
@@ -124,7 +124,7 @@ impl Candidate<'_> {
         self.device.port(options.port).filter(|port| port.active)
     }
 
-    /// Returns a check of something that is missing: a failure if the hub needs it.
+    /// Returns the check of a missing item: a failure if the hub needs it.
     fn is_missing(&self, name: String, seen: &str, fix: String) -> Check {
         if self.named || !self.others {
             return Check::fail(name, seen, fix);

@@ -41,7 +41,7 @@ pub(super) struct MachinesArgs {
     link_gbps: Option<f64>,
 }
 
-/// The reason for the bound on machines and racks.
+/// The reason for the bound on machines and racks, for an error.
 const EACH_HAS_A_HUB: &str = "each has a hub of the job, and a job has no more hubs than that";
 
 fn machines(text: &str) -> Result<u32, String> {

@@ -273,7 +273,7 @@ impl Optimizer {
         }
     }
 
-    /// Whether a step depends on how many there were before.
+    /// Whether a step depends on the number of earlier steps.
     pub fn uses_steps(&self) -> bool {
         match self {
             Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => false,

@@ -26,7 +26,7 @@ pub struct Groups {
 /// An optimizer's numbers, and each key's multipliers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Numbers {
-    /// The job's optimizer, with the numbers of now.
+    /// The job's optimizer, with the current numbers.
     pub optimizer: Optimizer,
     /// The multipliers of each key. If `None`, they are those of the job's terms.
     pub multipliers: Option<Arc<[Multipliers]>>,
@@ -75,8 +75,8 @@ impl Numbers {
     }
 }
 
-/// Numbers by round. A change names the first round that it holds for. All cores therefore change at the same step,
-/// whichever round their chunks are in when the change arrives.
+/// Numbers by round. A change has a first round. All cores therefore change at the same step, in whatever rounds their
+/// chunks are when the change arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumbersByRound {
     /// (first round, numbers), rounds ascending, at least one.
