@@ -208,7 +208,7 @@ impl Hub {
     pub fn relink(&self, why: String) -> Result<LetIn, MemberError> {
         let request = RelinkRequest { token: self.token.clone(), why };
         let control = self.control.within(self.limit);
-        let reply: JoinReply = self.insist(|| control.post("relink", "make links again", &request))?;
+        let reply: JoinReply = self.insist(|| control.post("relink", "make new links", &request))?;
         let token = reply.token.clone();
         let reply = JoinReply { relinks: self.relinks, token: self.token.clone(), ..reply };
         Ok(LetIn::again(self, reply, token))

@@ -32,7 +32,7 @@ pub enum Named {
 }
 
 impl Named {
-    /// Checks whether a hub may be asked at this address.
+    /// Checks that a hub may be asked at this address.
     ///
     /// # Errors
     /// Returns an error if the list of peers does not have it.

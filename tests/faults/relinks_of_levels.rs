@@ -36,7 +36,7 @@ fn through_a_network(above_limit_s: u32) -> (Cluster, Relay, String) {
     (cluster, relay, top)
 }
 
-/// Returns the weights of all workers after some steps, and how often hubs made their links again.
+/// Returns the weights of all workers after some steps, and how often hubs made new links.
 fn run(cuts: bool) -> (Vec<Vec<Vec<u32>>>, u64) {
     const STEPS: u32 = 60;
     let (cluster, relay, top) = through_a_network(30);

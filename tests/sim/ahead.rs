@@ -119,7 +119,7 @@ fn whatever_comes_between_changes_no_bit() {
         job.release(Round(2), &[]);
         push(job, [Gradient; 2]);
     });
-    same("a worker that makes its links again", |job| {
+    same("a worker that makes new links", |job| {
         job.unlink(1);
         job.relink(1).unwrap();
         write(job, 1, 2.0);

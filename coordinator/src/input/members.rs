@@ -59,7 +59,7 @@ impl Request for CountJoin {
     }
 }
 
-/// A member connects to the data path by a token, which is good for one connection.
+/// A member connects to the data path by a token, which is valid for one connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Connect {

@@ -104,7 +104,7 @@ pub enum Effect {
     TookPart(Arc<[u32]>, Round),
     /// Hub 0 is notified that a newcomer is here.
     TellArrived(ArrivedRequest),
-    /// A member has made its links again.
+    /// A member has made new links.
     Relinked(u32),
     /// All cores drop a member's links. A connection by this token, which may be in progress, is lost, too.
     DropLinks(u32, Option<Token>),

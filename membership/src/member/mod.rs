@@ -11,7 +11,7 @@
 //! | `Linked` | a link ended, and the hubs wait for others | `Asking` hub 0 | ask hub 0 for other links |
 //! | `Linked` | a link ended, and the hubs do not wait | `Explaining` | ask the hubs why |
 //! | `Asking` hub k | hub k waits for other links | `Asking` hub k + 1 | ask hub k + 1 |
-//! | `Asking` the last hub | it waits, too | `Dropping` | drop the former links |
+//! | `Asking` the last hub | it waits, too | `Dropping` | drop the old links |
 //! | `Dropping` | they are dropped, and answers came in time | `Making` | make other links |
 //! | `Making` | they are made | `Linked` | go on |
 //! | `Asking`, `Dropping`, `Making` | that failed for now | `Pausing` | wait |
@@ -55,7 +55,7 @@ pub struct Member {
 pub struct Limits {
     /// The number of the job's hubs.
     pub hubs: usize,
-    /// The longest time for making links again, and for links that bring no answer.
+    /// The longest time for making new links, and for links that bring no answer.
     pub links: Duration,
     /// The longest time for the return of a lost hub. With no time at all its loss ends the membership.
     pub hub: Duration,
@@ -75,7 +75,7 @@ pub enum Event {
     },
     /// The hub that was asked for links waits for them.
     Granted,
-    /// The former links are dropped.
+    /// The old links are dropped.
     Dropped {
         /// The number of answers that they brought, and the links before them. Bytes will do.
         came: u64,
@@ -374,7 +374,7 @@ impl fmt::Display for Over {
         match self {
             Over::Limit(limit) => write!(out, "not within {} s", limit.as_secs_f64()),
             Over::NoAnswer(limit) => {
-                write!(out, "the former links brought no answer for {} s", limit.as_secs_f64())
+                write!(out, "the old links brought no answer for {} s", limit.as_secs_f64())
             }
             Over::CallerGaveUp => out.write_str("its own program waits no longer"),
         }

@@ -190,7 +190,7 @@ pub struct RelinkRequest {
     /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// The reason why the former links ended, in words.
+    /// The reason why the old links ended, in words.
     pub why: String,
 }
 

@@ -100,7 +100,7 @@ codes! {
     ReachedDiffers = "reached_differs", 409;
     /// The job has failed.
     JobFailed = "job_failed", 409;
-    /// The worker cannot make its links again.
+    /// The worker cannot make new links.
     NoRelink = "no_relink", 409;
     /// The job now neither gives nor takes a state at this hub.
     NoState = "no_state", 409;

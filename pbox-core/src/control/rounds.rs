@@ -122,7 +122,7 @@ pub struct Latest {
 }
 
 impl Latest {
-    /// Checks whether such a rate is possible.
+    /// Checks that such a rate is possible.
     ///
     /// # Errors
     /// Returns an error that names the expected and the seen value.

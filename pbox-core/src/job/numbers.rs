@@ -89,7 +89,7 @@ pub enum InvalidNumbers {
 }
 
 impl JobTerms {
-    /// Checks whether all keys can be stepped with this learning rate.
+    /// Checks that all keys can be stepped with this learning rate.
     ///
     /// # Errors
     /// Returns an error if it is negative or not finite, or is not finite when it is multiplied for a key.
@@ -105,7 +105,7 @@ impl JobTerms {
         }
     }
 
-    /// Checks whether all keys can be stepped with these numbers, as [`Numbers::check`].
+    /// Checks that all keys can be stepped with these numbers, as [`Numbers::check`].
     ///
     /// # Errors
     /// Returns an error if they cannot.
@@ -115,7 +115,7 @@ impl JobTerms {
 }
 
 impl Numbers {
-    /// Checks whether a job with this optimizer can step all these keys with the numbers.
+    /// Checks that a job with this optimizer can step all these keys with the numbers.
     ///
     /// # Errors
     /// Returns an error if they are of another kind of optimizer. Returns an error if one of them is out of its range, also
@@ -151,7 +151,7 @@ impl Numbers {
     }
 }
 
-/// Checks whether each key is in one of the groups, or in none.
+/// Checks that each key is in one of the groups, or in none.
 fn check_groups(Groups { optimizers, of_keys }: &Groups, keys: &[Key]) -> Result<(), InvalidNumbers> {
     let (groups, expected, seen) = (optimizers.len(), keys.len(), of_keys.len());
     if groups > usize::from(u8::MAX) {
@@ -166,7 +166,7 @@ fn check_groups(Groups { optimizers, of_keys }: &Groups, keys: &[Key]) -> Result
     }
 }
 
-/// Checks whether a key can be stepped with these multipliers.
+/// Checks that a key can be stepped with these multipliers.
 fn check_key(
     key: &Key,
     [lr_mult, wd_mult]: Multipliers,

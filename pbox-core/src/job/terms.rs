@@ -287,7 +287,7 @@ impl JobTerms {
         JobTerms { level, ..self.clone() }
     }
 
-    /// Checks whether this job can be relayed to hubs above.
+    /// Checks that this job can be relayed to hubs above.
     ///
     /// # Errors
     /// Returns the combination of terms that prevents it.

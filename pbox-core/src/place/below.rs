@@ -6,7 +6,7 @@
 //!   below:         core 0  core 1  core 0            core 0  core 1      two cores
 //! ```
 //!
-//! Core numbers are kept, so that a core has few links that lead up, and all chunks of one of them.
+//! Core numbers are kept, so that a core has few links to hubs above, and all chunks of one of them.
 
 use serde::{Deserialize, Serialize};
 

@@ -213,7 +213,7 @@ impl CheckpointStore {
         Ok(self.dir.join(format!(".{job}.{random}{TEMPORARY}")))
     }
 
-    /// Checks whether files can be made here.
+    /// Checks that files can be made here.
     fn probe(&self) -> io::Result<()> {
         let path = self.temporary("probe")?;
         self.mode.make_file(&path)?;

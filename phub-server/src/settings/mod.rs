@@ -264,7 +264,7 @@ impl HubSettings {
         program::variables_in(text, &Self::command(), arguments)
     }
 
-    /// Checks whether the settings fit together.
+    /// Checks that the settings fit together.
     ///
     /// # Errors
     /// Returns the fault, in words, if they do not.

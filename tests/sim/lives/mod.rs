@@ -25,7 +25,7 @@
 //! | a worker comes back as its machine says, if a hub is lost; it does not if the job is over | [`Life::end`] |
 //! | a job that comes back says how many rounds are lost | [`Life::come_back`] |
 //! | a hub that stops in order waits until its job is saved, or for too long; then no round is lost | the stop of a hub, [`Life::come_back`] |
-//! | below other hubs, too, each round is stepped once, and each push of a machine that steps alone, whoever is lost, comes back or makes links again | [`Tree`] |
+//! | below other hubs, too, each round is stepped once, and each push of a machine that steps alone, whoever is lost, comes back or makes new links | [`Tree`] |
 //! | if the hubs above are lost, or a machine in a job that stops for that, all jobs below end so that sessions wait, and all hubs say how many rounds are lost | [`Tree::end`], [`Tree::come_back`] |
 //! | terms that exclude each other are refused by name | [`Tree::new`] |
 //! | a hub below ends only with the hub above, or if nobody is left who could push a round that the hub above waits for | [`Tree`] |

@@ -392,7 +392,7 @@ impl Tree {
         unlinked_hubs.retain(|&hub| job.is_hub_alive(hub));
     }
 
-    /// Makes a worker's links again, or brings the worker back, if it can.
+    /// Makes new links for a worker, or brings the worker back, if it can.
     fn mend(&mut self, worker: usize) {
         if self.unlinked.contains(&worker) {
             if self.job.relink(worker).unwrap() {
@@ -403,7 +403,7 @@ impl Tree {
         }
     }
 
-    /// Makes a hub's links again, or brings the hub back, if it can.
+    /// Makes new links for a hub, or brings the hub back, if it can.
     fn mend_hub(&mut self, hub: usize) {
         if self.unlinked_hubs.contains(&hub) {
             if self.job.relink_hub(hub).unwrap() {

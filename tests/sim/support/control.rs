@@ -46,7 +46,7 @@ const SWEPT_EVERY: u32 = 16;
 /// The time that members and hubs may be silent.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A link that leads up, and the window that a hub above writes.
+/// A link to a hub above, and the window that a hub above writes.
 pub type WayUp = (sim::Endpoint, Option<Arc<RecvWindow>>);
 
 /// Work for a simulated core.
@@ -57,9 +57,9 @@ enum Command {
     Unlink(u32),
     /// Remove a worker.
     Remove(u32),
-    /// Take the links that lead up.
+    /// Take the links to hubs above.
     AddAbove(LevelTerms, Vec<WayUp>),
-    /// Drop the links that lead up.
+    /// Drop the links to hubs above.
     UnlinkAbove,
     /// Begin with the round of the hubs above.
     BeginBelow(CutId, Round),
@@ -85,8 +85,8 @@ impl fmt::Display for Command {
             Command::Add { rank, .. } => write!(out, "takes the link of worker {rank}"),
             Command::Unlink(rank) => write!(out, "drops the link of worker {rank}"),
             Command::Remove(rank) => write!(out, "removes worker {rank}"),
-            Command::AddAbove(_, ways) => write!(out, "takes {} links that lead up", ways.len()),
-            Command::UnlinkAbove => write!(out, "drops the links that lead up"),
+            Command::AddAbove(_, ways) => write!(out, "takes {} links to hubs above", ways.len()),
+            Command::UnlinkAbove => write!(out, "drops the links to hubs above"),
             Command::BeginBelow(_, first) => write!(out, "begins with round {}", first.0),
             Command::Hold(cut) => write!(out, "holds for {cut:?}"),
             Command::Lines(cut) => write!(out, "says its lines for {cut:?}"),
@@ -299,7 +299,7 @@ impl Control {
         assert_eq!(self.hub.tokens().owner(token), Ok((self.id, rank)), "a new token serves its member");
         let member = self.member(rank);
         self.ask(Connect { member, token }).expect("a new token is good for a connection");
-        assert!(self.ask(Connect { member, token }).is_err(), "a token is good for one connection");
+        assert!(self.ask(Connect { member, token }).is_err(), "a token is valid for one connection");
         self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics: Vec::new() });
     }
 
@@ -315,23 +315,23 @@ impl Control {
         self.commands[core].push_back(Command::Add { rank, gradients, own, link: Box::new(link) });
     }
 
-    /// Gives a core links that lead up.
+    /// Gives a core links to hubs above.
     pub fn add_above(&mut self, core: usize, level: LevelTerms, ways: Vec<WayUp>) {
         self.unlinked_above = None;
         self.commands[core].push_back(Command::AddAbove(level, ways));
     }
 
-    /// Notes that the links that lead up are lost, and that there will be new ones.
+    /// Notes that the links to hubs above are lost, and that there will be new ones.
     pub fn loses_above(&mut self) {
         self.unlinked_above = Some(self.commands.len());
     }
 
-    /// Has all cores drop the links that lead up.
+    /// Has all cores drop the links to hubs above.
     pub fn unlink_above(&mut self) {
         self.command(|| Command::UnlinkAbove);
     }
 
-    /// Whether all cores have dropped the links that lead up.
+    /// Whether all cores have dropped the links to hubs above.
     pub fn is_unlinked_above(&self) -> bool {
         self.unlinked_above == Some(0)
     }
@@ -377,7 +377,7 @@ impl Control {
         self.carry_out_all(lost);
     }
 
-    /// Connects a member that has asked for links, if all cores have dropped the former links.
+    /// Connects a member that has asked for links, if all cores have dropped the old links.
     pub fn relink(&mut self, rank: u32) -> bool {
         // An answer may be lost, and the same request comes again.
         let asks = if self.given.len().is_multiple_of(3) { 2 } else { 1 };
@@ -391,7 +391,7 @@ impl Control {
         let owner = Ok((self.id, rank));
         let its = self.given.iter().filter(|(token, _)| self.hub.tokens().owner(*token) == owner);
         assert_eq!(its.count(), 2, "rank {rank} has the token of its join and that of its links");
-        self.tell(format!("{} makes its links again", self.job().spec.spoken(rank)));
+        self.tell(format!("{} makes new links", self.job().spec.spoken(rank)));
         true
     }
 

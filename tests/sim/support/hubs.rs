@@ -97,7 +97,7 @@ impl Hubs {
         self.hubs.iter().all(|hub| hub.job().members.takes_part(rank))
     }
 
-    /// Connects a worker that has asked all hubs for links, if all cores have dropped the former links.
+    /// Connects a worker that has asked all hubs for links, if all cores have dropped the old links.
     pub fn relink(&mut self, rank: u32) -> bool {
         let are_dropped = self.hubs.iter_mut().all(|hub| hub.has_dropped(rank));
         are_dropped && self.hubs.iter_mut().all(|hub| hub.relink(rank))

@@ -211,7 +211,7 @@ impl Members {
                     return;
                 }
                 Step::GoOn => return,
-                step => panic!("worker {rank} makes its links again, and nobody is lost: {step:?}"),
+                step => panic!("worker {rank} makes new links, and nobody is lost: {step:?}"),
             };
             next = self.members[rank as usize].machine.handle(done, self.now);
         }

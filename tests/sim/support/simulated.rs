@@ -283,7 +283,7 @@ impl Simulated {
         self.alive[rank as usize] = false;
     }
 
-    /// Makes a worker's links again, if all cores have dropped the former ones.
+    /// Makes new links for a worker, if all cores have dropped the former ones.
     pub fn relink(&mut self, rank: u32) -> Result<bool> {
         if !self.is_woken(rank, |hubs| hubs.relink(rank)) {
             return Ok(false);

@@ -482,6 +482,6 @@ mod tests {
             }
         }
         shared.set_waker(Waker::from(Arc::clone(&others)));
-        assert_eq!((count(&wakes), count(&others)), (2, 1), "what the former links were told is lost");
+        assert_eq!((count(&wakes), count(&others)), (2, 1), "what the old links were told is lost");
     }
 }

@@ -18,7 +18,7 @@ pub enum Arrival {
     Complete(Arc<[u32]>),
     /// The job runs, and this worker wants to take part.
     Newcomer(u32),
-    /// The worker takes part, and has made its links again.
+    /// The worker takes part, and has made new links.
     Relinked(u32),
 }
 

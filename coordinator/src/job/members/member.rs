@@ -12,7 +12,7 @@
 //! | `Dropping` by no core | the member asks for links | `Making`, by a new token |
 //! | `Making` | the member connects by the token | `Making`, connected |
 //! | `Making` | a core has the member's link | `Making`; after the last core `TakesPart` |
-//! | `Making` | the member asks for links again | `Dropping` by all cores |
+//! | `Making` | the member asks for new links | `Dropping` by all cores |
 //! | all of these | the member is lost, or leaves a job that continues | `Leaving` |
 //! | all of these | the member leaves a job that stops without it | `Left` |
 //! | `Leaving` | a core has removed the member | `Leaving`; after the last core a free rank |
@@ -303,7 +303,7 @@ impl Unlinked {
         former
     }
 
-    /// Whether all cores have dropped the former links.
+    /// Whether all cores have dropped the old links.
     pub fn is_dropped(&self) -> bool {
         !matches!(self.relink, Relink::Dropping { cores: 1.. })
     }

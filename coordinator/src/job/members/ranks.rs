@@ -100,7 +100,7 @@ impl Ranks {
             return Ok(());
         }
         Err(format!(
-            "worker {rank} of job {name:?} is connected already, and a token is good for one connection; join again under another rank or job name"
+            "worker {rank} of job {name:?} is connected already, and a token is valid for one connection; join again under another rank or job name"
         ))
     }
 

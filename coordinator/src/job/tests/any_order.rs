@@ -115,7 +115,7 @@ impl Hub {
                 if self.job.members.has(rank) && self.job.members.connect(rank, token, "job").is_ok() {
                     assert!(
                         self.job.members.connect(rank, token, "job").is_err(),
-                        "a token is good for one connection"
+                        "a token is valid for one connection"
                     );
                     self.job.members.get_mut(rank).unwrap().transport = Some(fabric::any::Transport::Tcp);
                     self.tell(Command::Add, rank);

@@ -48,7 +48,7 @@ pub(crate) enum Repeated {
 /// The numbers of a shard's links to workers are the workers' ranks. The links to hubs above have the numbers after them.
 /// Only the pace of a hub below others gets such a number where a method takes a rank.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above follow. If a
+/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. If a
 /// method takes a rank, only the pace of a hub below others gets other numbers.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.

@@ -23,7 +23,7 @@ use crate::wire::Wire;
 /// The places and the wire by which a core of a hub below others sends lines down, and passes them on.
 #[derive(Debug)]
 pub(crate) struct PassSpec {
-    /// The wire of the links that lead up.
+    /// The wire of the links to hubs above.
     pub above: Wire,
     /// The meeting place of the hub's cores, and the number of this core.
     pub crossing: (Arc<Crossing>, usize),

@@ -218,7 +218,7 @@ impl Up {
         Ok(LetInAbove { above, hubs, terms, wire, placed })
     }
 
-    /// Makes the windows of a job between these hubs and its workers, and the links that lead up. `numbers` are the job's
+    /// Makes the windows of a job between these hubs and its workers, and the links to hubs above. `numbers` are the job's
     /// cores here. In a mesh, `share` is the window of this hub's share: the workers read it, unless frames cross above. `huge_pages`
     /// comes before a NIC has the windows that cores step into.
     pub(super) fn link(

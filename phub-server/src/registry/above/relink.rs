@@ -1,7 +1,7 @@
 //! Lost links to hubs above that live, as after the failure of a NIC: this hub makes new links, as a worker does.
 //!
 //! ```text
-//!   a link that leads up ended
+//!   a link to a hub above ended
 //!     -> the hubs above drop this hub's links, and its sums that are not stepped
 //!     -> every core here drops its links -> others, over whatever leads there now
 //!     -> the sums that have no answer go up again; a sum that is stepped is answered again
@@ -129,7 +129,7 @@ impl Registry {
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 let seconds = self.up.limit.as_secs_f64();
-                return Err(for_good(format!("a core did not drop the former links in {seconds} s")));
+                return Err(for_good(format!("a core did not drop the old links in {seconds} s")));
             }
         }
     }

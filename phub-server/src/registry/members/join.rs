@@ -217,7 +217,7 @@ impl Registry {
             // This runs without the lock: the window is as large as the model.
             let own = admission.cores.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
-                // The token was good for one connection.
+                // The token was valid for one connection.
                 self.lose(&mut self.lock(), admission.job, admission.rank, Cause::Other, &reason);
                 reason
             })?;
@@ -344,7 +344,7 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks whether a worker of a job over several hubs gives the addresses that the hubs need to find each
+/// Checks that a worker of a job over several hubs gives the addresses that the hubs need to find each
 /// other.
 fn check_peers(request: &JoinRequest) -> Result<(), String> {
     let (share, peers) = (Share::of_hub(&request.terms, request.hub), &request.peers);

@@ -115,7 +115,7 @@ impl Registry {
     /// Notes that this hub itself was suspended for `pause`, and received nothing.
     pub fn stood_still(&self, pause: Duration) {
         tracing::warn!(
-            "this hub stood still for {:.1} s; it counts the silence of its workers from now",
+            "this hub was suspended for {:.1} s; it counts the silence of its workers from now",
             pause.as_secs_f64()
         );
         self.lock().ask(StoodStill);

@@ -6,7 +6,7 @@
 //! | `leave` | lets workers go, ends jobs |
 //! | `links` | the NICs of the members' links |
 //! | `loss` | loses workers, fails jobs |
-//! | `relink` | waits for workers that make their links again |
+//! | `relink` | waits for workers that make new links |
 
 pub(super) mod join;
 pub(super) mod leave;

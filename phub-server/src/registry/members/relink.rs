@@ -54,7 +54,7 @@ impl Registry {
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 return Err(RefusalCode::CoreSilent.because(format!(
-                    "job {name:?}: a core of the hub did not drop the former links in {} s",
+                    "job {name:?}: a core of the hub did not drop the old links in {} s",
                     self.heartbeat_limit.as_secs_f64()
                 )));
             }

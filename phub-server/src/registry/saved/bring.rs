@@ -232,7 +232,7 @@ fn conflict(job: &str, why: &str) -> Refusal {
     RefusalCode::NoState.because(format!("job {job:?}: {why}"))
 }
 
-/// Checks whether this member can offer a state at all.
+/// Checks that this member can offer a state at all.
 fn check_offer(
     job: &coordinator::Job,
     rank: u32,

@@ -14,7 +14,7 @@ use super::{ABOVE, JOB, Levels, Node, Up, Worker};
 use crate::control::{Control, WayUp};
 
 impl Node {
-    /// Gives the cores links that lead up.
+    /// Gives the cores links to hubs above.
     pub(super) fn takes_ways_up(&mut self, (level, ways): (LevelTerms, Vec<Vec<WayUp>>)) {
         let of_cores = ways.into_iter().enumerate();
         of_cores.for_each(|(place, ways)| self.control.add_above(place, level, ways));
@@ -176,7 +176,7 @@ impl Levels {
         Ok(endpoints)
     }
 
-    /// Makes a worker's links again to the same memory. Returns its endpoints.
+    /// Makes new links for a worker to the same memory. Returns its endpoints.
     pub(super) fn link_worker(
         &mut self,
         node: usize,

@@ -1,4 +1,4 @@
-//! Workers and hubs of a tree lose the links that lead up at any moment, and make new ones some steps later.
+//! Workers and hubs of a tree lose the links to hubs above at any moment, and make new ones some steps later.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl Losses {
         }
     }
 
-    /// Makes new links for members whose time has come, once the former links are dropped.
+    /// Makes new links for members whose time has come, once the old links are dropped.
     pub fn mend(&mut self, job: &mut Levels) {
         self.unlinked.retain(|member, left| {
             let is_mended = *left == 0

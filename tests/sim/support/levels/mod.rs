@@ -81,7 +81,7 @@ pub struct Node {
     pub control: Control,
 }
 
-/// The windows of a hub's links that lead up.
+/// The windows of a hub's links to hubs above.
 #[derive(Clone)]
 struct Up {
     sums: Arc<SendWindow>,
@@ -227,7 +227,7 @@ impl Levels {
         self.control_at_once().expect("links are dropped");
     }
 
-    /// Makes a worker's links again, if all cores have dropped the former ones, and pushes again all keys without an
+    /// Makes new links for a worker, if all cores have dropped the former ones, and pushes again all keys without an
     /// answer. Returns whether it does.
     pub fn relink(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, ref memory, .. } = self.workers[worker];
@@ -261,7 +261,7 @@ impl Levels {
         self.control_at_once().expect("links are dropped");
     }
 
-    /// Makes a hub's links again, if all cores have dropped the former ones, and its sums that have no answer go up
+    /// Makes new links for a hub, if all cores have dropped the former ones, and its sums that have no answer go up
     /// again. Returns whether it does.
     pub fn relink_hub(&mut self, node: usize) -> Result<bool> {
         let Node { above, up, control, .. } = &self.nodes[node];

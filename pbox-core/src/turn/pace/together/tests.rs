@@ -131,11 +131,7 @@ fn a_newcomer_may_lose_its_links_again_and_again() {
     assert_eq!(finish(&mut arrivals, 1), None);
     assert_eq!(arrivals.repeated(2, 1, FIRST), Some(Repeated::Waits));
     arrivals.forget(1);
-    assert_eq!(
-        [finish(&mut arrivals, 2), finish(&mut arrivals, 2)],
-        [None, None],
-        "it asked by former links"
-    );
+    assert_eq!([finish(&mut arrivals, 2), finish(&mut arrivals, 2)], [None, None], "it asked by old links");
     for index in [1, 2] {
         assert_eq!(arrivals.repeated(index, 1, FIRST), Some(Repeated::Due(Round(2))));
     }
