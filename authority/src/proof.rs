@@ -81,7 +81,7 @@ impl Proof {
         unhex::<32>(&self.proof).is_some_and(|proof| mac().verify_slice(&proof).is_ok())
     }
 
-    /// Whether it is about a request with this body.
+    /// Whether the proof is of a request with this body.
     pub fn is_about(&self, body: BodyDigest) -> bool {
         self.digest == body.in_digits()
     }

@@ -79,7 +79,7 @@ impl Token {
         self.right.contains(right) && self.covers(job)
     }
 
-    /// Whether it is about this job: the named job, or its job of sums at hubs above.
+    /// Whether the token is for this job: the named job, or its job of sums at hubs above.
     pub fn covers(&self, job: &str) -> bool {
         let mut rest = job.strip_prefix(&self.job);
         while let Some(above) = rest.and_then(|rest| rest.strip_prefix(SUMS)) {

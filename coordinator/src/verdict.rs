@@ -17,7 +17,7 @@ const NAMED: usize = 8;
 /// A wait for the round in flight that is at least this long is the verdict.
 const STANDS: Duration = Duration::from_secs(1);
 
-/// Says how a job goes, in one line.
+/// Describes the progress of a job in one line.
 pub fn verdict(
     state: &JobState,
     round: Round,

@@ -111,8 +111,8 @@ pub trait FrameRule: Send + fmt::Debug {
 pub enum Posted {
     /// The post is on its way.
     Accepted,
-    /// The link has no room: try again after the peer polled, or when [`Port::wait`] returns. This is backpressure, not an
-    /// error.
+    /// The link has no room: try again after the peer polled, or when [`Port::wait`] returns. A full link is backpressure, not
+    /// an error.
     Full,
     /// The link is closed or unknown.
     Closed,

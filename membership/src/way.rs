@@ -26,7 +26,7 @@ impl Way {
     }
 }
 
-/// Says in the log that a member's links are made again, to each of these hubs.
+/// Logs that a member has new links to each of these hubs.
 pub fn say_made<'a>(job: &str, hubs: impl IntoIterator<Item = &'a str>, ways: &[Way], lost: &str) {
     for (hub, way) in hubs.into_iter().zip(ways) {
         let Way { transport, reason, .. } = way;

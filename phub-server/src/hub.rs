@@ -260,7 +260,7 @@ impl Hub {
         }
     }
 
-    /// Waits until a thread of the hub has panicked, and the hub's jobs have ended because of it: their checkpoints are
+    /// Waits until a thread of the hub has panicked, and the hub's jobs have ended because of it. By then their checkpoints are
     /// written, and their workers are notified. Returns the thread and the reason. Holds no reference to the hub.
     pub fn broken(&self) -> impl Future<Output = String> + use<> {
         let mut broken = self.broken.clone();

@@ -75,7 +75,7 @@ pub struct Publisher {
 pub struct Published {
     /// The version.
     pub id: VersionId,
-    /// Whether it is whole.
+    /// Whether the version is whole.
     pub is_whole: bool,
     /// Tensors in which a bit changed, or all of them.
     pub tensors: usize,

@@ -39,7 +39,7 @@ pub struct At {
 pub struct Listed {
     /// The version.
     pub id: VersionId,
-    /// The version that its delta leads from. Nothing for a whole version.
+    /// The version to which its delta is applied. Nothing for a whole version.
     pub base: Option<VersionId>,
     /// The job and the round that it is of.
     pub origin: Origin,

@@ -15,7 +15,7 @@ use crate::error::VersionError;
 /// The prefix of the checksums in a file of a whole version, which has other metadata, too.
 const CHECKSUM: &str = "checksum/";
 
-/// A tensor in the form of a file.
+/// A tensor as a file has it.
 #[derive(Debug)]
 pub(crate) struct Stored<'a> {
     pub name: &'a str,

@@ -45,7 +45,7 @@ impl Request for BeginStop {
 pub struct SavedAtStop {
     /// The job.
     pub job: JobId,
-    /// Whether it is saved.
+    /// Whether the job is saved.
     pub is_saved: bool,
 }
 

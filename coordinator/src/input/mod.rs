@@ -7,7 +7,7 @@
 //! | `rounds` | what is seen of rounds, numbers of optimizers, digests of weights |
 //! | `cuts` | cuts, as hub 0 of a job asks for them |
 //! | `states` | a state that rank 0 brings, a state that somebody wants, files of states, the last state |
-//! | `ends` | the hub ends, and its members hear of it |
+//! | `ends` | the hub ends, and its members are notified |
 //!
 //! A request has plain data: random numbers, measurements and the time come in with it. So an [`Input`] can be written down, and
 //! the same inputs have the same answers.

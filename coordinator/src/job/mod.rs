@@ -17,7 +17,7 @@
 //! | `offered` | has the state that rank 0 brings |
 //! | `numbers` | has the numbers of the optimizer |
 //! | `last` | has the last state saved |
-//! | `news` | has the news that members hear |
+//! | `news` | has the news for the members |
 
 mod checkpoints;
 mod cut;

@@ -125,10 +125,9 @@ impl Mapping {
         })
     }
 
-    /// Returns the mapping that `map` makes. If it is at least as long as a huge page, it begins at a multiple of a huge page's
-    /// size, because only there can the kernel map a huge page. By default the kernel chooses such an address only if huge
-    /// pages are switched on, or in later versions. So a larger range of addresses is reserved first, and the rest is given
-    /// back.
+    /// Returns the mapping that `map` makes. A mapping as long as a huge page begins at a multiple of a huge page's size. Only
+    /// there can the kernel map a huge page. By default the kernel chooses such an address only if huge pages are switched on,
+    /// or in later versions. So a larger range of addresses is reserved first, and the rest is given back.
     fn aligned(
         what: &'static str,
         len: NonZeroUsize,

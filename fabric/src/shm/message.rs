@@ -178,7 +178,7 @@ pub(super) fn dispose(socket: OwnedFd) {
     drain(socket.as_fd());
 }
 
-/// Closes the descriptors in a socket that takes no more. This may block, as in [`dispose`].
+/// Closes the descriptors in a socket that takes no more. May block, as [`dispose`] may.
 pub(super) fn drain(socket: BorrowedFd) {
     for _ in 0..MOST_MESSAGES {
         match take_message(socket, RecvFlags::DONTWAIT) {
@@ -189,7 +189,7 @@ pub(super) fn drain(socket: BorrowedFd) {
     }
 }
 
-/// Closes descriptors of a stranger. This may block, as in [`dispose`].
+/// Closes descriptors of a stranger. May block, as [`dispose`] may.
 pub(super) fn discard(fds: Vec<OwnedFd>) {
     for fd in &fds {
         let _ = sockopt::set_socket_linger(fd, None);

@@ -170,7 +170,7 @@ impl Port {
         (!is_others).then_some(woken_by)
     }
 
-    /// Whether it has no link.
+    /// Whether the port has no link.
     pub(crate) fn is_bare(&self) -> bool {
         self.links.is_empty()
     }

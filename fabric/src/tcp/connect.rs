@@ -111,7 +111,7 @@ impl Listener {
         Ok(Listener { socket, address, congestion: Arc::default(), gathering: Arc::default() })
     }
 
-    /// Requests a congestion control for accepted connections. Also returns the algorithm that they get; if it depends on the
+    /// Asks for a congestion control for accepted connections. Also returns the algorithm that they get; if it depends on the
     /// path, the one for short paths.
     ///
     /// # Errors

@@ -101,7 +101,7 @@ impl Incoming {
         self.rule = Some(rule);
     }
 
-    /// Notes that this end posted, for the rule.
+    /// Notes for the rule that this end has posted.
     pub fn note_post(&mut self, span: Span, imm: Imm) {
         if let Some(rule) = self.rule.as_mut().filter(|_| span.bytes == 0) {
             rule.posted_empty(imm);

@@ -116,7 +116,7 @@ impl Port {
         self.lingering.retain_mut(|lingering| !lingering.advance());
     }
 
-    /// From now on, also ends [`sleep`](Self::sleep) when `fd` is readable.
+    /// Makes a readable `fd` end [`sleep`](Self::sleep), too, from now on.
     pub(crate) fn sleep_beside(&self, fd: BorrowedFd) -> std::io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), epoll::EventFlags::IN)?;
         Ok(())

@@ -27,7 +27,7 @@ pub struct Device {
 pub struct DevicePort {
     /// The number.
     pub number: u8,
-    /// Whether it is ACTIVE. Only such a port carries data.
+    /// Whether the port is ACTIVE. Only such a port carries data.
     pub active: bool,
     /// The state in words.
     pub state: &'static str,
@@ -119,7 +119,7 @@ pub(super) fn link_layer(sysfs: &Path, device: &str, port: u8) -> LinkLayer {
     }
 }
 
-/// The number of lanes times a lane's speed, from the codes of the InfiniBand specification.
+/// Returns the number of lanes times a lane's speed, from the codes of the InfiniBand specification.
 fn gbps(attr: &ibv_port_attr) -> Option<f64> {
     let lanes = match attr.active_width {
         1 => 1.0,

@@ -159,7 +159,7 @@ pub enum Over {
 enum State {
     Joining,
     CatchingUp,
-    /// Links lead to all hubs: made again at this time, if they ever were.
+    /// Links lead to all hubs. The time is that of the last new links, if there were any.
     Linked {
         made: Option<Instant>,
     },
@@ -209,7 +209,7 @@ impl Member {
         Member { state: State::Linked { made: None }, ..Member::new(limits) }
     }
 
-    /// Returns how often links were made again.
+    /// Returns how often links were replaced.
     pub fn relinks(&self) -> u32 {
         self.relinks
     }

@@ -1,5 +1,5 @@
-//! Bounds of answers. An answer comes from another process, which may be hostile. Each number in it has a bound, which is
-//! checked when the answer is parsed: before memory is allocated, or something is counted or waited for.
+//! Bounds of answers. An answer comes from another process, which may be hostile. Each number in it has a bound. The bound
+//! is checked when the answer is parsed: before memory is allocated, or something is counted or waited for.
 
 use serde::de::DeserializeOwned;
 

@@ -98,8 +98,8 @@ pub struct JoinRequest {
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// The first round without an answer plus the rounds that were lost with hubs before, from a worker that lost this job's
-    /// hub and joins again. The sum is the same for all workers, whether or not they know of the hub's last return.
+    /// The first round without an answer plus the rounds that were lost with hubs before. Only from a worker that lost this
+    /// job's hub and joins again. The sum is the same for all workers, whether or not they know of the hub's last return.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
     /// Whether the worker makes new links when it loses links while the hub is alive, by a [`RelinkRequest`].
@@ -391,8 +391,8 @@ pub struct LeaveRequest {
     /// Keys with a lower round, as in [`LeftAt`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
-    /// The reason why a worker fails (a [`reason`]), why the job of a hub below has failed, or how a worker lost another hub of
-    /// the job. The job fails at this hub, too, or continues without that member.
+    /// The reason why a worker fails (a [`reason`]), or why the job of a hub below has failed. Or the way in which a worker
+    /// lost another hub of the job. The job fails at this hub, too, or continues without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Whether `failed` is about a hub that stops or is lost. The job may continue when that hub returns.

@@ -369,7 +369,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.until = Round(0);
     }
 
-    /// Whether it is [held](Self::hold).
+    /// Whether the shard is [held](Self::hold).
     #[inline]
     pub fn is_held(&self) -> bool {
         self.until == Round(0)

@@ -1,4 +1,4 @@
-//! The parts of the whole gradient that pass through a hub below several others: they arrive at one of its cores, and go up
+//! The parts of the whole gradient that pass through a hub below several others. They arrive at one of its cores, and go up
 //! from other cores.
 //!
 //! ```text

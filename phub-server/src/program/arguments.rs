@@ -29,7 +29,7 @@ impl Unusable {
         self.notes.iter().fold(why, |why, note| format!("{why}\n  {note}"))
     }
 
-    /// Says so, and ends the process, as clap does.
+    /// Prints the error, and ends the process, as clap does.
     pub fn exit(self) -> ! {
         let _ = self.error.print();
         self.notes.iter().for_each(|note| eprintln!("\n{note}"));

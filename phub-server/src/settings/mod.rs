@@ -259,7 +259,7 @@ impl HubSettings {
         program::parse(all).map_err(|unusable| unusable.in_words())
     }
 
-    /// Says which of the flags that a text names come from the environment, beside these arguments.
+    /// Returns which of the flags that a text names come from the environment, beside these arguments.
     pub fn variables_in(text: &str, arguments: &[OsString]) -> Vec<String> {
         program::variables_in(text, &Self::command(), arguments)
     }

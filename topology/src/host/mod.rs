@@ -82,7 +82,7 @@ pub struct Cpu {
     pub node: NodeId,
     /// Whether this process may run on it: online, in its cpuset, and in its affinity mask.
     pub allowed: bool,
-    /// Whether it has less than 0.7 of the capacity of the machine's fastest, as an efficiency core; false if the source does not
+    /// Whether the cpu has less than 0.7 of the capacity of the machine's fastest, as an efficiency core; false if the source does not
     /// say it.
     pub slow: bool,
 }

@@ -27,7 +27,7 @@ pub struct Nic {
     pub netdevs: Vec<String>,
     /// The RDMA device (`mlx5_0`, `rxe0`) of this NIC.
     pub ibdev: Option<String>,
-    /// Whether it has a link; `None` if unknown.
+    /// Whether the NIC has a link; `None` if unknown.
     pub link_up: Option<bool>,
 }
 

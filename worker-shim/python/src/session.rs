@@ -275,7 +275,7 @@ impl Session {
         Ok((returns.times, returns.lost_rounds))
     }
 
-    /// Returns how often links were lost while the hub lived, and made again.
+    /// Returns how often links were lost while the hub was alive, and were replaced.
     fn relinks(&self, py: Python<'_>) -> PyResult<u32> {
         self.call(py, |session| Ok(session.relinks()))
     }

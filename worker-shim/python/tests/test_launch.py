@@ -256,7 +256,7 @@ def test_a_restart_under_torchrun_is_another_job():
     [
         (
             {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
-            "batch script or a shell of Slurm's job 77, and none of its 4 tasks: start them by `srun python",
+            "batch script or a shell of Slurm's job 77, and not one of its 4 tasks: start them by `srun python",
         ),
         # An interactive step has the number of a step, or Slurm's own for such steps.
         *(

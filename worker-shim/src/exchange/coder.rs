@@ -126,8 +126,8 @@ impl Coder {
         self.framing.frames(chunk).span
     }
 
-    /// Returns the frame to post for a chunk whose values are at `span` of the model. The chunk is encoded once per push,
-    /// although a link may refuse the first attempts to post: an encoder remembers the values that it left out.
+    /// Returns the frame to post for a chunk whose values are at `span` of the model. Encodes the chunk once per push, although
+    /// a link may refuse the first attempts to post: an encoder remembers what it left out.
     pub fn encode(&mut self, chunk: ChunkId, (round, content): (Round, Content), span: Span) -> Span {
         if let Some(posted) = self.encoded[chunk.index()] {
             return posted;

@@ -52,7 +52,7 @@ impl Session {
         sent.and(self.flush())
     }
 
-    /// Whether it gains something to [send a key ahead](Self::send_ahead), over the current links.
+    /// Whether there is a gain if the caller [sends a key ahead](Self::send_ahead), over the current links.
     pub fn leaves_ahead(&self, key: KeyId) -> bool {
         !self.steps_alone() && self.exchange.leaves_ahead(key)
     }

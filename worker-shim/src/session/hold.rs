@@ -76,7 +76,7 @@ impl Session {
         self.returns
     }
 
-    /// Whether it waits for hubs in a job whose workers, or machines, have no common round.
+    /// Whether the session waits for hubs in a job whose workers, or machines, have no common round.
     pub(super) fn waits_alone(&self) -> bool {
         self.member.waits_for_hubs() && self.asked.consistency != Consistency::Bsp
     }

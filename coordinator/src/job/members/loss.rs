@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | has not begun, or does not go on without lost members | it fails |
 //! | goes on, and no other member takes part | it fails: no worker is left |
-//! | goes on, and another member takes part | cores remove the member, other hubs are told, and its tokens say why |
+//! | goes on, and another member takes part | cores remove the member, other hubs are notified, and its tokens give the reason |
 //! | has failed | nothing |
 //!
 //! A member that has left closes its links, and is not lost.

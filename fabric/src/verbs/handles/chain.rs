@@ -68,7 +68,7 @@ impl SendChain {
         self.held == SENDS
     }
 
-    /// The number of sends that are held back.
+    /// Returns the number of sends that are held back.
     pub fn held(&self) -> usize {
         self.held
     }

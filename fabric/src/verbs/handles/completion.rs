@@ -153,7 +153,7 @@ impl CompletionQueue {
         usize::try_from(count).map_err(|_| count)
     }
 
-    /// Requests that the next completion makes the channel readable.
+    /// Asks that the next completion makes the channel readable.
     pub fn arm(&self) -> io::Result<()> {
         let notify = self.context.ops().req_notify_cq.expect("every driver can notify");
         // SAFETY: the queue lives.

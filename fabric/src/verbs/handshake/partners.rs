@@ -73,8 +73,8 @@ fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     }
 }
 
-/// Pairs NICs of the hub with NICs of the joiner, so that none is left over: first NICs with the same name, and then by
-/// place.
+/// Pairs NICs of the hub with NICs of the joiner, so that none is left over. NICs with the same name come first, then the
+/// rest by place.
 fn deal(
     hub: &[&Address],
     of_hub: &[usize],

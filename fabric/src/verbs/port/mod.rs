@@ -64,7 +64,7 @@ impl Endpoint {
         self.link.route.rail.nic.name()
     }
 
-    /// Also ends the link when its NIC's port is down for as long as packets are retried.
+    /// Lets the link end, too, when its NIC's port is down for as long as packets are retried.
     pub fn end_with_port(&mut self) {
         self.ends_with_port = true;
     }

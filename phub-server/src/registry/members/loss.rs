@@ -122,7 +122,7 @@ impl Registry {
     }
 }
 
-/// Says in the log that a worker is lost.
+/// Logs that a worker is lost.
 pub(in crate::registry) fn say_lost(job: &coordinator::Job, rank: u32, reason: &str, goes_on: bool) {
     let (from, goes_on) =
         (job.members.get(rank).and_then(Member::place), if goes_on { "; the job continues" } else { "" });

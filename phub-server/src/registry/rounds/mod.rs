@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `compare` | compares the workers' weights |
 //! | `cut` | stops a running job between two rounds |
-//! | `late` | looks whether rounds go on |
+//! | `late` | checks whether rounds continue |
 //! | `numbers` | changes an optimizer's numbers |
 //! | `pace` | asks the cores how fast rounds go, and who is late in them |
 //! | `timeline` | a timeline of the last rounds |

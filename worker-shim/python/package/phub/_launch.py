@@ -231,7 +231,7 @@ def _refuse_outside_of_step(env: Mapping[str, str]) -> None:
     tasks = env.get("SLURM_NTASKS") or env.get("SLURM_NPROCS") or env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or "1"
     if "SLURM_JOB_ID" in env and tasks != "1":
         raise SettingsError(
-            f"environment: this is the batch script or a shell of Slurm's job {env['SLURM_JOB_ID']}, and none of its {tasks} tasks: "
+            f"environment: this is the batch script or a shell of Slurm's job {env['SLURM_JOB_ID']}, and not one of its {tasks} tasks: "
             f"start them by `srun python ...`; for one worker alone, set PHUB_RANK=0 and PHUB_WORLD_SIZE=1"
         )
 

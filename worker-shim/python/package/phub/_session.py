@@ -69,7 +69,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Returns:
-    """How often a lost hub returned, and how many rounds were lost in all."""
+    """The number of times that a lost hub returned, and the number of rounds that were lost in all."""
 
     times: int
     lost_rounds: int
@@ -187,7 +187,7 @@ class Session:
             slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
             answers_ahead: whether the hub may answer `send_ahead` before the `push`, if it can. `weights(key)` may then
                 change from `send_ahead` on, and hold when the `push` is answered. It costs the hub a copy of the model.
-            credit: bytes that may be under way on each link, "auto" or "none". Default: depends on the schedule.
+            credit: bytes that may be in flight on each link, "auto" or "none". Default: depends on the schedule.
             pull: with "kvstore", the batches of layers in which weights are pulled: "ibatch" (they overlap the forward
                 pass best), "greedy", "layer" or "all". The session measures layers from the calls of `wait`; push all
                 keys of a round before the first wait. Default: each key is pulled as soon as it can be.
@@ -601,8 +601,8 @@ class Session:
         return ([_optimizers.to_json(each) for each in optimizers], of_keys) if groups else None
 
     def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
-        """With `pull`: uses other layers from now on, for a caller that learns the order of its layers only as it
-        computes. Call it when no key is in flight. Times are measured again. Workers need not agree."""
+        """Uses other layers from now on, with `pull`, for a caller that learns the order of its layers only as it computes.
+        Call it when no key is in flight. Times are measured again. Workers need not agree."""
         self._native.pull_by(_pull.numbers(layers, self._numbers))
         self._layers = [list(layer) for layer in layers]
 

@@ -114,7 +114,7 @@ class HubState:
             raise type(error)(f"{_spoken(bucket)}: {error}") from error
 
     def _begin_pass(self) -> None:
-        """Joins or leaves the job of the buckets: none is under way."""
+        """Joins or leaves the job of the buckets, while no bucket is in flight."""
         before, last = self._passes
         if self._jobs.session is not None and last != self._keys:
             self._jobs.leave()

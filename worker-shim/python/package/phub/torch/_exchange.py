@@ -235,7 +235,7 @@ class Exchange:
         rest = self._model.rest_of(module)
         if rest and len(rest) < len(list(module.named_parameters())) + len(list(module.named_buffers())):
             raise WrapError(
-                f"{type(module).__name__} has {rest[0]!r}, of which DistributedOptimizer does not know, so that each worker has "
+                f"{type(module).__name__} has {rest[0]!r}, which DistributedOptimizer does not know, so that each worker would have "
                 f"its own: give it the model, DistributedOptimizer(optimizer, model)"
             )
 

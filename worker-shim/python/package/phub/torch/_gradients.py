@@ -388,7 +388,7 @@ class Mean:
                     windows.take([key], [torch.Tensor.detach(gradient)])
         except Error as error:
             raise MeanError(
-                f"{line()}: gradients are read or written here, where DDP has the mean of all workers; the mean did not arrive: "
+                f"{line()}: gradients are used here, where DDP would have the mean of all workers; the hub's mean did not arrive: "
                 f"{error}. Touch gradients at the same line of all workers, or read them after leave()"
             ) from error
 

@@ -174,7 +174,7 @@ def _numbers(
         for name, expected in _REFUSED.items():
             if group.get(name, expected) != expected:
                 raise UnsupportedOptimizerError(
-                    f"{kind.__name__}: parameter group {number} has {name}={group[name]}, which the hub has not "
+                    f"{kind.__name__}: parameter group {number} has {name}={group[name]}, which the hub does not have "
                     f"(expected {expected}); {_HOW}"
                 )
         for name in _KIND:

@@ -21,10 +21,10 @@ class Watcher(Protocol):
     """An object that watches gradients."""
 
     def touched(self) -> None:
-        """Called before the script reads or writes a watched gradient. Unwatches it."""
+        """Is called before the script reads or writes a watched gradient, and unwatches it."""
 
     def zeroed_by_script(self, gradient: Any) -> None:
-        """Called before the script sets a gradient to zero, which then need not be watched any more."""
+        """Is called before the script sets a gradient to zero, which then need not be watched any more."""
 
     def puts_off(self, found: Any) -> bool:
         """Returns whether the watcher puts a search off. torch's `GradScaler` asks before it searches gradients for values
