@@ -122,7 +122,7 @@ pub(crate) fn count(body: &mut &[u8], what: &str, allowed: RangeInclusive<usize>
     Ok(count)
 }
 
-/// Decodes links, after their number.
+/// Decodes the number of links, and then the links.
 pub(crate) fn links(body: &mut &[u8]) -> Result<Vec<LinkPorts>, String> {
     let count = count(body, "links", 1..=MAX_PORTS)?;
     (0..count).map(|_| Ok(LinkPorts::decode(take(body)?))).collect()

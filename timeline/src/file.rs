@@ -86,7 +86,7 @@ impl TraceFile {
         write().map_err(failed)
     }
 
-    /// Returns the path.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

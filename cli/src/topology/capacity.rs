@@ -57,7 +57,7 @@ impl CapacityArgs {
         self.workers_for.is_some()
     }
 
-    /// Returns the text.
+    /// Returns the report on the number of workers, as text.
     pub fn text(&self, host: &Host, plan: &Plan) -> anyhow::Result<String> {
         let (Some(name), Some(samples)) = (&self.workers_for, self.samples_per_s) else {
             return None.context("--workers-for needs --samples-per-s");

@@ -43,7 +43,7 @@ impl RacksArgs {
         self.racks.is_some()
     }
 
-    /// Returns the text.
+    /// Returns the report on the job in racks, as text.
     pub fn text(&self, (name, keys): (String, Vec<Key>), chunk_bytes: usize) -> anyhow::Result<String> {
         let given = (self.racks, self.workers_per_rack, self.worker_gbps, self.hub_gbps, self.uplink_gbps);
         let (Some(racks), Some(workers), Some(worker), Some(hub), Some(uplink)) = given else {

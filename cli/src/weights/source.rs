@@ -152,7 +152,7 @@ impl Source {
             tensors == keys,
             "job {job:?} has {keys} keys, and its hubs gave {tensors}; give all of its hubs"
         );
-        ensure!(unused.is_empty(), "job {job:?} has no key {:?}, which the file of names has", unused[0]);
+        ensure!(unused.is_empty(), "job {job:?} has no key {:?}, which is in the file of names", unused[0]);
         Ok(weights)
     }
 }

@@ -242,8 +242,8 @@ impl Hello {
         Ok(())
     }
 
-    /// Admits the peer. `ours` goes to it read-only, and its window of at least `recv_bytes` comes here. The links are those of
-    /// `plan`, which the hello must name too.
+    /// Admits the peer. The peer gets `ours` read-only, and gives its own window of at least `recv_bytes`. The links are those
+    /// of `plan`, and the peer's hello must name the same links.
     pub fn welcome(
         self,
         group: &Arc<Group>,

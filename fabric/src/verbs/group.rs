@@ -142,7 +142,7 @@ impl Group {
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
         let nic = Arc::new(Nic::open(&context, options, self.settings)?);
-        // At the start, `Fitness` makes the same test.
+        // For NICs that are open at the start, `Fitness` makes the same test.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
         if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {

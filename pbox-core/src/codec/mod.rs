@@ -113,7 +113,7 @@ impl Codec {
     /// The names of all codecs, as in the settings.
     pub const NAMES: [&str; 8] = ["f16", "bf16", "qsgd", "onebit", "terngrad", "topk", "randomk", "dgc"];
 
-    /// Returns the name.
+    /// Returns the codec's name in the settings.
     pub fn name(&self) -> &'static str {
         match self {
             Codec::F16 => "f16",

@@ -65,7 +65,7 @@ fn forms() -> Vec<String> {
 }
 
 impl Compression {
-    /// Returns the name.
+    /// Returns the compression's name in the settings.
     pub fn name(&self) -> &'static str {
         match self {
             Compression::Codec(codec) => codec.name(),

@@ -45,7 +45,7 @@ impl Schedule {
     /// All schedules.
     pub const ALL: [Schedule; 4] = [Schedule::KvStore, Schedule::Layerwise, Schedule::Sliced, Schedule::P3];
 
-    /// Returns the name.
+    /// Returns the schedule's name in the settings.
     pub fn name(self) -> &'static str {
         match self {
             Schedule::KvStore => "kvstore",

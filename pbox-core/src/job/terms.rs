@@ -135,7 +135,7 @@ pub enum InvalidTerms {
     #[error("{what} {seen}: expected a number above 0; leave it out for no bound")]
     ClipNorm { what: &'static str, seen: f32 },
     #[error(
-        "skip_spikes {seen}: expected a number above 1, of running means of the norm; leave it out to skip none"
+        "skip_spikes {seen}: expected a multiple of the norm's running mean, above 1; leave it out to skip no round"
     )]
     SkipSpikes { seen: f32 },
     #[error("ema {seen}: expected a decay above 0 and below 1, also in f32; leave it out for no average")]

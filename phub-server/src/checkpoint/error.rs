@@ -175,8 +175,8 @@ pub enum DecodeError {
     Metadata { field: &'static str, seen: String, reason: String },
 
     #[error(
-        "it was altered or damaged: its digest is {written:?}, and its bytes have {computed:?}; copy it again from \
-         where it was whole"
+        "it was altered or damaged: its digest is {written:?}, and its bytes have {computed:?}; copy \
+         the original file again"
     )]
     Digest { written: String, computed: String },
 

@@ -81,7 +81,7 @@ pub struct KeyMemory {
     /// Address of the weights. The caller reads them while the key is not in flight. With
     /// [`WeightsMode::Shared`](crate::WeightsMode::Shared) the pages may be read-only.
     pub weights: usize,
-    /// Length of each in bytes.
+    /// The length of the gradient, and of the weights, in bytes.
     pub bytes: usize,
 }
 

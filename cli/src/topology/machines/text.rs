@@ -12,7 +12,7 @@ use super::{MachinesJob, bytes_of, mb};
 const LINES: usize = 16;
 
 impl MachinesJob {
-    /// Returns the text.
+    /// Returns the report on the job over several machines, as text.
     pub fn text(&self) -> String {
         // Writing to a String cannot fail.
         let mut text = String::new();

@@ -243,7 +243,7 @@ impl Optimizer {
         "lion", "lars", "lamb",
     ];
 
-    /// Returns the name.
+    /// Returns the optimizer's name in the settings.
     pub fn name(&self) -> &'static str {
         match self {
             Optimizer::Average => "average",

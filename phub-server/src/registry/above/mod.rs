@@ -57,8 +57,8 @@ pub(crate) struct Up {
     pub control: SocketAddr,
     /// The secret that proves requests to the hubs above.
     pub credential: Option<Credential>,
-    /// The secret that proves requests to hubs whose addresses come from joins. `None` if everybody may join: then such a hub
-    /// gets no proof.
+    /// The secret that proves requests to hubs whose addresses come from joins. `None` if everybody may join: requests to
+    /// these hubs then have no proof.
     pub for_outside: Option<Credential>,
     /// The peers to which addresses of a join or an answer may lead.
     pub peers: PeerList,

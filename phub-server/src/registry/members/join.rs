@@ -263,8 +263,8 @@ impl Registry {
         admission.own = own;
     }
 
-    /// Calls a function with the `span` of each chunk in a window, on the node of the chunk's core, and `collapse` before. The
-    /// chunk is also given by its core's place in the placement, and by its place at that core.
+    /// Calls `collapse`, and then `work` for each chunk of a window, on the NUMA node of the chunk's core. `work` gets the
+    /// chunk's `span`, the place of its core in the placement, and its place at that core.
     fn by_core(
         &self,
         admission: &Admission,

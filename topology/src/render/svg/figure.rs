@@ -55,7 +55,7 @@ struct Place {
 }
 
 impl Flow {
-    /// Creates rows of at most `width` if possible, and no wider than their number needs.
+    /// Arranges figures in rows of at most `width` if possible, with as many figures in each row as the number of rows needs.
     pub fn new(rows: Rows, gap: f64, width: f64, figures: Vec<Box<dyn Figure>>) -> Self {
         let sizes: Vec<Size> = figures.iter().map(|figure| figure.size()).collect();
         let (mut places, mut size, count) = arrange(&sizes, gap, width);

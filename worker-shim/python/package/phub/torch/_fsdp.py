@@ -77,7 +77,7 @@ class Replicas:
                 raise GradientError(
                     f"FSDP reduced {reduced.numel()} elements of {reduced.dtype}, where {keys[0]!r} and the {len(keys) - 1} parameters "
                     f"beside it have {sum(sizes)} of {gradients[0].dtype}: give each a gradient in each backward pass, or freeze it "
-                    f"before Replicas, and leave reduce_dtype as the parameters are"
+                    f"before Replicas, and give reduce_dtype the type of the parameters"
                 )
             shards = list(reduced.split(sizes))
             copy(gradients, shards)

@@ -1,5 +1,5 @@
-"""Slim-DP under torch: an optimizer makes its own steps, and their changes are exchanged (algorithm 1). Unlike the
-paper, a change that is left out leaves with a later step (decision 21)."""
+"""Slim-DP under torch: an optimizer makes its own steps, and their changes are exchanged (algorithm 1). Unlike in
+the paper, a change that was left out is pushed at a later step (decision 21)."""
 
 from __future__ import annotations
 
