@@ -25,7 +25,7 @@ pub fn directory() -> Option<PathBuf> {
 pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     let failed = |error| CredentialError::Unreadable { path: path.to_owned(), error };
     match fs::metadata(path) {
-        // If the home is a file, such as /dev/null, the error of the attempt says so.
+        // If the home is a file, such as /dev/null, the error of the attempt names it.
         Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
             make(path).map_err(|error| CredentialError::Unmade { path: path.to_owned(), error })?;
         }

@@ -40,7 +40,7 @@ const NOTHING: [&str; 2] = ["[]", "Forgotten(0, [])"];
 /// The longest piece of a line that the report shows, in characters.
 const SHOWN: usize = 600;
 
-/// The first line. Another form may have other or more settings.
+/// The first line of a record. Its settings depend on the form of the record.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     record: String,

@@ -85,7 +85,7 @@ fn parts(hubs: u32, layout: &Layout, schedule: Schedule, split_above: u64) -> Ve
     parts
 }
 
-/// Deals the values to the hubs. A hub that gets too few, or too many, says so.
+/// Deals the values to the hubs. A hub that gets too few or too many values answers with an error.
 ///
 /// # Errors
 /// Returns an error if the values cannot be read.

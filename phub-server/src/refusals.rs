@@ -34,7 +34,7 @@ struct Refused {
 }
 
 impl Refusals {
-    /// Notes that a client was refused something. The log says so now and then.
+    /// Notes that a client was refused something. The log reports refusals from time to time.
     pub fn add(&self, who: Option<&Asker>, job: Option<&str>, why: &str) {
         let who = who.cloned();
         let (job, why) = (job.map(|job| cut(job, JOB_LETTERS)), cut(why, WHY_LETTERS));

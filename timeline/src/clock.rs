@@ -30,7 +30,7 @@ pub(crate) struct Source {
 /// The difference between the clock of another machine and this clock, if it is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ahead {
-    /// The other [clock](Clock::id).
+    /// The [id](Clock::id) of the other machine's clock.
     pub id: String,
     /// The nanoseconds that the other clock is ahead of this one.
     pub ns: i64,

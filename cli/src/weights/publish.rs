@@ -142,7 +142,7 @@ impl Publishing {
 
     /// Gets weights on a thread.
     async fn fetch(&mut self) -> anyhow::Result<Result<(Origin, Weights), NoWeights>> {
-        let mut source = self.source.take().context("a fetch was given up")?;
+        let mut source = self.source.take().context("the fetch before was cancelled")?;
         let (source, fetched) = tokio::task::spawn_blocking(move || {
             let fetched = source.fetch();
             (source, fetched)

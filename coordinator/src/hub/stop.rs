@@ -31,7 +31,7 @@ pub enum StopStep {
         /// The reason, for the hubs above.
         why: String,
     },
-    /// Jobs that were not saved in time. The stop no longer waits for them, and the log says so.
+    /// Jobs that were not saved in time. The stop no longer waits for them, and the log reports it.
     TooLate(Vec<String>),
     /// All running jobs fail for this reason.
     Fail(Vec<JobId>, String),

@@ -17,7 +17,7 @@ use crate::job::{AskedId, CutAt, Effect, Job, Saving, Use, WantId};
 pub struct Offer {
     /// The job.
     pub job: JobId,
-    /// The steps of each key, if rank 0 says so.
+    /// The number of steps of each key, if rank 0 reports it.
     pub steps: Vec<Option<u32>>,
 }
 

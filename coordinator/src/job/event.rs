@@ -108,7 +108,7 @@ pub enum Effect {
     Relinked(u32),
     /// All cores drop a member's links. A connection by this token, which may be in progress, is lost, too.
     DropLinks(u32, Option<Token>),
-    /// A member is lost: it is counted, and the log says so.
+    /// A member is lost: the hub counts the loss, and writes it to the log.
     Lost {
         /// The member.
         rank: u32,
@@ -125,7 +125,7 @@ pub enum Effect {
     TellLost(u64, String),
     /// The tokens of a lost member are no longer valid. A request with one gets this reason.
     Forget(u32, String),
-    /// Other workers than before hold up the rounds, or none does. The log says so.
+    /// Other workers than before hold up the rounds, or none does. The log reports it.
     HeldUp,
     /// The job fails.
     Fail(String, Blame),
@@ -144,7 +144,7 @@ pub enum Effect {
     },
     /// Hub 0 gets an answer to its question for this hub's part.
     Part(AskedId, WrittenReply),
-    /// A hub has no part of a checkpoint before this round, for this reason. The log says so.
+    /// A hub has no part of a checkpoint before this round, for this reason. The log reports it.
     NotWhole(Round, String),
     /// A want ends with a file, or with the reason why there is none.
     Wanted(WantId, Result<CheckpointReply, NoState>),
@@ -170,7 +170,7 @@ pub enum Cause {
     Silent,
     /// The member held a round up.
     Late,
-    /// The member has lost a hub of the job, and says so.
+    /// The member has reported that it lost a hub of the job.
     HubLost,
     /// Another hub lost the member, the member gives up, or the hub could not admit it.
     Other,

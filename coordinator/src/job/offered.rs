@@ -42,7 +42,7 @@ impl Job {
 }
 
 impl Life {
-    /// Returns how many steps each key has made in the state that rank 0 brings, if rank 0 says so.
+    /// Returns how many steps each key has made in the state that rank 0 brings, if rank 0 reports it.
     pub fn brought_steps(&self) -> Vec<Option<u32>> {
         self.gathering().map_or_else(Vec::new, |gathering| gathering.brought_steps.clone())
     }

@@ -64,7 +64,8 @@ impl JobSpec {
         }
     }
 
-    /// Returns the party to blame when the job fails with a member. A hub below that disappears without a message may return.
+    /// Returns the party to blame if the job fails because it lost a member. A hub below that disappears without a
+    /// message may return.
     pub(crate) fn blame(&self, cause: Cause) -> Blame {
         match cause {
             Cause::HubLost => Blame::Hub,

@@ -291,7 +291,7 @@ pub enum SpanError {
     Overlap {
         /// The lower span.
         first: Span,
-        /// The other.
+        /// The higher span.
         second: Span,
     },
 }

@@ -51,10 +51,10 @@ pub enum ConnectError {
         /// The kernel's answer.
         error: io::Error,
     },
-    /// The other end said no.
+    /// The other end refused the connection.
     #[error("the hub refused the shared-memory connection: {0}")]
     Refused(String),
-    /// The other end talks nonsense.
+    /// A message of the other end is not one of the handshake.
     #[error("the shared-memory handshake failed: {0}")]
     Nonsense(String),
     /// A window could not be opened.

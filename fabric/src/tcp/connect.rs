@@ -55,10 +55,10 @@ pub enum ConnectError {
         /// The kernel's answer.
         error: io::Error,
     },
-    /// The other end said no.
+    /// The other end refused the connection.
     #[error("the hub refused the TCP connection: {0}")]
     Refused(String),
-    /// The other end talks nonsense.
+    /// A message of the other end is not one of the handshake.
     #[error("the TCP handshake failed: {0}")]
     Nonsense(String),
     /// Some of the worker's connections did not arrive.

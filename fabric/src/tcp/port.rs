@@ -182,7 +182,7 @@ impl crate::Port for Port {
         let watched = epoll::add(&self.epoll, &link.socket, epoll::EventData::new_u64(key), EDGES);
         let id = self.links.insert(link);
         if let (Err(errno), Some(attached)) = (watched, self.links.get_mut(id)) {
-            // The kernel is out of memory, or of watches. So the link failed.
+            // The kernel is out of memory, or of watches: the link fails.
             let reason = CloseReason::Failed(format!("watching its socket: {errno}"));
             attached.state = LinkState::Closing(reason);
         }

@@ -1,7 +1,7 @@
 //! A group: the ports of one process or one hub, the NICs that they use, and the watch over connections and NICs.
 //!
 //! A NIC that does not open, or has a failed device, is lost: its ports continue without it, and the other ports are as
-//! before. It is opened again when the owner of the group says so, for links that are made later.
+//! before. It is opened again when the owner of the group requests it, for links that are made later.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -233,7 +233,7 @@ pub(super) struct PathSettings {
     pub traffic_class: u8,
     pub service_level: u8,
     pub pkey_index: u16,
-    /// The flag or variable that says so.
+    /// The flag or variable that has the setting.
     pkey_name: &'static str,
     /// The largest packets. A port with larger packets uses these.
     pub mtu: Mtu,

@@ -130,8 +130,8 @@ pub enum Step {
     MakeLinks,
     /// Waits until this time, or until its program gives up.
     Wait(Instant),
-    /// Asks the hubs why a link ended. If it gave up making new ones, the other members wait for it until it says
-    /// so.
+    /// Asks the hubs why a link ended. If this member makes no new links, it reports that to the hubs: until then the other
+    /// members wait for it.
     Explain(Option<Over>),
     /// Tells the job's other hubs that one is lost.
     TellLoss,

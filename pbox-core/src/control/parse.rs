@@ -36,8 +36,8 @@ pub enum ParseError {
     },
     /// The sender also speaks a newer version than this hub, and uses something of it that cannot be ignored.
     #[error(
-        "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: terms of a job that only the \
-         newer one knows cannot be ignored; do without them, or install the newer version at the hub",
+        "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: the hub cannot ignore terms of a job \
+         that only the newer version knows; leave these terms out, or install the newer version at the hub",
         Versions::OURS
     )]
     Newer {

@@ -107,7 +107,7 @@ pub enum InvalidSlimDp {
     },
     /// A chunk has more elements than 16 bits can number.
     #[error(
-        "Slim-DP with chunks of {elements} elements: at most {MAX_ELEMENTS} have a place of 16 bits; use smaller chunks"
+        "Slim-DP with chunks of {elements} elements: a place has 16 bits, so a chunk has at most {MAX_ELEMENTS}; use smaller chunks"
     )]
     Chunk {
         /// The number of elements of the largest chunk.

@@ -514,7 +514,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     }
 
     /// Sends a hub's part of a round to all workers once the part is complete. They pass it on, so it is sent before the result
-    /// of the round is found. Below other hubs, the part goes up. Returns whether there was a part to send.
+    /// of the round is known. Below other hubs, the part goes up. Returns whether there was a part to send.
     #[cold]
     pub fn tell(&mut self) -> bool {
         let line = self.shard.stages.gather.untold();

@@ -214,11 +214,14 @@ pub enum Mismatch {
     )]
     Numbers { round: u32, error: InvalidNumbers },
 
-    #[error("key {name:?} has lr_mult and wd_mult {file:?} in it, and {job:?} in the job; ask for the same")]
+    #[error(
+        "key {name:?} has lr_mult and wd_mult {file:?} in the file, and the job asks for {job:?}; ask for those of \
+         the file"
+    )]
     Multipliers { name: String, file: [f32; 2], job: [f32; 2] },
 
     #[error(
-        "key {name:?} has separate numbers in it, and the job has no key of this name; train the same model"
+        "key {name:?} has separate numbers in the file, and the job has no key of this name; train the same model"
     )]
     Group { name: String },
 }

@@ -127,8 +127,9 @@ pub(crate) struct Registry {
     inner: Mutex<Inner>,
     /// Notified when a worker, or the hubs above, have been notified of the stop.
     told: Condvar,
-    /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made. All who wait
-    /// are woken, so a future that is made before the look misses nothing, even if nobody has polled it.
+    /// Wakes all waiting tasks when a rank, a name or a snapshot's memory becomes free, and when a job was made or could
+    /// not be made. A task makes its future before it checks for one of these, so it misses no wake-up, even if it has not
+    /// polled the future.
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,

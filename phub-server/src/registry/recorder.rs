@@ -96,7 +96,7 @@ impl Recorder {
         if before > 0 && before + bytes > WAITING_BYTES {
             return self.end("the disk is slower than the hub, and too many lines wait for it");
         }
-        // If the file could not be written, the writer has ended, and the log says so.
+        // If the file could not be written, the writer has ended, and the log has the error.
         let is_heard = self.lines.as_ref().is_some_and(|lines| lines.send(line).is_ok());
         self.lines.take_if(|_| !is_heard);
     }

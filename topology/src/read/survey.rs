@@ -13,7 +13,7 @@ pub(crate) struct Survey {
     pub source: Source,
     pub nodes: Vec<FoundNode>,
     pub cpus: Vec<FoundCpu>,
-    /// Cpus of cores of less capacity, ascending.
+    /// The cpus whose cores are slower than the fastest, ascending.
     pub slow: Vec<u32>,
     pub caches: Vec<Cache>,
     pub nics: Vec<Nic>,

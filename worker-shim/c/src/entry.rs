@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::status::{Failure, PhubStatus, keep, last};
 
-/// Runs a call from C. A panic in it is a defect, and its status says so.
+/// Runs a call from C. A panic in it is a defect, and has a status of its own.
 pub(crate) fn enter(call: impl FnOnce() -> Result<(), Failure>) -> PhubStatus {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => PhubStatus::Ok,

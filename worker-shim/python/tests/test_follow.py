@@ -297,7 +297,7 @@ def test_a_model_that_does_not_fit_is_named_from_both_sides_and_stays_as_it_was(
         version = next(phub.subscribe(hub.address, "job", names={"b": "c"}, timeout=LIMIT_S))
         plain = next(phub.subscribe(hub.address, "job", timeout=LIMIT_S))
     model = Model()
-    with pytest.raises(phub.SettingsError, match=r"\['c'\] \(1\) of the version.*\['b'\] \(1\) of the target.*names"):
+    with pytest.raises(phub.SettingsError, match=r"target has no \['c'\] \(1\).*version has no \['b'\] \(1\).*names"):
         version.load_into(model)
     model.b = torch.nn.Parameter(torch.zeros(50, 30))
     with pytest.raises(phub.SettingsError, match=r"'b'.*version has the shape \(30, 50\).*target \(50, 30\)"):

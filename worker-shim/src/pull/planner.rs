@@ -14,7 +14,7 @@
 //!
 //! *Pull* of a batch: the time from due to there. *Start-up*: the time saved by one pull of all layers instead of one
 //! pull each, divided by the number of pulls saved. It is therefore known even if all layers are alike. *Forward* of a layer:
-//! the time from the caller's wait for its weights to the wait for the next layer's. The last layer has no such end.
+//! the time from the caller's wait for its weights to the wait for the next layer's. No layer follows the last one.
 //! Its forward time is taken as 0: it hides no pull, so that no plan depends on it.
 
 use std::fmt;
@@ -35,7 +35,7 @@ pub const DRIFT: f64 = 0.2;
 pub const DRIFT_ROUNDS: u32 = 4;
 const MOST_DRIFT_ROUNDS: u32 = 1024;
 
-/// A plan, and the times of rounds since.
+/// A plan, and the times of the rounds that used it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PullPlan {
     /// The rule that chooses the batches.
@@ -46,7 +46,7 @@ pub struct PullPlan {
     pub batches: Vec<Range<usize>>,
     /// The predicted time from the first pull to when the last layer can be computed, in seconds.
     pub predicted_s: Option<f64>,
-    /// The measured time: the mean of the rounds since the plan. `None` before the first round.
+    /// The measured time: the mean of the rounds that used the plan. `None` before the first round.
     pub measured_s: Option<f64>,
     /// Rounds since the plan.
     pub rounds: u32,

@@ -44,7 +44,7 @@ pub struct Returns {
     pub lost_rounds: u64,
 }
 
-/// Another try may succeed.
+/// An error, and whether another try may succeed.
 enum Again<E> {
     /// Another try may succeed.
     Later(E),

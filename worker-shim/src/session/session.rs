@@ -125,8 +125,8 @@ impl Session {
         if leaves_out && !self.hubs.iter().any(are_asked) { Content::Nothing } else { Content::Weights }
     }
 
-    /// Returns the norm of the mean gradient of all keys in the last round that is found, before it is clipped, and
-    /// that round. Of a job with `clip_norm`, `skip_nonfinite` or `skip_spikes`; `None` before its first round. When all weights of a
+    /// Returns the last round whose result is known, and the norm of its mean gradient over all keys, before clipping. Only a
+    /// job with `clip_norm`, `skip_nonfinite` or `skip_spikes` has norms; `None` before its first round. When all weights of a
     /// round have arrived, its norm has arrived, too.
     pub fn norm(&self) -> Option<(Round, f32)> {
         // With `clip_norm_last` a norm arrives after the weights of its round.
@@ -361,7 +361,7 @@ impl Session {
         (self.credit, self.tuner.as_ref().map_or(&[], Tuner::tried))
     }
 
-    /// Returns the plan if weights are pulled in batches, once there is one, and the times since.
+    /// Returns the plan if weights are pulled in batches, once there is one, and the times of the rounds that used it.
     pub fn pull_plan(&self) -> Option<&PullPlan> {
         self.pulling.as_ref().and_then(|pulling| pulling.planner.plan())
     }

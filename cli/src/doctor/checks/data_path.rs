@@ -28,7 +28,8 @@ enum ShmError {
     Silent,
 }
 
-/// Returns a hub and a worker in this process: sealed memfds, the socket that passes them, rings.
+/// Connects a hub and a worker in this process over shared memory: sealed memfds, the socket that passes them, and
+/// rings.
 pub(crate) fn shared_memory() -> Check {
     const NAME: &str = "shared memory";
     match try_shared_memory() {

@@ -6,7 +6,7 @@
 //! | lets a newcomer take part | hold; the other hubs hold; the other hubs are released; release |
 //! | takes a snapshot | the same, and the cores take the snapshot before a release |
 //! | takes a snapshot of this hub alone, now or before a later round | hold; the cores take it; release |
-//! | is led by hub 0 | hold; wait until hub 0 releases; the cores take a snapshot, if hub 0 says so; release |
+//! | is led by hub 0 | hold; wait until hub 0 releases; the cores take a snapshot, if hub 0 requests one; release |
 //!
 //! ```text
 //!   hold ----> every core: finish no round, say which are in flight

@@ -3,7 +3,7 @@
 //! ```text
 //!   a look at all cores --> did anything move since the last look?
 //!       no, and who owes a push has left: the job fails, because nobody makes that push
-//!       no, for the warning's time: who owes pushes that another worker has made --> the news say so
+//!       no, for the warning's time: who owes pushes that another worker has made --> the news name them
 //!       no, for the limit:          they are lost
 //! ```
 

@@ -148,7 +148,7 @@ impl QueuePair {
         nic: &Nic,
         peer: Option<&Address>,
     ) -> Result<(), ModifyError> {
-        // SAFETY: the queue pair lives; `attr` is filled in where `mask` says so.
+        // SAFETY: the queue pair lives; the fields of `attr` that `mask` names are filled in.
         let errno = unsafe { self.domain.context.verbs.ibv_modify_qp(self.raw.as_ptr(), attr, mask as i32) };
         if errno == 0 {
             return Ok(());
@@ -204,7 +204,7 @@ fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
         ..Default::default()
     };
     let subnet = |address: &Address| address.gid.0[..8].to_vec();
-    // RoCE has no other address than the GID; InfiniBand needs it beyond the subnet, and if a port says so.
+    // RoCE has no other address than the GID; InfiniBand needs it beyond the subnet, and if a port requires it.
     if nic.address.link_layer == LinkLayer::Ethernet
         || nic.needs_global_route
         || subnet(&nic.address) != subnet(peer)

@@ -54,10 +54,10 @@ pub enum ConnectError {
         /// The kernel's answer.
         error: io::Error,
     },
-    /// The other end said no.
+    /// The other end refused the connection.
     #[error("the other end refused the RDMA connection: {0}")]
     Refused(String),
-    /// The other end talks nonsense.
+    /// A message of the other end is not one of the handshake.
     #[error("the RDMA handshake failed: {0}")]
     Nonsense(String),
     /// No NIC of this end reaches a port of the hub's.

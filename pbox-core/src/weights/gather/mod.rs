@@ -150,7 +150,7 @@ pub(crate) trait Gather {
     /// Sends the lines that hubs may still need up again, because the links to hubs above are new.
     fn pass_again(&mut self) {}
 
-    /// Returns the last round that is found, at the core that sends the parts.
+    /// Returns the last round whose result is known, at the core that sends the parts.
     fn last_found(&self) -> Option<Told> {
         None
     }

@@ -28,7 +28,7 @@ pub(super) struct Teller {
 pub(crate) enum Refused {
     /// The hub that the line names has no part.
     NotOfHub,
-    /// The words are not a sum, or have another round than the post.
+    /// The line does not encode a sum, or its round is not that of the post.
     NoPart,
     /// No hub can be in this round.
     NoSuchRound,
@@ -97,7 +97,7 @@ impl Teller {
         self.parts.of_hub(self.hub).map(|part| self.line(part.round))
     }
 
-    /// Returns the last round that is found.
+    /// Returns the last round whose result is known.
     pub fn last_found(&self) -> Option<Told> {
         self.has_any.then_some(self.found)
     }

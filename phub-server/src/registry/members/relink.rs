@@ -2,7 +2,7 @@
 //! registry's lock, except for the wait for the cores.
 //!
 //! ```text
-//!   a link ended by itself, or its worker says so
+//!   a link ended by itself, or its worker reports it
 //!     -> every core drops the worker's links; its pushes that are not stepped do not count
 //!     -> the worker asks; when all cores have dropped them, it has the answer of a join, with a token for a connection
 //!     -> a connection -> every core has a link -> the worker pushes again what has no answer

@@ -116,7 +116,7 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
 }
 
 /// Returns the version of hwloc that wrote a file, unless it is 2. hwloc 1 has a document type of its own, `hwloc.dtd`.
-/// Hwloc 2 reads such a file with other objects. hwloc 3 has other types of devices, and says so in the root.
+/// Hwloc 2 reads such a file with other objects. Hwloc 3 has other types of devices, and gives its version in the root element.
 fn other_version(text: &str) -> Option<&'static str> {
     let says = |tag: &str, what: &str| {
         let tag = text.find(tag).and_then(|at| text[at..].split('>').next());

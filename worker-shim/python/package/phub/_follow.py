@@ -69,8 +69,8 @@ class Version(Mapping[str, Array]):
         unknown = sorted(set(self._names) - set(there))
         if missing or unknown:
             raise _phub.SettingsError(
-                f"{self!r}: {_few(unknown)} of the version not in the target, and {_few(missing)} of the target not in the "
-                "version; give `names`, from the job's keys to the target's names"
+                f"{self!r}: the target has no {_few(unknown)}, and the version has no {_few(missing)}; "
+                "give `names`, from the job's keys to the target's names"
             )
         pairs = []
         for name in self._names:

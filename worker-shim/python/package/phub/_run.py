@@ -142,7 +142,7 @@ Join = Callable[[Mapping[str, Key], Optimizer], _phub.Session]
 
 
 def meet(rank: int, join: Join) -> str:
-    """Agrees on rank 0's word in a separate job."""
+    """Returns a random word that rank 0 makes, and that all workers get in a separate job."""
     session = join({"word": Key((_WORD_BYTES,))}, Sum())
     np.asarray(session.gradient(0))[:] = list(bytes.fromhex(new_word())) if rank == 0 else 0.0
     session.push([0])

@@ -115,7 +115,7 @@ impl Clocks {
         self.ends.iter().min().copied()
     }
 
-    /// Whether the job ends, and chunk `index` has reached the lines of all workers that take part.
+    /// Whether the job ends, and at chunk `index` all workers that take part have reached their last rounds.
     fn is_over(&self, index: usize) -> bool {
         let row = self.clocks[index * self.ranks..][..self.ranks].iter().zip(&self.ends);
         let mut present = row.filter(|(clock, _)| clock.standing != Standing::Absent);

@@ -46,13 +46,13 @@ pub(super) fn gather<M: Mode>(
 }
 
 /// Whether a gathered chunk no longer needs its workers' pushes. Pushes of weights are read again when the result of the
-/// round is found.
+/// round is known.
 pub(super) fn is_decided<M: Mode>(shard: &ShardOf<Arrivals, M>, place: usize, round: Round) -> bool {
     let ShardOf { pace, stages, .. } = shard;
     stages.gather.has_mean(place, round) || stages.gather.has(place, round) && pace.is_whole(place)
 }
 
-/// Steps a gathered chunk, once the result of the round is found. The workers that pushed it may be gone, or may push it
+/// Steps a gathered chunk, once the result of the round is known. The workers that pushed it may be gone, or may push it
 /// again.
 pub(super) fn settle<M: Mode>(
     shard: &mut ShardOf<Arrivals, M>,

@@ -272,7 +272,7 @@ impl Pace for Arrivals {
     fn keep_taken(&mut self, rank: u32, is_taken: &dyn Fn(usize, Round) -> bool) {
         for index in 0..self.words.len() / self.words_per_chunk {
             let is_kept = is_taken(index, self.round(index)) && self.is_in(index, rank);
-            // Weights are read when the result of the round is found, over the worker's new links.
+            // Weights are read when the result of the round is known, over the worker's new links.
             if is_kept && self.contents.of(index, rank) != Content::Weights {
                 self.unlinked.insert((index, rank));
             }
