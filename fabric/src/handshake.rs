@@ -54,7 +54,7 @@ impl Receive {
     }
 }
 
-/// The NICs of a link. A log shows the words.
+/// The NICs of a link. Logs show `words`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NicPair {
     /// The device at the hub.

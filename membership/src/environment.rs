@@ -94,7 +94,7 @@ fn warnings_of(variables: impl Iterator<Item = (String, String)>) -> Vec<String>
     warnings
 }
 
-/// Returns all names that mean something.
+/// Returns the names of all variables that this program reads.
 pub fn known_variables() -> impl Iterator<Item = &'static str> {
     let of_paths = PATH_SETTINGS.iter().flat_map(|setting| setting.variables).copied();
     OF_HUBS.into_iter().chain(OTHERS).chain(of_paths)

@@ -11,8 +11,8 @@ pub(super) fn prefix(netdev: &str, ip: IpAddr) -> Option<u8> {
     }
 }
 
-/// Finds the prefix in /proc/net/route. The longest route over this interface, without a gateway and with this address, has
-/// it.
+/// Returns the prefix length of an IPv4 address: that of the longest route in /proc/net/route over this interface to this
+/// address, without a gateway.
 fn v4(routes: &str, netdev: &str, ip: Ipv4Addr) -> Option<u8> {
     let mut longest = None;
     for line in routes.lines() {

@@ -11,7 +11,7 @@
 /// The weight of the lowest bit, as a power of 2.
 const LOWEST: i32 = -298;
 
-/// The words of the sum.
+/// The number of 64-bit words of the sum.
 const WORDS: usize = 10;
 
 /// A sum of squares of f32, or of sums of them that were rounded to f64.

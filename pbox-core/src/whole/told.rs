@@ -25,7 +25,7 @@ pub struct Told {
 const MEAN: usize = 2 + ExactSum::WORDS;
 
 impl Told {
-    /// The words of a line.
+    /// The length of a line, in words of 64 bits.
     pub const WORDS: usize = 16;
     /// The bytes of a line.
     pub const BYTES: usize = Self::WORDS * size_of::<u64>();

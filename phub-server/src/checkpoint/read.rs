@@ -248,7 +248,7 @@ fn read_values(
     let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
     let mut slab = Slab::zeroed("a checkpoint", elements)?;
     let mut left = value_bytes;
-    // f32 of this machine's order, which is the windows' and the file's: little endian.
+    // The file and the windows have little-endian f32, and so does this machine.
     for piece in slab.as_mut_slice().as_mut_bytes().chunks_mut(PIECE_BYTES) {
         file.read_exact(piece).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => DecodeError::Ended { seen: file_bytes - left, expected: file_bytes },

@@ -1,7 +1,7 @@
 //! `GET /metrics`: the hub's figures in the text format of Prometheus (OpenMetrics 1.0).
 //!
-//! A page is made from the reply of `GET /v1/hub`, when it is requested. Nothing is counted for it, so it costs
-//! nothing otherwise. `docs/metrics.md` has the table of all names; a test compares it with a page.
+//! A page is made from the reply of `GET /v1/hub`, when it is requested. No counter exists only for this page, so the page costs
+//! nothing until it is requested. `docs/metrics.md` has the table of all names; a test compares it with a page.
 
 use std::sync::atomic::AtomicU64;
 

@@ -245,8 +245,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a round of the hub, counted with the rounds that were lost before. If the hub was lost again, another worker may
-    /// know of a return of the hub that this worker missed.
+    /// Returns the session's number for a round of the hub: the hub's number plus the rounds that were lost before. If the
+    /// hub was lost again, another worker may know of a return of the hub that this worker missed.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }

@@ -33,11 +33,10 @@ impl Session {
         self.member.relinks()
     }
 
-    /// Goes on after an error of the exchange, if it is the loss of links or of the hub.
+    /// Continues after an error of the exchange, if the error is a loss of links or of the hub that the session can repair.
     ///
     /// # Errors
-    /// Returns the same error, in the hub's words if it has some, if it is another one or if it does not
-    /// pass.
+    /// Otherwise returns the error, with the hub's reason if the hub gives one.
     #[cold]
     pub(super) fn survive_loss(&mut self, error: ExchangeError) -> Result<(), SessionError> {
         if !matches!(error, ExchangeError::Closed { .. }) {

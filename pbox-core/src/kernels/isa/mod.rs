@@ -24,7 +24,7 @@ pub(crate) trait Work {
     /// The result.
     type Output;
 
-    /// Does the work.
+    /// Does the work with the instructions of `isa`.
     fn run<I: Converter>(self, isa: I) -> Self::Output;
 }
 
