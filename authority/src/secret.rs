@@ -125,7 +125,7 @@ impl Secrets {
         &self.0[0]
     }
 
-    /// Whether one of them made the token.
+    /// Whether one of the secrets made the token.
     pub fn made(&self, token: &Token) -> bool {
         self.0.iter().any(|secret| secret.made(token))
     }

@@ -26,7 +26,7 @@ pub struct IdlePolicy {
 }
 
 impl IdlePolicy {
-    /// The policy for a machine with enough cores for its threads: spin some wake-ups long, then sleep.
+    /// The policy for a machine with enough cores for its threads: spin for the time of a few wake-ups, then sleep.
     pub const DEDICATED: IdlePolicy = IdlePolicy {
         spin: Duration::from_micros(100),
         yields: 0,

@@ -70,7 +70,7 @@ pub enum MemberError {
     Protocol {
         /// The address.
         hub: String,
-        /// The version that it uses.
+        /// The version that the hub uses.
         used: u32,
         /// The versions that this member speaks.
         ours: Versions,
@@ -135,7 +135,7 @@ pub enum MemberError {
         job: String,
         /// The address.
         hub: String,
-        /// The cause that was seen.
+        /// The reason why the hub counts as lost.
         cause: String,
     },
     /// The state that is brought to the hub has the wrong length, or cannot be read.

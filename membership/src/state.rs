@@ -20,8 +20,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// A part of a key: its first chunk, its elements, and the hub that owns it.
 type Part = (u32, usize, usize);
 
-/// Returns the bytes that all hubs of a job want together, or nothing: either all hubs of a job want a state,
-/// or none.
+/// Returns the length of the state that all hubs of a job want together, in bytes. `None` if no hub wants a state: either
+/// all hubs of a job want one, or none does.
 ///
 /// # Errors
 /// Returns the first error.

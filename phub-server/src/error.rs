@@ -28,7 +28,7 @@ pub enum HubError {
          a container), or use fewer --cores"
     )]
     Threads {
-        /// The number that it needs.
+        /// The number of threads that the hub needs.
         needed: usize,
         /// The number that could be made.
         made: usize,

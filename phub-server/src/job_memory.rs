@@ -61,7 +61,7 @@ pub struct JobMemory {
     pub kept: u64,
     /// Former weights, if bytes ahead are answered.
     pub former: u64,
-    /// Means in f32: of all chunks if steps wait for the norm of all, of one chunk a core if they use the round before.
+    /// Mean gradients in f32: of all chunks if steps wait for the norm of the round, and otherwise of one chunk for each core.
     pub means: u64,
     /// Room for a snapshot, if snapshots are taken all the time.
     pub snapshots: u64,

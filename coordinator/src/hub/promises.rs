@@ -50,7 +50,7 @@ pub struct Promise {
     pub model_bytes: u64,
     /// The name of its optimizer.
     pub optimizer: String,
-    /// The bytes that it needs.
+    /// The memory that the job needs at this hub, in bytes.
     pub needed: u64,
     /// The memory of this process, if it is known.
     pub memory: Option<Memory>,

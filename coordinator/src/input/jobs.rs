@@ -32,7 +32,8 @@ impl Request for Find {
     }
 }
 
-/// A free name is reserved. The answer is the number of its job.
+/// A request for the job of a name. If no job has the name, the hub reserves it for a new job. The answer has the number
+/// of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reserve {
@@ -76,7 +77,7 @@ impl Request for Promise {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromiseJoin {
-    /// The bytes that it needs.
+    /// The memory that the job needs at this hub, in bytes.
     pub bytes: u64,
     /// The memory of this process, if it is known.
     pub memory: Option<Memory>,

@@ -38,7 +38,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether the link moves a post's bytes, which may be rewritten before they are posted again.
+    /// Whether a post copies its bytes to the peer, so that the owner may write other bytes and post them again.
     pub fn carries_drafts(&self) -> bool {
         match self {
             Endpoint::Shm(_) => false,

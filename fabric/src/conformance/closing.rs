@@ -79,7 +79,7 @@ impl Ending {
         }
     }
 
-    /// Whether there was anything to see.
+    /// Polls the near port once. Returns whether it had arrivals or a closed link.
     fn look<P: Port>(&mut self, near: &mut End<P>) -> bool {
         // Asked before the poll: a link must not close while it has arrivals to show.
         let closed = near.port.closed();

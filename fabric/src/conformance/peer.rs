@@ -31,7 +31,7 @@ pub trait Peer: Send {
 }
 
 impl dyn Peer + '_ {
-    /// Posts until it is accepted, and flushes.
+    /// Posts a value again until the port accepts it, and flushes.
     pub(super) fn insist(&mut self, link: usize, value: u32) {
         loop {
             let posted = self.post(link, value);

@@ -175,7 +175,7 @@ impl Port {
         self.links.is_empty()
     }
 
-    /// Whether there is already something to see.
+    /// Whether an arrival or a closed link already waits.
     fn ready(&mut self, until: Until) -> bool {
         self.state.take_woken()
             || self.state.changes() != self.changes_seen

@@ -63,7 +63,7 @@ pub struct RefusalReply {
     /// The name that its machine gives itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The job that it named.
+    /// The job that the client named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
     /// The reason, in words.

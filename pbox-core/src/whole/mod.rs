@@ -176,7 +176,7 @@ impl WholeGradient {
         }
     }
 
-    /// Whether it is for a key whose rate is adapted to the key's norms.
+    /// Whether the sum is for a key whose rate is adapted to the key's norms.
     pub fn is_of_key(&self) -> bool {
         matches!(self.finds, Finds::Quotient)
     }

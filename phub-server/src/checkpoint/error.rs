@@ -200,7 +200,7 @@ pub enum Mismatch {
     #[error("its tensor {name:?} has the shape {file:?}, and the job's has {job:?}; train the same model")]
     Shape { name: String, file: Vec<u64>, job: Vec<u64> },
 
-    #[error("it has {file} tensors, and the job has {job}, which are among them; train the same model")]
+    #[error("it has {file} tensors, but the job has only {job} of them; train the same model")]
     Count { file: usize, job: usize },
 
     #[error(

@@ -8,7 +8,7 @@ pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
 }
 
 /// Prints an error with its causes to stderr. It ignores `RUST_BACKTRACE`: the message is for users, not for programmers.
-/// Returns whether there was none.
+/// Returns whether there was no error.
 pub fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
     let Err(error) = result else { return true };
     eprintln!("{program}: {error}");

@@ -80,7 +80,7 @@ pub struct Cpu {
     pub socket: SocketId,
     /// The (nearest) NUMA node.
     pub node: NodeId,
-    /// Whether this process may run on it: online, in its cpuset, and in its affinity mask.
+    /// Whether this process may run on the cpu: it is online, in the cpuset, and in the affinity mask.
     pub allowed: bool,
     /// Whether the cpu has less than 0.7 of the capacity of the machine's fastest, as an efficiency core; false if the source does not
     /// say it.

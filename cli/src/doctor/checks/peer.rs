@@ -26,7 +26,7 @@ const ECHO: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_secs(3);
 /// Chunks of each link: 1 MiB, which takes 20 us at 400 Gb/s and 40 ms on soft-RoCE.
 const CHUNKS: usize = 32;
-/// The most chunks in all.
+/// The most chunks of all links together.
 const MOST_CHUNKS: usize = 4096;
 /// Bytes of the headers of IPv4 and UDP.
 const HEADERS: u32 = 28;
@@ -317,7 +317,7 @@ fn pairs(
         let words = &way.words;
         let time =
             cross(&mut port, link, &wire, &chunks, round).map_err(|error| format!("{words}: {error}"))?;
-        // The words name the port of the hub first; a NIC may have several ports.
+        // The text names the hub's port first, which is left out, because a NIC may have several ports.
         let pair = words.split_once(", ").map_or(words.as_str(), |(_, pair)| pair);
         let rate = rates.entry(pair.to_owned()).or_default();
         rate.links += 1;

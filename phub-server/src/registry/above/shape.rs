@@ -1,4 +1,4 @@
-//! The shape that links allow a job on several machines, in the log of their hubs.
+//! The advice on the shape of a job over several machines: each hub logs which shape fits the links best.
 
 use pbox_core::{JobTerms, Wire};
 use topology::Host;

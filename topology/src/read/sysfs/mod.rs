@@ -18,7 +18,7 @@ use crate::host::Source;
 use crate::read::survey::Survey;
 use std::path::{Path, PathBuf};
 
-/// The fault below the sysfs root.
+/// The reason why sysfs does not give the topology.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SysfsError {

@@ -53,7 +53,7 @@ pub enum XmlError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// The fault there.
+        /// The fault in that line.
         fault: String,
     },
     /// The file has the form of hwloc 1 or 3.
