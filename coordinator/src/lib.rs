@@ -13,7 +13,7 @@
 //! | `record` | a record of all inputs, and its replay |
 //! | `digests` | digests of the members' weights |
 //! | `links` | the bytes that cross the links of members |
-//! | `asker` | clients that ask a hub for something |
+//! | `asker` | clients that send requests to a hub |
 //! | `refused` | why a job does not take a member |
 //! | `tokens` | the tokens of members, and what each is good for |
 //!

@@ -333,7 +333,7 @@ fn by_member(token: &str) -> String {
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,
-    /// The fault of the values.
+    /// The reason why the values are invalid, if they are.
     wrong: Option<String>,
 }
 

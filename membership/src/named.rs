@@ -134,7 +134,7 @@ impl Drop for UnderWay {
 /// A call for a thread that waits for a lookup: with the addresses, or with the kind and the words of the error.
 type Waiter = Box<dyn FnOnce(Result<&[SocketAddr], (io::ErrorKind, &str)>) + Send>;
 
-/// The waiters of each address. A name that is asked for again waits for the lookup that is under way. Otherwise a client that
+/// The waiters of each address. A name that is asked for again waits for the lookup that is running. Otherwise a client that
 /// tries every two seconds would take all threads for a name that nobody resolves.
 static WAITING: Mutex<BTreeMap<String, Vec<Waiter>>> = Mutex::new(BTreeMap::new());
 

@@ -179,7 +179,7 @@ impl Request for WantState {
 pub struct AskForWritten {
     /// The job.
     pub job: JobId,
-    /// The part has the state before this round; 0 means the part that is under way now.
+    /// The part has the state before this round; 0 means the part that is being written now.
     pub before: Round,
     /// The rounds that are whole.
     pub whole: WholeRounds,

@@ -7,7 +7,7 @@
 //!     '--not yet: asks again, until a time if not all chunks have come to the round
 //! ```
 //!
-//! A checkpoint is whole when all parts are written. Round 0 has no checkpoint: it means the part that is under way now.
+//! A checkpoint is whole when all parts are written. Round 0 has no checkpoint: it means the part that is being written now.
 
 use std::time::{Duration, Instant};
 

@@ -68,9 +68,9 @@ pub trait Transport: Clone + Send + 'static {
 /// The role of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Listens; its peers are workers.
+    /// This end listens, and its peers are workers.
     Hub,
-    /// Connects; its peers are hubs.
+    /// This end connects, and its peers are hubs.
     Worker,
 }
 
@@ -79,7 +79,7 @@ pub enum Role {
 pub enum Far {
     /// The peers run on threads of this process.
     Here,
-    /// Each in a process of its own.
+    /// Each peer runs in a separate process.
     Process,
 }
 

@@ -53,7 +53,7 @@ impl Port {
         Port { net, number, links: Links::default() }
     }
 
-    /// Returns the first tick at which a sleeper sees something, if anything is under way.
+    /// Returns the first tick at which a sleeper sees something, if anything is in flight.
     fn next_event(&self, state: &State, until: Until) -> Option<u64> {
         let event = |(id, attached): (LinkId, &Attached<EndId>)| {
             let end = &state.ends[attached.link.0];

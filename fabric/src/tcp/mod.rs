@@ -14,7 +14,7 @@
 //!
 //! The kernel takes bytes only while its buffers have room. Frames that a [`Port::flush`](crate::Port::flush) cannot
 //! hand over at once stay queued in the link, and go out in later polls and waits. So the owner of a port polls it
-//! while anything is under way. Must not know what the bytes mean.
+//! while anything is in flight. Must not know what the bytes mean.
 
 mod congestion;
 mod connect;

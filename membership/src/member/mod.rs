@@ -1,33 +1,33 @@
-//! The state machine of a job's member, from its join to its end: its state, and its next step. The same for a worker and for a
-//! hub below others.
+//! The state machine of a job's member, from its join to its end: its state, and its next step. Workers and
+//! hubs below other hubs have the same one.
 //!
-//! Each state but `Linked` and `Over` has one step under way, which the driver carries out. Its end is the next event.
+//! In each state but `Linked` and `Over` the driver carries out one step. The end of the step is the next event.
 //!
 //! | state | event | next state | step |
 //! | --- | --- | --- | --- |
-//! | `Joining` | it takes part | `CatchingUp` | take in the first weights |
-//! | `CatchingUp` | it has them | `Linked` | go on |
+//! | `Joining` | the member takes part | `CatchingUp` | receive the first weights |
+//! | `CatchingUp` | the weights are here | `Linked` | continue |
 //! | `Joining`, `CatchingUp` | a link ended | `Explaining` | ask the hubs why |
-//! | `Linked` | a link ended, and the hubs wait for others | `Asking` hub 0 | ask hub 0 for other links |
+//! | `Linked` | a link ended, and the hubs wait for new links | `Asking` hub 0 | ask hub 0 for new links |
 //! | `Linked` | a link ended, and the hubs do not wait | `Explaining` | ask the hubs why |
-//! | `Asking` hub k | hub k waits for other links | `Asking` hub k + 1 | ask hub k + 1 |
-//! | `Asking` the last hub | it waits, too | `Dropping` | drop the old links |
-//! | `Dropping` | they are dropped, and answers came in time | `Making` | make other links |
-//! | `Making` | they are made | `Linked` | go on |
-//! | `Asking`, `Dropping`, `Making` | that failed for now | `Pausing` | wait |
-//! | `Pausing` | time passed | `Asking` hub 0 | ask hub 0 for other links |
-//! | all with lost links | that failed for good, or for too long | `Explaining` | ask the hubs why |
-//! | `Explaining`, `Linked` | a hub is lost, and the member waits for hubs | `Telling` | tell the job's other hubs |
+//! | `Asking` hub k | hub k waits for new links | `Asking` hub k + 1 | ask hub k + 1 |
+//! | `Asking` the last hub | the last hub waits, too | `Dropping` | drop the old links |
+//! | `Dropping` | the links are dropped, and answers came in time | `Making` | make new links |
+//! | `Making` | the links are made | `Linked` | continue |
+//! | `Asking`, `Dropping`, `Making` | the step failed for now | `Pausing` | wait |
+//! | `Pausing` | the pause is over | `Asking` hub 0 | ask hub 0 for new links |
+//! | all with lost links | the step failed for good, or for too long | `Explaining` | ask the hubs why |
+//! | `Explaining`, `Linked` | a hub is lost, and the member waits for hubs | `Telling` | notify the job's other hubs |
 //! | `Explaining`, `Linked` | the membership ended in another way | `Over` | give up |
-//! | `Telling` | they are told | `Rejoining` | join again |
-//! | `Rejoining` | it takes part | `Recovering` | go on from the hub's weights |
-//! | `Recovering` | it has them | `Linked` | go on |
-//! | `Recovering` | a hub is lost again | `Telling`, then `Away` | tell the job's other hubs |
-//! | `Rejoining`, `Recovering` | that failed for now | `Away` | wait |
-//! | `Away` | time passed | `Rejoining` | join again |
-//! | all with a lost hub | that failed for good, or for too long | `Over` | give up |
+//! | `Telling` | the hubs are notified | `Rejoining` | join again |
+//! | `Rejoining` | the member takes part | `Recovering` | continue from the hub's weights |
+//! | `Recovering` | the weights are here | `Linked` | continue |
+//! | `Recovering` | a hub is lost again | `Telling`, then `Away` | notify the job's other hubs |
+//! | `Rejoining`, `Recovering` | the step failed for now | `Away` | wait |
+//! | `Away` | the pause is over | `Rejoining` | join again |
+//! | all with a lost hub | the step failed for good, or for too long | `Over` | give up |
 //!
-//! Every other event changes nothing: the step under way fails by itself if its hub is gone. A member that leaves needs no state:
+//! Every other event changes nothing: the current step fails by itself if its hub is gone. A member that leaves needs no state:
 //! its program drops it. Without I/O, clock and threads: time is an argument. Must not know errors, hubs' addresses, or what
 //! crosses the links.
 
@@ -223,7 +223,7 @@ impl Member {
         may && !self.limits.hub.is_zero()
     }
 
-    /// Takes an event in. Returns the next step, or `None` if nothing follows: then the step under way
+    /// Takes an event in. Returns the next step, or `None` if nothing follows: then the current step
     /// continues.
     pub fn handle(&mut self, event: Event, now: Instant) -> Option<Step> {
         match self.state {

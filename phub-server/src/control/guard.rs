@@ -55,12 +55,12 @@ pub(crate) struct Guard {
 pub(super) struct Sees(Option<Token>);
 
 impl Sees {
-    /// Whether the asker may see this job.
+    /// Whether the client may see this job.
     pub fn job(&self, job: &str) -> bool {
         self.0.as_ref().is_none_or(|token| token.covers(job))
     }
 
-    /// Whether the asker may see this job, or a page that is not about a job.
+    /// Whether the client may see this job, or a page that is not about a job.
     pub fn job_or_all(&self, job: Option<&str>) -> bool {
         self.job(job.unwrap_or(ALL_JOBS))
     }

@@ -176,7 +176,7 @@ impl Background {
         self.shared()?.send_ahead(keys)
     }
 
-    /// Whether the key's last answer did not change its weights, as [`Session::was_left_alone`]; not while it is under way.
+    /// Whether the key's last answer did not change its weights, as [`Session::was_left_alone`]; not while it is in flight.
     pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.shared()?.was_left_alone(key)
     }

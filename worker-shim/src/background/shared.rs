@@ -47,7 +47,7 @@ struct State {
     notes: Notes,
     calls: Vec<Call>,
     ending: Option<Ending>,
-    /// Keys that are queued or under way.
+    /// Keys that are queued or in flight.
     open: Vec<bool>,
     /// Keys whose last answer left their weights as they were.
     left_alone: Vec<bool>,
@@ -406,7 +406,7 @@ impl Shared {
         }
     }
 
-    /// Whether a key is queued or under way.
+    /// Whether a key is queued or in flight.
     fn look(&self, key: KeyId) -> Result<(MutexGuard<'_, State>, bool), BackgroundError> {
         let state = self.lock_alive()?;
         let open = is_open(&state, key)?;

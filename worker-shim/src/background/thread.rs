@@ -90,7 +90,7 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
             shared.publish_all(session);
         } else if !pushed.is_empty() {
             idle.reset();
-            shared.publish(session, &pushed); // a push that is skipped is not under way
+            shared.publish(session, &pushed); // a push that is skipped is not in flight
         }
         answers.into_iter().for_each(|answer| answer());
         if let Some((pulling, exchange)) = session.pulling() {

@@ -11,7 +11,7 @@ use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 
-/// The groups, and those that are under way.
+/// The groups, and the groups that are in flight.
 pub(super) struct Groups {
     /// The groups, by number. With many small keys the tables by key do not fit into a cache; this table does.
     of: Vec<Group>,

@@ -10,7 +10,7 @@ use pbox_core::Round;
 /// The credits that are tried: from two chunks to the bytes that a fast network has in flight.
 pub const TRIALS: [usize; 8] =
     [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20];
-/// Rounds of a trial. The first round does not count, because posts of the trial before are under way. Of the other
+/// Rounds of a trial. The first round does not count, because posts of the trial before are in flight. Of the other
 /// rounds only the fastest counts, because a disturbance makes a round longer.
 pub const LAPS: u32 = 4;
 

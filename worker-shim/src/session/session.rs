@@ -468,7 +468,7 @@ impl Session {
         self.stopwatch.timeline().cloned()
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         self.exchange.first_under_way().is_none()
     }

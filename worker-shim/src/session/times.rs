@@ -68,7 +68,7 @@ impl fmt::Display for Times {
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     begun: Instant,
-    /// The round that the session had reached at the start of the times.
+    /// The round that the session had reached when the measurement began.
     round: Round,
     traffic: Traffic,
     pushes: u64,

@@ -9,7 +9,7 @@ use super::{Worker, check_lines};
 use crate::compute::{Clocked, ComputePlan, Iteration, Times, Worker as _};
 use crate::probe::expected::allowed;
 
-/// The first iteration is not measured: nothing is under way, so it finds all weights there.
+/// The first iteration is not measured: nothing is in flight, so it finds all weights there.
 pub(super) const LEAD_IN: u32 = 1;
 
 impl<E: Element> Worker<E> {

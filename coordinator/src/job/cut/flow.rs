@@ -46,7 +46,7 @@ impl Cut {
 }
 
 impl Cuts {
-    /// Begins the next cut that waits, if none is under way.
+    /// Begins the next cut that waits, if no cut is in progress.
     pub(super) fn next(
         &mut self,
         (spec, life): (&JobSpec, &Life),

@@ -150,7 +150,7 @@ pub enum NotBefore {
     },
     /// The job would need too long to reach the round.
     #[error(
-        "round {} is too far ahead, because it is before round {} now; ask for at most {AHEAD} rounds more",
+        "round {} is too far ahead, because the job has reached round {}; ask for at most {AHEAD} rounds more",
         asked.0,
         front.0
     )]
@@ -199,7 +199,7 @@ pub struct Cuts {
     now: Option<Cut>,
 }
 
-/// The cut that is under way.
+/// The current cut.
 #[derive(Debug)]
 struct Cut {
     id: CutId,

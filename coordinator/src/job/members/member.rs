@@ -162,7 +162,7 @@ impl Standing {
         }
     }
 
-    /// Takes back a connection that failed.
+    /// Notes that the member's connection failed: the member may connect again.
     pub(crate) fn disconnect(&mut self) {
         match self {
             Standing::Connecting { is_ready, .. } => *self = Standing::Joined { is_ready: *is_ready },

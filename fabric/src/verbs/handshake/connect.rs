@@ -167,7 +167,7 @@ impl Hello {
         }
     }
 
-    /// Returns the address that it connected from.
+    /// Returns the address from which the worker connected.
     pub fn peer(&self) -> String {
         self.stream.peer()
     }

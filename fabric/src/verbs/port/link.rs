@@ -47,7 +47,7 @@ struct Depths {
 impl Depths {
     /// A full send queue always has a signalled send in it, and up to an interval of its sends is done and not yet
     /// known to be done. There is room for that many beyond the capacity, so that there is room once the peer has
-    /// polled all. There is a receive request for every send that can be under way, and they are posted again in
+    /// polled all. There is a receive request for every send that can be in flight, and they are posted again in
     /// batches.
     ///
     /// A queue has at most `most` requests, the device's word. Sends beyond it, and beyond [`MOST_SENDS`], wait in the link.

@@ -8,7 +8,7 @@
 use crate::codec::bits;
 use crate::codec::number::magnitude;
 
-/// The values whose flags fit in one number.
+/// The number of values whose flags fit in one integer of 64 bits.
 const BLOCK: usize = 64;
 
 /// A selection: all values with a magnitude above the threshold, and the first few with a magnitude equal to

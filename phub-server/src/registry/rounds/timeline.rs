@@ -58,7 +58,7 @@ impl Timeline {
 }
 
 impl Registry {
-    /// Returns the trace of the jobs that the asker may see, for a request.
+    /// Returns the trace of the jobs that the client may see, for a request.
     ///
     /// # Errors
     /// Returns an error if the hub has no timeline.

@@ -47,9 +47,9 @@ pub(crate) struct Sent {
 }
 
 impl Registry {
-    /// Returns a job's state as a checkpoint file, before the round that the query names, or else before the one that is
-    /// furthest ahead. In a job over several hubs, returns this hub's part, before its own round if none is named. Nothing if
-    /// this hub has no part. `only` leaves out the rest.
+    /// Returns a job's state as a checkpoint file, before the round that the query names. If the query
+    /// names no round, the file has the state before the round that the furthest chunk has reached. In a job over several hubs,
+    /// returns this hub's part; nothing if this hub has no part. `only` in the query leaves out the rest.
     pub async fn state(self: &Arc<Self>, name: &str, query: StateQuery) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let id = self.lock().hub().id(name)?;

@@ -143,7 +143,7 @@ impl State {
         }
     }
 
-    /// Begins a try if none is under way. Returns its result, if it comes soon.
+    /// Begins a try if none is running. Returns its result, if it comes soon.
     fn look(&mut self) -> PyResult<Option<(Step, Instant)>> {
         if let Work::Idle(_) = self.work {
             self.begin()?;
