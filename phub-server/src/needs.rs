@@ -19,7 +19,7 @@ use crate::settings::{HubSettings, interface};
 /// handshakes.
 const BESIDE_CORES: usize = 16;
 
-/// The thing that was found, in words; nothing if the settings do not need it.
+/// A description of what a look found; `None` if the settings do not need it.
 type Found = Result<Option<String>, HubError>;
 
 /// A look at one need.

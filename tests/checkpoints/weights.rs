@@ -131,7 +131,7 @@ fn the_state_before_a_round_that_is_named_comes_when_the_job_does() {
     for hub in hubs {
         let (status, reply) = refusal(hub, "?before=9");
         assert_eq!((status, reply.code, reply.round), (409, RefusalCode::RoundPassed, Some(Round(10))));
-        says(reply.error, &["the state before round 9 is gone, because it is before round 10 now"]);
+        says(reply.error, &["the state before round 9 is gone, because the job has reached round 10"]);
         let (status, reply) = refusal(hub, "?before=1035");
         assert_eq!((status, reply.code, reply.round), (409, RefusalCode::RoundFar, Some(Round(10))));
         says(reply.error, &["round 1035 is too far ahead", "ask for at most 1024 rounds more"]);

@@ -34,7 +34,7 @@ impl Check {
         Check { name: name.into(), verdict: Verdict::Pass, seen: seen.into(), fix: None }
     }
 
-    /// Creates a check with something worth knowing.
+    /// Creates a check that reports a fact and judges nothing.
     pub fn note(name: impl Into<String>, seen: impl Into<String>) -> Self {
         Check { verdict: Verdict::Note, ..Check::pass(name, seen) }
     }

@@ -65,7 +65,7 @@ impl PublishArgs {
     /// Publishes until the job's end, or a signal.
     ///
     /// # Errors
-    /// Returns an error if the directory is another publisher's or cannot be written, or no weights can come.
+    /// Returns an error if the directory is another publisher's or cannot be written, or if the hubs cannot give weights.
     pub fn run(&self) -> anyhow::Result<()> {
         let source = self.source.source()?;
         let PublishArgs { whole_each, keep, ref also, .. } = *self;

@@ -6,14 +6,14 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | here | has the parts of a job |
-//! | `spec` | has what a job is from its beginning |
+//! | `spec` | has the facts of a job that never change |
 //! | `life` | has the states of a job |
-//! | `members` | has its members: how they come, live, are late, and go |
+//! | `members` | has the members of the job: their joins, lateness and ends |
 //! | `cut` | stops the job between two rounds |
-//! | `event` | takes in what comes by itself, and says what follows |
-//! | `checkpoints` | collects the parts of snapshots, and knows what became of the files |
-//! | `wants` | has snapshots taken for those who want the state, again if need be, and within a time |
-//! | `parts` | follows, as hub 0, the parts of other hubs, and says how this hub's part is |
+//! | `event` | handles events that nobody requested, and returns the effects |
+//! | `checkpoints` | collects the parts of snapshots, and has the results of the files |
+//! | `wants` | makes cores take snapshots for clients that want the state: repeatedly if necessary, and within a time limit |
+//! | `parts` | follows, as hub 0, the parts of other hubs, and reports the state of this hub's part |
 //! | `offered` | has the state that rank 0 brings |
 //! | `numbers` | has the numbers of the optimizer |
 //! | `last` | has the last state saved |

@@ -292,7 +292,7 @@ impl<M: Mode> Staged<M> {
     #[cold]
     pub unsafe fn relay_nothing(&mut self, place: usize, ranks: impl Iterator<Item = u32>) {
         if M::Gather::WAITS {
-            return; // this hub steps; and since the chunk was taken in, its workers may have lost their links
+            return; // this hub steps; and since the chunk was gathered, its workers may have lost their links
         }
         // SAFETY: the caller guarantees it.
         let workers = unsafe { self.without_gradient(place, ranks) };

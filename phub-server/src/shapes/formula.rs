@@ -34,7 +34,7 @@ impl Shape {
         })
     }
 
-    /// Dedicated upper hubs with these shares, above the hubs of the machines. Each machine sends and receives one
+    /// Returns the loads with dedicated upper hubs, which own these shares, above the hubs of the machines. Each machine sends and receives one
     /// model a round.
     pub fn above(shares: &[Volume], machines: u32, gbps: Option<f64>) -> Self {
         let all = Volume::over(shares);

@@ -36,7 +36,7 @@ pub(super) struct Notes {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct SincePush {
-    /// Whether the key was asked for, or was not pushed yet.
+    /// Whether the caller has asked for the key since its last push, or has not pushed it yet.
     is_asked: bool,
     is_used: bool,
 }

@@ -175,7 +175,7 @@ impl<P: Port> Exchange<P> {
     /// Returns the end of a link.
     pub(crate) fn take_last(&mut self, until: Instant) -> Result<(), ExchangeError> {
         loop {
-            // A link closes only when its arrivals are taken in.
+            // A link closes only when its arrivals have been handled.
             while self.progress()? > 0 {}
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -387,7 +387,7 @@ impl<P: Port> Exchange<P> {
         self.outboxes.iter().any(|outbox| !outbox.is_empty())
     }
 
-    /// Posts the pushes that had to wait, and takes in arrivals. Returns the number of arrivals.
+    /// Posts the pushes that had to wait, and handles arrivals. Returns the number of arrivals.
     pub fn progress(&mut self) -> Result<usize, ExchangeError> {
         if self.has_unsent() {
             self.post_queued()?;

@@ -61,10 +61,10 @@ pub struct SessionConfig {
     /// dma-buf. Each key is at its span of the [layout](pbox_core::Layout), and must not change from its push to its
     /// wait. It needs RDMA, and excludes compression. Default: in memory that the session makes.
     pub dma_buf: Option<DmaBuf>,
-    /// The interval in rounds at which the hub compares a digest of all workers' weights. The job ends if they differ:
-    /// memory, a network or a program has altered some. The digest costs a reading of the weights and a request to the
-    /// hub. Weights that workers write themselves are compared in each round that has some. For BSP without Slim-DP. 0:
-    /// never. Default 0.
+    /// The interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests differ, memory, a
+    /// network or a program has altered weights, and the job ends. The digest costs a reading of the weights and a request to
+    /// the hub. Weights that workers write themselves are compared in each round in which workers write them. For BSP without
+    /// Slim-DP. 0: never. Default 0.
     pub compare_every: u32,
     /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
     pub join_limit: Duration,

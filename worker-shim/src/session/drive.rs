@@ -12,7 +12,7 @@ use super::session::{LOOK, Session};
 
 impl Session {
     /// Drives the exchange until `until`, for a caller that has nothing else to do, for example while a GPU computes.
-    /// It posts the pushes that had to wait, takes in arrivals, and sleeps in between. The call returns some 50 us
+    /// It posts the pushes that had to wait, handles arrivals, and sleeps in between. The call returns some 50 us
     /// late because of the kernel's timer slack, later on a busy core, and never much earlier.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl Session {
         }
     }
 
-    /// Takes one turn of a session with callers on other threads: takes in arrivals. If nothing has come, idles
+    /// Takes one turn of a session with callers on other threads: handles arrivals. If nothing has come, idles
     /// once, until an awaited key may be there or the [`waker`](Self::waker) wakes. Returns whether something came.
     pub(crate) fn turn(
         &mut self,

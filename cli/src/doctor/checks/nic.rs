@@ -77,7 +77,7 @@ pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
     Some(Check::pass(NAME, "devices below one bridge reach each other directly"))
 }
 
-/// Returns whether NICs of one subnet answer for each other. RoCE then sends to the wrong one.
+/// Returns whether NICs of one subnet answer ARP requests for each other. If they do, RoCE sends to the wrong NIC.
 pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
     const NAME: &str = "ARP";
     let shares = |nic: &NicFacts| {

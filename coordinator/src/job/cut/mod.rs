@@ -141,7 +141,11 @@ pub enum NotCut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotBefore {
     /// The job is past that round.
-    #[error("the state before round {} is gone, because it is before round {} now; ask for a later round", asked.0, front.0)]
+    #[error(
+        "the state before round {} is gone, because the job has reached round {}; ask for a later round",
+        asked.0,
+        front.0
+    )]
     Passed {
         /// The named round.
         asked: Round,

@@ -4,12 +4,12 @@
 //! | --- | --- |
 //! | `member` | has the states of a member |
 //! | `ranks` | has the members by rank |
-//! | `arriving` | lets members come to take part |
-//! | `reached` | knows how far members were before they lost their hub |
-//! | `late` | judges who holds rounds up |
-//! | `relink` | lets members that lose their links make others |
+//! | `arriving` | leads members from their join until they take part |
+//! | `reached` | has the rounds that members had reached when they lost their hub |
+//! | `late` | decides which members delay rounds |
+//! | `relink` | lets members that lost their links make new links |
 //! | `leaving` | lets members leave, and ends the job |
-//! | `loss` | loses members |
+//! | `loss` | handles the loss of members |
 
 mod arriving;
 mod late;

@@ -1,7 +1,7 @@
 //! The port over verbs: its links, and the methods of the contract.
 //!
 //! Owned by one thread, which polls, posts and sleeps. Other threads report through its
-//! [`PortState`]. Completions are taken in by `arrivals.rs`, links end in `ending.rs`, `sleeping.rs` sleeps.
+//! [`PortState`]. `arrivals.rs` handles completions, `ending.rs` ends links, and `sleeping.rs` sleeps.
 
 mod arrivals;
 mod ending;

@@ -41,7 +41,7 @@ const LANE: f64 = 9.0;
 pub struct NetworkBox {
     /// The name.
     pub name: String,
-    /// The names of its members; may be none.
+    /// The names of the members; may be empty.
     pub members: Vec<String>,
     /// The text next to the line from the members to the owner.
     pub joined_by: String,

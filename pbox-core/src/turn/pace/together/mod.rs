@@ -197,7 +197,7 @@ impl Arrivals {
             if !stages.gather.has_mean(place, round) {
                 return self.conclude_other(stages, kernels, place);
             }
-            self.contents.clear(place); // the mean was decided when the chunk was taken in
+            self.contents.clear(place); // the mean was decided when the chunk was gathered
         }
         if M::Gather::WAITS && stages.gather.found(place, round) == Some(Found::Skip) {
             return Some(Content::Nothing);

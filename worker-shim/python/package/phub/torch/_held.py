@@ -223,7 +223,7 @@ def _held(own: Any) -> type:
 
 
 def hold(parameter: Any, holder: Holder) -> None:
-    """Makes a parameter a held one, with its values here."""
+    """Changes a parameter's class, so that reads of the parameter wait for its values. The values are here at first."""
     claim([parameter], holder)
     own: Any = type(parameter)
     parameter.__class__ = _held(getattr(own, "_phub_own", own))
