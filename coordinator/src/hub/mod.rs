@@ -4,9 +4,9 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | here | finds jobs and their members |
-//! | `names` | says which job has a name, and which names are reserved |
+//! | `names` | has the job of each name, and the reserved names |
 //! | `join` | decides whether a worker finds a job, makes one, or is refused |
-//! | `quotas` | says what one address, and one job, may have |
+//! | `quotas` | limits what one address, and one job, may have |
 //! | `promises` | promises memory |
 //! | `end` | ends jobs; forgets what is old |
 //! | `stop` | stops the hub: saves its jobs, then ends them |

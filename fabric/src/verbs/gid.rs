@@ -25,7 +25,8 @@ pub struct GidEntry {
     pub roce_v2: bool,
     /// The network interface that has the address; none on InfiniBand.
     pub netdev: Option<String>,
-    /// Whether the interface is in another network namespace. For a container with its own network, the host's interfaces are.
+    /// Whether the interface is in another network namespace. In a container with its own network, this holds for the
+    /// host's interfaces.
     pub elsewhere: bool,
 }
 

@@ -180,7 +180,7 @@ enum State {
     Over,
 }
 
-/// The path to other links.
+/// The steps by which a member gets new links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Relink {
     Asking { hub: usize },
@@ -189,7 +189,7 @@ enum Relink {
     Pausing,
 }
 
-/// The path back to a hub.
+/// The steps by which a member returns to a lost hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Return {
     Telling { again: bool },

@@ -73,7 +73,7 @@ pub struct RankReply {
     pub late_us: u64,
     /// The median of the worker's lateness in all rounds of the window, in microseconds.
     pub median_us: u64,
-    /// The greatest.
+    /// The greatest lateness, in microseconds.
     pub greatest_us: u64,
     /// The lateness since the job began.
     #[serde(default)]

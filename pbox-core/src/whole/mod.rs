@@ -7,10 +7,10 @@
 //! ```
 //!
 //! The cores of a hub share it. No lock and no allocation: a core writes its sum, then counts itself in. The last one wakes the
-//! core of the hub's first chunk. This core sends the hub's part, and [finds](WholeGradient::find) the round when it has the
-//! parts of all hubs. Then it wakes the other cores. At the only hub of a job the last core finds the round at once. The sums are
-//! [exact](ExactSum), so that the bits do not depend on cores, hubs or arrival. One round is open at a time: no chunk gets pushes
-//! of the next one before it has stepped.
+//! core of the hub's first chunk. This core sends the hub's part, and [computes the result](WholeGradient::find) of the round
+//! when it has the parts of all hubs. Then it wakes the other cores. At the only hub of a job the last core computes the result
+//! at once. The sums are [exact](ExactSum), so that the bits do not depend on cores, hubs or arrival. One round is open at a
+//! time: no chunk gets pushes of the next one before it has stepped.
 
 mod crossing;
 mod exact_sum;

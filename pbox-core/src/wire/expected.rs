@@ -6,7 +6,7 @@
 //! | bare values, a sum with its count | all of the chunk's or group's, at its place |
 //! | a raw frame of a compressed job | the same |
 //! | a coded frame | at most its room, at its place |
-//! | nothing, of a gradient or its answer | asked for: a pull repeats the immediate of a notice; or sent ahead for the same round |
+//! | no bytes, for a gradient or its answer | requested by a pull, which repeats a notice's immediate; or sent ahead for the round |
 //! | a hub's part of the whole gradient | all of that hub's line; only its own part comes from a hub, and to a hub only others' |
 //! | nothing, without a gradient | all; of a hub below, the count of its workers |
 //!

@@ -4,15 +4,15 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | here | what the registry is made of, heartbeats |
-//! | `effects` | takes reports of cores, and carries out what follows from events |
+//! | `effects` | handles the reports of cores, and carries out the effects of events |
 //! | `inner` | what is under the lock: the coordinator, and what this hub has of each job |
 //! | `job` | what this hub has of one job beside the coordinator |
 //! | `make` | makes a job for its first worker |
-//! | `members` | lets workers in and go, loses them, waits for their links |
+//! | `members` | admits workers, handles leaves and losses, and waits for links |
 //! | `rounds` | stops rounds, looks at them, changes what they step with |
 //! | `refusal` | why a request is refused |
 //! | `promises` | the memory of this process |
-//! | `describe` | says what the hub is and has done |
+//! | `describe` | describes the hub and its work |
 //! | `recorder` | writes down what the coordinator is asked |
 //! | `stop` | stops the hub |
 //! | `thread` | a thread for work that waits |

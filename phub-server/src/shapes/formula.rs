@@ -34,8 +34,8 @@ impl Shape {
         })
     }
 
-    /// Returns the loads with dedicated upper hubs, which own these shares, above the hubs of the machines. Each machine sends and receives one
-    /// model a round.
+    /// Returns the loads with dedicated upper hubs, which own these shares, above the hubs of the machines. Each machine
+    /// sends and receives one model a round.
     pub fn above(shares: &[Volume], machines: u32, gbps: Option<f64>) -> Self {
         let all = Volume::over(shares);
         let machine =

@@ -2,8 +2,8 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `join` | lets workers in |
-//! | `leave` | lets workers go, ends jobs |
+//! | `join` | admits workers |
+//! | `leave` | handles workers that leave, and ends jobs |
 //! | `links` | the NICs of the members' links |
 //! | `loss` | loses workers, fails jobs |
 //! | `relink` | waits for workers that make new links |

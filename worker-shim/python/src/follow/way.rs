@@ -17,7 +17,7 @@ use crate::setting::{choice, credential_of};
 pub(super) const DTYPES: [(&str, Precision); 3] =
     [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
 
-/// A way to the weights of one job.
+/// The source of a job's weights: its hubs, or a directory of versions.
 pub(super) enum Way {
     Hub {
         source: Source,
