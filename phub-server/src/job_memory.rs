@@ -13,7 +13,7 @@ const OF_A_CHUNK_AND_WORKER: u64 = 16;
 const OF_A_KEY: u64 = 640;
 /// The number of times that the hub has a key's name and shape.
 const COPIES_OF_A_KEY: u64 = 4;
-/// The place of a core where the norms of a key are computed, and the core's part of it: 570 bytes are measured.
+/// The memory of a core for the norms of one key: 570 bytes were measured.
 const OF_A_KEY_AND_CORE: u64 = 640;
 /// The cores that may have chunks of a key. More are not counted.
 const MOST_CORES: u64 = 64;

@@ -17,7 +17,8 @@ pub enum InvalidRate {
     },
     /// The number is not a valid rate of this key.
     #[error(
-        "learning rate {seen}: times lr_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
+        "learning rate {seen}: the product with lr_mult {multiplier} of key {key:?} is beyond f32; expected a \
+         smaller rate"
     )]
     Overflow {
         /// The number that was asked for.
@@ -76,7 +77,8 @@ pub enum InvalidNumbers {
     },
     /// A weight decay times a key's multiplier is beyond f32.
     #[error(
-        "weight decay {seen}: times wd_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
+        "weight decay {seen}: the product with wd_mult {multiplier} of key {key:?} is beyond f32; expected a \
+         smaller decay"
     )]
     Decay {
         /// The number that was asked for.

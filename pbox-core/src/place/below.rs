@@ -74,8 +74,8 @@ impl Above {
 pub struct Below {
     /// The placement on this hub's cores.
     pub placement: Placement,
-    /// The cores above to which it has a link, by their numbers in [`Placement::over_hubs`], ascending, by core of this
-    /// hub.
+    /// For each core of this hub, the cores of the hubs above to which it has a link: their numbers in
+    /// [`Placement::over_hubs`], ascending.
     pub ways: Vec<Vec<usize>>,
     /// The number of the link of its core that each chunk's sums take, by chunk.
     links: Vec<u32>,

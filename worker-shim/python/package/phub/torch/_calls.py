@@ -110,8 +110,8 @@ class Answer(torch.futures.Future):  # type: ignore[type-arg]
 
 
 class CallError(RuntimeError):
-    """The error of a call. In C++, such as in DDP's reducer, an error is a value. Torch searches it for tensors by its text, or
-    by pickling it. In both cases torch then raises an error with this text."""
+    """The error of a call. In C++, such as in DDP's reducer, an error is a value. Torch searches this value for tensors: it
+    reads the text, or pickles the value. In both cases torch then raises an error with this text."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
