@@ -190,7 +190,7 @@ async fn exchange(
     Ok((is_success, body.to_bytes()))
 }
 
-/// Returns the words for an error of TLS, which may be the cause of other errors, or else its own.
+/// Returns the text of the TLS error that caused this error, if one did; otherwise the text of this error.
 fn in_words(error: &(dyn Error + 'static)) -> String {
     let mut cause = Some(error);
     while let Some(this) = cause {

@@ -74,8 +74,8 @@ impl Above {
 pub struct Below {
     /// The placement on this hub's cores.
     pub placement: Placement,
-    /// For each core of this hub, the cores of the hubs above to which it has a link: their numbers in
-    /// [`Placement::over_hubs`], ascending.
+    /// The cores of the hubs above to which each core of this hub has a link, by core of this hub. Their numbers are those
+    /// of [`Placement::over_hubs`], ascending.
     pub ways: Vec<Vec<usize>>,
     /// The number of the link of its core that each chunk's sums take, by chunk.
     links: Vec<u32>,

@@ -51,7 +51,7 @@ pub(crate) struct Job {
     pub weights: Option<Arc<SendWindow>>,
     pub(super) wait_for_cuts: WaitForCuts,
     pub checkpoints: Checkpoints,
-    /// Asks the other hubs of the job.
+    /// The requests to the other hubs of the job.
     pub peers: Arc<Peers>,
     /// The hubs above, until the job fails.
     pub above: Option<Arc<JoinedAbove>>,

@@ -127,8 +127,8 @@ pub(crate) struct Registry {
     inner: Mutex<Inner>,
     /// Notified when a worker, or the hubs above, have been notified of the stop.
     told: Condvar,
-    /// Wakes all waiting tasks when a rank, a name or a snapshot's memory becomes free, and when a job was made or could
-    /// not be made. A task makes its future before it checks for one of these, so it misses no wake-up, even if it has not
+    /// Wakes all waiting tasks when a rank, a name or a snapshot's memory becomes free. Also wakes them when a job was made
+    /// or could not be made. A task makes its future before it checks for one of these, so it misses no wake-up, even if it has not
     /// polled the future.
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,

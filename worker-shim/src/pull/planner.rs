@@ -12,10 +12,10 @@
 //!            +---- off by DRIFT for some rounds in a row ------------------------+
 //! ```
 //!
-//! *Pull* of a batch: the time from due to there. *Start-up*: the time saved by one pull of all layers instead of one
-//! pull each, divided by the number of pulls saved. It is therefore known even if all layers are alike. *Forward* of a layer:
-//! the time from the caller's wait for its weights to the wait for the next layer's. No layer follows the last one.
-//! Its forward time is taken as 0: it hides no pull, so that no plan depends on it.
+//! The *pull* of a batch is the time from due to there. The *start-up* is the time that one pull of all layers saves,
+//! compared with one pull for each layer, divided by the number of pulls that it saves. It is therefore known even if all
+//! layers are alike. The *forward* time of a layer begins at the caller's wait for the layer's weights, and ends at the wait
+//! for the next layer's weights. The last layer's forward time counts as 0: it hides no pull, so that no plan depends on it.
 
 use std::fmt;
 use std::ops::Range;

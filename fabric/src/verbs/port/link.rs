@@ -45,10 +45,10 @@ struct Depths {
 }
 
 impl Depths {
-    /// A full send queue always has a signalled send in it, and up to an interval of its sends is done and not yet
-    /// known to be done. There is room for that many beyond the capacity, so that there is room once the peer has
-    /// polled all. There is a receive request for every send that can be in flight, and they are posted again in
-    /// batches.
+    /// Returns the depths of a link's queues. A full send queue always has a signalled send in it. Up to an interval of
+    /// its sends is done without a completion that shows it. The queue has room for that many sends beyond the capacity, so
+    /// that a post has room once the peer has polled all. There is a receive request for every send that can be in flight.
+    /// Receive requests are posted again in batches.
     ///
     /// A queue has at most `most` requests, the device's word. Sends beyond it, and beyond [`MOST_SENDS`], wait in the link.
     /// A device that has too few receive requests is named in an error.
