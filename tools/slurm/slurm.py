@@ -74,7 +74,7 @@ WITHOUT_SRUN = """#!/bin/sh
 #SBATCH --output=without.out
 python train.py
 """
-WORDS = "none of its 4 tasks: start them by `srun python"
+WORDS = "not one of its 4 tasks: start them by `srun python"
 
 
 class Cluster:

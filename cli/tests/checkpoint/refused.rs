@@ -73,7 +73,7 @@ fn a_flipped_bit_anywhere_is_refused() {
     }
     decoded(&bytes).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
-    says(decoded(&bytes).unwrap_err(), &["altered or damaged", "digest", "copy it again"]);
+    says(decoded(&bytes).unwrap_err(), &["altered or damaged", "digest", "copy the original file again"]);
 }
 
 #[test]
