@@ -108,6 +108,11 @@ impl Checkpoints {
         }
     }
 
+    /// Whether another client may have the state that a want of a client waits for.
+    pub fn may_share(&self, want: WantId) -> bool {
+        self.wants.may_share(want)
+    }
+
     /// Returns how this hub's part of the checkpoint before a round is. Round 0 has no checkpoint: it means the part that is
     /// under way now, if there is one.
     pub fn part_before(&self, before: Round) -> PartState {
