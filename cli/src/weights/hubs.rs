@@ -74,7 +74,7 @@ impl NoPart {
     /// Returns the place of the reason among those of several hubs. The reader hears the first.
     fn place(&self) -> u8 {
         match self {
-            NoPart::Because(NoWeights::Never(_)) => 0,
+            NoPart::Because(NoWeights::Never(_) | NoWeights::Lost(_)) => 0,
             NoPart::Because(NoWeights::Away(_)) => 1,
             NoPart::Because(NoWeights::NotYet(_)) => 2,
             NoPart::Because(NoWeights::NoJob(_)) => 3,
