@@ -15,6 +15,7 @@ use phub_server::checkpoint::named;
 use rustix::process::Signal;
 
 use super::cluster::{BELOW, Cluster, EVERY, KILLED, Living, SECOND, STEADY};
+use super::reader;
 use super::tally::Tally;
 use super::worker::{Kind, Task};
 
@@ -244,7 +245,10 @@ impl Driver<'_> {
         let (say, hear) = channel();
         let mut life = Life::default();
         let mut began = Vec::new();
-        std::thread::scope(|scope| {
+        let ends = AtomicBool::new(false);
+        let read = std::thread::scope(|scope| {
+            let (task, ends) = (self.task(name, 0), &ends);
+            let reader = scope.spawn(move || reader::read(&task, self.tally, ends));
             let start = |number, life: &mut Life| {
                 let (task, say) = (self.task(name, number), say.clone());
                 life.living += 1;
@@ -280,7 +284,19 @@ impl Driver<'_> {
                     }
                 }
             }
+            ends.store(true, Ordering::Relaxed);
+            reader.join().expect("a reader does not panic")
         });
+        // Of other rounds no worker has the weights: it was killed, or is another round further.
+        for (round, digest) in read {
+            match past.get(&round) {
+                Some(known) if *known == digest => self.tally.compared(),
+                Some(_) => {
+                    life.wrong.get_or_insert(format!("a reader has other weights after round {round}"));
+                }
+                None => {}
+            }
+        }
         if let Some(wrong) = life.wrong {
             self.tally.wrong(format!("{name}: {wrong}"));
             return false;

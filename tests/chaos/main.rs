@@ -5,6 +5,7 @@
 //!   drivers (a thread a job): workers -> relay -> hub0            steady: never killed
 //!                             workers -> relay -> hub1, hub2      killed and started again
 //!                             workers -> relay -> hub3, hub4 -> relay -> hub1
+//!                             a reader -> relay -> the hubs that have the weights
 //!   the main thread: fault, pause, fault ...; after each epoch no faults, all jobs finish, and the hubs are looked at
 //! ```
 
@@ -15,6 +16,7 @@ mod cluster;
 mod expect;
 mod faults;
 mod jobs;
+mod reader;
 mod rest;
 mod strangers;
 mod tally;

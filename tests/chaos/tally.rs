@@ -26,6 +26,9 @@ struct Book {
     errors: std::collections::BTreeMap<String, u32>,
     resumed: u32,
     returned: u32,
+    /// States that readers got, and those that were compared with a worker's weights.
+    reads: u32,
+    compared: u32,
 }
 
 /// The book of the run.
@@ -45,7 +48,16 @@ impl Tally {
         let last = (0..jobs).map(|_| AtomicUsize::new(0)).collect();
         Ok(Tally {
             begun: Instant::now(),
-            book: Mutex::new(Book { file, rows, wrongs, errors, resumed: 0, returned: 0 }),
+            book: Mutex::new(Book {
+                file,
+                rows,
+                wrongs,
+                errors,
+                resumed: 0,
+                returned: 0,
+                reads: 0,
+                compared: 0,
+            }),
             last,
         })
     }
@@ -114,6 +126,16 @@ impl Tally {
         self.lock().returned += 1;
     }
 
+    /// Notes that a reader got a state.
+    pub fn read(&self) {
+        self.lock().reads += 1;
+    }
+
+    /// Notes that a state of a reader was compared with the weights of a worker.
+    pub fn compared(&self) {
+        self.lock().compared += 1;
+    }
+
     /// Returns how many lives ended well.
     pub fn finished(&self) -> u32 {
         self.lock().rows.iter().map(|(_, row)| row.finished).sum()
@@ -142,9 +164,9 @@ impl Tally {
         let all = |of: fn(&Row) -> u32| book.rows.iter().map(|(_, row)| of(row)).sum::<u32>();
         println!("{:28} {:6} {:14} {:17}", "all", all(|r| r.times), all(|r| r.finished), all(|r| r.ended));
         println!(
-            "{} lives went on from a checkpoint; workers went on {} times with a hub that came back\n\nerrors, with numbers \
-             left out:",
-            book.resumed, book.returned
+            "{} lives went on from a checkpoint; workers went on {} times with a hub that came back\nreaders got {} states; {} \
+             rounds of them are rounds of workers, with their weights\n\nerrors, with numbers left out:",
+            book.resumed, book.returned, book.reads, book.compared
         );
         let mut errors: Vec<_> = book.errors.iter().collect();
         errors.sort_by_key(|(_, count)| std::cmp::Reverse(**count));

@@ -176,7 +176,8 @@ fn read(training: &Training, session: &Session) -> Vec<Vec<f32>> {
     session.keys().map(|key| training.read(session, key)).collect()
 }
 
-fn digest(weights: &[Vec<f32>]) -> u64 {
+/// Returns what workers and readers compare.
+pub fn digest(weights: &[Vec<f32>]) -> u64 {
     weights.iter().flatten().fold(7, |digest, weight| mix(digest ^ u64::from(weight.to_bits())))
 }
 

@@ -1,13 +1,15 @@
 //! Weights alone, and averages alone, as readers of a job get them: the bits of the whole state, without the rest of it.
 
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use hub_tests::state::{fetch, fetch_only};
 use hub_tests::training::Training;
-use hub_tests::{PATIENT_S, addresses, authorization, hub, says};
-use pbox_core::control::{ErrorReply, RefusalCode};
+use hub_tests::{PATIENT_S, addresses, authorization, describe, hub, says};
+use pbox_core::control::{ErrorReply, ReadersReply, RefusalCode};
 use pbox_core::{Dtype, Key, Optimizer, Round};
 use worker_shim::Session;
 
@@ -142,5 +144,46 @@ fn the_state_before_a_round_that_is_named_comes_when_the_job_does() {
         let now = fetch_only(hub, "job", "?before=10", PATIENT).unwrap();
         assert_eq!(tensors(&now).0, "10");
     }
+    session.leave().unwrap();
+}
+
+/// A slow reader has the first copy. All readers that come meanwhile share the next one.
+#[test]
+fn readers_that_wait_share_a_copy() {
+    let _watchdog = Watchdog::start();
+    const READERS: u64 = 12;
+    let mut training = Training::new("job", vec![Key::f32("a", [1 << 22])], ADAM);
+    training.workers = 1;
+    let hub = hub(1);
+    let address = hub.address().to_string();
+    let mut session = Session::join(training.config(&address, 0)).unwrap();
+    training.broadcast(&mut session, 0).unwrap();
+    let readers = || describe(&address).jobs[0].readers.unwrap_or_default();
+    let mut slow = TcpStream::connect(hub.address()).unwrap();
+    let path = "/v1/jobs/job/state?only=weights";
+    write!(
+        slow,
+        "GET {path} HTTP/1.1\r\nhost: hub\r\nauthorization: {}\r\nconnection: close\r\n\r\n",
+        authorization()
+    )
+    .unwrap();
+    while readers().now == 0 {
+        std::thread::yield_now();
+    }
+    train_to(&training, &mut session, 0, 1);
+    let files = std::thread::scope(|scope| {
+        let read = || fetch_only(&address, "job", "?only=weights", PATIENT).unwrap();
+        let all: Vec<_> = (0..READERS).map(|_| scope.spawn(read)).collect();
+        assert_eq!(readers().reads, 1, "the others wait for the slow one");
+        std::io::copy(&mut slow, &mut std::io::sink()).unwrap();
+        all.into_iter().map(|one| one.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(files.iter().all(|file| tensors(file).0 == "2"), "no copy is older than its request");
+    let ReadersReply { reads, copies, bytes, refused: none, round, .. } = readers();
+    assert_eq!((reads, none, round), (1 + READERS, 0, Round(2)));
+    // A reader that the hub hears late has no others to share with.
+    assert!((2..=4).contains(&copies), "{copies} copies for {reads} reads");
+    assert!(bytes >= reads * (4 << 22), "{bytes} bytes");
+    assert_eq!((refused(&address, "?only=averages").0, readers().refused), (400, 1));
     session.leave().unwrap();
 }

@@ -42,6 +42,7 @@ pub fn fetch_all<S: AsRef<str>>(
         all += 4 * key.elements().unwrap() as usize;
     }
     let (mut values, mut seen, mut rounds) = (vec![0; all], 0, BTreeSet::new());
+    let mut steps = vec![0; keys.len()];
     for hub in hubs {
         let file = fetch(hub.as_ref(), job, limit)?;
         if file.is_empty() {
@@ -50,7 +51,14 @@ pub fn fetch_all<S: AsRef<str>>(
         let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
         let mut said: serde_json::Map<_, _> = serde_json::from_slice(&file[8..data]).unwrap();
         let about = said.remove("__metadata__").unwrap();
-        rounds.insert(about["round"].as_str().unwrap().parse().unwrap());
+        let before: u32 = about["round"].as_str().unwrap().parse().unwrap();
+        rounds.insert(before);
+        // Of the keys that have not made one in each round but the broadcast.
+        let apart = about.get("steps").map_or("{}", |steps| steps.as_str().unwrap());
+        let apart: HashMap<String, u32> = serde_json::from_str(apart).unwrap();
+        for (steps, key) in steps.iter_mut().zip(keys).filter(|(_, key)| said.contains_key(&key.name)) {
+            *steps = (*steps).max(apart.get(&key.name).copied().unwrap_or(before - 1));
+        }
         let share = about.get("share").map_or("{}", |share| share.as_str().unwrap());
         let share: serde_json::Value = serde_json::from_str(share).unwrap();
         for (name, entry) in said {
@@ -64,5 +72,5 @@ pub fn fetch_all<S: AsRef<str>>(
     }
     assert_eq!(seen, all, "every element is at one hub");
     assert_eq!(rounds.len(), 1, "all hubs stand before the same round: {rounds:?}");
-    Ok(Saved { before: Round(rounds.pop_first().unwrap()), values })
+    Ok(Saved { before: Round(rounds.pop_first().unwrap()), steps, values })
 }

@@ -47,12 +47,7 @@ fn of<E: Element>(cpus: &[usize]) {
                 let ratio = |times: &[Duration; 3]| times[variant].as_secs_f64() / times[0].as_secs_f64();
                 let mut ratios: Vec<f64> = times.iter().map(ratio).collect();
                 ratios.sort_by(f64::total_cmp);
-                println!(
-                    "norm,{} in {place},{name},{workers},{:.3},{:.3}",
-                    E::DTYPE.name(),
-                    ratios[REPEATS / 2],
-                    ms[2]
-                );
+                println!("norm,{} in {place},{name},{workers},{:.3}", E::DTYPE.name(), ratios[REPEATS / 2]);
             }
         }
     }

@@ -75,7 +75,7 @@ impl NoPart {
     /// Returns the place of the reason among the reasons of several hubs. The user sees the first one.
     fn place(&self) -> u8 {
         match self {
-            NoPart::Because(NoWeights::Never(_)) => 0,
+            NoPart::Because(NoWeights::Never(_) | NoWeights::Lost(_)) => 0,
             NoPart::Because(NoWeights::Away(_)) => 1,
             NoPart::Because(NoWeights::NotYet(_)) => 2,
             NoPart::Because(NoWeights::NoJob(_)) => 3,

@@ -15,7 +15,7 @@ mod whole;
 
 pub(crate) use publish::PublishArgs;
 pub(crate) use pull::PullArgs;
-pub use source::{NoWeights, Source};
+pub use source::{HUB_WAIT, NoWeights, Source};
 pub(crate) use stored::VersionsArgs;
 
 /// Returns bytes as people read them.

@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use versions::{Origin, Published, Publisher, Rules, Weights};
 
-use super::source::{NoWeights, Source, SourceArgs};
+use super::source::{HUB_WAIT, NoWeights, Source, SourceArgs};
 use super::spoken;
 use crate::out::line;
 
@@ -36,6 +36,10 @@ pub struct PublishArgs {
     /// The time from the beginning of a version to the beginning of the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
     every: u64,
+
+    /// The longest time that it waits for a hub that is away. It then ends with an error.
+    #[arg(long, value_name = "SECONDS", default_value_t = HUB_WAIT.as_secs())]
+    hub_wait: u64,
 
     /// Publish one version now, and end.
     #[arg(long)]
@@ -67,7 +71,7 @@ impl PublishArgs {
     /// # Errors
     /// Returns an error if the directory is another publisher's or cannot be written, or if the hubs cannot give weights.
     pub fn run(&self) -> anyhow::Result<()> {
-        let source = self.source.source()?;
+        let source = self.source.source()?.with_hub_wait(Duration::from_secs(self.hub_wait));
         let PublishArgs { whole_each, keep, ref also, .. } = *self;
         let rules = Rules { whole_each, keep, also: also.clone(), ..Rules::default() };
         let publisher = Publisher::open(&self.to, rules)?;
@@ -118,7 +122,7 @@ impl Publishing {
                     Duration::from_secs(args.every).saturating_sub(begun.elapsed())
                 }
                 Err(why) if args.once => return Err(why.into()),
-                Err(NoWeights::Never(error)) => return Err(error),
+                Err(why @ (NoWeights::Lost(_) | NoWeights::Never(_))) => return Err(why.into()),
                 Err(NoWeights::NoJob(_)) if seen => return Ok(End::OfJob),
                 Err(why) => {
                     // The jobs of a hub that was away may return.

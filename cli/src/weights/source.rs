@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use authority::Credential;
@@ -15,6 +16,9 @@ use super::whole::whole_keys;
 
 /// The longest file of names.
 const NAMES_BYTES: u64 = 64 << 20;
+
+/// The time that a reader waits for a hub that is away, if it does not say another.
+pub const HUB_WAIT: Duration = Duration::from_secs(300);
 
 /// Settings about the job whose weights are wanted.
 #[derive(Clone, Debug, Args)]
@@ -55,6 +59,15 @@ pub struct Source {
     ask: Ask,
     precision: Precision,
     names: BTreeMap<String, String>,
+    patience: Patience,
+}
+
+/// The time for which a hub is away, or is back without the job that it had.
+#[derive(Debug)]
+struct Patience {
+    limit: Duration,
+    had_job: bool,
+    since: Option<Instant>,
 }
 
 /// The reason why there are no weights.
@@ -66,6 +79,8 @@ pub enum NoWeights {
     NotYet(String),
     /// The hub has no such job.
     NoJob(String),
+    /// The hub, or the job that it had, was away for too long: for how long, and the last reason, in words.
+    Lost(String),
     /// No weights will come.
     Never(anyhow::Error),
 }
@@ -73,7 +88,9 @@ pub enum NoWeights {
 impl From<NoWeights> for anyhow::Error {
     fn from(why: NoWeights) -> Self {
         match why {
-            NoWeights::Away(why) | NoWeights::NotYet(why) | NoWeights::NoJob(why) => anyhow!(why),
+            NoWeights::Away(why) | NoWeights::NotYet(why) | NoWeights::NoJob(why) | NoWeights::Lost(why) => {
+                anyhow!(why)
+            }
             NoWeights::Never(error) => error,
         }
     }
@@ -121,7 +138,8 @@ impl Source {
         check_job_name(job)?;
         let only = if averages { Only::Averages } else { Only::Weights };
         let ask = Ask { job: job.to_owned(), credential, only };
-        Ok(Source { hubs: Hubs::new(hubs), ask, precision, names })
+        let patience = Patience { limit: HUB_WAIT, had_job: false, since: None };
+        Ok(Source { hubs: Hubs::new(hubs), ask, precision, names, patience })
     }
 
     /// Returns the job's weights before one round. At one hub it is the round that is furthest ahead.
@@ -129,9 +147,16 @@ impl Source {
     /// # Errors
     /// Returns an error if there are none now, or never.
     pub fn fetch(&mut self) -> Result<(Origin, Weights), NoWeights> {
-        let (round, parts) = self.hubs.fetch(&self.ask)?;
+        let parts = self.hubs.fetch(&self.ask);
+        let (round, parts) = self.patience.judge(parts, Instant::now())?;
         let weights = self.weights(&parts).map_err(NoWeights::Never)?;
         Ok((Origin { job: self.ask.job.clone(), round: round.0 }, weights))
+    }
+
+    /// Waits so long for a hub that is away. The reader then gets [`NoWeights::Lost`].
+    pub fn with_hub_wait(mut self, limit: Duration) -> Self {
+        self.patience.limit = limit;
+        self
     }
 
     fn weights(&self, parts: &[Decoded]) -> anyhow::Result<Weights> {
@@ -154,5 +179,50 @@ impl Source {
         );
         ensure!(unused.is_empty(), "job {job:?} has no key {:?}, which is in the file of names", unused[0]);
         Ok(weights)
+    }
+}
+
+impl Patience {
+    /// Passes on a result, unless the hub was away for too long.
+    fn judge<T>(&mut self, result: Result<T, NoWeights>, now: Instant) -> Result<T, NoWeights> {
+        let why = match result {
+            // A hub that came back may wait for its workers.
+            Err(NoWeights::Away(ref why)) => why.clone(),
+            Err(NoWeights::NoJob(ref why)) if self.had_job && self.since.is_some() => why.clone(),
+            other => {
+                self.had_job |= !matches!(other, Err(NoWeights::NoJob(_)));
+                self.since = None;
+                return other;
+            }
+        };
+        let away = now.duration_since(*self.since.get_or_insert(now));
+        if away < self.limit {
+            return result;
+        }
+        let away = away.as_secs();
+        Err(NoWeights::Lost(format!(
+            "for {away} s there was no hub with the job, and the wait is over: {why}"
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hub_that_does_not_come_back_with_its_job_is_waited_for_within_the_limit() {
+        let (limit, begun) = (Duration::from_secs(300), Instant::now());
+        let mut patience = Patience { limit, had_job: false, since: None };
+        let mut hears = |result, seconds| {
+            let judged = patience.judge::<()>(result, begun + Duration::from_secs(seconds));
+            matches!(judged, Err(NoWeights::Lost(_)))
+        };
+        let [away, no_job] =
+            [|| Err(NoWeights::Away("away".into())), || Err(NoWeights::NoJob("none".into()))];
+        assert!(!hears(no_job(), 0) && !hears(no_job(), 1000), "a job may begin at any time");
+        assert!(!hears(away(), 1001) && !hears(away(), 1300) && hears(away(), 1301));
+        assert!(!hears(Ok(()), 1400) && !hears(away(), 1500), "the limit begins anew");
+        assert!(!hears(no_job(), 1600) && hears(no_job(), 1800), "it is back without the job");
     }
 }

@@ -108,6 +108,11 @@ impl Checkpoints {
         }
     }
 
+    /// Whether another client may have the state that a want of a client waits for.
+    pub fn may_share(&self, want: WantId) -> bool {
+        self.wants.may_share(want)
+    }
+
     /// Returns the state of this hub's part of the checkpoint before a round. Round 0 has no checkpoint: it stands for the part
     /// that is being taken now, if there is one.
     pub fn part_before(&self, before: Round) -> PartState {

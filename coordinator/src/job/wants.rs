@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   a file's want ------------------v
-//!   a client's want --> its turn --> parts of other hubs end --> cut --> parts of the cores --> file, or client
+//!   clients' want ----> its turn --> parts of other hubs end --> cut --> parts of the cores --> file, or client
 //!                                         ^                                    |
 //!                                         '--- memory went back <--- a core has no part: its memory is out
 //! ```
 //!
 //! | a want waits for | when its time is over |
 //! | --- | --- |
-//! | its turn: one client at a time reads, because each has a copy of the state | it is answered so |
+//! | its turn: one copy of the state is read at a time, by the clients that wait for it | it is answered so |
 //! | the parts of a former checkpoint at other hubs, which would skip the next one | a hub whose part is not complete is waited for no more |
 //! | the cut | nothing: a cut waits for no worker |
 //! | the parts of the cores | it is answered so: a round does not end |
@@ -40,7 +40,7 @@ pub struct WantId(u64);
 pub enum Use {
     /// A file for the job, at all hubs of the job.
     File,
-    /// A client, which has a copy until it has read it.
+    /// Clients, which have a copy until all have read it.
     Client,
 }
 
@@ -86,7 +86,7 @@ impl From<NotCut> for NoState {
 pub(super) struct Wants {
     last: u64,
     waiting: Vec<Want>,
-    /// The client that reads the state.
+    /// The want whose clients read the state.
     reading: Option<WantId>,
 }
 
@@ -114,6 +114,14 @@ enum WaitsFor {
 }
 
 impl Wants {
+    /// Whether another client may have the state that a client waits for: it is no older than one that would be taken for it alone.
+    pub fn may_share(&self, id: WantId) -> bool {
+        let names_round = |want: &Want| matches!(want.at, CutAt::Before(_));
+        self.waiting
+            .iter()
+            .any(|want| want.id == id && (want.waits_for == WaitsFor::Turn || names_round(want)))
+    }
+
     fn get(&mut self, id: WantId) -> Option<&mut Want> {
         self.waiting.iter_mut().find(|want| want.id == id)
     }

@@ -209,6 +209,26 @@ pub struct JobReply {
     /// The size of the job's gradients, once a round was looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<GradientsReply>,
+    /// The reads of its state, once somebody has asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readers: Option<ReadersReply>,
+}
+
+/// The reads of a job's state, of its weights or of averages, through the control port since the job began at this hub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadersReply {
+    /// Readers that get bytes now.
+    pub now: u64,
+    /// Reads that began.
+    pub reads: u64,
+    /// Copies of the state for them. Readers that wait at the same time share one.
+    pub copies: u64,
+    /// Bytes that went to readers.
+    pub bytes: u64,
+    /// Requests that got no state.
+    pub refused: u64,
+    /// The round of the newest copy: it is the state before this round.
+    pub round: Round,
 }
 
 /// A worker that has joined.

@@ -21,7 +21,8 @@ mod versions;
 pub use address::{NotAnAddress, check_address, host_of, ip_of};
 pub use answer::{Answer, MAX_PORTS};
 pub use hub::{
-    CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply, RefusalReply,
+    CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply, ReadersReply,
+    RefusalReply,
 };
 pub use left::{Behind, Left, LeftAt, MAX_BEHIND};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fabric::{MapError, Slab};
+use fabric::Slab;
 
 use crate::job::Schedule;
 use crate::kernels::{Numbers, Optimizer, Tensor, Tensors};
@@ -49,8 +49,6 @@ pub struct Snapshot {
     layout: Arc<Layout>,
     pieces: Vec<Piece>,
     tensors: Tensors,
-    /// The tensors of each chunk that the parts have, in their order.
-    kept: Vec<Tensor>,
     round: Round,
     numbers: Vec<(Round, Numbers)>,
     ended: Option<String>,
@@ -122,42 +120,8 @@ impl Snapshot {
             return Err(SnapshotError::NoNumbers { round: round.0 });
         }
         let tensors = tensors.into();
-        let kept: Vec<Tensor> = tensors.all().collect();
-        let places = places(&layout, &pieces, kept.len(), &parts)?;
-        Ok(Snapshot { layout, pieces, tensors, kept, round, numbers, ended: None, parts, places })
-    }
-
-    /// Copies some of the snapshot's tensors into other memory.
-    ///
-    /// # Errors
-    /// Returns an error if there is no memory.
-    pub fn copy_of(&self, kept: Vec<Tensor>) -> Result<Self, MapError> {
-        let parts: Result<Vec<SnapshotPart>, MapError> =
-            self.parts.iter().map(|part| self.copy_of_part(part, &kept)).collect();
-        let (layout, pieces, parts) = (Arc::clone(&self.layout), self.pieces.clone(), parts?);
-        let places = places(&layout, &pieces, kept.len(), &parts).expect("the chunks of a snapshot");
-        let (numbers, ended) = (self.numbers.clone(), self.ended.clone());
-        Ok(Snapshot { layout, pieces, kept, numbers, ended, parts, places, ..*self })
-    }
-
-    fn copy_of_part(&self, part: &SnapshotPart, kept: &[Tensor]) -> Result<SnapshotPart, MapError> {
-        let SnapshotPart { chunks, steps, squares, norm_mean, .. } = part;
-        let elements: usize = chunks.iter().map(|&id| elements(&self.layout, id)).sum();
-        let mut values = Slab::zeroed("a copy of a state", elements * kept.len())?;
-        let mut rest = values.as_mut_slice();
-        for (&ChunkId(id), &tensor) in chunks.iter().flat_map(|id| kept.iter().map(move |of| (id, of))) {
-            let from = self.values(id, tensor);
-            let (to, others) = rest.split_at_mut(from.len());
-            to.copy_from_slice(from);
-            rest = others;
-        }
-        Ok(SnapshotPart {
-            chunks: chunks.clone(),
-            values,
-            steps: steps.clone(),
-            squares: *squares,
-            norm_mean: *norm_mean,
-        })
+        let places = places(&layout, &pieces, tensors.all().count(), &parts)?;
+        Ok(Snapshot { layout, pieces, tensors, round, numbers, ended: None, parts, places })
     }
 
     /// Marks the snapshot as the last state of a job that ended like this.
@@ -193,17 +157,6 @@ impl Snapshot {
     /// Returns the tensors of each of its keys.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
-    }
-
-    /// Returns which of them it has.
-    pub fn kept(&self) -> &[Tensor] {
-        &self.kept
-    }
-
-    /// Returns the length of one tensor of all its chunks, in bytes.
-    pub fn bytes_of_tensor(&self) -> u64 {
-        let chunks = self.parts.iter().flat_map(|part| &part.chunks);
-        chunks.map(|&id| (elements(&self.layout, id) * size_of::<f32>()) as u64).sum()
     }
 
     /// Returns the next round.
@@ -251,7 +204,7 @@ impl Snapshot {
     fn values(&self, chunk: u32, tensor: Tensor) -> &[f32] {
         let elements = elements(&self.layout, ChunkId(chunk));
         let Place { part, start, .. } = self.place(chunk);
-        let place = self.kept.iter().position(|&kept| kept == tensor).expect("a tensor that is kept");
+        let place = self.tensors.all().position(|of| of == tensor).expect("a tensor of the job");
         &self.parts[part].values.as_slice()[start + place * elements..][..elements]
     }
 
@@ -337,25 +290,6 @@ mod tests {
         assert_eq!(tensor(1, Tensor::Weights), counted(0, 1));
         assert_eq!(tensor(1, Tensor::State(0)), counted(1, 2));
         assert_eq!([0, 1].map(|key| snapshot.steps(&snapshot.pieces()[key])), [11, 12], "of chunks 1 and 2");
-    }
-
-    #[test]
-    fn a_copy_has_the_tensors_that_are_wanted() {
-        let all = snapshot(vec![part(&[2, 0], 0, 34), part(&[1], 100, 4)]).unwrap();
-        for wanted in [Tensor::Weights, Tensor::State(0)] {
-            let copy = all.copy_of(vec![wanted]).unwrap();
-            assert_eq!(copy.kept(), [wanted]);
-            assert_eq!(copy.parts.iter().map(|part| part.values.as_slice().len()).sum::<usize>(), 19);
-            for piece in all.pieces() {
-                assert!(copy.tensor(piece, wanted).eq(all.tensor(piece, wanted)));
-                assert_eq!(copy.steps(piece), all.steps(piece));
-            }
-        }
-        let whole = all.copy_of(all.kept().to_vec()).unwrap();
-        let values =
-            |of: &Snapshot| of.parts.iter().map(|part| part.values.as_slice().to_vec()).collect::<Vec<_>>();
-        assert_eq!(values(&whole), values(&all));
-        assert_eq!(all.bytes_of_tensor(), 4 * 19);
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub use error::{CheckpointError, DecodeError, Mismatch, NotFinite, UnusableKeys}
 pub use export::export;
 pub use format::{check_keys, is_state};
 pub use generations::{Loaded, named};
-pub use image::Image;
+pub(crate) use image::{NoImage, image};
 pub use jobs::SavedJob;
 pub use parts::PartOf;
 pub use permission::FileMode;

@@ -174,7 +174,7 @@ impl CheckpointStore {
         let path = self.file_of(job, share, snapshot.round())?;
         self.keep_lock()?;
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
-        let plan = Plan::new(job, snapshot, share, None).map_err(unusable)?;
+        let plan = Plan::new(job, snapshot, None, share, None).map_err(unusable)?;
         let (whole, round) = (share.is_whole(), snapshot.round());
         let aside = self.file(&not_finite_name(job, share));
         let names = Names {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use pbox_core::control::{
     CoreReply, HubReply, JobReply, JobState, LATENESS_BOUNDS_US, LatenessReply, LinkReply, LostReply,
-    NicReply, RankReply, RoundsReply,
+    NicReply, RankReply, ReadersReply, RoundsReply,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -286,6 +286,7 @@ impl Page {
             "Rounds that changed nothing, because their mean gradient was not finite or a spike, with skip_nonfinite or skip_spikes",
             of(|job| Some(job.gradients.as_ref()?.skipped? as f64)),
         );
+        self.of_readers(&alive);
         let of_rank = |job: &JobReply, rank: u32| vec![("job", job.name.clone()), ("rank", rank.to_string())];
         let silent = alive.iter().flat_map(|job| {
             job.members.iter().map(|member| (of_rank(job, member.rank), member.silent_ms as f64 / 1e3))
@@ -324,6 +325,33 @@ impl Page {
             rounds.ranks.iter().map(move |rank| (of_rank(job, rank.rank), rank.all))
         });
         self.0.register_collector(Box::new(Lateness(all.collect())));
+    }
+
+    fn of_readers(&mut self, jobs: &[&JobReply]) {
+        let of = |value: fn(&ReadersReply) -> f64| {
+            let labelled =
+                move |job: &&JobReply| Some((vec![("job", job.name.clone())], value(job.readers.as_ref()?)));
+            jobs.iter().filter_map(labelled)
+        };
+        self.gauge(
+            "job_readers",
+            None,
+            "Readers that get weights or a state now",
+            of(|read| read.now as f64),
+        );
+        self.counter(
+            "job_reads",
+            None,
+            "Reads of weights or a state that began",
+            of(|read| read.reads as f64),
+        );
+        let help = "Copies of the state for readers; those that wait at the same time share one";
+        self.counter("job_read_copies", None, help, of(|read| read.copies as f64));
+        let help = "Bytes that went to readers";
+        self.counter("job_read", Some(Unit::Bytes), help, of(|read| read.bytes as f64));
+        self.counter("job_reads_refused", None, "Reads that got no state", of(|read| read.refused as f64));
+        let help = "The round of the newest copy for readers";
+        self.gauge("job_read_round", None, help, of(|read| f64::from(read.round.0)));
     }
 }
 
@@ -432,6 +460,14 @@ mod tests {
             verdict: String::new(),
             rounds: Some(rounds),
             gradients: Some(gradients),
+            readers: Some(ReadersReply {
+                now: 1,
+                reads: 9,
+                copies: 2,
+                bytes: 900,
+                refused: 4,
+                round: Round(3),
+            }),
         };
         let reason = "a test".to_owned();
         let failed = JobReply { state: JobState::Failed { reason, hub_stops: false }, ..job.clone() };
@@ -476,6 +512,8 @@ mod tests {
             "phub_workers_lost_total{cause=\"link\"} 7.0",
             "phub_job_gradients_not_finite_total{job=\"job\"} 3.0",
             "phub_job_rounds_left_out_total{job=\"job\"} 2.0",
+            "phub_job_read_bytes_total{job=\"job\"} 900.0",
+            "phub_job_reads_refused_total{job=\"job\"} 4.0",
             "phub_nic_sent_bytes_total{nic=\"mlx5_0\",port=\"1\"} 1000.0",
             "phub_nic_events_total{nic=\"mlx5_0\",port=\"1\",event=\"out_of_sequence\"} 3.0",
             "phub_link_sent_bytes_total{job=\"job\",rank=\"0\",transport=\"tcp\",nic=\"eth0\"} 10.0",

@@ -144,6 +144,7 @@ impl Job {
             verdict,
             rounds,
             gradients,
+            readers: self.checkpoints.reads.reply(),
         }
     }
 }

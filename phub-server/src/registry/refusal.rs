@@ -5,7 +5,7 @@ use pbox_core::Round;
 use pbox_core::control::{ParseError, RefusalCode};
 
 /// The reason why a request is refused.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     /// The code, by which programs decide what to do.
     pub code: RefusalCode,

@@ -134,7 +134,7 @@ impl Reference {
     pub fn with(mut self, state: &Saved) -> Self {
         let [master, first, second] = state.tensors(&self.keys);
         (self.master, self.round) = (master, state.before.0 - 1);
-        self.steps.fill(self.round);
+        self.steps.clone_from(&state.steps);
         for (key, state) in self.state.iter_mut().enumerate() {
             let values = first[key].iter().zip(&second[key]);
             *state = values.map(|(&first, &second)| [first, second, 0.0]).collect();
@@ -300,6 +300,8 @@ pub fn flip_a_bit<E>(values: &[E]) {
 /// The state of a job, with all its keys.
 pub struct Saved {
     pub before: Round,
+    /// The number of steps of each key. A job that fails in a round may have stepped only some keys in it.
+    pub steps: Vec<u32>,
     /// The values as a session brings them.
     pub values: Vec<u8>,
 }

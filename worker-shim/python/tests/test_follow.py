@@ -213,6 +213,16 @@ def publish(address, directory, *more):
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+def test_a_hub_that_does_not_come_back_is_waited_for_so_long():
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = "127.0.0.1:{}".format(nobody.getsockname()[1])
+        with pytest.raises(phub.UnreachableError, match="there was no hub with the job, and the wait is over"):
+            next(phub.subscribe(address, "job", hub_wait=0.2, timeout=LIMIT_S))
+        with pytest.raises(phub.SettingsError, match="hub_wait -1.*expected seconds"):
+            phub.subscribe(address, "job", hub_wait=-1.0)
+
+
 def test_a_directory_of_versions_is_followed_and_what_was_skipped_is_told(hub, tmp_path):
     directory = tmp_path / "versions"
     versions = phub.subscribe(directory=directory, every=0, timeout=LIMIT_S)

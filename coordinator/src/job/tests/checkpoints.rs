@@ -220,6 +220,26 @@ fn clients_read_one_after_another() {
 }
 
 #[test]
+fn a_client_joins_those_that_wait_for_their_turn_or_that_name_its_round() {
+    let mut wanted = Wanted::new(1);
+    let (first, effects) = wanted.want(Use::Client);
+    let may_share = |wanted: &Wanted, id| wanted.job.checkpoints.may_share(id);
+    assert!(!may_share(&wanted, first), "its state may be older than the next request");
+    let (second, _) = wanted.want(Use::Client);
+    assert!(may_share(&wanted, second));
+    let occasion = wanted.cut(effects, 7);
+    wanted.taken(0, occasion, None);
+    wanted.happens(crate::Event::Read(first));
+    assert!(!may_share(&wanted, first) && !may_share(&wanted, second), "its turn has come");
+    let mut wanted = Wanted::new(1);
+    let (named, effects) = wants_before(&mut wanted, 9);
+    assert!(may_share(&wanted, named), "it has its turn, and the round is the same");
+    let occasion = wanted.cut(effects, 9);
+    wanted.taken(0, occasion, None);
+    assert!(!may_share(&wanted, named), "it is met");
+}
+
+#[test]
 fn hub_0_gets_its_answer_when_the_part_is_decided_or_its_wait_is_over() {
     let mut wanted = Wanted::new(1);
     wanted.job.hubs.share.hub = 1;

@@ -91,7 +91,7 @@ impl Registry {
             let asked = lead.ask(0, "checkpoint", "write a checkpoint", &request).await;
             return asked.map_err(NoState::Other);
         }
-        let (_, wanted) = self.want(id, Use::File, at, limit).map_err(ended)?;
+        let (_, wanted) = self.want(&mut self.lock(), id, Use::File, at, limit).map_err(ended)?;
         match met(wanted).await? {
             Met::Written(reply) => Ok(reply),
             Met::State(_) => unreachable!("a file was wanted"),

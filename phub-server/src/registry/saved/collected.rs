@@ -8,6 +8,8 @@ use coordinator::{AskedId, JobEnded, NoState, WantId};
 use pbox_core::control::{CheckpointReply, WrittenReply};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart};
 
+use super::copies::Copies;
+use super::reads::Reads;
 use crate::cores::{Command, CoreHandle};
 use crate::registry::rounds::waits::Waiting;
 use crate::seldom::Seldom;
@@ -22,6 +24,10 @@ pub(crate) struct Checkpoints {
     pub(super) collecting: HashMap<Occasion, Collected>,
     /// The requests that want the state.
     pub(crate) wanted: Waiting<WantId, Result<Met, NoState>>,
+    /// The clients that wait for a copy of the state.
+    pub(super) copies: Copies,
+    /// The counts of the clients.
+    pub(crate) reads: Arc<Reads>,
     /// The questions of hub 0 for this hub's part of a checkpoint.
     pub(crate) asked: Waiting<AskedId, WrittenReply>,
     /// Held while a file is written: the last state of a failed job is written last.
@@ -45,6 +51,7 @@ impl Checkpoints {
     /// Ends all waits, because the job has failed.
     pub(crate) fn end(&mut self) {
         (self.wanted, self.asked) = (Waiting::default(), Waiting::default());
+        self.copies = Copies::default();
     }
 }
 

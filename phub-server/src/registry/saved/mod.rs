@@ -7,12 +7,16 @@
 //! | `collected` | what a job has of checkpoints |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `last` | saves the last state of a job that failed |
-//! | `send` | sends the state to clients |
+//! | `copies` | makes copies of the state, each for all clients that wait |
+//! | `reads` | counts the clients |
+//! | `send` | sends a copy to a client |
 
 pub(super) mod bring;
 pub(super) mod checkpoint;
 pub(super) mod collected;
+mod copies;
 pub(super) mod last;
+mod reads;
 mod restore;
 mod send;
 pub(super) mod snapshot;

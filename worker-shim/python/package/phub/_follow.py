@@ -144,6 +144,7 @@ def subscribe(
     ema: bool = False,
     names: Optional[Mapping[str, str]] = None,
     token: Optional[str] = None,
+    hub_wait: float = 300.0,
 ) -> Subscription:
     """Follows the weights of a job while it trains, from its hub or from a directory of `phub-server publish`.
 
@@ -166,9 +167,10 @@ def subscribe(
         ema: the averages of the weights, of a job with `ema`.
         names: other names, by key: {"the job's key": "the name in the version"}. A directory has its own.
         token: a secret or a token that allows to read the job; by default that of the environment or this user's file.
+        hub_wait: the most seconds to wait for a hub that is away, or that is back without its job.
 
     Raises:
-        UnreachableError: no version within `timeout`.
+        UnreachableError: no version within `timeout`, or no hub within `hub_wait`.
         SettingsError: what is asked for cannot be.
         RefusedError: the hub refuses the token.
         ProtocolError: a version is damaged. The next call waits for a newer one.
@@ -182,5 +184,5 @@ def subscribe(
     if hub is None or job is None:
         raise _phub.SettingsError("expected a hub and a job, or a directory")
     pairs: Dict[str, str] = dict(names or {})
-    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, list(pairs.items()), token)
+    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, list(pairs.items()), token, hub_wait)
     return Subscription(native, every, timeout)

@@ -135,7 +135,7 @@ class Hub:
 class Follower:
     @staticmethod
     def of_hub(
-        hub: str, job: str, dtype: str, ema: bool, names: list[tuple[str, str]], token: str | None
+        hub: str, job: str, dtype: str, ema: bool, names: list[tuple[str, str]], token: str | None, hub_wait: float
     ) -> Follower: ...
     @staticmethod
     def of_directory(directory: str) -> Follower: ...

@@ -64,8 +64,10 @@ impl Follower {
         ema: bool,
         names: Vec<(String, String)>,
         token: Option<&str>,
+        hub_wait: f64,
     ) -> PyResult<Self> {
-        Ok(Follower::new(Way::of_hub(hub, job, (dtype, ema), names, token)?))
+        let hub_wait = seconds("hub_wait", hub_wait)?;
+        Ok(Follower::new(Way::of_hub(hub, job, (dtype, ema), names, (token, hub_wait))?))
     }
 
     /// Follows a directory.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use membership::MemberError;
 use phub_cli::weights::{NoWeights, Source};
@@ -10,7 +11,7 @@ use pyo3::prelude::*;
 use versions::{Origin, Precision, Reader, VersionError, VersionId};
 
 use super::version::Version;
-use crate::errors::{ProtocolError, SettingsError, of_member};
+use crate::errors::{ProtocolError, SettingsError, UnreachableError, of_member};
 use crate::setting::{choice, credential_of};
 
 /// The names of element types.
@@ -52,12 +53,13 @@ impl Way {
         job: &str,
         (dtype, averages): (&str, bool),
         names: Vec<(String, String)>,
-        token: Option<&str>,
+        (token, hub_wait): (Option<&str>, Duration),
     ) -> PyResult<Self> {
         let precision = choice("dtype", dtype, &DTYPES)?;
         let names: BTreeMap<String, String> = names.into_iter().collect();
         let source = Source::new(hub, job, credential_of(token)?, (precision, averages), names);
         let source = source.map_err(|error| SettingsError::new_err(format!("{error:#}")))?;
+        let source = source.with_hub_wait(hub_wait);
         Ok(Way::Hub { source, last: None, is_known: false })
     }
 
@@ -91,6 +93,7 @@ fn of_hub(source: &mut Source, last: &mut Option<Origin>, is_known: &mut bool) -
             Step::Later(why)
         }
         Err(NoWeights::NotYet(why) | NoWeights::NoJob(why)) => Step::Later(why),
+        Err(NoWeights::Lost(why)) => Step::Fault(UnreachableError::new_err(why)),
         Err(NoWeights::Never(error)) => Step::Fault(match error.downcast_ref::<MemberError>() {
             Some(error) => of_member(error),
             None => SettingsError::new_err(format!("{error:#}")),

@@ -1,0 +1,209 @@
+//! Readers of weights over loopback: the time from the end of a round to a reader's last byte, and the rounds meanwhile.
+//!
+//! Two workers and a hub train in this process without a pause. Readers ask all at once for the weights, when a round ends. In the
+//! same run as many plain TCP connections carry as many bytes from memory: the bound. Then all read once a second, and rounds are
+//! counted beside those without readers and those beside the plain copies. Legs alternate, so that a change of the machine's load
+//! is the same to all. `cargo bench --bench readers -- [LEGS]` prints medians, lowest and highest of the legs.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric::any::Transport;
+use hub_tests::training::Training;
+use hub_tests::{authorization, hub};
+use pbox_core::{Key, Optimizer};
+use worker_shim::Session;
+
+const READERS: [usize; 3] = [1, 8, 32];
+const WORKERS: u32 = 2;
+/// 16.8 MB of weights as f32, in 16 keys.
+const KEYS: u64 = 16;
+const KEY_ELEMENTS: u64 = 1 << 18;
+const BYTES: u64 = KEYS * KEY_ELEMENTS * 4;
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 1e-3, weight_decay: 0.0, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
+/// The time in which rounds are counted, and readers read once a second.
+const COUNTED: Duration = Duration::from_secs(4);
+
+/// A place to read from: the path of a request, and the address.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    address: SocketAddr,
+    request: &'a str,
+}
+
+impl Source<'_> {
+    /// Reads all of it. Returns the time of the last byte.
+    fn read(self) -> Instant {
+        let mut stream = TcpStream::connect(self.address).expect("it listens");
+        stream.write_all(self.request.as_bytes()).expect("it reads");
+        let (mut buffer, mut bytes) = (vec![0; 1 << 20], 0);
+        while let Ok(count @ 1..) = stream.read(&mut buffer) {
+            bytes += count as u64;
+        }
+        let beginning = String::from_utf8_lossy(&buffer[..100]);
+        assert!(bytes >= BYTES, "{bytes} bytes came: {beginning}");
+        Instant::now()
+    }
+}
+
+/// Serves as many bytes to each connection, after its request.
+fn copies() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let values: Arc<[u8]> = vec![1; BYTES as usize].into();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, values) = (stream.expect("a reader"), Arc::clone(&values));
+            thread::spawn(move || {
+                let _ = stream.read(&mut [0; 1 << 10]);
+                values.chunks(1 << 20).try_for_each(|piece| stream.write_all(piece))
+            });
+        }
+    });
+    address
+}
+
+/// The rounds of the job so far.
+#[derive(Default)]
+struct Rounds {
+    done: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Rounds {
+    fn train(&self, training: &Training, address: &str, rank: u32) {
+        let mut session = Session::join(training.config(address, rank)).expect("the hub takes it");
+        training.broadcast(&mut session, rank).expect("first weights");
+        for key in session.keys() {
+            training.write(&mut session, key, |gradient| gradient.fill(0.5));
+        }
+        loop {
+            // Before a push, as all workers must end with the same round.
+            let stops = rank == 0 && self.stop.load(Ordering::Relaxed);
+            session.keys().try_for_each(|key| session.push(key)).expect("a push");
+            if session.wait_all().is_err() || stops {
+                return;
+            }
+            if rank == 0 {
+                self.done.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Waits for the end of a round.
+    fn end_of_one(&self) -> Instant {
+        let before = self.done.load(Ordering::Relaxed);
+        while self.done.load(Ordering::Relaxed) == before {
+            thread::sleep(Duration::from_micros(100));
+        }
+        Instant::now()
+    }
+
+    /// Counts rounds a second, while a source is read once a second by each of some readers.
+    fn beside(&self, reads: Option<Source<'_>>, readers: usize) -> f64 {
+        let end = self.end_of_one() + COUNTED;
+        thread::scope(|scope| {
+            if let Some(source) = reads {
+                for number in 0..readers {
+                    scope.spawn(move || {
+                        thread::sleep(Duration::from_secs(1) * number as u32 / readers as u32);
+                        while Instant::now() < end {
+                            let next = Instant::now() + Duration::from_secs(1);
+                            source.read();
+                            thread::sleep(next.saturating_duration_since(Instant::now()));
+                        }
+                    });
+                }
+            }
+            let (begun, before) = (Instant::now(), self.done.load(Ordering::Relaxed));
+            thread::sleep(end.saturating_duration_since(begun));
+            (self.done.load(Ordering::Relaxed) - before) as f64 / begun.elapsed().as_secs_f64()
+        })
+    }
+
+    /// Returns the seconds from the end of a round to the last byte of the first and of the last reader.
+    fn all_at_once(&self, source: Source<'_>, readers: usize) -> (f64, f64) {
+        let begun = self.end_of_one();
+        let ends: Vec<f64> = thread::scope(|scope| {
+            let all: Vec<_> = (0..readers).map(|_| scope.spawn(move || source.read())).collect();
+            all.into_iter().map(|one| (one.join().expect("it reads") - begun).as_secs_f64()).collect()
+        });
+        (ends.iter().copied().fold(f64::MAX, f64::min), ends.iter().copied().fold(0.0, f64::max))
+    }
+}
+
+/// The figures of one number of readers, by leg.
+#[derive(Default)]
+struct Figures {
+    first: Vec<f64>,
+    last: Vec<f64>,
+    bound: Vec<f64>,
+    share: Vec<f64>,
+    beside_copies: Vec<f64>,
+    beside_readers: Vec<f64>,
+}
+
+fn shown(figures: &[f64], unit: f64, digits: usize) -> String {
+    let mut sorted: Vec<f64> = figures.iter().map(|figure| figure * unit).collect();
+    sorted.sort_by(f64::total_cmp);
+    let (lowest, highest) = (sorted[0], sorted[sorted.len() - 1]);
+    format!("{:.digits$} ({lowest:.digits$} to {highest:.digits$})", sorted[sorted.len() / 2])
+}
+
+fn main() {
+    let legs = std::env::args().filter_map(|word| word.parse().ok()).next().unwrap_or(5);
+    let hub = hub(1);
+    let keys = (0..KEYS).map(|key| Key::f32(format!("key{key}"), [KEY_ELEMENTS])).collect();
+    let training = Training {
+        workers: WORKERS,
+        transport: |_| Some(Transport::Shm),
+        ..Training::new("job", keys, ADAM)
+    };
+    let (address, rounds) = (hub.address().to_string(), Rounds::default());
+    let request = format!(
+        "GET /v1/jobs/job/state?only=weights HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nauthorization: {}\r\n\r\n",
+        authorization()
+    );
+    let state = Source { address: hub.address(), request: &request };
+    let copy = Source { address: copies(), request: "GET\r\n\r\n" };
+    let mut all: [Figures; 3] = Default::default();
+    thread::scope(|scope| {
+        let (rounds, training, address) = (&rounds, &training, &address);
+        for rank in 0..WORKERS {
+            scope.spawn(move || rounds.train(training, address, rank));
+        }
+        rounds.end_of_one();
+        for _ in 0..legs {
+            for (readers, figures) in READERS.into_iter().zip(&mut all) {
+                let (_, bound) = rounds.all_at_once(copy, readers);
+                let (first, last) = rounds.all_at_once(state, readers);
+                figures.first.push(first);
+                figures.last.push(last);
+                figures.bound.push(bound);
+                figures.share.push(bound / last);
+                let alone = rounds.beside(None, readers);
+                figures.beside_readers.push(rounds.beside(Some(state), readers) / alone);
+                figures.beside_copies.push(rounds.beside(Some(copy), readers) / alone);
+            }
+        }
+        rounds.stop.store(true, Ordering::Relaxed);
+    });
+    println!("{:.1} MB of weights, {legs} legs", BYTES as f64 / 1e6);
+    for (readers, figures) in READERS.into_iter().zip(&all) {
+        println!(
+            "{readers} readers: first {} ms, last {} ms, plain copies {} ms, share of the bound {}; rounds beside once a second: \
+             {} of those without, beside plain copies {}",
+            shown(&figures.first, 1e3, 0),
+            shown(&figures.last, 1e3, 0),
+            shown(&figures.bound, 1e3, 0),
+            shown(&figures.share, 1.0, 2),
+            shown(&figures.beside_readers, 1.0, 2),
+            shown(&figures.beside_copies, 1.0, 2),
+        );
+    }
+}

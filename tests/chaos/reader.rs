@@ -1,0 +1,74 @@
+//! A reader of a job's weights, which joins nothing: while hubs and workers are killed, each state that it gets is that of one round.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use authority::Credential;
+use phub_cli::weights::{NoWeights, Source};
+use versions::{Precision, Weights};
+
+use super::expect::{Expect, Rounds};
+use super::tally::Tally;
+use super::worker::{Kind, Task, digest};
+
+/// The time between two reads.
+const PAUSE: Duration = Duration::from_millis(200);
+/// No read takes so long, whatever is killed or stalls: the limits of hubs and of requests, and every fault, are shorter.
+const READ_LIMIT: Duration = Duration::from_secs(180);
+
+/// The states that a reader got: digests of the weights after a round.
+pub type Read = BTreeMap<u32, String>;
+
+/// Reads the weights of the task's job until the end. Returns what it got, for the driver to compare.
+pub fn read(task: &Task, tally: &Tally, ends: &AtomicBool) -> Read {
+    let mut read = Read::new();
+    // Their workers do not have the hub's bits.
+    if matches!(task.kind, Kind::Ssp | Kind::Codec) {
+        return read;
+    }
+    let (hubs, job) = match task.above.is_empty() {
+        true => (task.hub.clone(), task.job.clone()),
+        false => (task.above.join(","), format!("{}.above", task.job)),
+    };
+    let secret = Credential::find_if_any().expect("the run has a secret");
+    let source = || Source::new(&hubs, &job, secret.clone(), (Precision::F32, false), BTreeMap::new());
+    let mut all = source().expect("a job's name");
+    while !ends.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        let fetched = all.fetch();
+        if begun.elapsed() > READ_LIMIT {
+            tally.wrong(format!("{job}: a read took {:?}", begun.elapsed()));
+        }
+        match fetched {
+            Ok((origin, weights)) => take(task, tally, (&job, origin.round), &weights, &mut read),
+            Err(NoWeights::Never(error)) => {
+                tally.say(format!("{job}: a reader: {error:#}"));
+                all = source().expect("a job's name");
+            }
+            Err(_) => {}
+        }
+        std::thread::sleep(PAUSE);
+    }
+    read
+}
+
+/// Notes the weights before a round.
+fn take(task: &Task, tally: &Tally, (job, before): (&str, u32), weights: &Weights, read: &mut Read) {
+    let values = |key| weights.get(key).expect("all keys of the job").chunks_exact(4);
+    let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+    let values = ["a", "b", "c"].map(|key| values(key).map(value).collect::<Vec<f32>>());
+    tally.read();
+    if task.kind.returns() {
+        // A round may be made twice, and the weights count the rounds in them.
+        if let Err(wrong) = Rounds::new(before, &values).first(&values) {
+            tally.wrong(format!("{job}: a reader before round {before}: {wrong}"));
+        }
+        return;
+    }
+    let digest = format!("{:016x}", digest(&values));
+    let known = read.entry(before - 1).or_insert_with(|| digest.clone());
+    if *known != digest {
+        tally.wrong(format!("{job}: a reader got two states before round {before}"));
+    }
+}
