@@ -63,8 +63,8 @@ impl PlannedLink {
         hub_ports.zip(0..).map(link).collect()
     }
 
-    /// Works like [`dealt`](Self::dealt), for a joiner with one port. It is also the plan of a hub, if the joiner names its own
-    /// ports.
+    /// Works like [`dealt`](Self::dealt), for a joiner with one port. A hub also uses this plan if
+    /// the joiner names the joiner's ports.
     pub fn of_one_port(capacities: &[u32]) -> Vec<Self> {
         Self::dealt(capacities, &[PortId(0)])
     }

@@ -123,8 +123,8 @@ impl LastState {
         self.0.is_some()
     }
 
-    /// Answers another hub, at which the job has failed, whether this hub holds the job. The answer may have to wait until this
-    /// is known.
+    /// Answers another hub, at which the job has failed, whether this hub still has the job. The answer waits until this hub
+    /// knows.
     pub(crate) fn asked_to_hold(&mut self, hubs: &Hubs, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
         let Some(last) = &mut self.0 else { return holds(false, None) };

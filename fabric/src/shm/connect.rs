@@ -156,7 +156,8 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Reads the peer's hello, within `timeout`. The layer above checks the token; the peer may have any user.
+    /// Reads the peer's hello, within `timeout`. The peer may run as any user: the layer above checks its
+    /// token.
     pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
         self.hello_then(timeout, || ())
     }

@@ -86,8 +86,8 @@ impl Net {
         state.leave(end);
     }
 
-    /// Cuts the link: both ends see it closed, and all posts in flight are lost. The contract knows no such loss on an
-    /// orderly end; a cable, a switch or a NIC that fails does this.
+    /// Cuts the link: both ends see it closed, and all posts in flight are lost. An orderly close
+    /// loses no posts: the cut stands for a failed cable, switch or NIC.
     pub fn cut(&self, end: EndId) {
         let mut state = self.lock();
         let now = state.conditions.now;

@@ -95,7 +95,7 @@ fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     (!snapshot.numbers().iter().all(is_told)).then(|| snapshot.numbers().iter().map(of).collect())
 }
 
-/// Returns the groups of a job, if it has some.
+/// Returns the optimizers of a job's parameter groups, if the job has groups.
 fn groups(snapshot: &Snapshot) -> Option<Vec<GroupsFrom>> {
     let keys = snapshot.layout().keys();
     let of = |(from, numbers): &(Round, Numbers)| {

@@ -26,7 +26,7 @@ BOX_LINKS = 10
 SHRINK = {"resnet50": 8, "inception3": 8, "googlenet": 8, "vgg19": 24}
 # Eight machines share two cores.
 TIME = 4
-# Seconds of a P4000 (the traces' GPU) for a second of this GPU, and its batch. A GTX 1080 Ti computes 190 samples a second of
+# For each GPU: the seconds that a P4000 (the traces' GPU) needs for a second of that GPU's work, and the batch of that GPU. A GTX 1080 Ti computes 190 samples a second of
 # ResNet-50 (PHub's table 1); half a GRID K520 has 2.45 TFLOP/s, a P4000 5.3.
 GPUS = {
     "GTX 1080 Ti": SAMPLES_PER_S["resnet50"] / 190,

@@ -138,7 +138,7 @@ fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String
     cpus
 }
 
-/// Returns the number of cores of each NIC if the fastest has `fastest`.
+/// Returns each NIC's number of cores if the fastest NIC gets `fastest` cores.
 fn seats(nics: &[UsedNic], fastest: u64) -> Vec<u64> {
     let most = nics.iter().map(|nic| u128::from(nic.weight)).max().unwrap_or(1);
     let of = |nic: &UsedNic| (2 * u128::from(nic.weight) * u128::from(fastest) + most) / (2 * most);

@@ -99,7 +99,7 @@ impl InvalidSetting {
     }
 }
 
-/// Reads the congestion control that the environment asks for. A variable that is empty is not set.
+/// Reads the congestion control that the environment asks for. An empty variable counts as not set.
 fn congestion_of_environment() -> Result<Congestion, ParseCongestionError> {
     let text = std::env::var(TCP_CONGESTION).unwrap_or_default();
     if text.is_empty() { Ok(Congestion::Auto) } else { text.parse() }

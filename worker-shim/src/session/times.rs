@@ -92,7 +92,7 @@ pub(crate) struct Stopwatch {
 pub(crate) struct TimedPush {
     of: (KeyId, Round),
     begun: Instant,
-    /// The time of all waits before.
+    /// The duration of all earlier waits.
     waited: Duration,
 }
 

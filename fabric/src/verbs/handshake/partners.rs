@@ -59,8 +59,8 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
     found
 }
 
-/// Returns the joiner's NICs in the subnet of a hub's NIC. If there are none, returns all NICs of its link layer. Also
-/// returns the reason.
+/// Returns the joiner's NICs in the subnet of a hub's NIC. If there are none, returns the joiner's NICs with
+/// the link layer of the hub's NIC. Also returns the reason for the choice.
 fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     let shared = |nic: usize| Some((nic, address.shared_subnet(&joiner[nic])?));
     let near: Vec<(usize, String)> = (0..joiner.len()).filter_map(shared).collect();

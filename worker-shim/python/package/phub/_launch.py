@@ -273,7 +273,7 @@ def _store(env: Mapping[str, str]) -> Optional[Tuple[str, int]]:
 
 
 def names_of(launcher: str) -> Optional[_Launcher]:
-    """Returns the variables of a launcher that has some for each worker."""
+    """Returns the environment variables that a launcher sets for each worker, or `None` if it sets none."""
     return next((each for each in _LAUNCHERS if each.name == launcher), None)
 
 

@@ -158,12 +158,12 @@ class Held:
         return super().data_ptr()  # type: ignore[misc, no-any-return]
 
     def storage(self) -> Any:
-        """Returns the memory of the values, and notes it."""
+        """Returns the storage of the values, and notes that the caller has access to them."""
         _expose(self)
         return super().storage()  # type: ignore[misc]
 
     def untyped_storage(self) -> Any:
-        """Returns the memory of the values, and notes it."""
+        """Returns the storage of the values, and notes that the caller has access to them."""
         _expose(self)
         return super().untyped_storage()  # type: ignore[misc]
 
