@@ -17,7 +17,7 @@ def packages(*flags):
 
 flags = sys.argv[1:]
 tests = packages(*flags)
-of_python = packages("-p", "phub-python", "--edges", "no-dev", *([] if flags else ["--features", "hwloc"]))
+of_python = packages("-p", "phub-python", "--edges", "no-dev", *flags)
 programs = packages("--edges", "no-dev", *flags)
 tested = {line.split(" [")[0] for line in tests}
 found = False
