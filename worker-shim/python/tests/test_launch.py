@@ -265,11 +265,11 @@ def test_a_restart_under_torchrun_is_another_job():
                     **{"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"},
                     "SLURM_STEP_ID": step,
                 },
-                "none of its 4 tasks: start them by `srun python",
+                "not one of its 4 tasks: start them by `srun python",
             )
             for step in ("0", "4294967290")
         ),
-        ({"SLURM_JOB_ID": "77", "SLURM_NNODES": "2"}, "none of its 2 tasks: start them by `srun python"),
+        ({"SLURM_JOB_ID": "77", "SLURM_NNODES": "2"}, "not one of its 2 tasks: start them by `srun python"),
         ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}, "DMLC_WORKER_ID is not set.*Start the script by torchrun"),
         ({"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "2"}, "DMLC_ROLE is 'server'; the hub takes the place of servers"),
         ({"PMIX_RANK": "1"}, "PMIX_RANK is set, .*start the script by torchrun, mpiexec or srun, or set PHUB_RANK"),

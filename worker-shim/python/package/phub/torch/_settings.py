@@ -115,7 +115,7 @@ class Settings:
                 if _kind_of(name, former) != _kind_of(name, now):
                     raise UnsupportedOptimizerError(
                         f"{self._kind.__name__}: parameter group {number}: {name} was {former[name]} and is {now[name]} now: "
-                        f"for the hub this is another optimizer, with other state; use a small momentum instead of 0"
+                        f"that is another optimizer for the hub, with other state; use a small momentum instead of 0"
                     )
         optimizers, multipliers = _numbers(self._kind, seen, self.groups)
         change = Change(optimizers[0], None if multipliers == self.groups else multipliers)
