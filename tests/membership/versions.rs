@@ -104,7 +104,7 @@ fn a_term_that_only_the_newer_end_knows_is_refused_and_not_ignored() {
     request["terms"]["flavour"] = json!("strawberry");
     let (status, why) = refusal(&hub, "/v1/jobs/job/join", request.to_string());
     assert_eq!(status, 409);
-    says(why, &["unknown field `flavour`", "protocol 11 to 13", "13 to 14", "cannot be ignored"]);
+    says(why, &["unknown field `flavour`", "protocol 11 to 13", "13 to 14", "cannot ignore terms"]);
     let hub = describe(&hub.address().to_string());
     assert_eq!((hub.protocol, hub.protocol_lowest), (PROTOCOL, Some(PROTOCOL_LOWEST)));
     assert!(hub.jobs.is_empty() && !hub.version.is_empty());

@@ -190,7 +190,7 @@ fn another_jobs_checkpoint_is_refused_with_the_difference() {
     says(error, &["\"learning_rate\":0.5", "\"learning_rate\":0.25", "ask for the same"]);
     says(refusal(|job| job.keys.push(Key::f32("new", [3]))), &["no tensor \"new\""]);
     says(refusal(|job| job.keys[0].shape = vec![20, 4]), &["\"fc.weight\"", "[4, 20]", "[20, 4]"]);
-    says(refusal(|job| drop(job.keys.pop())), &["3 tensors", "the job has 2"]);
+    says(refusal(|job| drop(job.keys.pop())), &["3 tensors", "the job has only 2"]);
     says(refusal(|job| job.keys[1].lr_mult = 0.5), &["\"scale\"", "[1.0, 1.0]", "[0.5, 1.0]"]);
     saved.check(&saved.load(&store, "job").unwrap(), Round(5));
 }

@@ -154,7 +154,7 @@ mod tests {
         let why = parse_join(more.as_bytes()).unwrap_err();
         assert!(matches!(why, ParseError::Newer { .. }), "{why}");
         for words in
-            ["unknown field `flavour`", "protocol 11 to 13, the other end 13 to 14", "cannot be ignored"]
+            ["unknown field `flavour`", "protocol 11 to 13, the other end 13 to 14", "cannot ignore terms"]
         {
             assert!(why.to_string().contains(words), "{why}");
         }

@@ -258,11 +258,11 @@ mod tests {
             (check(MOMENTUM, Some(&[[1.0; 2], [1.0, f32::INFINITY]])), "wd_mult of key \"b\" is inf"),
             (
                 check(of(1e30, 0.0, 0.9), Some(&[[1.0; 2], [1e30, 1.0]])),
-                "times lr_mult 1000000000000000000000000000000 of key \"b\"",
+                "product with lr_mult 1000000000000000000000000000000 of key \"b\"",
             ),
             (
                 check(of(0.1, 1e30, 0.9), Some(&[[1.0; 2], [1.0, -1e30]])),
-                "weight decay 1000000000000000000000000000000: times wd_mult",
+                "weight decay 1000000000000000000000000000000: the product with wd_mult",
             ),
         ] {
             let error = refused.unwrap_err();
