@@ -13,9 +13,9 @@
 //! | the parts of a former checkpoint at other hubs, which would skip the next one | a hub whose part is not complete is waited for no more |
 //! | the cut | nothing: a cut waits for no worker |
 //! | the parts of the cores | it is answered so: a round does not end |
-//! | the memory of cores that had none | it is answered so, with the reason |
+//! | the memory of cores that had none | a client is answered so, with the reason. A file waits, and its time begins again |
 //!
-//! A file that is being written has no time limit any more: a disk may be slow.
+//! A file that is being written has no time limit any more, nor has a file that waits for this file: a disk may be slow.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -156,7 +156,7 @@ impl Want {
             WaitsFor::Turn => Some("another client reads its state, try again later".to_owned()),
             WaitsFor::Others | WaitsFor::Cut(_) => None,
             WaitsFor::Cores(before) => Some(overdue(*before)),
-            WaitsFor::Memory(_, why) => Some(why.clone()),
+            WaitsFor::Memory(_, why) => (self.purpose == Use::Client).then(|| why.clone()),
         }
     }
 }
@@ -274,12 +274,15 @@ impl Saving<'_> {
     /// Notes that a core has the memory of its part again.
     pub fn freed(&mut self, core: usize) -> Vec<Effect> {
         self.job.checkpoints.freed(core);
-        let mut freed = Vec::new();
+        let (mut freed, now) = (Vec::new(), self.now);
         for want in &mut self.wants().waiting {
             if let WaitsFor::Memory(cores, _) = &mut want.waits_for
                 && cores.remove(&core)
                 && cores.is_empty()
             {
+                if want.purpose == Use::File {
+                    want.until = now + want.limit;
+                }
                 freed.push(want.id);
             }
         }
