@@ -22,7 +22,7 @@ const REPEATS: usize = 15;
 
 #[derive(Clone, Copy, Debug)]
 enum Variant {
-    /// Without a norm.
+    /// No norm: the slots are summed and stepped at once.
     AtOnce,
     /// The mean is kept.
     Kept,

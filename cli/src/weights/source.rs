@@ -103,7 +103,7 @@ impl SourceArgs {
     /// Returns an error if the job's name cannot be one, or the secret or the file of names cannot be read.
     pub(super) fn source(&self) -> anyhow::Result<Source> {
         let credential =
-            Credential::find_if_any().context("the token or secret for the hub cannot be found")?;
+            Credential::find_if_any().context("the token or secret for the hub cannot be read")?;
         let precision = match self.dtype {
             Dtype::F32 => Precision::F32,
             Dtype::Bf16 => Precision::Bf16,

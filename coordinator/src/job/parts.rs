@@ -152,6 +152,8 @@ impl Saving<'_> {
         let mut of_file = checkpoints.writing.extract_if(.., |(of, _)| *of == occasion);
         let want = of_file.next().and_then(|(_, want)| want);
         drop(of_file);
+        self.file_ended();
+        let checkpoints = &mut self.job.checkpoints;
         let error_before = checkpoints.end_file(before, written.clone());
         let (want, until) = want.unzip();
         let effects = match written {

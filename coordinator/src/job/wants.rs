@@ -13,9 +13,10 @@
 //! | the parts of a former checkpoint at other hubs, which would skip the next one | a hub whose part is not complete is waited for no more |
 //! | the cut | nothing: a cut waits for no worker |
 //! | the parts of the cores | it is answered so: a round does not end |
-//! | the memory of cores that had none | a client is answered so, with the reason. A file waits, and its time begins again |
+//! | the memory of cores that had none | it is answered so, with the reason. While this hub writes a file, a file waits |
 //!
-//! A file that is being written has no time limit any more, nor has a file that waits for this file: a disk may be slow.
+//! A file that is being written has no time limit any more, because a disk may be slow. When it is written, the time of a file that
+//! waits for its memory begins again.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -150,13 +151,13 @@ impl Want {
         Effect::Wanted(self.id, Err(why))
     }
 
-    /// Returns why the want is not met when its time is over.
-    fn overdue(&self) -> Option<String> {
+    /// Returns why the want is not met when its time is over. The hub may be writing a file.
+    fn overdue(&self, writes: bool) -> Option<String> {
         match &self.waits_for {
             WaitsFor::Turn => Some("another client reads its state, try again later".to_owned()),
             WaitsFor::Others | WaitsFor::Cut(_) => None,
             WaitsFor::Cores(before) => Some(overdue(*before)),
-            WaitsFor::Memory(_, why) => (self.purpose == Use::Client).then(|| why.clone()),
+            WaitsFor::Memory(_, why) => (self.purpose == Use::Client || !writes).then(|| why.clone()),
         }
     }
 }
@@ -274,27 +275,32 @@ impl Saving<'_> {
     /// Notes that a core has the memory of its part again.
     pub fn freed(&mut self, core: usize) -> Vec<Effect> {
         self.job.checkpoints.freed(core);
-        let (mut freed, now) = (Vec::new(), self.now);
+        let mut freed = Vec::new();
         for want in &mut self.wants().waiting {
             if let WaitsFor::Memory(cores, _) = &mut want.waits_for
                 && cores.remove(&core)
                 && cores.is_empty()
             {
-                if want.purpose == Use::File {
-                    want.until = now + want.limit;
-                }
                 freed.push(want.id);
             }
         }
         freed.into_iter().flat_map(|id| self.tries(id)).collect()
     }
 
+    /// Notes that a file is written or has failed. Files that wait for its memory have their time again.
+    pub(super) fn file_ended(&mut self) {
+        let now = self.now;
+        let waits =
+            |want: &&mut Want| want.purpose == Use::File && matches!(want.waits_for, WaitsFor::Memory(..));
+        self.wants().waiting.iter_mut().filter(waits).for_each(|want| want.until = now + want.limit);
+    }
+
     /// Answers the wants whose time is over.
     pub fn time_passes(&mut self) -> Vec<Effect> {
-        let now = self.now;
-        let is_late = |want: &mut Want| want.until <= now && want.overdue().is_some();
+        let (now, writes) = (self.now, !self.job.checkpoints.writing.is_empty());
+        let is_late = |want: &mut Want| want.until <= now && want.overdue(writes).is_some();
         let late = self.wants().waiting.extract_if(.., is_late).collect::<Vec<_>>();
-        let answer = |want: Want| want.overdue().map(|why| want.ends(NoState::Other(why)));
+        let answer = |want: Want| want.overdue(writes).map(|why| want.ends(NoState::Other(why)));
         let effects = late.into_iter().filter_map(answer).collect();
         self.and_tells_parts(effects)
     }

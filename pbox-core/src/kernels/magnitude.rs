@@ -82,6 +82,8 @@ impl Kernels {
     }
 }
 
+const _: () = assert!(TILE.is_multiple_of(LANES), "a tile is whole lanes");
+
 /// The magnitude so far, lane by lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lanes {

@@ -189,7 +189,7 @@ fn a_want_ends_with_its_time_and_says_why() {
     assert!(*id == late && why.contains("round 6 did not end in time"), "{why}");
     let dropped = Effect::Snapshot(occasion, Round(7), Parts::Drop);
     assert_eq!(wanted.taken(0, occasion, None), [dropped], "nobody wants it any more");
-    let (id, effects) = wanted.want(Use::Client);
+    let (id, effects) = wanted.want(Use::File);
     let occasion = wanted.cut(effects, 7);
     wanted.taken(0, occasion, Some("it is out"));
     let why = NoState::Other("it is out".into());
@@ -202,13 +202,17 @@ fn a_want_ends_with_its_time_and_says_why() {
 fn a_file_waits_for_the_file_before_it_as_long_as_the_disk_takes() {
     let mut wanted = Wanted::new(1);
     let (_, effects) = wanted.want(Use::File);
+    let first = wanted.cut(effects, 7);
+    assert_eq!(wanted.taken(0, first, None), [Effect::Snapshot(first, Round(7), Parts::Write)]);
+    let (_, effects) = wanted.want(Use::File);
     let occasion = wanted.cut(effects, 7);
     wanted.taken(0, occasion, Some("it is out"));
-    assert_eq!(wanted.passes(2 * LIMIT), []);
+    assert_eq!(wanted.passes(2 * LIMIT), [], "a file is being written");
+    wanted.saving().end_file(first, Round(7), Ok(reply(7, 5)));
+    assert_eq!(wanted.passes(LIMIT / 2), [], "the core gets its memory in a moment");
     let effects = wanted.happens(crate::Event::Freed(0));
     assert!(is_cut(&effects), "{effects:?}");
     let occasion = wanted.cut(effects, 7);
-    assert_eq!(wanted.passes(LIMIT / 2), [], "its time has begun again");
     assert_eq!(wanted.taken(0, occasion, None), [Effect::Snapshot(occasion, Round(7), Parts::Write)]);
 }
 

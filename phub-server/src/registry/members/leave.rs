@@ -15,7 +15,7 @@ use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Refusal, Registry, on_thread};
 
 /// The time that the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker
-/// left during a round. A checkpoint that is being written is waited for without a limit.
+/// left during a round. A file that is being written has no limit.
 const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 impl Registry {
