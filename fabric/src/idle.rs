@@ -1,4 +1,4 @@
-//! What a thread without work does: it spins, then yields, then sleeps.
+//! The waiting of a thread without work: it spins, then yields, then sleeps.
 //!
 //! The hub's core threads and the workers use it. It knows a port, and not the meaning of the port's
 //! arrivals.

@@ -43,7 +43,7 @@ impl<T> PortState<T> {
         self.changes.load(Ordering::Acquire) // [change]
     }
 
-    /// Counts a change that the port must look at. This does not wake the port.
+    /// Counts a change that the port must look at. The call does not wake the port.
     pub fn count_change(&self) {
         self.changes.fetch_add(1, Ordering::Release); // [change]
     }

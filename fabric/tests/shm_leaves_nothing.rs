@@ -1,5 +1,5 @@
-//! After `kill -9` of either end, nothing is left in the system: no process, no thread, no descriptor, no
-//! mapping, no file. This is the only test in its file, because it counts the resources of its process.
+//! A test that `kill -9` of either end leaves nothing in the system: no process, no thread, no descriptor, no
+//! mapping, no file. The file has no other test, because this one counts the resources of its process.
 #![forbid(unsafe_code)]
 
 mod shm_bed;

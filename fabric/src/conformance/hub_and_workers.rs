@@ -281,7 +281,7 @@ macro_rules! conformance_of_hub_and_workers {
         }
     };
     (@peer $transport:ty) => {
-        /// This is not a test, but the main function of a peer process.
+        /// The main function of a peer process. It is not a test.
         #[test]
         fn peer_process() {
             $crate::conformance::peer_process::<$transport>();

@@ -35,9 +35,9 @@ impl OwnBell {
 }
 
 impl Ring for OwnBell {
-    /// Wakes the port without checking whether the port sleeps, or where. The word alone may be wrong: a peer
-    /// that was killed between clearing the word and waking the port leaves the port asleep, and so does a
-    /// hostile peer. The call is rare, so the additional system calls do not matter.
+    /// Wakes the port without checking whether the port sleeps, or where, because the word may be wrong. If a
+    /// peer was killed between clearing the word and waking the port, the port still sleeps. A hostile peer
+    /// can cause the same. The call is rare, so the additional system calls do not matter.
     fn ring(&self) {
         bell::published();
         bell::awake(self.asleep());

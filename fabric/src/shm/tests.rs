@@ -1,4 +1,4 @@
-//! The damage that a peer can do to the words that it shares: a hostile peer, or a peer that was killed at
+//! Tests of the damage that a peer can do to the words that it shares. The peer is hostile, or was killed at
 //! the worst moment.
 
 use std::sync::Arc;

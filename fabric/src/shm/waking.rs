@@ -10,12 +10,12 @@
 //! All sockets belong to one connection, so no connection disturbs another. A worker wakes the hub's ports by
 //! writing to eventfds of the hub. The hub never reads an eventfd: a peer could make the eventfd blocking,
 //! and the read would then stop the hub. Instead the hub's epoll reports each write once (edge-triggered).
-//! The hub does not write to a worker's descriptors either: it sends from its own sender, which never leaves
+//! The hub does not write to a worker's descriptors either. It sends from its own sender, which never leaves
 //! the hub's process, and each send is non-blocking.
 //!
 //! A receiver never leaves the worker's process. It is connected to the hub's sender before it is bound to a
-//! name, so the kernel accepts datagrams only from that sender. So no stranger can send descriptors to the
-//! receiver, and closing a stranger's descriptors could block.
+//! name, so the kernel accepts datagrams only from that sender. So a stranger cannot send descriptors to the
+//! receiver. Closing such descriptors could block.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -62,9 +62,9 @@ impl Name {
 /// The descriptor by which a peer ends a sleep of a port of this end.
 #[derive(Debug)]
 pub enum WokenBy {
-    /// At the hub: an eventfd, which a worker writes and nobody reads.
+    /// The hub's eventfd, which a worker writes and nobody reads.
     Event(OwnedFd),
-    /// At a worker: a socket that receives the hub's datagrams.
+    /// The worker's socket, which receives the hub's datagrams.
     Receiver(OwnedFd),
 }
 
@@ -140,7 +140,7 @@ pub enum Waker {
 }
 
 impl Waker {
-    /// Wakes the peer. If that fails, the peer is gone, or it has so many unread wake-ups that it is awake
+    /// Wakes the peer. If that fails, the peer is gone, or its queue of wake-ups is full, so it is awake
     /// anyway. The call never blocks the hub.
     pub fn wake(&self) {
         match self {

@@ -1,5 +1,5 @@
-//! What the net guarantees to tests: the same run for the same seed, every fault as requested, and the
-//! detection of senders that overwrite bytes in flight.
+//! Tests of what the net guarantees. The same seed gives the same run, every fault happens as requested, and
+//! senders that overwrite bytes in flight are detected.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -36,7 +36,7 @@ fn memory_that_may_not_be_locked_is_an_error_with_the_fix() {
     }
 }
 
-/// This is not a test, but the main function of a process that may lock 64 KiB.
+/// The main function of a process that may lock 64 KiB. It is not a test.
 #[test]
 fn limited_process() {
     let Ok(device) = std::env::var(LIMITED) else { return };

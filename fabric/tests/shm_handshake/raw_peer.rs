@@ -1,5 +1,5 @@
-//! A peer of the shared-memory handshake that can send any bytes and offer any memory: as a worker to a real
-//! hub, or as a hub to a real worker.
+//! A peer of the shared-memory handshake that can send any bytes and offer any memory. It acts as a worker to
+//! a real hub, or as a hub to a real worker.
 
 use std::io::Write;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,11 +1,12 @@
-//! Chooses the NICs that a placement uses, and the weight of each.
+//! The choice of the NICs that a placement uses, and the weight of each.
 //!
-//! Must not know cores.
+//! This module must not know cores.
 
 use super::{NicChoice, PlaceError};
 use crate::host::{Host, Nic, NicId, NodeId, SocketId};
 
-/// A NIC that is not named is left out if the fastest is more than this many times as fast.
+/// The limit of the ratio of speeds: a NIC that the request does not name is left out if the fastest NIC is
+/// more than this number of times as fast.
 const SPEED_SPREAD_LIMIT: u64 = 8;
 
 /// A NIC in use.

@@ -31,26 +31,26 @@ const UNKNOWN: u8 = 255;
 /// The range of the numbers of queue pairs and packets, which have 24 bits.
 const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 
-/// A message of the handshake. The doc of each message names its sender.
+/// A message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Message {
-    /// From the worker: its request, and the proof that it has the token.
+    /// The worker's request, and the proof that the worker has the token.
     Hello { hello: Hello, proof: [u8; PROOF] },
-    /// From the hub: the addresses of its ports, and the size of the window that it writes.
+    /// The addresses of the hub's ports, and the size of the window that the hub writes. Sent by the hub.
     Ports { send_bytes: u64, ports: Vec<Address> },
-    /// From the worker: its ends of pairs of NICs, each with the port of the hub. The pairs are tried before
-    /// links use them.
+    /// The worker's ends of pairs of NICs, each with the port of the hub. The pairs are tried before links
+    /// use them.
     Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
-    /// From the hub: its ends of these pairs, or the reason why it has none.
+    /// The hub's ends of these pairs, or the reason why the hub has none.
     Tried(Vec<Result<LinkEnd, String>>),
-    /// From the worker: the ports whose NICs none of its NICs reaches. The hub then sends its ports again. If
-    /// the list is empty, all ports are reached, and both ends make the links.
+    /// The ports of the hub whose NICs no NIC of the worker reaches. Sent by the worker. The hub then sends
+    /// its ports again. If the list is empty, all ports are reached, and both ends make the links.
     Unreached(Vec<u16>),
-    /// From either end: its ends of the links.
+    /// One end's ends of the links. Sent by both.
     Links(Links),
-    /// From the worker: all links are connected.
+    /// The worker's report that all links are connected.
     Ready,
-    /// From either end: a refusal, with the reason.
+    /// A refusal, with the reason. Sent by either end.
     Refused(String),
 }
 

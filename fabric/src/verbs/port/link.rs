@@ -203,8 +203,8 @@ pub(in crate::verbs) struct Link {
     in_flight: u32,
     /// The number of the last sends since a signalled one.
     unsignalled: u32,
-    /// For each signalled send: the number of sends that its completion covers, and their bytes of the link's
-    /// credit.
+    /// The signalled sends: for each, the number of sends that its completion covers, and their bytes of the
+    /// link's credit.
     signalled: VecDeque<(u32, usize)>,
     /// The posts that wait for room in the send queue, in order, with their keys and their bytes of the
     /// link's credit.

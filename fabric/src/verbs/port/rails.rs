@@ -1,5 +1,5 @@
-//! The state that a port shares with the other threads of its process: its NICs with their completion queues,
-//! and the routes from completions to links.
+//! The state that a port shares with the other threads of its process. It has the port's NICs with their
+//! completion queues, and the routes from completions to links.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
