@@ -1,4 +1,4 @@
-//! `phub-server certificate`: makes a certificate for the control port that vouches for itself.
+//! `phub-server certificate`: makes a self-signed certificate for the control port.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::Write;

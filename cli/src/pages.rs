@@ -49,12 +49,12 @@ impl CompletionsArgs {
     /// Prints the shell's script.
     ///
     /// # Errors
-    /// Returns an error if stdout takes nothing.
+    /// Returns an error if writing to stdout fails.
     pub fn run(&self, mut program: Command) -> anyhow::Result<()> {
         let mut script = Vec::new();
         generate(self.shell, &mut program, "phub-server", &mut script);
         let script = String::from_utf8(script)?;
-        // The library's table of bash has another name for a program with a hyphen than its lookup has.
+        // For a program with a hyphen, the library's table for bash has another name than its lookup uses.
         let script = script.replace("phub__subcmd__server__subcmd__", "phub__server__subcmd__");
         line(script.trim_end())
     }

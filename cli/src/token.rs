@@ -52,7 +52,7 @@ impl TokenArgs {
     /// Prints the token that was requested.
     ///
     /// # Errors
-    /// Returns an error if there is no secret, or the job can have no such name.
+    /// Returns an error if there is no secret, or if no job can have this name.
     pub fn run(&self) -> anyhow::Result<()> {
         if self.new {
             return line(Secret::random()?.reveal());

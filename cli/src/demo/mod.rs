@@ -1,4 +1,4 @@
-//! `phub-server demo`: a hub, workers that train something small, and one of them becomes slow.
+//! `phub-server demo`: a hub, and workers that train a small network. One of the workers becomes slow.
 
 mod spirals;
 mod team;
@@ -23,7 +23,7 @@ use crate::out::line;
 use spirals::Task;
 use team::{JOB, SLOW, Team};
 
-/// The time limit of an answer, and of the workers' leave.
+/// The timeout of an answer, and of the end of the workers.
 const PATIENCE: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_secs(1);
 
@@ -58,7 +58,7 @@ struct Stops {
 }
 
 impl DemoArgs {
-    /// Shows the demonstration.
+    /// Runs the demo.
     ///
     /// # Errors
     /// Returns an error if a hub cannot start here, or a worker fails.
@@ -88,7 +88,7 @@ impl DemoArgs {
         let address = hub.address().to_string();
         let mut team = Team::start(&task, &address, &credential)?;
         let shown = runtime.block_on(self.show(&task, &mut team, &address, &token, &mut stops));
-        // A worker that leaves late finds that the hub is gone.
+        // A worker that leaves after this finds that the hub is gone.
         hub.stop("the demo is over");
         let named = shown?;
         if let Some(seen) = team.seen() {

@@ -114,8 +114,8 @@ pub fn full_is_not_an_error<B: Bed>(bed: &B) {
     }
 }
 
-/// Checks that an arrival names the link over which it came, at both ends, and that polls for one arrival at
-/// a time see all arrivals.
+/// Checks that an arrival names the link over which it came, at both ends. Also checks that polls for one
+/// arrival at a time see all arrivals.
 pub fn links_do_not_mix<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { peers: 2, links: 3, capacity: 4, ..Shape::SMALL };

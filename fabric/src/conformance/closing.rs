@@ -131,8 +131,8 @@ pub fn detached_is_silent<B: Bed>(bed: &B) {
     assert_eq!(peers[1].collect(1)[0].value, 51, "{}", bed.name());
 }
 
-/// Checks that `post` answers `Closed` on each kind of link that is not open: a link that never existed, a
-/// detached link, and a link whose peer is gone.
+/// Checks that `post` answers `Closed` on a link that is not open. Such links are one that never existed, a
+/// detached one, and one whose peer is gone.
 pub fn post_on_closed_link<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let nothing = Span { offset: 0, bytes: 0 };

@@ -79,7 +79,7 @@ fn leave_slow_cores_out(choice: &CoreChoice, cpus: &mut Vec<&Cpu>, reasons: &mut
     }
 }
 
-/// Orders the cpus of each node so that neighbours in the order have different last-level caches: the link
+/// Orders the cpus of each node so that neighbours in the order have different last-level caches. The link
 /// between one cache and the memory has only a part of the memory's speed. Returns the number of caches, or 0
 /// if no node has several.
 fn in_turn_over_caches(host: &Host, cpus: &mut [&Cpu]) -> usize {

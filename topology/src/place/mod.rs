@@ -67,9 +67,9 @@ pub enum CoreChoice {
 /// The NICs that may be used, by any of their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicChoice {
-    /// The names of the only NICs to use, in any state. If it is `None`, every fit NIC is used. A NIC is fit
-    /// if it has a link, has RDMA if another NIC has it, and has at least an eighth of the fastest speed. A
-    /// slower NIC, such as a management port next to ports of 100 Gb/s, would slow down all other NICs.
+    /// The names of the only NICs to use, in any state. If it is `None`, every fit NIC is used. A fit NIC has
+    /// a link, and at least an eighth of the fastest speed. It has RDMA if any NIC has. A slower NIC, such as
+    /// a management port next to ports of 100 Gb/s, would slow down all other NICs.
     pub only: Option<Vec<String>>,
     /// NICs that must not be used.
     pub except: Vec<String>,

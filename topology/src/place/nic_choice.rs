@@ -5,8 +5,8 @@
 use super::{NicChoice, PlaceError};
 use crate::host::{Host, Nic, NicId, NodeId, SocketId};
 
-/// The limit of the ratio of speeds: a NIC that the request does not name is left out if the fastest NIC is
-/// more than this number of times as fast.
+/// The largest ratio of the speeds of two NICs in use. A NIC that is slower than that, compared with the
+/// fastest NIC, is left out unless the request names it.
 const SPEED_SPREAD_LIMIT: u64 = 8;
 
 /// A NIC in use.

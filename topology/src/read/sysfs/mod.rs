@@ -1,4 +1,4 @@
-//! The machine as sysfs shows it. This is used without hwloc, and for facts that hwloc cannot see.
+//! The machine as sysfs shows it. The reader is used without hwloc, and for facts that hwloc cannot see.
 //!
 //! Every path is below a root, so that tests can use a made-up tree. A broken file about cpus or nodes is an
 //! error, because no good plan can follow from it. A broken file about a NIC leaves that fact unknown, with a

@@ -1,5 +1,5 @@
-//! Checks of an object that hwloc does not make. hwloc reads a null pointer if an object lacks one of its
-//! sets, and it assumes that an object lies within its parent. Fuzzing found both faults
+//! Checks of an object that hwloc does not make. If an object lacks one of its sets, hwloc reads a null
+//! pointer. Also, hwloc assumes that an object lies within its parent. Fuzzing found both faults
 //! (`fuzz/src/machine/xml.rs`).
 //!
 //! This module must not know what hwloc does with the object.

@@ -31,9 +31,9 @@ const PAGE_WIDTH: f64 = 1560.0;
 /// The least width of a page. A narrower page has no room for the legend and the reasons.
 const PAGE_WIDTH_LEAST: f64 = 720.0;
 
-/// Returns the machine as a picture: sockets side by side, cores as tiles filled by their loads, NICs below
-/// them, and lines from each core to its NICs. The result is a complete SVG document that refers to no other
-/// file. `noun` is the caller's word for an item.
+/// Returns the machine as a picture. Sockets are side by side, cores are tiles filled by their loads, and
+/// NICs are below them. Lines lead from each core to its NICs. The result is a complete SVG document that
+/// refers to no other file. `noun` is the caller's word for an item.
 pub fn svg(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     let machine = machine::figure(host, plan, noun, PAGE_WIDTH - 2.0 * MARGIN);
     let width = machine.size().width.max(PAGE_WIDTH_LEAST - 2.0 * MARGIN);
