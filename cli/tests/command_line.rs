@@ -107,8 +107,8 @@ fn nics_that_are_not_there_are_refused() {
     assert!(["no_such_nic7", "libibverbs", "RDMA"].iter().any(|word| error.contains(word)), "{error}");
 }
 
-/// Checks the common rule of all variables: an empty variable counts as unset, all have the same words for on
-/// and off, and an unknown name is reported.
+/// Checks the common rule of all variables. An empty variable counts as unset, all variables have the same
+/// words for on and off, and an unknown name is reported.
 #[test]
 fn the_environment_has_one_rule() {
     let _watchdog = Watchdog::start();

@@ -61,7 +61,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Returns the command line of a worker's process: this one's, with the worker's place.
+    /// Returns the command line of a worker's process: that of this process, with the worker's hub, rank and
+    /// job.
     pub fn for_worker(&self, rank: u32, hub: &str, job: &str) -> Vec<String> {
         let rank = rank.to_string();
         let own = ["--role", "worker", "--rank", &rank, "--job", job];

@@ -58,7 +58,7 @@ pub struct Args {
     pub chunk_bytes: usize,
 }
 
-/// Simulates and prints.
+/// Runs the simulation, and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let mut keys = models::model(&args.compute)?.keys;
     for key in keys.iter_mut().filter(|_| args.shrink > 1) {
@@ -85,15 +85,15 @@ pub fn run(args: &Args) -> Result<()> {
         let ran = simulate(&cluster, &batches, ITERATIONS);
         json!({
             "batching": batching.to_string(),
-            "batches": batches.iter().map(ExactSizeIterator::len).collect::<Vec<_>>(), // layers of each
+            "batches": batches.iter().map(ExactSizeIterator::len).collect::<Vec<_>>(), // layers in each batch
             "iteration": ms(ran.iteration),
             "pull": ms(ran.pull),
             "pull_and_forward": ms(ran.pull_and_forward),
             "to_last_layer": ms(ran.to_last_layer),
         })
     };
-    // All times are milliseconds. Computing is forward and backward without communication, and no schedule is faster than
-    // the bound.
+    // All times are in milliseconds. `computing` is forward and backward without communication. No schedule
+    // is faster than the bound.
     let answer = json!({
         "compute": args.compute,
         "nodes": args.nodes,

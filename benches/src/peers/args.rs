@@ -48,7 +48,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Returns the systems of `--peers`, each once; all, if none is named.
+    /// Returns the systems of `--peers`, each once. Returns all systems if the flag is not set.
     pub fn systems(&self) -> Vec<System> {
         let asked = |system: &System| self.peers.is_empty() || self.peers.contains(system);
         System::value_variants().iter().copied().filter(asked).collect()

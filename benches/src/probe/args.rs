@@ -26,8 +26,8 @@ use super::trace::part;
 use crate::child::ChildRole;
 use crate::compute::{BUILT_IN, ComputePlan};
 
-/// Headings of the help, in their order. Flags without a heading come first: those that a first run wants to
-/// change.
+/// The headings of the help, in order. Flags without a heading come first: they are the ones to change in a
+/// first run.
 const JOB: &str = "What the hub and the workers do";
 const ORDER: &str = "In what order bytes leave";
 const COMPUTE: &str = "When computing takes time";
@@ -219,7 +219,8 @@ pub struct Args {
     pub role: Option<ChildRole>,
 }
 
-/// Returns an optimizer by its name, with the usual settings for ResNet-50; Adam and its kin with PyTorch's defaults.
+/// Returns an optimizer by its name, with the usual settings for ResNet-50. Adam and its variants have
+/// PyTorch's defaults.
 fn optimizer(name: &str) -> Result<Optimizer, String> {
     let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
     let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
@@ -256,16 +257,16 @@ pub enum WeightsChoice {
     Private,
 }
 
-/// The choice whether the machine's limit is measured.
+/// The choice between measuring the machine's limit and leaving it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitChoice {
-    /// The limit is measured between the rounds, if it can be compared with them.
+    /// Measure the limit between the rounds, if it can be compared with the rounds.
     On,
-    /// Never.
+    /// Do not measure the limit.
     Off,
 }
 
-/// The work that the hub leaves out.
+/// The part of its work that the hub leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum AblateChoice {
     /// The sum.
@@ -275,8 +276,8 @@ pub enum AblateChoice {
 }
 
 impl Args {
-    /// Returns the model's name and keys, all of one element type. Default: the model of the built-in trace, or
-    /// ResNet-50.
+    /// Returns the model's name and keys, all of one element type. If no model is chosen, returns the model
+    /// of the built-in trace, or ResNet-50.
     pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
         let traced = self.compute.compute.as_deref().filter(|name| BUILT_IN.contains(name));
         let (model, mut keys) = self.source.keys_or(traced.unwrap_or("resnet50"))?;
@@ -316,8 +317,9 @@ impl Args {
         }
     }
 
-    /// Whether the machine's limit is asked for, and can be compared with the rounds. A hub that leaves work out, decodes, clips, averages,
-    /// or steps once a push does other work than the limit, and a hub that waits for compute does less.
+    /// Whether the limit is requested, and can be compared with the rounds. It cannot if the hub does other
+    /// work than the limit: if it leaves work out, decodes, clips, averages, or steps once per push. It also
+    /// cannot if the hub waits for compute.
     pub fn has_limit(&self) -> bool {
         self.limit == LimitChoice::On
             && self.compute.compute.is_none()
@@ -332,7 +334,7 @@ impl Args {
             && !self.consistency.steps_alone()
     }
 
-    /// Returns the workers of this run, of all machines.
+    /// Returns the number of workers of this run, on all machines together.
     pub fn all_workers(&self) -> u32 {
         self.workers * self.machines.unwrap_or(1)
     }
@@ -390,15 +392,15 @@ impl Args {
         config.tcp_congestion = self.tcp_congestion.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
-        // A run never continues from an earlier run, and leaves nothing behind. Weights that must outlive the hub need a
-        // checkpoint.
+        // A run must not continue from an earlier run, and must leave nothing behind. But weights that must
+        // survive a restart of the hub need a checkpoint.
         config.trial = self.hub_wait_s == 0;
         config.trace = self.trace_part();
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,
             WeightsChoice::Private => WeightsMode::Private,
         };
-        // The hub's cores and the workers run on this machine.
+        // The hub's cores and the workers share this machine.
         config.idle = IdlePolicy::SHARED;
         config
     }

@@ -33,7 +33,7 @@ pub struct Seen {
     pub weights: Weights,
 }
 
-/// Workers that train until they are told to end.
+/// Workers that train until they are asked to end.
 pub struct Team {
     shared: Arc<Shared>,
     ended: UnboundedReceiver<(u32, Result<(), SessionError>)>,

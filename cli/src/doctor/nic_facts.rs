@@ -16,7 +16,7 @@ pub(crate) const REQUEST_REDIRECT: u16 = 0x04;
 pub(crate) struct NicFacts {
     /// The RDMA device, with its port if it has several.
     pub name: String,
-    /// The network interface.
+    /// The PCI link of the NIC as it is now, and the best link that the NIC could have.
     pub netdev: Option<String>,
     /// The PCI link to the machine as it is now, and the best link of which both ends are capable.
     pub slot: Option<(PciLink, PciLink)>,

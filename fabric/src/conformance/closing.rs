@@ -112,7 +112,7 @@ pub fn detached_is_silent<B: Bed>(bed: &B) {
     let Meeting { mut near, mut peers } = bed.meet(Shape { peers: 2, ..Shape::SMALL });
     let id = near.attach(0);
     (0..8).for_each(|value| peers[0].insist(0, value));
-    while near.port.poll(&mut [Default::default()]) == 0 {} // takes one of eight arrivals; the other seven stay unread
+    while near.port.poll(&mut [Default::default()]) == 0 {} // shows one of eight arrivals
     assert_eq!(near.post(0, 1), Posted::Accepted); // never flushed: must not disturb the next link
     near.detach(0);
     near.port.flush();

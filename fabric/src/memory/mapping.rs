@@ -126,9 +126,9 @@ impl Mapping {
         })
     }
 
-    /// Returns the mapping that `map` makes. A mapping of at least a huge page begins at a multiple of a huge
-    /// page's size, because only there the kernel can map a huge page. By default, the kernel chooses such an
-    /// address only in later versions, or if huge pages are switched on. So a larger range of addresses is
+    /// Returns the mapping that `map` makes. If its size is at least that of a huge page, it begins at a
+    /// multiple of that size. Only there the kernel can map a huge page. By default, the kernel chooses such
+    /// an address only in later versions, or if huge pages are switched on. So a larger range of addresses is
     /// reserved first, and the rest is released.
     fn aligned(
         what: &'static str,

@@ -178,7 +178,7 @@ impl End {
                 }
             }
             if count == 0 {
-                to.port.wait(Until::Any, Duration::from_millis(1)); // a short wait, because this thread also drives the sending end
+                to.port.wait(Until::Any, Duration::from_millis(1)); // short: this thread also sends
                 if Instant::now() > deadline {
                     return Err(LoopbackError::Silent { device: to.device.clone(), arrived, posts });
                 }

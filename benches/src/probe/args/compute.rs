@@ -5,7 +5,7 @@ use pbox_core::{Key, SPLIT_ABOVE};
 use super::COMPUTE;
 use crate::compute::{ComputePlan, trace};
 
-/// The way in which workers compute.
+/// The settings of compute.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ComputeArgs {
     /// Compute takes the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
@@ -53,7 +53,8 @@ impl ComputeArgs {
         }
     }
 
-    /// Returns the size above which the baseline splits a tensor over several hubs, shrunk like the tensors.
+    /// Returns the size above which the baseline splits a tensor over several hubs. It is divided by the same
+    /// factor as the tensors.
     pub fn split_above(&self) -> u64 {
         SPLIT_ABOVE / self.shrink
     }

@@ -9,7 +9,7 @@ use worker_shim::{PROFILE_ROUNDS, Pull};
 use super::COMPUTE;
 use crate::compute::ComputePlan;
 
-/// The way in which weights are pulled.
+/// The settings of pulls in batches.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PullArgs {
     /// Pull weights in batches of the trace's layers, as iBatch does, one after another while earlier layers compute.
@@ -35,7 +35,7 @@ impl PullArgs {
         self.pull.map(|batching| Pull { batching, layers, start_up })
     }
 
-    /// Iterations before the plan.
+    /// Returns the number of iterations before the plan.
     pub fn profile_rounds(&self) -> u32 {
         if self.pull.is_some_and(Batching::needs_profile) { 2 * PROFILE_ROUNDS } else { 0 }
     }

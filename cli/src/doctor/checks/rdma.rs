@@ -5,7 +5,7 @@ use fabric::verbs::{Device, DevicePort, GidError, LibraryError, LinkLayer, NicOp
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::facts::KernelRdma;
 
-/// Whether the hub needs RDMA.
+/// The need of the hub for RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// `--transports` names it, or the machine has NICs for it.
@@ -25,7 +25,7 @@ impl Need {
     }
 }
 
-/// What was found of RDMA: the kernel's devices, and the library.
+/// The findings about RDMA: the kernel's devices, and the library.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub kernel: KernelRdma,
