@@ -38,7 +38,7 @@ pub struct TopArgs {
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
     hub: String,
 
-    /// Print a line for each job, and end: after two looks, a second apart, which show how fast rounds are.
+    /// Print a line for each job, and end. Two requests, a second apart, show how fast rounds are.
     #[arg(long)]
     once: bool,
 }

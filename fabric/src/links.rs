@@ -42,7 +42,7 @@ impl<L> Attached<L> {
     }
 }
 
-/// The links of a port. An id is the lowest that is free.
+/// The links of a port. A new link gets the lowest free id.
 #[derive(Debug)]
 pub(crate) struct Links<L> {
     slots: Vec<Option<Attached<L>>>,

@@ -31,8 +31,8 @@ use crate::ids::{Imm, LinkId, Span};
 ///   to wait for room sends the rest in later polls and waits. Nothing else is held back.
 /// - `wait_returns_on_arrival`: [`wait`](Port::wait) never sleeps past an arrival that it waits for,
 ///   and may return early for no reason.
-/// - `wait_times_out`: `wait` returns after its time-out when nothing happens.
-/// - `waker_ends_wait`: waking the [`waker`](Port::waker) ends the current `wait`, or the next one.
+/// - `wait_times_out`: `wait` returns after its timeout if nothing happens.
+/// - `waker_ends_wait`: using the [`waker`](Port::waker) ends the current `wait`, or the next one.
 /// - `closed_after_arrivals`: when the peer detaches or dies, all its earlier posts are still shown. Then
 ///   [`closed`](Port::closed) names the link once, and `wait` does not sleep past it.
 /// - `detached_is_silent`: after [`detach`](Port::detach) nothing more is shown of a link, and its
@@ -60,8 +60,8 @@ pub trait Port: Send {
     /// waits, so the caller polls or waits until the peer has answered.
     fn flush(&mut self);
 
-    /// Hands over the posts that `post` held back, unless this costs less in the [`flush`](Port::flush) that follows
-    /// soon. A hand-over to a NIC costs as much for one post as for many.
+    /// Hands over the posts that `post` held back, before a [`flush`](Port::flush) that follows soon. Over NICs
+    /// it does nothing, because handing one post to a NIC costs as much as handing over many.
     fn flush_early(&mut self) {
         self.flush();
     }
@@ -123,8 +123,8 @@ pub enum Posted {
 pub enum Until {
     /// Any unread arrival on any link ends the wait.
     Any,
-    /// `count` unread arrivals on one link. A transport that cannot count may wake earlier. It is interrupt moderation:
-    /// a worker that needs 1600 chunks is woken once.
+    /// `count` unread arrivals on one link. A transport that cannot count may wake earlier. The count works like
+    /// interrupt moderation: a worker that needs 1600 chunks is woken once.
     Arrivals {
         /// The link.
         link: LinkId,

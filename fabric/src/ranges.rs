@@ -22,7 +22,7 @@ const FOREIGN: usize = 64 * 1024;
 pub struct Ranges(Vec<Span>);
 
 impl Default for Ranges {
-    /// Returns the whole of every window.
+    /// Returns one range that contains the whole of any window.
     fn default() -> Self {
         Ranges(vec![Span { offset: 0, bytes: usize::MAX }])
     }

@@ -17,11 +17,11 @@ pub struct Args {
     #[arg(long, default_value = "vgg19-22k", value_name = "TRACE")]
     pub compute: String,
 
-    /// Multiplies the trace's times.
+    /// Multiply the trace's times by this factor.
     #[arg(long, default_value_t = 1.0, value_name = "X")]
     pub time_scale: f64,
 
-    /// Each tensor has an Nth of its size.
+    /// Divide the size of each tensor by this number.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub shrink: u64,
 
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, default_value_t = 0.0, value_name = "MS")]
     pub latency_ms: f64,
 
-    /// Gradients leave when the whole backward pass has ended, instead of layer by layer.
+    /// Send gradients when the whole backward pass has ended, instead of layer by layer.
     #[arg(long)]
     pub push_at_the_end: bool,
 
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, default_value = "hubs", value_enum)]
     pub spread: Spread,
 
-    /// Neighbouring layers whose names are equal up to this character are one layer.
+    /// Join neighbouring layers whose names are equal up to this character.
     #[arg(long, value_name = "CHAR")]
     pub join_by: Option<char>,
 

@@ -76,8 +76,8 @@ pub struct Args {
     #[arg(long, value_name = "NORM", help_heading = JOB)]
     pub clip_norm: Option<f32>,
 
-    /// Scale the mean gradient of each round down by the factor by which the norm of the round before was
-    /// above this one.
+    /// Scale the mean gradient of each round down by one factor: that by which the norm of the round before was
+    /// above this norm.
     #[arg(long, value_name = "NORM", conflicts_with = "clip_norm", help_heading = JOB)]
     pub clip_norm_last: Option<f32>,
 
@@ -86,7 +86,8 @@ pub struct Args {
     #[arg(long, help_heading = JOB)]
     pub skip_nonfinite: bool,
 
-    /// Leave out rounds whose norm is above this many times the running mean of norms. The probe pushes none.
+    /// Leave out rounds whose norm is above this many times the running mean of norms. The probe
+    /// pushes no such gradient.
     #[arg(long, value_name = "TIMES", help_heading = JOB)]
     pub skip_spikes: Option<f32>,
 
@@ -210,7 +211,7 @@ pub struct Args {
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = ELSEWHERE)]
     pub join_limit_s: u64,
 
-    /// The time that workers wait for a lost hub, or for lost links: a rate with a pause in it says nothing.
+    /// How long workers wait for a lost hub, or for lost links. A wait makes the measured rate useless.
     #[arg(long, default_value_t = 0, value_name = "SECONDS", help_heading = ELSEWHERE)]
     pub hub_wait_s: u64,
 

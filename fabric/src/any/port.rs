@@ -38,7 +38,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether a post copies its bytes, so that the owner may overwrite them and post the same span again.
+    /// Whether a post copies its bytes to the peer. If so, the owner may write other bytes to the span and post
+    /// it again.
     pub fn carries_drafts(&self) -> bool {
         match self {
             Endpoint::Shm(_) => false,
@@ -92,7 +93,7 @@ pub struct Port {
     pub(super) tcp: tcp::Port,
     /// The port for RDMA, if there is one.
     pub(super) verbs: Option<verbs::Port>,
-    /// The transport that the next poll asks first.
+    /// The transport that the last poll asked first.
     first: u32,
 }
 

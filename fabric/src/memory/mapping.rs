@@ -26,11 +26,11 @@ pub(crate) const ALIGN: usize = 64;
 pub struct MapError {
     /// The purpose of the memory.
     pub what: &'static str,
-    /// The bytes that were asked for.
+    /// The requested number of bytes.
     pub bytes: usize,
     /// The kernel's answer.
     pub errno: Errno,
-    /// The remedy.
+    /// The advice for the user.
     pub advice: &'static str,
 }
 

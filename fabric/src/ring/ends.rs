@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   head                    tail            wake_at
-//!     |  taken by consumer    |  published      |  the position whose publication the
-//!     v                       v  by producer    v  sleeping consumer wants to be told of
+//!     |  taken by consumer    |  published      |  the position that wakes a sleeping
+//!     v                       v  by producer    v  consumer when it is published
 //!   ..[ unread .............. ][ free .......... ]..     positions are free-running u32
 //! ```
 //!

@@ -77,8 +77,8 @@ fn advice(doing: &str) -> &'static str {
     }
 }
 
-/// The hub's socket. Its name is abstract: the name is free again when the last process that holds the socket
-/// ends.
+/// The hub's socket. Its name is abstract: the name is free again when the last process has closed the
+/// socket.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -354,7 +354,7 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     // If a hub accepts no connections, its queue of connections is full. Then `connect` waits, so it needs a
     // timeout, too.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))
-        .map_err(fail("setting a time-out"))?;
+        .map_err(fail("setting a timeout"))?;
     connect_socket(&socket, &name).map_err(|errno| match errno {
         rustix::io::Errno::AGAIN => {
             let what = format!("the hub accepted no connection for {timeout:?}");
@@ -426,7 +426,7 @@ fn shared<T>(memory: Result<T, String>) -> Result<T, ConnectError> {
 
 fn waking(errno: rustix::io::Errno) -> ConnectError {
     let why = io::Error::from(errno);
-    ConnectError::Nonsense(format!("making what wakes the ports: {why}"))
+    ConnectError::Nonsense(format!("making the sockets that wake the ports: {why}"))
 }
 
 /// Returns the connection of these ports of the group. The group's watch observes it.

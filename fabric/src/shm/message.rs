@@ -91,7 +91,7 @@ impl HelloMessage {
         let proof = take(&mut body)?;
         nothing_left(body)?;
         if let Some(link) = links.iter().find(|link| link.joiner.index() >= ports as usize) {
-            return Err(format!("a link at port {} of {ports}", link.joiner.0));
+            return Err(format!("a link ends at port {}, and the peer has {ports} ports", link.joiner.0));
         }
         Ok(HelloMessage { token, send_bytes, ports, name, links, proof })
     }
@@ -275,7 +275,7 @@ mod tests {
     fn links_of_ports_that_are_not_there_are_refused() {
         let link = LinkPorts { joiner: PortId(1), hub: PortId(0) };
         let refused = |ports, links| HelloMessage::decode(&hello(ports, links).encode()).unwrap_err();
-        assert_eq!(refused(1, vec![link]), "a link at port 1 of 1");
+        assert_eq!(refused(1, vec![link]), "a link ends at port 1, and the peer has 1 ports");
         assert_eq!(refused(1, vec![]), "0 links are not between 1 and 4096");
         assert_eq!(refused(4097, vec![link]), "4097 ports are not between 1 and 4096");
     }

@@ -167,7 +167,7 @@ pub(super) fn choose(
     Err(fail(if entries.is_empty() {
         "there is no GID; give its network interface an address, and set it up (ip link set ... up)".into()
     } else {
-        "no GID is of RoCE v2, which passes through routers; switch the port to it, or ask for one by its index"
+        "no GID is for RoCE v2, which routers forward; switch the port to RoCE v2, or name a GID by its index"
             .into()
     }))
 }

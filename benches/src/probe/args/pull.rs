@@ -14,7 +14,7 @@ use crate::compute::ComputePlan;
 pub struct PullArgs {
     /// Pull weights in batches of the trace's layers, as iBatch does, one after another while earlier layers compute.
     /// ibatch: the batches that end soonest, by a profile of the first iterations. greedy: the paper's. layer: each
-    /// layer by itself. all: one batch, and then compute. With this flag the schedule is kvstore then. Default: each key as soon as
+    /// layer by itself. all: one batch, and then compute. With this flag the schedule is kvstore. Default: each key as soon as
     /// it can be pulled.
     #[arg(long, help_heading = COMPUTE, value_name = "ibatch|greedy|layer|all", requires = "compute")]
     pub pull: Option<Batching>,

@@ -201,7 +201,7 @@ pub(in crate::verbs) struct Link {
     depths: Depths,
     /// The number of sends without a known completion, including those that are held back.
     in_flight: u32,
-    /// The number of the last sends since a signalled one.
+    /// The number of sends since the last signalled one.
     unsignalled: u32,
     /// The signalled sends: for each, the number of sends that its completion covers, and their bytes of the
     /// link's credit.
