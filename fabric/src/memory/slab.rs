@@ -25,8 +25,8 @@ impl Slab {
 
     /// Returns the memory.
     pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: the mapping holds `elements` f32 (checked in `zeroed`). It is page-aligned, and the kernel
-        // initialised it. `&self` excludes writers.
+        // SAFETY: the mapping holds `elements` f32 (checked in `zeroed`), page-aligned, initialised
+        // by the kernel; `&self` excludes writers.
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast::<f32>(), self.elements) }
     }
 
