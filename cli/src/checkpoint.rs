@@ -10,7 +10,7 @@ use phub_server::checkpoint::{Decoded, FileMode, about, decode, export, is_state
 
 use crate::out::line;
 
-/// Look at the checkpoints of a hub. The hub may run, and nothing is changed.
+/// Look at the checkpoints of a hub. The hub may be running. Nothing is changed.
 #[derive(Clone, Debug, Parser)]
 pub struct CheckpointArgs {
     #[command(subcommand)]
@@ -24,7 +24,7 @@ enum Command {
         /// The directory of `phub-server serve --checkpoints`.
         directory: PathBuf,
     },
-    /// Read files whole: is each as it was written, and is every value finite? Fails if one is not.
+    /// Read whole files, and check that each is as it was written and that every value is finite. Fails if one is not.
     Verify {
         /// Checkpoint files.
         #[arg(required = true)]

@@ -62,13 +62,13 @@ enum Command {
     Status(StatusArgs),
     /// Stop a job, after its checkpoint.
     Stop(StopArgs),
-    /// Let a hub take no more jobs, and end with its last.
+    /// Make a hub accept no more jobs, and end with its last job.
     Drain(DrainArgs),
     /// Show sockets, cores and NICs of this machine or another, and the placement of a job's chunks.
     Topology(TopologyArgs),
     /// Show the progress of a hub's jobs, and the ranks that it waits for, until Ctrl-C.
     Top(TopArgs),
-    /// Check everything that a hub needs here, before the first job: a line each, with the fix.
+    /// Check everything that a hub needs on this machine, before the first job. Prints a line for each check, with the fix.
     Doctor(DoctorArgs),
     /// List, verify and export checkpoints.
     Checkpoint(CheckpointArgs),

@@ -11,11 +11,11 @@ use crate::out::line;
 
 /// Settings of `phub-server man`.
 ///
-/// `man -l DIRECTORY/phub-server-serve.1` shows a page. Where `man` finds pages, `phub-server man ~/.local/share/man/man1` puts
-/// them.
+/// `man -l DIRECTORY/phub-server-serve.1` shows a page. `phub-server man ~/.local/share/man/man1` puts the pages where
+/// `man` finds them.
 #[derive(Clone, Debug, Parser)]
 pub struct ManArgs {
-    /// Directory of the pages. It is made if it is not there.
+    /// Directory of the pages. It is created if it does not exist.
     directory: PathBuf,
 }
 

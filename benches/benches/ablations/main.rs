@@ -33,10 +33,10 @@ struct Args {
     /// The experiments to run.
     #[arg(value_enum, default_values_t = [What::Divide, What::Balance, What::Cost, What::Norm])]
     what: Vec<What>,
-    /// Number of the repeat; an odd one takes the variants in another order.
+    /// Number of the repeat. Odd repeats measure the variants in another order.
     #[arg(long, default_value_t = 0)]
     repeat: u32,
-    /// MiB of the model; with gradients and state it is six times as much.
+    /// Size of the model in MiB. The whole memory, with gradients and state, is six times that.
     #[arg(long, default_value_t = 64)]
     model_mib: usize,
     /// The flag that cargo passes.

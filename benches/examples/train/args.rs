@@ -16,12 +16,12 @@ use training::MAX_WORKERS;
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "train", version)]
 pub struct Args {
-    /// Worker processes.
+    /// Number of worker processes.
     #[arg(long, default_value_t = 4, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     pub workers: u32,
 
-    /// Times through the training set.
+    /// Number of passes over the training set.
     #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub epochs: u32,
 

@@ -42,7 +42,7 @@ const ELSEWHERE: &str = "With a hub that runs elsewhere";
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-probe", version)]
 pub struct Args {
-    /// Worker processes.
+    /// Number of worker processes.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub workers: u32,
 
@@ -133,7 +133,7 @@ pub struct Args {
     #[arg(long, value_name = "kvstore|layerwise|sliced|p3", help_heading = ORDER)]
     pub schedule: Option<Schedule>,
 
-    /// The most bytes of a slice, the unit of sliced and p3; default one chunk. P3's paper has 200000, 50,000 f32.
+    /// The most bytes of a slice, the unit of sliced and p3; default one chunk. P3's paper uses 200000, which is 50,000 f32.
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub slice_bytes: Option<usize>,
 

@@ -34,7 +34,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// name it. Ctrl-C ends the demo and everything that it has started.
 #[derive(Clone, Debug, Parser)]
 pub struct DemoArgs {
-    /// Workers.
+    /// Number of workers.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16))]
     workers: u32,
 

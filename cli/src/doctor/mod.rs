@@ -63,7 +63,7 @@ pub struct DoctorArgs {
     #[command(flatten)]
     model: ModelSource,
 
-    /// Workers of the job that the limits must allow.
+    /// Number of workers of the job, for which the limits must be enough.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
 
@@ -71,7 +71,7 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
 
-    /// One JSON object instead of lines: verdict, and name, verdict, seen and fix of each check.
+    /// Print one JSON object instead of lines. It has the verdict, and name, verdict, seen and fix of each check.
     #[arg(long)]
     json: bool,
 }

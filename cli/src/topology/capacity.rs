@@ -16,9 +16,9 @@ const WITHOUT_HEADERS: f64 = 0.97;
 /// Settings of `topology` for the number of workers that a hub can serve.
 #[derive(Debug, clap::Args)]
 pub(super) struct CapacityArgs {
-    /// Print how many workers of this published network the machine carries as their hub, and its first limit.
+    /// Print how many workers with this published network the machine can serve as their hub, and what limits it first.
     ///
-    /// A bound on paper: NICs by their ratings, and the memory by --memory-gb-s.
+    /// The bound is computed from the rated speeds of NICs, and from --memory-gb-s.
     #[arg(long, value_name = "NAME", requires = "samples_per_s",
           conflicts_with_all = ["machines", "racks", "workers", "model", "manifest", "json", "svg"])]
     workers_for: Option<String>,

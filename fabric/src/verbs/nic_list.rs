@@ -22,7 +22,7 @@ pub struct NicList {
     gid_index: Option<u8>,
 }
 
-/// An invalid list.
+/// The error of an invalid list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{entry:?} in a list of NICs: {what}; expected DEVICE[:PORT][@GID-INDEX] like mlx5_0:1@3, a list of them with commas, = before it for exact names, ^ before it for all others"

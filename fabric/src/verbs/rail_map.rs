@@ -9,7 +9,7 @@ pub struct RailMap {
     pairs: Vec<(String, String)>,
 }
 
-/// An invalid map.
+/// The error of an invalid map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{seen:?} in a map of rails: expected OWN-NIC=HUB-NIC, such as mlx5_0=mlx5_2, and commas between several"

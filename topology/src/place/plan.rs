@@ -27,7 +27,7 @@ impl fmt::Display for CoreSlot {
 /// An owning core.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacedCore {
-    /// The number of the core among the chunk owners.
+    /// The number of the core among the owners.
     pub slot: CoreSlot,
     /// The cpu to pin it to.
     pub cpu: CpuId,

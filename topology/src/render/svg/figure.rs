@@ -28,7 +28,7 @@ pub trait Figure {
     }
 }
 
-/// Figures in rows, like words.
+/// Figures in rows, like the words of a text.
 pub struct Flow {
     figures: Vec<Box<dyn Figure>>,
     places: Vec<Place>,
