@@ -51,7 +51,8 @@ container, because limits belong to a process):
   phub-server doctor --peer 10.0.0.1                             also at a worker: how good is the way to that hub?
   phub-server doctor --json | jq '.checks[] | select(.verdict == \"fail\")'
 
-A line each: pass, note (worth knowing), warn (the hub works, but not as well as it could), FAIL, with the fix.
+Each check prints a line: pass, note (worth knowing), warn (the hub works, but not as well as it could) or FAIL, with
+the fix.
 Exit status: 0 if nothing fails, 1 if something fails, 2 for wrong settings. RDMA is needed if --transports names \
 verbs, or if this machine has NICs for it.")]
 pub struct DoctorArgs {

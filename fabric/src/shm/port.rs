@@ -87,7 +87,7 @@ impl Attached<Endpoint> {
 
 /// A port over shared memory.
 pub struct Port {
-    /// Keeps the watch running.
+    /// The group, whose watch must run as long as the port lives.
     _group: Arc<Group>,
     pub(super) state: Arc<PortState>,
     links: Links<Endpoint>,

@@ -8,10 +8,9 @@ use crate::compute::{ComputePlan, trace};
 /// The settings of compute.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ComputeArgs {
-    /// Compute takes the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
-    /// GPU, or your own file (docs/compute.md). In the forward pass, each layer
-    /// waits for its weights, and then for its time. In the backward pass, it waits for its time, and then pushes its
-    /// gradients. The model is the trace's unless chosen.
+    /// Compute with the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
+    /// GPU, or your own file (docs/compute.md). In the forward pass, each layer waits for its weights, and then for its
+    /// time. In the backward pass, it waits for its time, and then pushes its gradients. Default model: the trace's.
     #[arg(long, help_heading = COMPUTE, value_name = "TRACE|FILE")]
     pub compute: Option<String>,
 
