@@ -61,7 +61,7 @@ impl<'a> Worker<'a> {
         let mut config = SessionConfig::new(hub, &*args.job, args.rank, args.workers, keys, optimizer);
         config.terms.chunk_bytes = CHUNK_BYTES;
         config.wait_limit = WAIT_LIMIT;
-        config.hub_wait = Duration::ZERO; // the hub is a process of the same run, and does not return
+        config.hub_wait = Duration::ZERO; // the hub is another process of the example
         (config.terms.level.compression, config.terms.seed) = (args.compress, args.seed);
         let mut session = Session::join(config)?;
         session.broadcast_weights(|key, values| task.network.fill_weights(args.seed, key, values))?;

@@ -83,7 +83,7 @@ impl Team {
         self.shared.is_slow.store(true, Ordering::Relaxed);
     }
 
-    /// Makes all workers leave after the same round, because all must make the same number of rounds.
+    /// Makes all workers leave after the same round.
     pub fn end(&self) {
         self.shared.ends.store(true, Ordering::Relaxed);
     }

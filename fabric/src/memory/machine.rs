@@ -5,8 +5,8 @@ use super::window::SendWindow;
 use crate::ids::Span;
 use crate::ranges::Ranges;
 
-/// The file with Linux's setting for huge pages in shared memory. Every window asks for huge pages by
-/// `madvise`.
+/// The file with Linux's setting for huge pages in shared memory. Every mapping asks for huge pages
+/// by `madvise`.
 pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// Whether windows can have huge pages on this machine, by `madvise` or by collapse.

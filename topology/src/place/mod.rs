@@ -52,9 +52,9 @@ pub enum CoreChoice {
     /// two to four cores of its node. Each other NIC gets a number of cores as near as possible to its share
     /// by speed. If there are too few cores for that, every core is used.
     EvenOverNics,
-    /// One cpu of each of half of these cores, at least one; the rest is for workers on the same host. The
-    /// cpus are spread like those of [`Count`](Self::Count). If NICs have RDMA, they are at most as many as
-    /// [`EvenOverNics`](Self::EvenOverNics) chooses.
+    /// Half of the cores of [`EveryCore`](Self::EveryCore), at least one; the rest is for workers on the same
+    /// host. They are spread like those of [`Count`](Self::Count). If NICs have RDMA, only as many of them are
+    /// used as [`EvenOverNics`](Self::EvenOverNics) would choose.
     HalfOfTheCores,
     /// This number of cpus, spread over the nodes in proportion to the speed of their NICs. Each node with
     /// NICs gets its first cpu before any node gets a second. One cpu of each physical core comes first, and
