@@ -115,7 +115,8 @@ impl Context {
     pub fn port(&self, number: u8) -> Result<ibv_port_attr, DeviceError> {
         let mut attr = ibv_port_attr::default();
         // The exported function knows an older, shorter structure, and fills the fields that both structures
-        // have. SAFETY: the context is open, and `attr` begins with the structure that the function fills.
+        // have.
+        // SAFETY: the context is open, and `attr` begins with the structure that the function fills.
         let errno = unsafe { self.verbs.ibv_query_port(self.raw(), number, &raw mut attr) };
         if errno != 0 {
             return Err(self.failed("ibv_query_port", io::Error::from_raw_os_error(errno)));
