@@ -2,8 +2,8 @@
 //!
 //! `cargo test` and `cargo nextest run` build examples beside the tests. So the program is at
 //! `<target>/<profile>/examples/train`, while this test is in `<target>/<profile>/deps`. If only this test
-//! program is requested (`--test programs`), cargo does not build the example again. Then run `cargo build
-//! --release --example train` first.
+//! program is requested (`--test programs`), cargo does not build the example again. Then run
+//! `cargo build --release --example train` first.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

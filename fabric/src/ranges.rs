@@ -93,7 +93,7 @@ impl Ranges {
         pages.chunk_by(|(page, _), (next, _)| page + 1 == *next).map(part).collect()
     }
 
-    /// Returns the number of bytes of these [huge pages](Self::huge_pages).
+    /// Returns how many bytes of a window of `window` bytes can lie in huge pages of these ranges.
     pub fn huge_bytes(&self, window: usize) -> u64 {
         self.huge_pages(window).iter().map(|part| part.bytes as u64).sum()
     }

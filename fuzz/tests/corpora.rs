@@ -45,8 +45,8 @@ fn every_target_survives_arbitrary_bytes() {
 }
 
 /// Runs the inputs of a corpus with bytes changed, removed, repeated and joined. The test does not see new
-/// coverage as libFuzzer does, but is much faster. `PHUB_FUZZ_EXECUTIONS=10000000
-/// PHUB_FUZZ_TARGETS=tokens,control` runs that number of inputs on these targets.
+/// coverage as libFuzzer does, but is much faster. With
+/// `PHUB_FUZZ_EXECUTIONS=10000000 PHUB_FUZZ_TARGETS=tokens,control`, it runs that number of inputs on these targets.
 #[test]
 fn every_target_survives_mutated_inputs() {
     let executions = std::env::var("PHUB_FUZZ_EXECUTIONS").map_or(2000, |count| count.parse().unwrap());

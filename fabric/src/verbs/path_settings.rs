@@ -53,8 +53,8 @@ const RETRIES: PathSetting = PathSetting {
     help: "How often a packet is sent again before its link fails",
 };
 /// The number of retries after the answer "not ready". 7 means no limit. A peer without a receive request is
-/// backpressure, which never happens within the protocol ([decision
-/// 59](../../../docs/design/rdma.md#settings-of-paths)).
+/// backpressure, which never happens within the protocol
+/// ([decision 59](../../../docs/design/rdma.md#settings-of-paths)).
 const RNR_RETRIES: PathSetting = PathSetting {
     flag: "--rdma-rnr-retries",
     variables: &["PHUB_RDMA_RNR_RETRIES"],
