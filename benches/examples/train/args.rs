@@ -6,13 +6,13 @@ use training::MAX_WORKERS;
 
 /// Train a small network on real data over a parameter hub, and compare with one process.
 ///
-/// The data are 1359 red wines (UCI Wine Quality, from the package linfa-datasets): from 11 chemical
-/// measurements, tell whether tasters gave a wine 6 points or more. The training set is shared out
-/// by rank among worker processes; the hub sums their gradients in worker order and steps
-/// (Nesterov). Then one process trains on the same shards, one after another, in plain arithmetic.
+/// The data are 1359 red wines (UCI Wine Quality, from the package linfa-datasets). The task is to tell from
+/// 11 chemical measurements whether tasters gave a wine 6 points or more. The training set is divided by rank
+/// among worker processes. The hub sums their gradients in worker order, and steps (Nesterov). Then one process
+/// trains on the same shards, one after another, in plain arithmetic.
 ///
-/// Ends with an error if any weight of any worker differs in any bit from that of the one process, or if the
-/// accuracy on the test set is below --min-accuracy.
+/// Ends with an error if any weight of any worker differs in any bit from that of the one process. Also ends
+/// with an error if the accuracy on the test set is below --min-accuracy.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "train", version)]
 pub struct Args {

@@ -36,8 +36,8 @@ const ELSEWHERE: &str = "With a hub that runs elsewhere";
 
 /// Measure what a parameter hub does on this machine when computing takes no time.
 ///
-/// Without --hub, the probe starts a hub and its workers as processes, and measures the machine's
-/// limit in the same run: the same kernels over private memory on the same cores, without exchange.
+/// Without --hub, the probe starts a hub and its workers as processes. In the same run it measures the
+/// machine's limit: the same kernels over private memory on the same cores, without exchange.
 /// Every result is checked against the exact sum. With --compute, computing takes time.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-probe", version)]
@@ -111,11 +111,13 @@ pub struct Args {
     #[arg(long, default_value = "shared", value_enum, help_heading = JOB)]
     pub weights: WeightsChoice,
 
-    /// How gradients and weights are made smaller: a codec, and its settings after colons. f16 and bf16: half the bytes.
-    /// qsgd:BITS:BUCKET, terngrad: levels at random, right on average. onebit: signs and two means. topk:RATIO,
-    /// randomk:RATIO, dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS: a share of the values, the rest later. Results are not
-    /// exact with these, and the probe checks that all workers have the same bits. slim:ALPHA:BETA:Q:C:EXPLORER: the
-    /// most significant values, exactly; workers keep the rest, and the probe checks nothing.
+    /// Codec for gradients and weights, and its settings after colons. With f16 and bf16, values have half the bytes.
+    /// With qsgd:BITS:BUCKET and terngrad, values are rounded at random to levels, and are right on average. With
+    /// onebit, signs and two means are sent. With topk:RATIO, randomk:RATIO and
+    /// dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS, a share of the values is sent, and the rest later. Results are not exact
+    /// with these codecs, so the probe only checks that all workers have the same bits. With
+    /// slim:ALPHA:BETA:Q:C:EXPLORER, the most significant values are sent exactly. Workers keep the rest, and the probe
+    /// checks nothing.
     #[arg(long, value_name = "CODEC[:SETTING...]", help_heading = JOB)]
     pub compress: Option<Compression>,
 
@@ -128,8 +130,9 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub chunk_bytes: Option<usize>,
 
-    /// The order in which gradients and weights leave. kvstore: whole layers, notify and pull. layerwise: whole layers.
-    /// sliced: slices as they are pushed. p3: slices, first layer first. Default: sliced; with --pull kvstore.
+    /// The order in which gradients and weights leave. With kvstore, whole layers are sent, with notify and pull. With
+    /// layerwise, whole layers are sent. With sliced, slices are sent as they are pushed. With p3, slices are sent,
+    /// those of the first layer first. Default: sliced, or kvstore with --pull.
     #[arg(long, value_name = "kvstore|layerwise|sliced|p3", help_heading = ORDER)]
     pub schedule: Option<Schedule>,
 
@@ -198,8 +201,9 @@ pub struct Args {
     #[arg(long, value_name = "R", requires = "hub", help_heading = ELSEWHERE)]
     pub rank: Option<u32>,
 
-    /// Place of this machine, with --hub and a hub on each machine: this machine's number, the number of machines, and the first machine's hub,
-    /// like 1/4@10.0.0.1:7077. The hubs are then a mesh, and --rank and --workers are those on this machine.
+    /// Place of this machine, with --hub and a hub on each machine, like 1/4@10.0.0.1:7077. The parts are this machine's
+    /// number, the number of machines, and the first machine's hub. The hubs are then a mesh, and --rank and --workers
+    /// are those on this machine.
     #[arg(long, value_name = "N/COUNT@HOST:PORT", requires = "hub", help_heading = ELSEWHERE)]
     pub mesh: Option<Mesh>,
 
