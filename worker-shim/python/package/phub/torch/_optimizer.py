@@ -60,7 +60,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             `grad_norm` is the norm of the last step. With `skip_nonfinite=True` a step whose mean gradient is not finite is
             left out. The hub does the work of torch's `GradScaler`: it unscales gradients, and finds those that are not
             finite.
-        clip_value: each worker's gradients are clipped to plus and minus this, before the mean.
+        clip_value: each worker's gradients, as `step()` finds them, are clipped to plus and minus this, before the mean.
         backward_passes_per_step: after how many backward passes bytes leave in the first step. `step()` takes the sum of as many as
             there were, and the next step's bytes leave after as many.
         overlap: whether bytes of gradients leave in the backward pass, and weights come in the next forward pass. Without it all
