@@ -168,15 +168,14 @@ class Session:
                 you wait for one. For "bsp", and not with Slim-DP. Default: no bound.
             clip_norm_last: the most that the norm of the round before may be. If it was longer, this round's mean gradient is scaled down
                 by as much: another algorithm than `clip_norm`, and no key waits for all. The first round is not scaled, and `norm` is
-                `None`. For "bsp" at one hub, and with none of `clip_norm`, `skip_nonfinite`, `skip_spikes`. Default: no
-                bound.
+                `None`. For "bsp", and with none of `clip_norm`, `skip_nonfinite`, `skip_spikes`. Default: no bound.
             skip_nonfinite: whether all workers leave out a round if its mean gradient has a value that is infinite or NaN.
                 Weights, optimizer state and numbers of steps then do not change. `skipped` counts these rounds. Keys are
                 answered as with `clip_norm`. It needs no codec, or "f16" or "bf16": in frames of other codecs such values
                 count as zero.
             skip_spikes: how many times the running mean of the norms a norm may be, such as 3.0. A round above it is left out as with
                 `skip_nonfinite`, and so is one that is not finite. The mean is that of the last rounds that were not left out, about a
-                hundred; before there are ten, no round is too long. At one hub, with codecs as `skip_nonfinite`. Default: no bound.
+                hundred; before there are ten, no round is too long. With codecs as `skip_nonfinite`. Default: no bound.
             ema: the decay of an average of the weights that the hub keeps, such as 0.999. It begins with the first weights, and after each
                 step it is `ema * average + (1 - ema) * weights`. `ema()` fetches it, and checkpoints have it. Default: none.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
