@@ -157,12 +157,8 @@ fn make_rdma(
     nics: &NicSettings,
     rank: u32,
 ) -> Result<any::Rdma, String> {
-    let near = |offer: &TransportAddress| match offer {
-        TransportAddress::Shm { machine, address } => is_near(machine, address).is_ok(),
-        _ => false,
-    };
     let wanted = |hub: &LetIn| match transport {
-        None => !hub.reply.transports.iter().any(near),
+        None => !shares_memory(hub),
         Some(wanted) => wanted == Transport::Verbs,
     };
     let offered =
@@ -184,6 +180,18 @@ fn make_rdma(
     let nics = usable_nics(nics.list.as_ref().unwrap_or(&nccl.list), local_rank)?;
     let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;
     Ok((group, vec![port]))
+}
+
+/// Whether a member may reach one of these hubs by shared memory; `transport` is the only one that it may use.
+pub fn may_share_memory(hubs: &[LetIn], transport: Option<Transport>) -> bool {
+    transport.is_none_or(|wanted| wanted == Transport::Shm) && hubs.iter().any(shares_memory)
+}
+
+fn shares_memory(hub: &LetIn) -> bool {
+    hub.reply.transports.iter().any(|offer| match offer {
+        TransportAddress::Shm { machine, address } => is_near(machine, address).is_ok(),
+        _ => false,
+    })
 }
 
 /// Checks that a hub shares this machine's memory. Otherwise returns the reason. The hub's socket has an abstract name,

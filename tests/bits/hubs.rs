@@ -12,10 +12,10 @@ use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::{NOWHERE, addresses, config_at, describe, hub, on_threads, refused, says, small_model};
-use pbox_core::{Dtype, Key, Optimizer, Schedule};
+use pbox_core::{Dtype, Key, KeyId, Optimizer, Schedule};
 use phub_server::Hub;
 use rustix::process::Signal;
-use worker_shim::Session;
+use worker_shim::{Session, WeightsMode};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 
@@ -61,6 +61,28 @@ fn every_hub_and_core_has_its_share() {
     assert_eq!(by_hub, [64 * 3; 2], "128 chunks, three times: the broadcast and two rounds");
     let cores = chunks(&hubs[0]);
     assert!(cores.iter().all(|&of_core| of_core == 64 * 3 / cores.len() as u64), "{cores:?}");
+}
+
+#[test]
+fn hubs_on_other_machines_write_to_one_window_and_no_weights_are_copied() {
+    let _watchdog = Watchdog::start();
+    let hubs = [hub(1), hub(1)];
+    for mode in [WeightsMode::Shared, WeightsMode::Private] {
+        let mut config = config_at(&addresses(&hubs), "job", 0, 1);
+        config.terms.keys = vec![Key::f32("split", [1 << 20])];
+        (config.terms.chunk_bytes, config.terms.answers_ahead) = (1 << 15, true);
+        (config.transport, config.weights) = (Some(Transport::Tcp), mode);
+        let mut session = Session::join(config).unwrap();
+        session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
+        session.gradient_mut::<f32>(KeyId(0)).unwrap().fill(0.0);
+        session.send_ahead([KeyId(0)]).unwrap();
+        // Hubs may answer to the window now, so that only a copy can be read.
+        assert_eq!(session.weights::<f32>(KeyId(0)).is_ok(), mode == WeightsMode::Private);
+        session.push(KeyId(0)).unwrap();
+        session.wait(KeyId(0)).unwrap();
+        assert!(session.weights::<f32>(KeyId(0)).unwrap().iter().all(|&weight| weight == 1.0));
+        session.leave().unwrap();
+    }
 }
 
 #[test]

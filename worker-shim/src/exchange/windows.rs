@@ -89,8 +89,8 @@ impl Windows {
     }
 
     /// Creates the windows of worker `rank`: `gradients` from [`gradients`](Self::gradients), `weights` by core from
-    /// the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with several hubs.
-    /// With several hubs a key's weights may lie in several windows.
+    /// the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with several windows:
+    /// hubs on this machine share their own pages, and a key's weights may be at several hubs.
     ///
     /// # Panics
     /// Panics if there is no core.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::tcp::{Frames, Options};
-use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
+use fabric::{Port, Receive, RecvWindow, SendWindow, Until, WindowError, any};
 use membership::{Credential, DataPath, Event, Hub, LetIn, Limits, Member, MemberError, Named, Ports, Way};
 use pbox_core::control::{JoinRequest, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
@@ -68,7 +68,7 @@ impl Session {
             None => false,
         };
         let (window, gradients) = Windows::gradients_in(&wire, config.dma_buf.as_ref())?;
-        let receive = |_| Receive::New(wire.weights_window_bytes());
+        let receive = receive(&let_in, &config, &wire)?;
         let Attached { port, endpoints, received, slices, hubs, ways, links } =
             attach(let_in, &config, &wire, &window, receive, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
@@ -221,6 +221,19 @@ pub(super) struct Attached {
 /// Whether gradients may cross the link to each core before they are pushed.
 pub(super) fn drafts(endpoints: &[any::Endpoint]) -> Vec<bool> {
     endpoints.iter().map(any::Endpoint::carries_drafts).collect()
+}
+
+/// Returns the window for the posts of each hub. Several hubs post into one window, so that no weights are copied. A hub on
+/// this machine shares its own pages instead.
+fn receive(
+    hubs: &[LetIn],
+    config: &SessionConfig,
+    wire: &Wire,
+) -> Result<impl Fn(usize) -> Receive + use<>, WindowError> {
+    let bytes = wire.weights_window_bytes();
+    let is_one = hubs.len() > 1 && !membership::may_share_memory(hubs, config.transport);
+    let one = is_one.then(|| RecvWindow::local(bytes)).transpose()?.map(Arc::new);
+    Ok(move |_| one.clone().map_or(Receive::New(bytes), Receive::Into))
 }
 
 /// Makes the links to hubs that have let this worker in. Posts of each hub go to `receive` of its number.
