@@ -61,7 +61,7 @@ pub enum Violation {
         /// The expected value, in words.
         why: &'static str,
     },
-    /// A hub's part of the whole gradient is impossible.
+    /// A hub's part of the whole gradient is invalid.
     Line {
         /// The number of the hub whose part it is.
         hub: usize,
@@ -70,7 +70,7 @@ pub enum Violation {
         /// The fault, in words.
         why: &'static str,
     },
-    /// The worker needs more answers than a round in flight has.
+    /// The worker's ring of answers is full: it pushed without reading its answers.
     RingFull,
     /// The worker pushed a chunk in a round in which it does not take part.
     NotYet {
