@@ -1,4 +1,4 @@
-//! The members of a job, from their join until nothing is left of them.
+//! The members of a job, from their join until all cores have removed them.
 //!
 //! | file | what it does |
 //! | --- | --- |
