@@ -3,10 +3,10 @@
 //! The network is that of the paper, as the Caffe model zoo publishes it: no batch normalization, and a bias on every
 //! convolution. The two auxiliary classifiers are left out. With them the network has 13,378,280 parameters.
 //!
-//! The papers count differently. Slim-DP's 13M parameters are those of the zoo's training network, which has the auxiliary
-//! classifiers. iBatch's 5M parameters follow the GoogLeNet paper's "12 times fewer than AlexNet". They are less than the
-//! sum of that paper's table 1. torchvision's `googlenet` is a different network: it has batch normalization, and 3x3
-//! instead of 5x5. Must not know how its keys are used.
+//! The papers count differently. Slim-DP counts 13M parameters, because it uses the zoo's training network, which has the
+//! auxiliary classifiers. In iBatch there are 5M, as in "12 times fewer than AlexNet" of the GoogLeNet paper. A count of 5M is
+//! less than the sum of this paper's table 1. The `googlenet` of torchvision is a different network. It has batch
+//! normalization, and 3x3 instead of 5x5. Must not know how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;
