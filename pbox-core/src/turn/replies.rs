@@ -6,6 +6,7 @@
 //! ```text
 //!   finished -> (whole layer? pulled?) -> post -- Full, and the link has credit --> queue -> next turns' posts
 //! ```
+//!
 //! While every link accepts every post, the queues are empty. A link without credit accepts every post.
 
 use std::ops::Range;
@@ -42,14 +43,14 @@ impl Answer {
     }
 }
 
-/// The work after an arrival, except for posts.
+/// The result of the work on an arrival, without its posts.
 pub(super) struct Done {
     /// The steps that were made.
     pub steps: u32,
     pub bytes: usize,
     /// The round of the steps, if there were any.
     pub round: Round,
-    /// The shard has a task for the core between turns.
+    /// Whether the shard has a task for the core between turns.
     pub has_task: bool,
 }
 

@@ -546,9 +546,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.failure.take()
     }
 
-    /// Notes worker `rank`'s pushes of the chunks at all these places. `None` unless each push is the worker's turn,
-    /// readable, and for the same round; then the pushes must come one by one. Returns which chunks now have all their
-    /// pushes.
+    /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes. Returns
+    /// `None`, and notes nothing, unless each push is the worker's turn, readable, and for the same round. In that case the
+    /// pushes must come one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         self.pace.turn_of_all(places.clone(), rank, round_bits)?;

@@ -31,7 +31,7 @@ pub struct Watched {
     pub last: Round,
     /// The rounds in which the core waited for a worker: the microseconds by rank.
     pub rows: Vec<(Round, Vec<u32>)>,
-    /// The workers that others wait for now.
+    /// The workers for which other workers wait now.
     pub waits_for: Vec<u32>,
 }
 

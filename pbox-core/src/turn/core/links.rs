@@ -180,7 +180,7 @@ impl<P: Port> Core<P> {
         (0..).zip(&self.members).filter_map(of_job)
     }
 
-    /// Removes a worker from the links of all its job's shards.
+    /// Removes a worker's link from all shards of its job. Returns the link.
     fn unlink(&mut self, id: JobId, rank: u32) -> Option<LinkId> {
         let link = self.shards_of(id).filter_map(|entry| entry.replies.detach(rank)).last()?;
         self.members[link.index()] = None;

@@ -5,6 +5,7 @@
 //!                                        |
 //!                                        +--the chunk has the weights, then the push again--> answered
 //! ```
+//!
 //! After it has reconnected, the worker pushes again the round before its first round, and gets one answer for this push.
 //! If the chunk has the weights before this push arrives, the answer waits for the push. Otherwise the push's bytes could
 //! arrive after the answer, and even after the next push.
