@@ -1,4 +1,4 @@
-//! The progress of a job, according to the last look at its cores.
+//! The progress of a job, according to the last look: the last check of its cores.
 
 use std::time::{Duration, Instant};
 

@@ -278,7 +278,7 @@ impl Control {
                 hub: self.hub.clone(),
                 what,
                 saw: match self.named.is_outside() {
-                    // A user may point the process at any server. This user must not read the answer of that server.
+                    // A user may give the address of any server. The error must not show this user the server's answer.
                     true => format!("{status}, and no answer of a hub"),
                     false => format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
                 },

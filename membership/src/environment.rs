@@ -81,7 +81,8 @@ pub fn environment_warnings() -> Vec<String> {
     )
 }
 
-/// Logs these faults once per process, even if it has several hubs and workers.
+/// Logs the faults in the names of environment variables. Logs them once per process, even if the process has several hubs
+/// and workers.
 pub fn warn_of_environment() {
     static SAID: Once = Once::new();
     SAID.call_once(|| environment_warnings().iter().for_each(|warning| tracing::warn!("{warning}")));

@@ -43,7 +43,8 @@ impl Read for StateReader {
 }
 
 /// Asks the hub at this address for the part of a job's state that the query describes. Returns `None` if the hub has no part
-/// of the state. `bytes` is the approximate length. A hub from before `only` sends the whole state.
+/// of the state. `bytes` is the approximate length. A hub that is too old to know
+/// `only` sends the whole state.
 ///
 /// # Errors
 /// Returns an error if the hub cannot be reached, refuses, or is not trusted.

@@ -129,7 +129,7 @@ impl Hub {
         self.heartbeat.say_latest(latest);
     }
 
-    /// Returns the error that ends the membership, if the news have such an error.
+    /// Returns the error that ends the membership, if the news has such an error.
     pub fn end(&self) -> Option<MemberError> {
         self.end_by(&self.heartbeat.news())
     }
@@ -295,7 +295,7 @@ impl Hub {
         let behind = if knows_keys { at.behind.clone() } else { Vec::new() };
         let request =
             LeaveRequest { token: self.token.clone(), round: at.round, behind, ..LeaveRequest::default() };
-        // The news are ignored here. If the leave succeeded and its answer was lost, the hub no longer accepts the
+        // The news is ignored here. If the leave succeeded and its answer was lost, the hub no longer accepts the
         // heartbeat.
         let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&request));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))

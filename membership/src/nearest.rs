@@ -1,5 +1,5 @@
-//! The order in which a member uses the NICs of its machine. NICs of the member's NUMA node come first, and each member of
-//! a machine begins with another one of them. Also the number of members on the machine.
+//! The order in which a member uses the NICs of its machine. NICs of the member's NUMA node come first, and the members of
+//! a machine begin with different NICs. Also the number of members on the machine.
 //!
 //! Used once, at the join. Reads /proc and /sys; knows nothing of hubs.
 
@@ -28,8 +28,8 @@ pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>
     LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
 }
 
-/// Orders NICs: those that are near come first. Both among these and among the rest, the member of this number begins with
-/// another NIC.
+/// Orders NICs: near NICs come first. The near NICs and the far NICs are each rotated by the member's number, so that
+/// members begin with different NICs.
 pub(crate) fn order<T>(nics: Vec<T>, is_near: impl Fn(&T) -> bool, local_rank: u32) -> Vec<T> {
     let (mut near, mut far): (Vec<T>, Vec<T>) = nics.into_iter().partition(is_near);
     for nics in [&mut near, &mut far] {

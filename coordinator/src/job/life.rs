@@ -12,7 +12,7 @@
 //! | `Failed` | a minute is over, or too many jobs have failed since | (forgotten) |
 //!
 //! A hold for a cut is not a state here: a job may be held while it gathers, when it begins, and while it runs. The news
-//! show the state to the workers.
+//! shows the state to the workers.
 
 use std::time::Instant;
 

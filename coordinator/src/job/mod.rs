@@ -10,13 +10,13 @@
 //! | `life` | has the states of a job |
 //! | `members` | has the members of the job: their joins, lateness and ends |
 //! | `cut` | stops the job between two rounds |
-//! | `event` | handles events that nobody requested, and returns the effects |
+//! | `event` | handles events that no request causes, and returns the effects |
 //! | `checkpoints` | collects the parts of snapshots, and has the results of the files |
 //! | `wants` | makes cores take snapshots for clients that want the state: repeatedly if necessary, and within a time limit |
 //! | `parts` | follows, as hub 0, the parts of other hubs, and reports the state of this hub's part |
 //! | `offered` | has the state that rank 0 brings |
 //! | `numbers` | has the numbers of the optimizer |
-//! | `last` | has the last state saved |
+//! | `last` | requests that the last state is saved |
 //! | `news` | has the news for the members |
 
 mod checkpoints;

@@ -86,7 +86,7 @@ pub enum Event {
     LinksMade,
     /// The step failed.
     Failed(Failure),
-    /// The news or an answer of a hub end the membership.
+    /// The news or an answer of a hub ends the membership.
     Ended(End),
     /// The job's other hubs have been notified.
     Told,
@@ -260,8 +260,8 @@ impl Member {
     fn lose(&mut self, made: Option<Instant>, event: Event, now: Instant) -> Option<Step> {
         match event {
             Event::LinkEnded { may_relink } if may_relink && !self.limits.links.is_zero() => {
-                // Links that lasted long enough end the count: an answer may be missing because another member is
-                // evaluating its model.
+                // If the links lasted long enough, the time without an answer starts anew. The answer may be missing
+                // because another member is evaluating its model.
                 if made.is_some_and(|made| is_over(made, self.limits.links, now)) {
                     self.unanswered = None;
                 }

@@ -172,7 +172,7 @@ pub struct JobReply {
     /// The workers that have joined, by rank.
     #[serde(default)]
     pub members: Vec<MemberReply>,
-    /// The round of the job at the hub's last look at its cores, which it takes every few seconds.
+    /// The round of the job at the hub's last check of its cores. The hub checks its cores every few seconds.
     #[serde(default)]
     pub round: Round,
     /// The last round before which all workers of the job had the same weights, if the workers compare weights.
@@ -248,7 +248,7 @@ pub struct MemberReply {
     /// The transport of the worker's links, once it has links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// The bytes that have crossed the worker's links, by NIC, at the last look at the cores. Empty on shared memory.
+    /// The bytes that have crossed the worker's links, by NIC, at the last check of the cores. Empty on shared memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReply>,
     /// The late worker below this member, if the member is a hub, from its last report.

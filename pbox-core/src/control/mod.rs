@@ -264,7 +264,7 @@ impl TransportAddress {
 }
 
 /// `POST /v1/jobs/{job}/heartbeat`: the worker is alive. If the hub has newer news than `seen`, it answers at once.
-/// Otherwise it answers when there are news, or after a third of the limit.
+/// Otherwise it answers when there is news, or after a third of the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatRequest {

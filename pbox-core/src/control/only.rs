@@ -30,7 +30,7 @@ impl StateQuery {
     /// Parses the query of a request.
     ///
     /// # Errors
-    /// Returns an error if the query has an unknown word, or has a word twice.
+    /// Returns an error if the query has an unknown pair, or has a name twice.
     pub fn parse(query: &str) -> Result<Self, ParseError> {
         let mut parsed = StateQuery::default();
         let is_known = |pair| parsed.takes(pair).is_some();
@@ -44,7 +44,7 @@ impl StateQuery {
         Err(ParseError::Malformed { what: "state", reason })
     }
 
-    /// Takes one word of the query. Returns `None` if the word is invalid.
+    /// Parses one `name=value` pair of the query. Returns `None` if the pair is invalid.
     fn takes(&mut self, pair: &str) -> Option<()> {
         match pair.split_once('=')? {
             ("only", word) if self.only.is_none() => {

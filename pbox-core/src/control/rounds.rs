@@ -82,8 +82,8 @@ pub struct RankReply {
 /// The upper bounds of the classes into which a [`LatenessReply`] sorts the lateness, in microseconds.
 pub const LATENESS_BOUNDS_US: [u32; 6] = [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 
-/// A worker's lateness in all rounds that the hub looked at. At more than some 60 rounds per second, the hub does not look
-/// at every round.
+/// A worker's lateness in all rounds that the hub checked. At more than about 60 rounds per second, the hub does not check
+/// every round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatenessReply {
     /// The sum over these rounds, in microseconds.

@@ -1,4 +1,4 @@
-//! loses these values; decision 21.)
+//! One worker's end of Slim-DP: the significant set of each chunk, and the elements that the worker pushed last.
 //!
 //! Owned by the worker's windows. Knows chunks and rounds, but no keys or links. Allocates nothing after [`Pusher::new`].
 
@@ -115,7 +115,7 @@ impl Pusher {
     }
 
     /// Sets the values of a chunk's last push to zero. Values that were not pushed remain for a later push. (The paper's
-    /// algorithm
+    /// algorithm 1 loses these values; decision 21.)
     pub fn clear_sent<E: Element>(&self, chunk: ChunkId, values: &mut [E]) {
         let Chunk { words, whole, .. } = &self.chunks[chunk.index()];
         let zero = E::from_f32(0.0);

@@ -1,6 +1,6 @@
-//! A look at a job's rounds: whether they move, and for which workers they wait.
+//! A look is a check of a job's rounds: whether they move, and for which workers they wait.
 //!
-//! The core's thread takes a look between two turns, now and then. The round path does not know of it.
+//! The core's thread takes a look between two turns, when the hub asks for one. The round path does not know of it.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::shard::ShardOf;
 use crate::layout::Round;
 use crate::weights::Mode;
 
-/// The state of a job as a core sees it.
+/// The result of a look at a job on one or several cores.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
     /// The round of the first chunk if rounds are moving, otherwise of the chunk that is furthest ahead.

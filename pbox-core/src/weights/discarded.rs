@@ -1,6 +1,7 @@
 //! Memory that a core no longer needs. Another thread frees it, so that the core does not free it between two rounds.
 
-/// Memory that a core no longer needs. To drop it frees it, which takes long for much memory. So drop it on another thread.
+/// Memory that a core no longer needs. Dropping this value frees the memory, which can take long. So drop it on another
+/// thread.
 #[derive(Default)]
 pub struct Discarded(Vec<Box<dyn Send>>);
 

@@ -1,9 +1,9 @@
 //! Late workers: they delay a job's rounds, because they send heartbeats but do not push.
 //!
 //! ```text
-//!   a look at all cores --> did anything change since the last look?
+//!   a look, which is a check of all cores --> did anything change since the last look?
 //!       no, and a worker that owes a push has left:  the job fails, because the push will never come
-//!       no, for the time of the warning:             the news name the workers that owe pushes for which others wait
+//!       no, for the time of the warning:             the news names the late workers
 //!       no, for the time of the limit:               these workers are lost
 //! ```
 
@@ -20,7 +20,7 @@ use crate::job::{Blame, Cause, Effect, Job, JobSpec};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LateLimits {
-    /// The time after which the news name late workers.
+    /// The time after which the news names late workers.
     pub warning: Duration,
     /// The time after which late workers are lost, if there is such a limit.
     pub limit: Option<Duration>,

@@ -53,7 +53,7 @@ impl Job {
         }
     }
 
-    /// Notes that a core has removed a worker. After the last core the rank is free, and the news no longer name the
+    /// Notes that a core has removed a worker. After the last core the rank is free, and the news no longer names the
     /// worker.
     pub(crate) fn removed(&mut self, rank: u32) {
         if self.members.removed(rank) {
@@ -69,7 +69,7 @@ impl Job {
         self.cuts.end(&self.hubs, &self.members)
     }
 
-    /// Takes the model of a failed job, so that it can be freed: only the job's news are still needed.
+    /// Takes the model of a failed job, so that it can be freed: only the job's news is still needed.
     pub(crate) fn forget_model(&mut self) -> Option<Model> {
         if self.spec.terms.keys.is_empty() {
             return None;

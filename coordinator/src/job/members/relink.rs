@@ -20,7 +20,7 @@ pub enum Grant {
     Waits,
     /// The worker may connect.
     Connection {
-        /// The token from an earlier answer to the same request, which is no longer valid. Its answer was lost.
+        /// The token from an earlier answer to the same request, if that answer was lost. The token is no longer valid.
         former: Option<Token>,
     },
 }

@@ -98,7 +98,7 @@ pub(crate) trait Gather {
     /// Counts a chunk without a gradient as gathered.
     fn take_nothing(&mut self, _place: usize, _round: Round) {}
 
-    /// Forgets the gathered chunks of a round, unless the hub's part is complete. Until then, their pushes may change.
+    /// Forgets the gathered chunks of a round, unless the hub's part is complete. Until it is complete, pushes may change.
     #[inline]
     fn take_back(&mut self) {}
 
