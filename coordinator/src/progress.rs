@@ -15,7 +15,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins the clock of a job.
+    /// Creates the progress of a job that begins now.
     pub fn new(now: Instant) -> Self {
         Progress { done: 0, since: now, round: Round(0), waits_for_left: false }
     }

@@ -2,7 +2,7 @@
 //! inputs to a new hub, and compares the answers.
 //!
 //! ```text
-//!   {"record": "phub-server", "form": 2, "version": "0.1.0", "settings": {..}}
+//!   {"record": "phub-server", "form": 3, "version": "0.1.0", "settings": {..}}
 //!   {"at_ns": 81220417, "input": {"Find": {"name": "job", "owner": null}}, "answer": "Ok(Free(JobId(0)))"}
 //!   ...
 //!   {"ended": "the hub stopped"}

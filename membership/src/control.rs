@@ -279,7 +279,7 @@ impl Control {
                 what,
                 saw: match self.named.is_outside() {
                     // A user may give the address of any server. The error must not show this user the server's answer.
-                    true => format!("{status}, and no answer of a hub"),
+                    true => format!("{status}, which is no answer of a hub"),
                     false => format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
                 },
             },

@@ -335,10 +335,10 @@ impl<'a> Route<'a> {
         };
         match offer {
             TransportAddress::Shm { .. } if is_local == Some(true) => {
-                Err("received bytes go into memory of this end".into())
+                Err("the window is this process's own memory, which shared memory cannot use".into())
             }
             TransportAddress::Verbs { .. } | TransportAddress::Tcp { .. } if is_local == Some(false) => {
-                Err("received bytes go to the place of the hub's own memory".into())
+                Err("the window is the hub's own memory, which only shared memory can use".into())
             }
             TransportAddress::Shm { machine, address } => {
                 is_near(machine, address)?;
@@ -354,7 +354,7 @@ impl<'a> Route<'a> {
                     return Err(format!("the hub gives {seen} addresses for {ports} ports"));
                 }
                 let addresses = addresses.iter().map(|&address| self.reached_at(address));
-                Ok((Address::Tcp(addresses.collect::<Result<_, _>>()?), "TCP leads everywhere"))
+                Ok((Address::Tcp(addresses.collect::<Result<_, _>>()?), "TCP works over any network"))
             }
         }
     }

@@ -49,7 +49,7 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
         return wrong(format!("{} of them", hubs.len()));
     }
     if let Some(twice) = hubs.iter().enumerate().find(|(at, hub)| hubs[..*at].contains(hub)) {
-        return wrong(format!("{} is there twice", twice.1));
+        return wrong(format!("{} is listed twice", twice.1));
     }
     Ok(hubs)
 }

@@ -376,7 +376,7 @@ impl fmt::Display for Over {
             Over::NoAnswer(limit) => {
                 write!(out, "the old links brought no answer for {} s", limit.as_secs_f64())
             }
-            Over::CallerGaveUp => out.write_str("its own program waits no longer"),
+            Over::CallerGaveUp => out.write_str("its own program no longer waits"),
         }
     }
 }
