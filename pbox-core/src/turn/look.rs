@@ -27,7 +27,7 @@ pub struct Look {
 /// One worker's part in the waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
-    /// Chunks that other workers have pushed, and that wait for this worker's push.
+    /// The number of chunks that other workers have pushed, and that wait for this worker's push.
     pub owes: u32,
     /// The lowest round of these chunks.
     pub round: Option<Round>,

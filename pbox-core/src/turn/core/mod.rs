@@ -23,8 +23,8 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
 pub use jobs::further;
 
-/// The least number of arrivals for which one turn has room. More arrivals per poll spread its cost; fewer
-/// keep the core's other duties from waiting.
+/// The least number of arrivals for which one turn has room. With more arrivals per poll, each arrival has a
+/// smaller part of the poll's cost. With fewer arrivals, the core's other duties wait less.
 const ARRIVALS_PER_TURN: usize = 64;
 /// The least number of arrivals per link for which one turn has room. With many workers, a turn then still
 /// completes some chunks, and their answers to a worker leave together.

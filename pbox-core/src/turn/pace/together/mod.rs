@@ -151,8 +151,8 @@ impl Arrivals {
         }
     }
 
-    /// Whether a worker waits for these weights as its first weights, because it [lost](Self::lose_first) its links before
-    /// they had arrived.
+    /// Whether the weights of a finished round answer a worker that has asked again for its first weights. The worker asks
+    /// again if it [lost](Self::lose_first) its links before these weights had arrived.
     #[cold]
     fn greets(&mut self, index: usize, finished: Round, rank: u32) -> bool {
         self.roster.has(rank, finished.next()) && self.ungreeted.greet(index, rank)
