@@ -1,4 +1,4 @@
-//! Certificates and keys in files, and what a hub needs to speak TLS.
+//! Certificates and keys in files, and a hub's TLS settings.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::digits::hex;
 
-/// Certificates or keys cannot be used.
+/// An error: certificates or keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum TlsError {
@@ -39,7 +39,7 @@ pub enum TlsError {
     System(#[from] io::Error),
 }
 
-/// Returns the one library of ciphers that is used.
+/// Returns the library of ciphers, which is the only one in use.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
@@ -49,7 +49,7 @@ pub fn fingerprint(certificate: &CertificateDer) -> String {
     hex(&Sha256::digest(certificate))
 }
 
-/// A certificate with those that vouch for it, and its key.
+/// A certificate with its chain, and its key.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub chain: Vec<CertificateDer<'static>>,
@@ -77,7 +77,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     if read.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(read) }
 }
 
-/// Returns the certificates of a file, to trust those that they have signed, and themselves.
+/// Returns the certificates of a file as trusted ones: these certificates, and certificates that they have signed, are
+/// trusted.
 pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
@@ -87,11 +88,11 @@ pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     Ok(Arc::new(roots))
 }
 
-/// Returns the hub's settings of TLS, and the fingerprint of its certificate. They have its certificate and key, and
-/// the certificates of clients that it accepts, if it asks for any.
+/// Returns the hub's TLS settings, and the fingerprint of its certificate. The settings have the hub's certificate and key.
+/// If the hub asks clients for certificates, they also have the accepted ones.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read, or certificate and key are not a pair.
+/// Returns an error if a file cannot be read, or if certificate and key do not belong together.
 pub fn serve(
     certificate: &Path,
     key: &Path,

@@ -1,4 +1,4 @@
-//! The credential that a process shows to hubs, and its sources.
+//! The credential that a process shows to hubs, and the places where it is found.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use crate::own_file;
 use crate::secret::{Secret, Secrets, WeakSecret};
 use crate::token::{NotAToken, Right, Token};
 
-/// The environment's names of a secret or a token, and of a file with it.
+/// The environment variables with a secret or a token, and with the path of a file that has one.
 const TEXT: &str = "PHUB_TOKEN";
 const FILE: &str = "PHUB_TOKEN_FILE";
 
@@ -16,7 +16,7 @@ const FILE: &str = "PHUB_TOKEN_FILE";
 #[derive(Clone)]
 pub struct Credential {
     holds: Holds,
-    /// The source of the credential, for errors.
+    /// The place where the credential was found, for errors.
     source: String,
 }
 
@@ -26,7 +26,7 @@ enum Holds {
     Token(Token),
 }
 
-/// No credential to show to hubs was found.
+/// An error: no usable credential for hubs was found.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum CredentialError {
@@ -58,13 +58,13 @@ impl fmt::Debug for Credential {
 }
 
 impl Credential {
-    /// Returns the credential that the environment names: `PHUB_TOKEN`, or the file `PHUB_TOKEN_FILE`. If neither is
-    /// set, this is the file of this user (`~/.config/phub/secret`), which is created if it is missing.
+    /// Finds the credential of this process. It is in the environment, in `PHUB_TOKEN` or in the file `PHUB_TOKEN_FILE`. If
+    /// neither is set, it is in this user's file (`~/.config/phub/secret`), which is created if it is missing.
     ///
     /// # Errors
     /// Returns an error if no credential is found, or if it is malformed.
     pub fn find() -> Result<Self, CredentialError> {
-        // A variable that is empty is not set.
+        // An empty variable counts as not set.
         if let Some(text) = std::env::var(TEXT).ok().filter(|text| !text.is_empty()) {
             return Self::parse(&text, TEXT);
         }
@@ -75,8 +75,8 @@ impl Credential {
         Self::parse(&own_file::read(&path)?, &format!("the file {}", path.display()))
     }
 
-    /// Works like [`find`](Self::find), for a process that a hub may serve without: where this user can have no file,
-    /// there is none.
+    /// Does the same as [`find`](Self::find), for a process that a hub may serve without a credential. Returns `None` where
+    /// this user cannot have a file.
     ///
     /// # Errors
     /// Returns an error if a credential is found and is malformed.
@@ -87,23 +87,23 @@ impl Credential {
         }
     }
 
-    /// Returns the credential in a file: a secret, several secrets, or a token.
+    /// Reads the credential in a file: a secret, several secrets, or a token.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or if it holds no valid credential.
+    /// Returns an error if the file cannot be read, or has no valid credential.
     pub fn read(path: &Path) -> Result<Self, CredentialError> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|error| CredentialError::Unreadable { path: path.to_owned(), error })?;
         Self::parse(&text, &format!("the file {}", path.display()))
     }
 
-    /// Parses a secret or a token that somebody gave at `place`.
+    /// Parses a secret or a token that was found at `place`.
     ///
     /// # Errors
     /// Returns an error if the text is neither.
     pub fn parse(text: &str, place: &str) -> Result<Self, CredentialError> {
         let place = || place.to_owned();
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text); // a mark that some editors put before text
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text); // a byte order mark, which some editors put before text
         let holds = if text.starts_with(Token::BEGIN) {
             let token = text.trim().parse();
             Holds::Token(token.map_err(|error| CredentialError::NotAToken { place: place(), error })?)
@@ -114,7 +114,7 @@ impl Credential {
         Ok(Credential { holds, source: place() })
     }
 
-    /// Returns the source, such as "the file /home/ann/.config/phub/secret".
+    /// Returns the place where the credential was found, such as "the file /home/ann/.config/phub/secret".
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -127,10 +127,10 @@ impl Credential {
         }
     }
 
-    /// Returns the secrets that it holds.
+    /// Returns the secrets of the credential.
     ///
     /// # Errors
-    /// Returns an error if it is a token.
+    /// Returns an error if the credential is a token.
     pub fn secrets(&self) -> Result<&Secrets, CredentialError> {
         match &self.holds {
             Holds::Secrets(secrets) => Ok(secrets),
@@ -166,7 +166,7 @@ mod tests {
         assert!(!format!("{all:?} {one:?}").contains(secret.reveal()));
     }
 
-    /// People and their editors write a file in all of these forms.
+    /// People and their editors write all these forms of a file.
     #[test]
     fn a_file_that_an_editor_has_touched_holds_the_same_secret() {
         let own = Credential::parse("0123456789abcdef", "a test").unwrap().token(Right::Join, "job");

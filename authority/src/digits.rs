@@ -1,14 +1,14 @@
-//! Bytes as hexadecimal digits, and back. Bytes have one spelling: two digits each, and small letters.
+//! Bytes as hexadecimal digits, and back. Bytes have only one spelling: two digits each, with small letters.
 //!
-//! A comparison of two texts is therefore a comparison of bytes. Must not know what the bytes mean.
+//! So comparing two texts is the same as comparing their bytes. Must not know the meaning of the bytes.
 
-/// Returns two digits for each byte.
+/// Returns the digits of bytes: two for each byte.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads the bytes of a text. `None` for another length, a sign, a capital letter, and any other text that is
-/// not a digit.
+/// Reads the bytes of a text. Returns `None` for a text of another length, or with a sign, a capital letter, or another
+/// character that is no digit.
 pub fn unhex<const BYTES: usize>(text: &str) -> Option<[u8; BYTES]> {
     let pairs = text.as_bytes().chunks_exact(2);
     if text.len() != 2 * BYTES {

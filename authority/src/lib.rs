@@ -1,13 +1,14 @@
-//! Rights: who may ask a hub for something, and who is a hub.
+//! Rights: who may send which requests to a hub, and who is a hub.
 //!
 //! ```text
 //!   secret of the cluster --HMAC-SHA256--> token of a right and a job --HMAC-SHA256--> proof of one request
 //! ```
 //!
-//! The owner of the secret may do everything. The owner of a token may do what the token names. A request carries a proof,
-//! and neither a token nor the secret. A reader of the request, or the server, can repeat that request and nothing else.
+//! The owner of the secret may do everything. The owner of a token may do what the token says. A request carries a proof,
+//! but neither a token nor the secret. The server, or someone who reads the request, can repeat this request, but cannot
+//! make another one.
 //!
-//! This crate must never know what requests are about, nor hubs, nor jobs.
+//! This crate must never know the content of requests, nor hubs, nor jobs.
 
 #![forbid(unsafe_code)]
 

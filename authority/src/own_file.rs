@@ -1,5 +1,5 @@
-//! The file with the secret that all hubs and workers of one user share, if none was chosen. Made when it is first
-//! needed.
+//! The file with a secret that all hubs and workers of one user share if no other secret was chosen. It is created when it
+//! is first needed.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -9,23 +9,23 @@ use std::{fs, io::Write};
 use crate::credential::CredentialError;
 use crate::secret::Secret;
 
-/// Returns its path.
+/// Returns the path of the file.
 pub(crate) fn path() -> Option<PathBuf> {
     Some(directory()?.join("secret"))
 }
 
-/// Returns the directory of this user's secret: `phub` in the user's directory of settings.
+/// Returns the directory of this user's secret: `phub` in the user's directory for settings.
 pub fn directory() -> Option<PathBuf> {
     let directory = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let settings = directory("XDG_CONFIG_HOME").or_else(|| Some(directory("HOME")?.join(".config")))?;
     Some(settings.join("phub"))
 }
 
-/// Returns the text. Makes the file if there is none.
+/// Reads the file. Creates it first if it is missing.
 pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     let failed = |error| CredentialError::Unreadable { path: path.to_owned(), error };
     match fs::metadata(path) {
-        // If the home is a file, such as /dev/null, the error of the attempt names it.
+        // If the home is a file, such as /dev/null, the attempt to create the file fails, and its error names the home.
         Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
             make(path).map_err(|error| CredentialError::Unmade { path: path.to_owned(), error })?;
         }
@@ -41,20 +41,20 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     fs::read_to_string(path).map_err(failed)
 }
 
-/// Makes the file. Several processes may do this at the same time, also on machines that share the directory: an
-/// existing complete file is not replaced.
+/// Creates the file. Several processes may do this at the same time, also on machines that share the directory. So a
+/// complete file that exists is not replaced.
 fn make(path: &Path) -> io::Result<()> {
     let directory = path.parent().expect("it is in a directory");
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let secret = Secret::random()?;
-    // A name that nobody else has. It comes from another secret, since this secret must not be in a name.
+    // This name is unique. It is made from another secret, because the new secret must not be in a name.
     let own = directory.join(format!(".secret-{}", Secret::random()?.reveal()));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&own)?;
     let written = writeln!(file, "{}", secret.reveal()).and_then(|()| file.sync_all());
     let linked = written.and_then(|()| fs::hard_link(&own, path));
     fs::remove_file(&own)?;
     match linked {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()), // another process was faster
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()), // another process has created it
         other => other,
     }
 }

@@ -1,10 +1,10 @@
-//! Proofs: a token's holder asks one request, and shows that it has the token without showing it.
+//! Proofs: with a proof, the holder of a token shows for one request that it has the token, without showing the token.
 //!
 //! ```text
 //!   token's own proof --HMAC-SHA256 over method, path, digest of the body, nonce--> proof of one request
 //! ```
 //!
-//! The receiver of a proof can repeat that one request, and cannot make another.
+//! The receiver of a proof can repeat this one request, but cannot make another one.
 
 use std::fmt;
 use std::io;
@@ -17,10 +17,10 @@ use crate::digits::{hex, unhex};
 use crate::secret::random;
 use crate::token::{NotAToken, Right, Token};
 
-/// Bytes of a nonce.
+/// The length of a nonce, in bytes.
 const NONCE_BYTES: usize = 8;
 
-/// SHA-256 of a request's body, which may come in parts.
+/// The SHA-256 of a request's body, which may arrive in parts.
 #[derive(Clone, Default)]
 pub struct BodyDigest(Sha256);
 
@@ -31,7 +31,7 @@ impl fmt::Debug for BodyDigest {
 }
 
 impl BodyDigest {
-    /// Takes the next part.
+    /// Adds the next part of the body.
     pub fn update(&mut self, part: &[u8]) {
         self.0.update(part);
     }
@@ -41,8 +41,8 @@ impl BodyDigest {
     }
 }
 
-/// A proof that the sender of one request has a token. As a text: `RIGHT.JOB.NONCE.DIGEST.PROOF`. `RIGHT@SECONDS` is the right
-/// of a token that expires then.
+/// A proof that the sender of one request has a token. Its text is `RIGHT.JOB.NONCE.DIGEST.PROOF`. If the token expires,
+/// `RIGHT@SECONDS` stands for the right and the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     right: Right,
@@ -54,7 +54,7 @@ pub struct Proof {
 }
 
 impl Token {
-    /// Returns the proof of a request with this method, path (with its query) and body.
+    /// Creates the proof of a request with this method, path (with its query) and body.
     ///
     /// # Errors
     /// Returns an error if the kernel gives no random bits.
@@ -69,19 +69,18 @@ impl Token {
 }
 
 impl Proof {
-    /// Returns the right, the job and the time that it claims.
+    /// Returns what the proof claims: a right, a job, and the time at which the token expires.
     pub(crate) fn claim(&self) -> (Right, &str, Option<u64>) {
         (self.right, &self.job, self.expires)
     }
 
-    /// Whether the owner of this token made the proof. The time of the comparison does not depend on the
-    /// right answer.
+    /// Whether the owner of this token made the proof. The time of the comparison does not depend on the result.
     pub(crate) fn is_by(&self, token: &Token, method: &str, path: &str) -> bool {
         let mac = || mac(token, method, path, &self.digest, &self.nonce);
         unhex::<32>(&self.proof).is_some_and(|proof| mac().verify_slice(&proof).is_ok())
     }
 
-    /// Whether the proof is of a request with this body.
+    /// Whether the proof was made for a request with this body.
     pub fn is_about(&self, body: BodyDigest) -> bool {
         self.digest == body.in_digits()
     }
@@ -108,7 +107,7 @@ impl FromStr for Proof {
         let parts = || {
             let (right, rest) = text.split_once('.')?;
             let (right, expires) = Token::right_of(right)?;
-            // A job's name may have dots.
+            // The name of a job may have dots.
             let mut parts = rest.rsplitn(4, '.').map(str::to_owned);
             let (proof, digest, nonce) = (parts.next()?, parts.next()?, parts.next()?);
             Some(Proof { right, expires, job: parts.next()?, nonce, digest, proof })

@@ -10,14 +10,14 @@ use crate::digits::{hex, unhex};
 use crate::proof::Proof;
 use crate::token::{Right, Token};
 
-/// The fewest characters of a secret: 16 letters by chance are beyond guessing.
+/// The least number of characters in a secret: 16 random letters cannot be guessed.
 const FEWEST: usize = 16;
 
 /// The cluster's secret. It is never shown: neither in logs nor in errors.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// A text that is too easy to guess, or that has more in it than a secret.
+/// An error: the text is too easy to guess, or is not only a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the secret {seen}; expected {FEWEST} or more without spaces, such as `phub-server token --new` prints"
@@ -33,13 +33,13 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Creates a secret that somebody chose.
+    /// Creates a secret from a text that a person chose.
     ///
     /// # Errors
-    /// Returns an error if it is short, or has spaces.
+    /// Returns an error if the text is too short, or has spaces.
     pub fn new(text: &str) -> Result<Self, WeakSecret> {
         let wrong = |seen: &str| Err(WeakSecret { seen: seen.to_owned() });
-        // Workers that have the variable from a shell would have another secret.
+        // Workers that get the variable from a shell would have a secret without this prefix.
         if text.starts_with("PHUB_TOKEN=") {
             return wrong("begins with PHUB_TOKEN=, which is for a shell: put what follows it alone");
         }
@@ -53,7 +53,7 @@ impl Secret {
         Ok(Secret(text.to_owned()))
     }
 
-    /// Returns a new one, of 256 bits by chance.
+    /// Returns a new random secret of 256 bits.
     ///
     /// # Errors
     /// Returns an error if the kernel gives no random bits.
@@ -61,7 +61,7 @@ impl Secret {
         Ok(Secret(hex(&random::<32>()?)))
     }
 
-    /// Returns the secret itself, to keep it in a file.
+    /// Returns the secret itself, for storage in a file.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -71,13 +71,13 @@ impl Secret {
         self.token_until(right, job, None)
     }
 
-    /// Makes the token of a right to a job. It expires at a time in seconds since 1970 began.
+    /// Returns the token of a right to a job. If `expires` is given, the token expires then, in seconds since 1970 began.
     pub fn token_until(&self, right: Right, job: &str, expires: Option<u64>) -> Token {
         let proof = hex(&self.mac(right, job, expires).finalize().into_bytes());
         Token { right, job: job.to_owned(), expires, proof }
     }
 
-    /// Whether this secret made the token. The time of the comparison does not depend on the right answer.
+    /// Whether this secret made the token. The time of the comparison does not depend on the result.
     fn made(&self, token: &Token) -> bool {
         unhex::<32>(&token.proof).is_some_and(|proof| {
             self.mac(token.right, &token.job, token.expires).verify_slice(&proof).is_ok()
@@ -95,7 +95,8 @@ impl Secret {
     }
 }
 
-/// The secrets that a hub accepts. The first secret is used; the others are on their way in or out.
+/// The secrets that a hub accepts. The first one is used for new tokens. Further ones are new or old secrets, during a change
+/// of secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secrets(Vec<Secret>);
 
@@ -106,10 +107,10 @@ impl From<Secret> for Secrets {
 }
 
 impl Secrets {
-    /// Returns a secret in each line. Empty lines, and those that begin with `#`, say nothing.
+    /// Reads secrets from a text, one on each line. Ignores empty lines and lines that begin with `#`.
     ///
     /// # Errors
-    /// Returns an error if there is no secret, or one is easy to guess.
+    /// Returns an error if there is no secret, or if one is too easy to guess.
     pub fn from_lines(text: &str) -> Result<Self, WeakSecret> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let secrets: Vec<Secret> = lines.map(Secret::new).collect::<Result<_, _>>()?;
@@ -120,7 +121,7 @@ impl Secrets {
         }
     }
 
-    /// Returns the one that is used.
+    /// Returns the secret that is used for new tokens.
     pub fn first(&self) -> &Secret {
         &self.0[0]
     }
@@ -130,7 +131,7 @@ impl Secrets {
         self.0.iter().any(|secret| secret.made(token))
     }
 
-    /// Returns the token that made the proof of a request, if one of these tokens made it.
+    /// Returns the token with which the proof of a request was made, if one of these secrets made that token.
     pub fn proved(&self, proof: &Proof, method: &str, path: &str) -> Option<Token> {
         let (right, job, expires) = proof.claim();
         let mut tokens = self.0.iter().map(|secret| secret.token_until(right, job, expires));
@@ -141,7 +142,7 @@ impl Secrets {
 /// Draws random bytes.
 ///
 /// # Errors
-/// Returns an error if the kernel gives none.
+/// Returns an error if the kernel gives no random bytes.
 pub fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     let drawn = getrandom(&mut bytes, GetRandomFlags::empty())?;

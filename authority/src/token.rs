@@ -1,29 +1,30 @@
-//! Tokens: a right to a job, with the proof that somebody who has the secret gave it.
+//! Tokens: a right to a job, with the proof that the owner of the secret gave this right.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The job name in a token that stands for all jobs of a hub, and the hub itself.
+/// The job name in a token for all jobs of a hub, and for the hub itself.
 pub const ALL_JOBS: &str = "*";
 
-/// A right that a token gives. Each right contains the ones before it.
+/// A right that a token gives. Each right contains the rights before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Right {
-    /// See what a hub does, and the state of jobs.
+    /// The right to see what a hub does, and the state of jobs.
     Read,
-    /// Take part in a job, and have its checkpoints written.
+    /// The right to take part in a job, and to have its checkpoints written.
     Join,
-    /// Stop jobs, and have a hub take no more.
+    /// The right to stop jobs, and to make a hub take no more jobs.
     Operate,
-    /// Be another hub of a job. No other right contains it, and it contains none: only who has the secret has it.
+    /// The right to act as another hub of a job. No right contains it, and it contains no right. Only the owner of the
+    /// secret has it.
     Peer,
 }
 
 const RIGHTS: [(Right, &str); 4] =
     [(Right::Read, "read"), (Right::Join, "join"), (Right::Operate, "operate"), (Right::Peer, "peer")];
 
-/// The end of the name of a job of sums, at the hubs above: the name of the job comes before it.
+/// The suffix in the name of a job that sums at the hubs above. The name of the job itself comes before it.
 pub const SUMS: &str = ".above";
 
 impl Right {
@@ -43,27 +44,27 @@ impl FromStr for Right {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // The right of a hub cannot be given to another.
+        // The right of a hub cannot be given in a token.
         let found = RIGHTS.iter().find(|(right, name)| *name == text && *right != Right::Peer);
         found.map(|(right, _)| *right).ok_or_else(|| "expected read, join or operate".into())
     }
 }
 
-/// A right to a job, and its proof. Text: `phub-join.resnet.5f3c...`; a token that expires:
-/// `phub-join@1800000000.resnet.5f3c...`.
+/// A right to a job, with its proof. As a text, it is `phub-join.resnet.5f3c...`, or `phub-join@1800000000.resnet.5f3c...`
+/// if it expires.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// The right that the token gives.
     pub right: Right,
     /// The job, or [`ALL_JOBS`].
     pub job: String,
-    /// The time at which it expires, in seconds since 1970 began.
+    /// The time at which the token expires, in seconds since 1970 began.
     pub expires: Option<u64>,
-    /// HMAC-SHA256, in hexadecimal digits.
+    /// The HMAC-SHA256, in hexadecimal digits.
     pub(crate) proof: String,
 }
 
-/// A text is not a token.
+/// An error: the text is not a token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a token; expected phub-RIGHT.JOB.PROOF or phub-RIGHT@SECONDS.JOB.PROOF, as `phub-server token` prints it"
@@ -71,7 +72,7 @@ pub struct Token {
 pub struct NotAToken;
 
 impl Token {
-    /// The beginning of the text of every token.
+    /// The prefix of every token's text.
     pub(crate) const BEGIN: &str = "phub-";
 
     /// Whether the token gives this right to this job.
@@ -79,7 +80,7 @@ impl Token {
         self.right.contains(right) && self.covers(job)
     }
 
-    /// Whether the token is for this job: the named job, or its job of sums at hubs above.
+    /// Whether the token is for this job: the job that it names, or that job's sums at the hubs above.
     pub fn covers(&self, job: &str) -> bool {
         let mut rest = job.strip_prefix(&self.job);
         while let Some(above) = rest.and_then(|rest| rest.strip_prefix(SUMS)) {
@@ -88,17 +89,17 @@ impl Token {
         self.job == ALL_JOBS || rest == Some("")
     }
 
-    /// Whether its time is over.
+    /// Whether the token has expired.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         self.expires.is_some_and(|expires| seconds >= expires)
     }
 
-    /// Returns a right, and until when it holds, as a token names them.
+    /// Parses a right and the time at which it ends, as in the text of a token.
     pub(crate) fn right_of(text: &str) -> Option<(Right, Option<u64>)> {
         let (name, expires) = match text.split_once('@') {
             None => (text, None),
-            // Each number has one spelling.
+            // Each number has only one spelling.
             Some((name, at)) => {
                 (name, Some(at.parse().ok().filter(|number: &u64| number.to_string() == at)?))
             }
@@ -127,7 +128,7 @@ impl FromStr for Token {
     fn from_str(text: &str) -> Result<Self, NotAToken> {
         let parts = || {
             let (right, rest) = text.strip_prefix(Self::BEGIN)?.split_once('.')?;
-            // A job's name may have dots.
+            // The name of a job may have dots.
             let (job, proof) = rest.rsplit_once('.')?;
             let (right, expires) = Self::right_of(right)?;
             Some(Token { right, expires, job: job.to_owned(), proof: proof.to_owned() })

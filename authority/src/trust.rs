@@ -1,4 +1,4 @@
-//! The hubs that a process trusts: by their certificates, and the certificate that the process shows itself.
+//! The hubs that a process trusts, by their certificates, and the certificate that the process shows to hubs.
 
 use std::fmt;
 use std::io;
@@ -15,13 +15,13 @@ use rustls::{
 
 use crate::certificate::{Pair, TlsError, fingerprint, provider, roots};
 
-/// The names in the environment: the certificates to trust, and the certificate to show.
+/// The environment variables with the certificates to trust, and with the certificate to show.
 const AUTHORITY: &str = "PHUB_TLS_CA";
 const FINGERPRINT: &str = "PHUB_TLS_FINGERPRINT";
 const CERTIFICATE: &str = "PHUB_TLS_CERT";
 const KEY: &str = "PHUB_TLS_KEY";
 
-/// The hubs that a process trusts. A process with a trust speaks TLS to all hubs, and to no hub without.
+/// The hubs that a process trusts. A process that has a trust uses TLS with every hub.
 #[derive(Clone)]
 pub struct Trust {
     config: Arc<ClientConfig>,
@@ -34,14 +34,14 @@ impl fmt::Debug for Trust {
 }
 
 impl Trust {
-    /// Returns the trust that the environment names: a file of certificates, `PHUB_TLS_CA`, or fingerprints,
-    /// `PHUB_TLS_FINGERPRINT`. `None`: it names neither, and this process speaks to hubs without TLS. A hub that asks
-    /// for it is shown the certificate `PHUB_TLS_CERT` with the key `PHUB_TLS_KEY`.
+    /// Finds the trust in the environment: a file of certificates in `PHUB_TLS_CA`, or fingerprints in
+    /// `PHUB_TLS_FINGERPRINT`. `None` if neither is set: then this process uses no TLS. A hub that asks for a certificate
+    /// gets `PHUB_TLS_CERT`, with the key `PHUB_TLS_KEY`.
     ///
     /// # Errors
-    /// Returns an error if the environment names something that cannot be used.
+    /// Returns an error if the environment's values cannot be used.
     pub fn find() -> Result<Option<Self>, TlsError> {
-        // A variable that is empty is not set.
+        // An empty variable counts as not set.
         let path = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let prints = std::env::var(FINGERPRINT).ok().filter(|prints| !prints.is_empty());
         let whom: Arc<dyn ServerCertVerifier> = match (path(AUTHORITY), prints) {
@@ -67,7 +67,7 @@ impl Trust {
         Ok(Some(Trust { config: Arc::new(config) }))
     }
 
-    /// Returns the settings for the library of TLS.
+    /// Returns the settings for the TLS library.
     pub fn config(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.config)
     }
@@ -82,7 +82,7 @@ fn by_authority(path: &Path) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
     Ok(verifier.map_err(unusable)?)
 }
 
-/// Returns why a connection by TLS failed, in words, if `error` comes from TLS.
+/// Describes why a TLS connection failed, if `error` comes from TLS.
 pub fn explain(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {
@@ -115,7 +115,7 @@ pub fn explain(error: &io::Error) -> Option<String> {
     })
 }
 
-/// Certificates that are known by their fingerprints. Their names and times say nothing more.
+/// The check of certificates by their fingerprints. Names and times in the certificates do not matter.
 #[derive(Debug)]
 struct Known {
     prints: Vec<String>,

@@ -1,4 +1,4 @@
-//! Clients that send requests to the hub. The hub applies quotas by a client's address, and shows the address to people.
+//! Clients that send requests to the hub. Quotas use a client's address, and people see it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest name of a machine that is kept.
+/// The length limit of a machine name. Longer names are dropped.
 const HOST_BYTES: usize = 64;
 
 /// A client that sends a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asker {
-    /// The address under which it is counted.
+    /// The address to which quotas apply.
     pub counted: IpAddr,
     /// The address of the client itself.
     pub address: IpAddr,
@@ -22,8 +22,8 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Returns the client with its machine name. A name that is too long, or has letters other than those of host names, is
-    /// left out.
+    /// Returns the client with its machine name. A name that is too long, or has characters that host names cannot have, is
+    /// dropped.
     pub fn named(self, host: Option<&str>) -> Self {
         let is_fit = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
         let host =

@@ -1,27 +1,28 @@
-//! Digests of the members' weights, which show whether all members have the same weights. Every few rounds a member sends
-//! the digest of the weights that it has. If its program asks for it, a member also sends the digest of the weights that it
-//! writes itself. A hub below other hubs passes on the digest of its workers.
+//! The comparison of the members' weights by digests. Every few rounds, each member sends the digest of the weights that it
+//! has. If its program asks for it, a member also sends the digest of the weights that it writes. A hub below other hubs
+//! sends the digest of its workers.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use pbox_core::Round;
 use serde::{Deserialize, Serialize};
 
-/// The most comparisons in which digests are missing: two for each round. Members of a job in step are at most two rounds
-/// apart.
+/// The limit on comparisons with missing digests. A round has two comparisons. Members that step together are at most two
+/// rounds apart.
 const OPEN: usize = 8;
 
-/// The weights that a digest is of.
+/// The weights that a comparison is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compared {
     /// The round.
     pub round: Round,
-    /// Whether the members write the compared weights in the round. Otherwise they have the weights before it.
+    /// Whether these are the weights that members write in the round. Otherwise they are the weights that members have
+    /// before the round.
     pub written: bool,
 }
 
-/// The digests that have come.
+/// The comparisons of a job.
 #[derive(Debug, Default)]
 pub struct Digests {
     open: VecDeque<(Compared, BTreeMap<u32, u64>)>,
@@ -30,7 +31,7 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Records a member's digest. Returns the digests of all members of the comparison, by rank, once all have arrived.
+    /// Records a member's digest. Once all members have sent theirs, returns all digests of the comparison, by rank.
     fn take(
         &mut self,
         rank: u32,
@@ -49,8 +50,8 @@ impl Digests {
         if is_whole { self.open.remove(at).map(|open| open.1) } else { None }
     }
 
-    /// Records the digest of weights that a member has or writes. Returns whether all members of the comparison are known to
-    /// have the same weights. `who` names the members in words.
+    /// Records the digest of weights that a member has or writes. Returns whether all members of the comparison have the
+    /// same weights, which is false until all digests have arrived. `who` names the members in words.
     ///
     /// # Errors
     /// Returns the difference, in words, if the weights differ.

@@ -1,4 +1,4 @@
-//! A worker that joins a job, as the hub sees its request.
+//! The request of a worker to join a job, as the hub sees it.
 
 use pbox_core::Round;
 use pbox_core::control::{JoinRequest, Mesh, Pass, Peers};
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use crate::asker::Asker;
 use crate::tokens::Token;
 
-/// The difference between the terms of a worker and those of its job, in words.
+/// The difference between the terms of a worker and the terms of its job, in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Differs {
-    /// The keys are not the same.
+    /// The keys differ.
     Keys(String),
-    /// A term has two values.
+    /// A term has different values.
     Term {
         /// The name of the term.
         what: String,
@@ -36,7 +36,7 @@ impl From<&Difference> for Differs {
     }
 }
 
-/// A worker joins the job of this name. The answer has the pass that the worker shows to the job's other hubs.
+/// A request: a worker joins the job of this name. The answer has the pass that the worker shows to the job's other hubs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Join {
@@ -44,30 +44,30 @@ pub struct Join {
     pub name: String,
     /// The rank of the worker.
     pub rank: u32,
-    /// The number of this hub as the worker counts, and the number of hubs.
+    /// The number of this hub and the number of hubs, according to the worker.
     pub hub: (u32, u32),
     /// The address of the job's hub 0, and the pass that hub 0 gave, in a job over several hubs.
     pub lead: Option<(String, Option<Pass>)>,
-    /// The mesh that the worker asks for.
+    /// The mesh that the worker asks for, if any.
     pub mesh: Option<Mesh>,
     /// Whether the worker asks for a trial.
     pub trial: bool,
-    /// Whether the worker makes new links when links are lost.
+    /// Whether the worker reconnects when it loses its links.
     pub relinks: bool,
     /// The round that the worker had reached when it lost a hub.
     pub reached: Option<Round>,
     /// The difference between the worker's terms and the job's.
     pub differs: Option<Differs>,
-    /// The place.
+    /// The place from which the request came.
     pub from: Option<Asker>,
-    /// A token that no member has had.
+    /// A new token for the worker, which no member has had.
     pub token: Token,
     /// Whether this hub writes checkpoints.
     pub saves: bool,
 }
 
 impl Join {
-    /// Takes from a worker's request the fields that the hub needs. The worker will get this token.
+    /// Takes the fields that the hub needs from a worker's request. `token` is a new token for the worker.
     pub fn new(name: &str, request: &JoinRequest, token: Token) -> Self {
         let lead = |peers: &Peers| Some((peers.hubs.first()?.clone(), peers.pass.clone()));
         Join {

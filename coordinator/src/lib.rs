@@ -1,24 +1,24 @@
 //! The control of a hub as plain state: jobs, their members, their news, and the agreement of one job's hubs.
 //!
-//! | module | what it has |
+//! | module | content |
 //! | --- | --- |
 //! | `hub` | a hub: all jobs, their names, tokens, quotas and promises |
 //! | `job` | one job: its life, its members, its news |
-//! | `input` | everything that changes a hub |
-//! | `join` | a worker that comes to a job |
-//! | `hubs` | the hubs of one job, as one of them knows them |
-//! | `pace` | how rounds go |
-//! | `verdict` | how they go in one line |
-//! | `progress` | how far a job was at the last look |
+//! | `input` | every request that changes a hub |
+//! | `join` | the request of a worker to join a job |
+//! | `hubs` | the hubs of one job, as one of the hubs knows them |
+//! | `pace` | the speed of rounds and the lateness of ranks |
+//! | `verdict` | the state of the rounds in one line |
+//! | `progress` | the progress of a job at the last look at its cores |
 //! | `record` | a record of all inputs, and its replay |
 //! | `digests` | digests of the members' weights |
 //! | `links` | the bytes that cross the links of members |
 //! | `asker` | clients that send requests to a hub |
-//! | `refused` | why a job does not take a member |
-//! | `tokens` | the tokens of members, and what each is good for |
+//! | `refused` | the reason why a job refuses a member |
+//! | `tokens` | the tokens of members, and the use of each |
 //!
-//! This crate must never know threads, locks, clocks, files or sockets. Time is an argument. The effects of an event
-//! are returned to the driver.
+//! This crate must never know threads, locks, clocks, files or sockets. Time is an argument. The effects of an event are
+//! returned to the driver.
 
 #![forbid(unsafe_code)]
 

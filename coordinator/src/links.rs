@@ -8,10 +8,9 @@ use pbox_core::control::LinkReply;
 /// A link of a member.
 #[derive(Debug, Default)]
 pub struct MemberLink {
-    /// The interface or RDMA device at this hub that the link's bytes cross. It is empty if it is unknown, and on shared
-    /// memory.
+    /// The interface or RDMA device of this hub that the link's bytes cross. Empty if it is unknown, and on shared memory.
     pub nic: String,
-    /// The bytes that had crossed the link when the core was last asked; none on shared memory.
+    /// The bytes that had crossed the link when the core was last asked. `None` on shared memory.
     pub crossed: Option<Crossed>,
 }
 

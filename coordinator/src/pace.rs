@@ -1,5 +1,4 @@
-//! The progress of a job's rounds: how fast they are, and how late each rank is. It is computed from the [windows](Watched)
-//! of the cores.
+//! The speed of a job's rounds, and the lateness of each rank. Both are computed from the [windows](Watched) of the cores.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -7,12 +6,12 @@ use std::time::{Duration, Instant};
 use pbox_core::control::{GradientNorm, GradientsReply, LatenessReply, RankReply, RoundsReply};
 use pbox_core::{Gauged, GaugedRound, Round, Watched};
 
-/// The time for which an answer of the cores serves all readers.
+/// The time for which an answer of the cores is used for all readers.
 const FRESH: Duration = Duration::from_millis(200);
-/// The time over which rounds per second are counted. With slower rounds, the last two changes are used.
+/// The time over which rounds per second are averaged. If rounds are slower, the last two changes are used.
 const RATE_OVER: Duration = Duration::from_secs(10);
 
-/// A job's last rounds when the cores were last asked.
+/// The last rounds of a job, as of the last answer of the cores.
 #[derive(Debug, Default)]
 pub struct LastRounds {
     pub(crate) watched: Watched,
@@ -21,7 +20,7 @@ pub struct LastRounds {
     /// The lateness of each rank in the rounds before `counted`.
     all: Vec<LatenessReply>,
     counted: Round,
-    /// The times at which rounds were first seen.
+    /// The times at which new rounds were first seen.
     seen: VecDeque<(Instant, Round)>,
 }
 
@@ -45,7 +44,8 @@ impl LastRounds {
         (self.watched, self.gauged) = (watched, gauged);
     }
 
-    /// Counts the rounds that are new and complete: chunks differ by at most one round.
+    /// Counts the rounds that are new and complete. The last round may not be complete, because chunks differ by at most
+    /// one round.
     fn count(&mut self, Watched { first, last, rows, .. }: &Watched) {
         let Some((_, ranks)) = rows.first() else { return };
         let (from, until) = (self.counted.max(*first), Round(last.0.saturating_sub(1)));
@@ -58,7 +58,7 @@ impl LastRounds {
         new.for_each(|(_, waits)| {
             self.all.iter_mut().zip(waits).for_each(|(all, &wait)| all.add(wait, 1));
         });
-        // In the remaining rounds, no worker was waited for.
+        // No worker was waited for in the rounds without a row.
         let rest = u64::from(until.0 - from.0) - waited;
         self.all.iter_mut().for_each(|all| all.add(0, rest));
         self.counted = until;
@@ -102,7 +102,7 @@ impl LastRounds {
             let was_last = |&(&wait, &longest): &(&u32, &u32)| wait > 0 && wait == longest;
             let mut late: Vec<u32> =
                 all.iter().zip(&longest).filter(was_last).map(|(&wait, _)| wait).collect();
-            // In the remaining rounds of the window, no worker was waited for.
+            // No worker was waited for in the rounds of the window without a row.
             all.resize(all.len().max(window as usize), 0);
             RankReply {
                 rank: rank as u32,
@@ -126,7 +126,7 @@ impl LastRounds {
     }
 }
 
-/// Sorts.
+/// Sorts the values, and returns the median.
 fn median(values: &mut [u32]) -> u64 {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or(0).into()
@@ -136,7 +136,7 @@ fn median(values: &mut [u32]) -> u64 {
 pub(crate) mod tests {
     use super::*;
 
-    /// Rounds of three ranks with these waits, 50 or 100 a second.
+    /// Returns the last rounds of three ranks with these waits, at 50 or 100 rounds a second.
     pub fn rows(waits: impl Iterator<Item = [u32; 3]>) -> LastRounds {
         let rows: Vec<_> = (0..).map(Round).zip(waits.map(|waits| waits.to_vec())).collect();
         let last = rows.last().unwrap().0;
@@ -164,7 +164,7 @@ pub(crate) mod tests {
         let [none, late] = rounds.all[..] else { panic!("{:?}", rounds.all) };
         assert_eq!((none.sum_us, none.rounds), (0, [3, 0, 0, 0, 0, 0, 0]));
         assert_eq!((late.sum_us, late.rounds), (201, [2, 1, 0, 0, 0, 0, 0]), "round 3 may not be over");
-        // Rounds 3 to 9 are out of the window by now.
+        // The window no longer has rounds 3 to 9.
         rounds.count(&watched(10, 14, &[(11, [20_000_000, 0])]));
         rounds.count(&watched(10, 14, &[(11, [20_000_000, 0])]));
         let [first, second] = rounds.all[..] else { unreachable!() };

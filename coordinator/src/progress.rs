@@ -1,4 +1,4 @@
-//! The progress of a job, as its cores saw it at their last look.
+//! The progress of a job, according to the last look: the last check of its cores.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
-    /// Whether a push by a worker that has left was waited for at that look.
+    /// Whether at that look a chunk waited for a push of a worker that has left.
     waits_for_left: bool,
 }
 
 impl Progress {
-    /// Begins the clock of a job.
+    /// Creates the progress of a job that begins now.
     pub fn new(now: Instant) -> Self {
         Progress { done: 0, since: now, round: Round(0), waits_for_left: false }
     }
@@ -34,9 +34,9 @@ impl Progress {
         now - self.since
     }
 
-    /// Notes the reason why an awaited push never comes, if there is one. Returns the reason if it held at the previous look,
-    /// too, and nothing has moved for `time` since. The delay is for pushes that a worker sent before it left, without waiting
-    /// for the answer.
+    /// Notes the reason why an awaited push will never come, if there is one. Returns the reason if there also was one at
+    /// the previous look, and nothing has changed for `time`. The delay is for pushes on their way: a worker may leave
+    /// without waiting for the answers to its last pushes.
     pub fn waits_for_ever(&mut self, why: Option<String>, time: Duration) -> Option<String> {
         let did = std::mem::replace(&mut self.waits_for_left, why.is_some());
         why.filter(|_| did && time > Duration::ZERO)

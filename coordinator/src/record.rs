@@ -1,15 +1,15 @@
-//! A record of a hub: its settings, and every input with its time and its answer, a line of JSON each. A replay gives the inputs to a
-//! new hub, and compares the answers.
+//! A record of a hub: its settings, then every input with its time and its answer. Each line is JSON. A replay gives the
+//! inputs to a new hub, and compares the answers.
 //!
 //! ```text
-//!   {"record": "phub-server", "form": 2, "version": "0.1.0", "settings": {..}}
+//!   {"record": "phub-server", "form": 3, "version": "0.1.0", "settings": {..}}
 //!   {"at_ns": 81220417, "input": {"Find": {"name": "job", "owner": null}}, "answer": "Ok(Free(JobId(0)))"}
 //!   ...
 //!   {"ended": "the hub stopped"}
 //! ```
 //!
-//! A record shows no token and no secret: a text of as many hexadecimal digits as these have is replaced by its digest. A hub takes
-//! the digest of a token for a token as good as any, and so a replay has the same answers.
+//! A record shows no token and no secret. Every text with as many hexadecimal digits as a token is replaced by its digest.
+//! The hub of a replay takes the digests as tokens, so the replay has the same answers.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Debug};
@@ -26,25 +26,25 @@ use crate::job::Event;
 
 /// The name of the format.
 const FORMAT: &str = "phub-server";
-/// The version of the form of inputs and answers. It goes up with each change after which this program cannot read older
-/// records. `tests/form.rs` replays a record of a known life, and finds such a change.
+/// The version of the format of inputs and answers. It goes up with each change after which this program cannot read older
+/// records. `tests/form.rs` finds such a change: it replays a record whose answers are known.
 const FORM: u32 = 3;
-/// The digits of a token and of a secret.
+/// The number of digits of a token and of a secret.
 const SECRET_DIGITS: usize = 32;
-/// The longest answer that a record has in full, in bytes. A longer answer is recorded by its beginning, length and digest.
+/// The length limit of an answer in a record, in bytes. A longer answer is recorded by its beginning, length and digest.
 const LONGEST: usize = 4096;
-/// The number of lines before a difference that the report shows.
+/// The number of lines before a difference that a report shows.
 const TOLD: usize = 8;
-/// The answers to sweeps that the report leaves out.
+/// The answers of sweeps without effect. A report leaves these sweeps out.
 const NOTHING: [&str; 2] = ["[]", "Forgotten(0, [])"];
-/// The longest piece of a line that the report shows, in characters.
+/// The length limit of a line in a report, in characters.
 const SHOWN: usize = 600;
 
-/// The first line of a record. Its settings depend on the form of the record.
+/// The first line of a record. The format of its settings depends on the version of the record's format.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     record: String,
-    /// Older records have no form number.
+    /// The version of the format. Records from before the first numbered version have none.
     #[serde(default)]
     form: u32,
     /// The version of the program.
@@ -61,7 +61,7 @@ struct Step {
     answer: String,
 }
 
-/// The last line.
+/// The last line of a record.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ended {
@@ -74,7 +74,7 @@ pub fn head(version: &str, settings: Settings) -> String {
     json(&Head { record: FORMAT.to_owned(), form: FORM, version: version.to_owned(), settings })
 }
 
-/// Returns the line of an input that came at this time after the beginning.
+/// Returns the line of an input. `at` is its time since the beginning of the record.
 pub fn step(at: Duration, input: &Input, answer: &dyn Debug) -> String {
     let (input, answer) = (veiled(&json(input)), json(&shortened(&veiled(&format!("{answer:?}")))));
     format!("{{\"at_ns\":{},\"input\":{input},\"answer\":{answer}}}", at.as_nanos())
@@ -109,19 +109,19 @@ fn veiled(text: &str) -> String {
     veiled
 }
 
-/// Returns a text cut to the length of a record's answer.
+/// Returns a text, shortened to the length limit of an answer in a record.
 fn shortened(text: &str) -> String {
     if text.len() <= LONGEST {
         return text.to_owned();
     }
-    // FNV-1a: the same text has the same digest in every version.
+    // FNV-1a, so that a text has the same digest in every version of this program.
     let digest = text.bytes().fold(0xcbf2_9ce4_8422_2325, |digest: u64, byte| {
         (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     format!("{} ... {} bytes, digest {digest:016x}", &text[..text.floor_char_boundary(LONGEST)], text.len())
 }
 
-/// The result of a replay in which all answers are equal.
+/// The result of a replay without a difference.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Replayed {
     /// The number of inputs.
@@ -130,7 +130,7 @@ pub struct Replayed {
     pub jobs: usize,
     /// The time from the beginning to the last input.
     pub time: Duration,
-    /// The reason for the end of the record, if the hub has written its end.
+    /// The reason why the record ends, if the hub wrote its last line.
     pub ended: Option<String>,
 }
 
@@ -146,7 +146,7 @@ impl fmt::Display for Replayed {
     }
 }
 
-/// The reason why a replay ends early.
+/// The reason why a replay ended early.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotReplayed {
     /// A line cannot be read.
@@ -156,10 +156,10 @@ pub enum NotReplayed {
         line: usize,
         /// The reason.
         why: String,
-        /// The form that a line at this place must have.
+        /// The line that was expected.
         expected: &'static str,
     },
-    /// The record has another form.
+    /// The record has another version of the format.
     #[error(
         "the record has form {form}, as phub-server {version} makes it, and this program replays form {FORM}: replay it with the \
          program that made it"
@@ -170,17 +170,17 @@ pub enum NotReplayed {
         /// The version of the program that made it.
         version: String,
     },
-    /// An answer differs.
+    /// An answer of the replay differs from the record.
     #[error("{0}")]
     Differs(Box<Difference>),
 }
 
-/// The first answer that differs.
+/// The first answer that differs from the record.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The number of the line, from 1.
     pub line: usize,
-    /// The lines before it, and the input.
+    /// The lines before the difference, and the input.
     pub story: Vec<String>,
     /// The answer in the record.
     pub expected: String,
@@ -200,8 +200,8 @@ impl fmt::Display for Difference {
 /// Replays the lines of a record.
 ///
 /// # Errors
-/// Returns an error if the record has another form. Also returns the first line that cannot be read, and the
-/// first answer that differs.
+/// Returns an error if the record has another version of the format, if a line cannot be read, or if an answer differs. It
+/// names the first such line.
 pub fn replay<E: fmt::Display>(
     lines: impl IntoIterator<Item = Result<String, E>>,
 ) -> Result<Replayed, NotReplayed> {
@@ -243,7 +243,7 @@ pub fn replay<E: fmt::Display>(
         if seen != answer {
             return Err(NotReplayed::Differs(Box::new(story.difference(number, &answer, &seen))));
         }
-        // A sweep comes five times a second, and mostly without effect.
+        // A sweep comes five times a second, usually without effect.
         match is_sweep && NOTHING.contains(&seen.as_str()) {
             true => drop(story.0.pop()),
             false => story.add(format!("  -> {}", shown(&seen))),
@@ -270,7 +270,7 @@ fn read<E: fmt::Display, T: for<'de> Deserialize<'de>>(
     Err(NotReplayed::Line { line, why, expected })
 }
 
-/// Returns the beginning of a text, cut to the length that is shown.
+/// Returns a text, shortened to the length limit of a report.
 fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((at, _)) => format!("{} ...", &text[..at]),
@@ -278,7 +278,7 @@ fn shown(text: &str) -> String {
     }
 }
 
-/// The last lines before a difference.
+/// The last lines before a difference, for the report.
 #[derive(Default)]
 struct Story(Vec<String>);
 
@@ -290,7 +290,7 @@ impl Story {
         self.0.push(line);
     }
 
-    /// Describes a difference. Long answers are shown from shortly before the first difference.
+    /// Describes a difference. A long answer is shown from shortly before its first difference.
     fn difference(self, line: usize, expected: &str, seen: &str) -> Difference {
         let same = expected.bytes().zip(seen.bytes()).take_while(|(a, b)| a == b).count();
         let from = expected.floor_char_boundary(same.saturating_sub(SHOWN / 2));

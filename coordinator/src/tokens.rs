@@ -1,13 +1,13 @@
 //! The tokens of members, and the use of each.
 //!
-//! | token | a member's request | a leave | a connection |
+//! | state of the token | a member's request with it | a leave with it | a connection with it |
 //! | --- | --- | --- | --- |
 //! | it serves a member | is that member's | ends the membership | gets links, if the member's state allows |
 //! | its member has left | `token_unknown` | succeeds, and changes nothing | is refused |
-//! | its member was lost | `worker_lost`, and why | `worker_lost`, and why | is refused |
-//! | it is withdrawn, or nobody's | `token_unknown` | `token_unknown` | is refused |
+//! | its member was lost | `worker_lost`, with the reason | `worker_lost`, with the reason | is refused |
+//! | it was withdrawn, or never given | `token_unknown` | `token_unknown` | is refused |
 //!
-//! A sweep forgets members that have left or were lost after [`KEEP_FAILED`], and tokens of jobs that are gone.
+//! After [`KEEP_FAILED`] a sweep forgets the members that have left or were lost, and the tokens of jobs that are gone.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -41,7 +41,8 @@ impl<'de> Deserialize<'de> for Token {
     }
 }
 
-/// The time for which a hub keeps a failed job, and the end of each membership, for members that have not asked yet.
+/// The time for which a hub keeps a failed job and the end of each membership. Members that ask within this time get the
+/// reason.
 pub const KEEP_FAILED: Duration = Duration::from_secs(60);
 
 /// A member: its job, and its rank there.
@@ -51,7 +52,7 @@ type Owner = (JobId, u32);
 #[derive(Debug, Default)]
 pub struct Tokens {
     all: HashMap<Token, State>,
-    /// Tokens that serve a member, by the name that a hello uses for them.
+    /// The tokens that serve a member. The key is the name by which a hello calls a token.
     shown: HashMap<[u8; 16], Token>,
 }
 
@@ -59,7 +60,7 @@ pub struct Tokens {
 #[derive(Debug)]
 enum State {
     Serves(Owner),
-    /// The token is no longer valid. The hub remembers why until this time.
+    /// The token is no longer valid. The hub keeps the reason until this time.
     Served(Unserved, Instant),
 }
 
@@ -70,12 +71,12 @@ pub enum Unserved {
     Left,
     /// The member was lost, for this reason.
     Lost(String),
-    /// The token is withdrawn, or was never given.
+    /// The token was withdrawn, or was never given.
     Unknown,
 }
 
 impl Tokens {
-    /// Gives a new token to a member, which may already have others.
+    /// Gives a new token to a member. The member may have other tokens.
     pub(crate) fn give(&mut self, token: Token, owner: Owner) {
         self.all.insert(token, State::Serves(owner));
         self.shown.insert(fabric::name_of(token.0), token);
@@ -93,7 +94,7 @@ impl Tokens {
         }
     }
 
-    /// Returns the member that a token serves. The request shows the token in digits.
+    /// Returns the member that a token serves. The token is given in digits.
     ///
     /// # Errors
     /// Returns an error if the token serves no member.
@@ -106,7 +107,7 @@ impl Tokens {
         self.shown.get(&name).copied()
     }
 
-    /// Withdraws a token from its member. The member may have others.
+    /// Withdraws a token from its member. The member may have other tokens.
     pub(crate) fn withdraw(&mut self, token: Token) {
         if self.owner(token).is_ok() {
             self.all.remove(&token);
@@ -114,7 +115,7 @@ impl Tokens {
         }
     }
 
-    /// Notes that a member has left by this token. Its other tokens are withdrawn.
+    /// Notes that a member has left by a request with this token. Withdraws the member's other tokens.
     pub(crate) fn left(&mut self, owner: Owner, by: Token, now: Instant) {
         self.withdraw_all(owner);
         self.all.insert(by, State::Served(Unserved::Left, now + KEEP_FAILED));
@@ -134,7 +135,7 @@ impl Tokens {
         its
     }
 
-    /// Forgets entries that are old enough, and the tokens of jobs that are gone.
+    /// Forgets entries whose time is over, and the tokens of jobs that are gone.
     pub(crate) fn sweep(&mut self, has_job: impl Fn(JobId) -> bool, now: Instant) {
         self.all.retain(|_, state| match state {
             State::Serves((job, _)) => has_job(*job),
@@ -153,7 +154,7 @@ mod tests {
     const MEMBER: Owner = (JobId(1), 0);
     const OTHER: Owner = (JobId(1), 1);
 
-    /// Returns a member with tokens 1 and 2, and another one with token 3.
+    /// Returns tokens of two members: one has tokens 1 and 2, and the other has token 3.
     fn of_two() -> Tokens {
         let mut tokens = Tokens::default();
         for (token, owner) in [(1, MEMBER), (2, MEMBER), (3, OTHER)] {
@@ -208,8 +209,8 @@ mod tests {
     }
 
     proptest! {
-        /// A member keeps its token, and the order of events of another member does not matter. A hello finds the tokens that
-        /// serve a member.
+        /// A member keeps its token, whatever happens to another member and in whatever order. A hello finds exactly the
+        /// tokens that serve a member.
         #[test]
         fn members_do_not_lose_each_others_tokens(
             events in proptest::collection::vec((0u8..5, 1u8..8, 0u64..90), 1..60),

@@ -1,5 +1,4 @@
-//! The verdict on a job's rounds in one line, which only this file makes: how fast they are, and which rank
-//! is late.
+//! The verdict: one line about the speed of a job's rounds and the rank that is late. Only this file writes it.
 
 use std::time::Duration;
 
@@ -8,13 +7,14 @@ use pbox_core::control::{
     GradientNorm, GradientsReply, JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply,
 };
 
-/// The least share of the rounds' time that all waits for a rank must have before the rank is named.
+/// The least share of all round time that the waits for a rank must have. Below this share the verdict does not name the
+/// rank.
 const WORTH_A_WORD: f64 = 0.05;
-/// A rank is named only if it was last in at least one of this many rounds.
+/// The verdict names a rank only if the rank was last in at least one of this many rounds.
 const OFTEN: u32 = 10;
 /// The most ranks that a verdict names.
 const NAMED: usize = 8;
-/// A wait for the round in flight that is at least this long is the verdict.
+/// The least wait for the round in flight that becomes the verdict itself.
 const STANDS: Duration = Duration::from_secs(1);
 
 /// Describes the progress of a job in one line.
@@ -70,7 +70,7 @@ fn stands(rounds: &RoundsReply) -> Option<Duration> {
 
 /// Returns the rank that makes rounds slow, if one does.
 fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
-    // One long wait does not make a rank slow.
+    // A few long waits do not make a rank slow.
     let often = rounds.ranks.iter().filter(|rank| rank.last.saturating_mul(OFTEN) >= rounds.window);
     let latest = often.max_by_key(|rank| u64::from(rank.last) * rank.late_us);
     let round_s = 1.0 / rounds.per_second.max(1e-9);
@@ -80,7 +80,8 @@ fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
     latest.filter(|rank| share(rank) >= WORTH_A_WORD)
 }
 
-/// Returns which workers are late on the machines of these ranks, as reported by their hubs: at most the first few.
+/// Describes which workers are late on the machines of these ranks, as reported by the machines' hubs. At most the first
+/// few.
 fn within(ranks: &[u32], members: &[MemberReply]) -> String {
     let said = members.iter().filter(|member| ranks.contains(&member.rank)).filter_map(|member| {
         let latest = member.latest.as_ref()?;
@@ -99,7 +100,7 @@ fn habit(last: u32, window: u32, late_us: u64) -> String {
     format!("last in {percent}% of rounds, by {}", spoken(Duration::from_micros(late_us)))
 }
 
-/// Describes the gradients of the verdict that are not finite.
+/// Describes how many values of the last gradients are not finite.
 pub fn not_finite(gradients: &GradientsReply) -> String {
     match gradients.last {
         GradientNorm { not_finite: 0, .. } => String::new(),
@@ -109,7 +110,7 @@ pub fn not_finite(gradients: &GradientsReply) -> String {
     }
 }
 
-/// Writes `rank 3`, or `ranks 3, 5`; of many numbers only the first ones.
+/// Writes `rank 3`, or `ranks 3, 5`. Of many numbers, writes only the first ones.
 fn names(what: &str, numbers: &[u32]) -> String {
     let first: Vec<String> = numbers.iter().take(NAMED).map(u32::to_string).collect();
     let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(NAMED));
@@ -134,7 +135,7 @@ fn spoken(time: Duration) -> String {
     }
 }
 
-/// Returns the worker that is late below a hub, if one is. `said` is a rank's report about its own workers.
+/// Returns the late worker below a hub, if there is one. `said` returns a rank's report about its own workers.
 pub(crate) fn latest_below(rounds: &RoundsReply, said: impl FnOnce(u32) -> Option<Latest>) -> Option<Latest> {
     let (rank, waited_us) = match stands(rounds) {
         Some(_) => (*rounds.waits_for.first()?, rounds.waited_us),

@@ -1,6 +1,6 @@
-//! Variables that are on or off: one rule for all programs.
+//! Environment variables that are on or off. All programs use the same rule.
 
-/// The value of a variable is not a boolean.
+/// An error: the value of a variable is not a boolean.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {seen:?}; expected 1, true, yes or on, or 0, false, no or off")]
 pub struct NotABoolean {
@@ -8,7 +8,7 @@ pub struct NotABoolean {
     seen: String,
 }
 
-/// Whether a variable of this process's environment is on. One that is empty is not set.
+/// Whether an environment variable of this process is on. An empty variable counts as not set.
 ///
 /// # Errors
 /// Returns an error if the value is not a boolean.

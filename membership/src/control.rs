@@ -19,13 +19,13 @@ use crate::error::MemberError;
 use crate::failure::{Cause, Failure, RETRY, insist, is_about_rights, passes};
 use crate::named::Named;
 
-/// The least rate at which a hub takes a state. A slower hub is stuck.
+/// The least speed at which a hub receives a state. A slower hub counts as stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
-/// The verbs that need a right to the job, and no membership.
+/// The requests that need a right to the job, but no membership.
 const BY_RIGHT: [&str; 3] = ["join", "meet", "checkpoint"];
 
-/// The bytes of a refusal that are kept.
+/// The limit on the bytes of a refusal that are kept.
 const LONGEST_REASON: usize = 4096;
 
 /// Returns the name of this machine, for the logs and pages of hubs.
@@ -39,18 +39,18 @@ pub fn own_host() -> &'static str {
     })
 }
 
-/// A reading of a hub's clock, and the time of the reading.
+/// One reading of a hub's clock.
 #[derive(Clone, Debug)]
 pub struct HubClock {
-    /// The hub's clock.
+    /// The time on the hub's clock.
     pub reply: ClockReply,
-    /// The time when it showed that.
+    /// The time of the reading on this process's clock.
     pub at: Instant,
-    /// The largest error of that time.
+    /// The largest error of `at`.
     pub within: Duration,
 }
 
-/// A client of one job's part of a hub's control port.
+/// A client for the requests about one job at a hub's control port.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     agent: ureq::Agent,
@@ -60,9 +60,9 @@ pub(crate) struct Control {
     credential: Option<Credential>,
     /// The origin of the address.
     pub named: Named,
-    /// The token of the member, after a join.
+    /// The token of the member, after the join.
     member: Option<String>,
-    /// The certificates by which it trusts a hub; `None`: it does not ask.
+    /// The certificates with which the client checks a hub. `None` for requests without TLS.
     trust: Option<Trust>,
     /// The address of the control port.
     pub hub: String,
@@ -71,7 +71,7 @@ pub(crate) struct Control {
 
 impl Control {
     /// # Errors
-    /// Returns an error if the environment's trust in certificates cannot be used.
+    /// Returns an error if the environment's settings for certificates cannot be used.
     pub fn new(
         hub: &str,
         job: &str,
@@ -85,25 +85,25 @@ impl Control {
         Ok(Control { agent, timeout, credential, named: named.clone(), member: None, trust, hub, job })
     }
 
-    /// Returns the same client with another time limit.
+    /// Returns the same client with another timeout.
     pub fn within(&self, timeout: Duration) -> Self {
         let agent = agent_within(timeout, self.trust.as_ref(), &self.named);
         Control { agent, timeout, ..self.clone() }
     }
 
-    /// Makes the requests those of the member that has this token.
+    /// Makes the client send requests as the member with this token.
     pub fn of_member(mut self, token: &str) -> Self {
         self.member = Some(token.to_owned());
         self
     }
 
-    /// Returns the address of a path.
+    /// Returns the URL of a path.
     fn url(&self, path: &str) -> String {
         let scheme = if self.trust.is_some() { "https" } else { "http" };
         format!("{scheme}://{}{path}", self.hub)
     }
 
-    /// Sends `POST /v1/jobs/{job}/{verb}`, once.
+    /// Sends `POST /v1/jobs/{job}/{verb}`, without a retry.
     pub fn post<Q: Serialize, R: Answer>(
         &self,
         verb: &str,
@@ -129,7 +129,7 @@ impl Control {
         self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
-    /// Asks `GET /v1/hub`.
+    /// Sends `GET /v1/hub`.
     pub fn describe(&self) -> Result<HubReply, MemberError> {
         let reply = self.get("/v1/hub");
         reply
@@ -137,7 +137,7 @@ impl Control {
             .map_err(|failure| failure.error)
     }
 
-    /// Asks `GET /v1/clock`. Also returns the time at which the hub read its clock, as exactly as one request can show.
+    /// Sends `GET /v1/clock`. Also returns the time at which the hub read its clock, as exactly as one request can tell.
     pub fn clock(&self) -> Result<HubClock, MemberError> {
         let asked = Instant::now();
         let reply = self.get("/v1/clock");
@@ -148,7 +148,7 @@ impl Control {
         Ok(HubClock { reply, at: asked + within, within })
     }
 
-    /// Sends `GET` for a page. The page may have any status.
+    /// Sends `GET` for a page. Any status counts as success.
     pub fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
         let get = self.agent.get(self.url(path)).header(HOST_HEADER, own_host());
         let get = match self.proved(Right::Read, "GET", path, b"")? {
@@ -158,7 +158,7 @@ impl Control {
         get.call().map_err(|error| self.unreachable(error))
     }
 
-    /// Returns the header that proves a right to this job; if there is no job, to all jobs.
+    /// Returns the header that proves a right to this job, or to all jobs if there is no job.
     fn proved(&self, right: Right, method: &str, path: &str, body: &[u8]) -> Result<Option<String>, Failure> {
         let Some(credential) = &self.credential else { return Ok(None) };
         let job = if self.job.is_empty() { ALL_JOBS } else { &self.job };
@@ -168,19 +168,18 @@ impl Control {
         Ok(Some(format!("Phub-Proof {proof}")))
     }
 
-    /// Sends `POST /v1/jobs/{job}/join`. If a proxy does not reach the hub, or the hub asks for another try, the
-    /// request is repeated.
+    /// Sends `POST /v1/jobs/{job}/join`. Retries it if a proxy does not reach the hub, or if the hub asks for a retry.
     pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, MemberError> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
-            // A later try has only the rest of the time limit.
+            // A retry has only the rest of the time.
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })
         .map_err(|failure| failure.of_first_request().error)
     }
 
-    /// Asks `GET /v1/health`. Returns an error also while the hub stops.
+    /// Sends `GET /v1/health`. Also returns an error if the hub is stopping.
     pub fn check_health(&self) -> Result<(), Failure> {
         let response = self.agent.get(self.url("/v1/health")).call();
         let response = response.map_err(|error| self.unreachable(error).of_first_request())?;
@@ -192,7 +191,7 @@ impl Control {
         }
     }
 
-    /// Reports that a member leaves, and from which round on. An error may mean that the member has left, and that the last
+    /// Reports that a member leaves, and before which rounds. An error can also mean that the member has left, but the last
     /// checkpoint was not written.
     pub fn leave(&self, request: &LeaveRequest) -> Result<(), Failure> {
         match self.post("leave", "leave", request)? {
@@ -204,8 +203,8 @@ impl Control {
         }
     }
 
-    /// Offers the state before a round, with the steps of each key if they differ from one step per round. If the hub wants the
-    /// state, returns how many of its bytes.
+    /// Offers the hub the state before a round. `steps` are the numbers of steps of the keys, if they are not one per
+    /// round. If the hub wants the state, returns the number of bytes that it wants.
     pub fn offer(
         &self,
         token: &str,
@@ -217,7 +216,7 @@ impl Control {
         reply.map(|reply: OfferReply| reply.state_bytes)
     }
 
-    /// Sends `POST /v1/jobs/{job}/state` of a member, with `bytes` of `values`. This request may take longer than others.
+    /// Sends `POST /v1/jobs/{job}/state`, with `bytes` bytes of `values`. This request may take longer than others.
     pub fn send_state<R: Answer>(
         &self,
         what: &'static str,
@@ -228,7 +227,7 @@ impl Control {
         let url = self.url(&format!("/v1/jobs/{}/state", self.job));
         let while_sending = self.timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
         let request = self.agent.post(&url).config().timeout_global(Some(while_sending)).build();
-        // The hub compares the length with the bytes that arrive.
+        // The hub compares this length with the number of bytes that arrive.
         let request = request.header("content-length", bytes.to_string());
         let request = request.header(AUTHORIZATION, by_member(token));
         let mut values = Exactly { values, left: bytes, wrong: None };
@@ -279,8 +278,8 @@ impl Control {
                 hub: self.hub.clone(),
                 what,
                 saw: match self.named.is_outside() {
-                    // The process may have been pointed at any server. The user who named the server must not read its answer.
-                    true => format!("{status}, and no answer of a hub"),
+                    // A user may give the address of any server. The error must not show this user the server's answer.
+                    true => format!("{status}, which is no answer of a hub"),
                     false => format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
                 },
             },
@@ -306,14 +305,14 @@ impl Control {
     }
 }
 
-/// Returns a refusal in printable letters. The server may not be a hub, and the text goes to a terminal.
+/// Returns a refusal with printable characters only. The server may not be a hub, and the text goes to a terminal.
 fn printable(why: &str) -> String {
     let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
     why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// Makes the agent that sends requests. It reaches a hub directly, without the proxies of the environment, and follows no
-/// redirects.
+/// Creates the agent that sends the requests. It connects to the hub directly, without the proxies of the environment, and
+/// follows no redirects.
 fn agent_within(timeout: Duration, trust: Option<&Trust>, named: &Named) -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(timeout))
@@ -329,11 +328,11 @@ fn by_member(token: &str) -> String {
     format!("Phub-Member {token}")
 }
 
-/// A reader of exactly `left` bytes. It returns an error if the body ends early, because the header has its length.
+/// A reader of exactly `left` bytes. It returns an error if the values end earlier, because their length is in the header.
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,
-    /// The reason why the values are invalid, if they are.
+    /// The reason why the values are invalid, once it is known.
     wrong: Option<String>,
 }
 

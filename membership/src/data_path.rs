@@ -1,6 +1,6 @@
-//! The path of a member to the data path of each hub: first the transport, then the links over it.
+//! The path from a member to the data path of each hub: the choice of the transport, and the links over it.
 //!
-//! Used once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
+//! Used once, at the join. Knows the hubs' offers and this member's settings, and nothing of rounds.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -25,53 +25,54 @@ use crate::way::Way;
 
 /// The ports at which a member's links end.
 pub struct Ports {
-    /// The group of transports that the ports belong to.
+    /// The transports to which the ports belong.
     pub group: any::Group,
-    /// The ports of the group that get links. The first core of each hub links to the first port, the next core to the next,
-    /// and so on.
+    /// The ports of the group that get links. The first core of each hub gets a link to the first port, the next core to
+    /// the next port, and so on.
     pub dealt_to: Vec<PortId>,
-    /// Whether the group has RDMA, or the reason why not.
+    /// Whether the group has RDMA. The error is the reason why it has none.
     pub rdma: Result<(), String>,
-    /// The transport to the hubs. `None`: the best transport that reaches the hub.
+    /// The transport to use. `None` for the best transport that reaches a hub.
     pub transport: Option<Transport>,
-    /// Whether the send window may lie on one NUMA node, such as a worker's node. Then it has huge pages, unless the hub shares
-    /// the window and decides.
+    /// Whether the send window may be on one NUMA node, for example a worker's. It then has huge pages. With shared memory,
+    /// the hub decides instead.
     pub on_one_node: bool,
 }
 
-/// A member's end of the data path, before the first round.
+/// A member's end of the data path before the first round.
 pub struct DataPath {
-    /// The endpoint to each core of the placement.
+    /// The endpoint of the link to each core of the placement.
     pub endpoints: Vec<any::Endpoint>,
-    /// The port at which the link ends, by core.
+    /// The port at which the link to each core ends, by core.
     pub ports: Vec<PortId>,
-    /// The window that a core's hub writes, by core. All cores of a hub have the same window.
+    /// The window that is written by each core's hub, by core. It is the same window for all cores of a hub.
     pub received: Vec<Arc<RecvWindow>>,
     /// The placement of the job's chunks, on the cores of all hubs.
     pub placement: Placement,
-    /// The transport to each hub.
+    /// The path to each hub.
     pub ways: Vec<Way>,
-    /// Each hub's cores in the placement.
+    /// The cores of each hub in the placement.
     pub cores: Vec<Range<usize>>,
 }
 
 /// The settings of a member for its RDMA NICs.
 #[derive(Clone, Debug, Default)]
 pub struct NicSettings {
-    /// The NICs to use. Default: the value of `NCCL_IB_HCA`, otherwise every NIC that has a link.
+    /// The NICs to use. Default: the value of `NCCL_IB_HCA`, or every NIC that has a link.
     pub list: Option<NicList>,
-    /// The map of the member's NICs to a hub's NICs. Default: the value of `PHUB_RAILS`, otherwise by subnet, name and place.
+    /// The pairs of the member's NICs and a hub's NICs. Default: the value of `PHUB_RAILS`, or pairs by subnet, name and
+    /// place.
     pub rails: Option<RailMap>,
-    /// The settings of the packets' paths. Default: the values of `PHUB_RDMA_TIMEOUT` and similar variables.
+    /// The settings of packets and paths. Default: the values of `PHUB_RDMA_TIMEOUT` and similar variables.
     pub paths: PathFlags,
 }
 
 impl Ports {
-    /// Returns the only port of a member, such as the worker of this rank. The port has RDMA on these NICs if some hub is to be
-    /// reached by RDMA. Over TCP it asks for `tcp`.
+    /// Creates the only port of a member, for example of the worker of this rank. If some hub must be reached by RDMA, the
+    /// port has RDMA on these NICs. With TCP, it asks for the settings `tcp`.
     ///
     /// # Errors
-    /// Returns an error if memory, descriptors or threads run out.
+    /// Returns an error if there is not enough memory, or not enough descriptors or threads.
     pub fn one(
         hubs: &[LetIn],
         transport: Option<Transport>,
@@ -87,12 +88,11 @@ impl Ports {
     }
 }
 
-/// Connects `window` to each hub by the best transport that reaches it, with links that end at `ports`. Posts of a hub go
-/// to its entry of `receive`; `wire` defines which posts are valid.
+/// Connects `window` to each hub over the best transport that reaches the hub. The links end at `ports`. A hub's posts go
+/// to the hub's entry of `receive`, and `wire` defines which posts are valid.
 ///
 /// # Errors
-/// Returns an error if a hub places chunks differently, or if no transport leads to it, or if a hub that is
-/// reached refuses.
+/// Returns an error if a hub's placement differs, if no transport reaches a hub, or if a hub that was reached refuses.
 pub fn open(
     hubs: &[LetIn],
     schedule: Schedule,
@@ -132,8 +132,8 @@ pub fn open(
     Ok(path)
 }
 
-/// Connects to all hubs at once: before a hub answers, it touches its memory for the member. With a large share this takes
-/// seconds.
+/// Connects to all hubs at the same time. Before a hub answers, it touches its memory for the member, which takes seconds
+/// for a large share.
 fn connect<'a>(
     routes: &'a [Route<'a>],
     window: &Arc<SendWindow>,
@@ -150,7 +150,8 @@ fn connect<'a>(
     })
 }
 
-/// Opens this machine's RDMA NICs if some hub is to be reached by RDMA. Otherwise returns the reason why not.
+/// Opens this machine's RDMA NICs if some hub must be reached by RDMA. Otherwise returns the reason why they are not
+/// opened.
 fn make_rdma(
     hubs: &[LetIn],
     transport: Option<Transport>,
@@ -194,8 +195,8 @@ fn shares_memory(hub: &LetIn) -> bool {
     })
 }
 
-/// Checks that a hub shares this machine's memory. Otherwise returns the reason. The hub's socket has an abstract name,
-/// which is visible within one network namespace.
+/// Checks that the hub can share this machine's memory. Otherwise returns the reason. The hub's socket has an abstract
+/// name, which is visible only within one network namespace.
 fn is_near(machine: &str, address: &str) -> Result<(), String> {
     let here = any::machine();
     if here.is_empty() || machine != here {
@@ -209,8 +210,7 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the RDMA NICs of this machine that may be used: the named NICs, or all that can be used. The nearest are
-/// first.
+/// Returns the RDMA NICs of this machine that may be used, the nearest first. They are the named NICs, or all that work.
 fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let fitness = Fitness::of(&devices, list);
@@ -244,12 +244,12 @@ fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, Strin
     Ok(nics)
 }
 
-/// The route to a hub, from the hub's reply.
+/// The route to a hub, computed from the hub's reply.
 struct Route<'a> {
     hub: &'a LetIn,
     ports: &'a Ports,
     token: [u8; 16],
-    /// Placement of the hub's share on its cores.
+    /// The placement of the hub's share on its cores.
     placement: Arc<Placement>,
     plan: Vec<PlannedLink>,
 }
@@ -264,8 +264,8 @@ impl<'a> Route<'a> {
         Ok(Route { hub, ports, token, placement: Arc::new(placement), plan })
     }
 
-    /// Tries the hub's transports, best first. A transport that does not reach the hub is skipped, and so is shared memory that
-    /// fails in any way. If another transport reaches the hub and the hub refuses, no further transport is tried.
+    /// Tries the hub's transports, the best first. Skips a transport that does not reach the hub, and shared memory that
+    /// fails in any way. If another transport reaches the hub and the hub refuses, tries no further transport.
     fn connect_by_the_best_way(
         &self,
         window: &Arc<SendWindow>,
@@ -284,7 +284,7 @@ impl<'a> Route<'a> {
                         window.collapse_by_node(&[carried.collect()], |_| ());
                     }
                     let left = deadline.saturating_duration_since(Instant::now());
-                    // If a silent server has the hub's address, the transports after it still have time.
+                    // A server that does not answer may have the hub's address. Then the next transports still have time.
                     let is_last = place + 1 == offered.len() || wanted.is_some();
                     let limit = if is_shared && !is_last { left / 2 } else { left };
                     let (group, receive) = (&self.ports.group, receive.clone());
@@ -331,8 +331,8 @@ impl<'a> Route<'a> {
         Err(error)
     }
 
-    /// Returns the address to which an offer leads from this machine, with the reason for the choice. Otherwise returns the
-    /// reason why it leads nowhere.
+    /// Returns the address at which this machine reaches an offered transport, and the reason for choosing it. Otherwise
+    /// returns the reason why it cannot be reached.
     fn way_by(&self, offer: &TransportAddress, receive: &Receive) -> Result<(Address, &'static str), String> {
         if self.ports.transport.is_some_and(|wanted| wanted != offer.transport()) {
             return Err("not the transport that was asked for".into());
@@ -343,10 +343,10 @@ impl<'a> Route<'a> {
         };
         match offer {
             TransportAddress::Shm { .. } if is_local == Some(true) => {
-                Err("received bytes go into memory of this end".into())
+                Err("the window is this process's own memory, which shared memory cannot use".into())
             }
             TransportAddress::Verbs { .. } | TransportAddress::Tcp { .. } if is_local == Some(false) => {
-                Err("received bytes go to the place of the hub's own memory".into())
+                Err("the window is the hub's own memory, which only shared memory can use".into())
             }
             TransportAddress::Shm { machine, address } => {
                 is_near(machine, address)?;
@@ -362,13 +362,13 @@ impl<'a> Route<'a> {
                     return Err(format!("the hub gives {seen} addresses for {ports} ports"));
                 }
                 let addresses = addresses.iter().map(|&address| self.reached_at(address));
-                Ok((Address::Tcp(addresses.collect::<Result<_, _>>()?), "TCP leads everywhere"))
+                Ok((Address::Tcp(addresses.collect::<Result<_, _>>()?), "TCP works over any network"))
             }
         }
     }
 
-    /// Returns the address of the data path. A hub that listens at all its addresses is reached at the address of its
-    /// control port.
+    /// Returns the address of the data path. If a hub listens at all its addresses, this is the address of its control
+    /// port.
     fn reached_at(&self, address: SocketAddr) -> Result<SocketAddr, String> {
         if !address.ip().is_unspecified() {
             let named = &self.hub.control.named;

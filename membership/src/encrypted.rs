@@ -1,5 +1,5 @@
-//! Connections for the HTTP library: directly to the address of a hub's name, and over TLS to hubs that this process
-//! trusts.
+//! Connections for the HTTP library. They lead directly to the address of a hub's name, without TLS, or with TLS to hubs
+//! that this process trusts.
 
 use std::io::{Read, Write};
 
@@ -18,11 +18,11 @@ use ureq::unversioned::transport::TcpConnector;
 
 use crate::named::{Named, look_up};
 
-/// The addresses of a name that are tried: as many as the HTTP library has room for.
+/// The limit on the addresses of a name that are tried. The HTTP library has room for no more.
 const ADDRESSES: usize = 16;
 
-/// Makes an agent with these settings, for addresses that a user or a hub named: without TLS, or over TLS to hubs that are
-/// trusted.
+/// Creates an agent with these settings. `named` is the origin of the addresses. With `trust`, connections use TLS to
+/// trusted hubs; otherwise they use no TLS.
 pub(crate) fn agent(config: Config, trust: Option<&Trust>, named: Named) -> Agent {
     let connect = ().chain(TcpConnector::default());
     match trust {
@@ -31,7 +31,7 @@ pub(crate) fn agent(config: Config, trust: Option<&Trust>, named: Named) -> Agen
     }
 }
 
-/// A resolver of names.
+/// The resolver of host names.
 #[derive(Debug)]
 struct Names(Named);
 
@@ -46,7 +46,7 @@ impl Resolver for Names {
     }
 }
 
-/// An encryption of connections.
+/// The encryption of connections.
 #[derive(Debug)]
 struct Encrypt(Trust);
 
@@ -56,7 +56,7 @@ impl<In: Transport> Connector<In> for Encrypt {
     fn connect(&self, details: &ConnectionDetails, plain: Option<In>) -> Result<Option<Encrypted>, Error> {
         let plain = plain.expect("a TCP connection is made before");
         let host = details.uri.host().unwrap_or_default();
-        // An IPv6 address has brackets in a URI.
+        // The host of a URI is an IPv6 address in brackets, or a name.
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name =
             ServerName::try_from(host).map_err(|_| Error::Tls("the hub's name is not the name of a host"))?;

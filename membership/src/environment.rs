@@ -1,12 +1,13 @@
-//! The environment variables whose names begin with PHUB_, and the nearest valid name for an invalid one. Hubs, workers and
-//! the doctor report invalid names.
+//! The environment variables whose names begin with PHUB_. For an unknown name, finds the nearest known one. Hubs, workers
+//! and the doctor report unknown names.
 
 use std::sync::Once;
 
 use fabric::verbs::PATH_SETTINGS;
 
 const OURS: &str = "PHUB_";
-/// Names of a hub's settings. A test of the hub compares them with its flags, which this crate does not know.
+/// The names of a hub's settings. A test of the hub compares this list with the hub's flags, which this crate does not
+/// know.
 const OF_HUBS: [&str; 36] = [
     "PHUB_ABOVE",
     "PHUB_ABOVE_LIMIT_S",
@@ -45,7 +46,7 @@ const OF_HUBS: [&str; 36] = [
     "PHUB_TRANSPORTS",
     "PHUB_UNUSED_LIMIT_S",
 ];
-/// Names of workers, of tools, and of all programs.
+/// The names of the settings of workers, of tools, and of all programs.
 const OTHERS: [&str; 18] = [
     "PHUB_TOKEN",
     "PHUB_TOKEN_FILE",
@@ -69,10 +70,10 @@ const OTHERS: [&str; 18] = [
 /// The variables of this project's own tests.
 const OF_TESTS: [&str; 6] =
     ["PHUB_TEST_", "PHUB_RXE_", "PHUB_SIM_", "PHUB_CHAOS_", "PHUB_FUZZ_", "PHUB_FIGURES_"];
-/// The largest distance of two names of which one may be a mistyped form of the other.
+/// The largest number of edits between two names of which one may be mistyped.
 const NEAR: usize = 3;
 
-/// Returns the faults in names of environment variables, as one sentence each.
+/// Returns the faults in the names of this process's environment variables, one sentence for each.
 pub fn environment_warnings() -> Vec<String> {
     warnings_of(
         std::env::vars_os()
@@ -80,7 +81,8 @@ pub fn environment_warnings() -> Vec<String> {
     )
 }
 
-/// Logs the faults once per process, for any number of hubs and workers.
+/// Logs the faults in the names of environment variables. Logs them once per process, even if the process has several hubs
+/// and workers.
 pub fn warn_of_environment() {
     static SAID: Once = Once::new();
     SAID.call_once(|| environment_warnings().iter().for_each(|warning| tracing::warn!("{warning}")));
@@ -94,7 +96,7 @@ fn warnings_of(variables: impl Iterator<Item = (String, String)>) -> Vec<String>
     warnings
 }
 
-/// Returns the names of all variables that this program reads.
+/// Returns the names of all environment variables that this program reads.
 pub fn known_variables() -> impl Iterator<Item = &'static str> {
     let of_paths = PATH_SETTINGS.iter().flat_map(|setting| setting.variables).copied();
     OF_HUBS.into_iter().chain(OTHERS).chain(of_paths)
@@ -127,7 +129,7 @@ fn is_of_a_service(name: &str, value: &str) -> bool {
         || of_links.iter().any(|end| name.ends_with(end))
 }
 
-/// Returns how many letters must be put in, taken out or replaced to make one name the other.
+/// Returns the edit distance of two names: the number of letters to insert, delete or replace.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, letter) in one.bytes().enumerate() {
@@ -174,7 +176,7 @@ mod tests {
         assert_eq!(of(&names.map(|name| (name, "1"))), [""; 0]);
     }
 
-    /// The names that the sources of hubs and workers have, from a list that is kept by hand.
+    /// The names in the sources of hubs and workers are those of a list that is kept by hand.
     #[test]
     fn every_name_in_the_sources_is_known() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -197,7 +199,7 @@ mod tests {
                     continue;
                 }
                 if path.ends_with("environment.rs") {
-                    continue; // the unknown names below
+                    continue; // its tests have unknown names
                 }
                 let text = std::fs::read_to_string(&path).unwrap_or_default();
                 let is_of_a_name =

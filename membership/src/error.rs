@@ -1,4 +1,4 @@
-//! The errors between a member of a job and its hubs, one variant a cause.
+//! The errors between a member of a job and its hubs, with one variant for each cause.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use fabric::any::ConnectError;
 use pbox_core::Round;
 use pbox_core::control::{RefusalCode, Versions};
 
-/// A job could not be joined, or the membership ended.
+/// The error of a failed join, or of a membership that ended.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
     /// The list of hubs cannot be used.
@@ -16,7 +16,7 @@ pub enum MemberError {
         pbox_core::MAX_HUBS
     )]
     Hubs {
-        /// The given text.
+        /// The text that was given.
         seen: String,
         /// The fault.
         why: String,
@@ -28,35 +28,35 @@ pub enum MemberError {
     Unreachable {
         /// The address.
         hub: String,
-        /// The reason why not.
+        /// The reason.
         cause: String,
     },
-    /// The hub said no to a request.
+    /// The hub refused a request.
     #[error("the hub at {hub} refused to {what}: {why}")]
     Refused {
         /// The address.
         hub: String,
         /// The request.
         what: &'static str,
-        /// The code, by which programs decide what to do.
+        /// The code, from which programs decide what to do.
         code: RefusalCode,
-        /// The hub's words.
+        /// The hub's reason.
         why: String,
-        /// The job's round at the hub, if the request named another one.
+        /// The round that the job has reached at the hub, if the request named another round.
         round: Option<Round>,
     },
-    /// The hub does not allow this request of this process.
+    /// The hub does not allow this process to make this request.
     #[error("the hub at {hub} does not let this process {what}: {why} (this process showed {shown})")]
     NotAllowed {
         /// The address.
         hub: String,
         /// The request.
         what: &'static str,
-        /// The code, by which programs decide what to do.
+        /// The code, from which programs decide what to do.
         code: RefusalCode,
-        /// The hub's words.
+        /// The hub's reason.
         why: String,
-        /// The source of the secret or token that was shown.
+        /// The source of the secret or token that this process showed.
         shown: String,
     },
     /// This process has no usable secret or token.
@@ -75,18 +75,18 @@ pub enum MemberError {
         /// The versions that this member speaks.
         ours: Versions,
     },
-    /// The certificates by which this process trusts hubs cannot be used.
+    /// The certificates with which this process checks hubs cannot be used.
     #[error("the TLS settings of this process: {0}")]
     Trust(Box<TlsError>),
-    /// The other end speaks no TLS, or this process does not trust it.
+    /// The other end does not speak TLS, or this process does not trust it.
     #[error("no TLS with the hub's control port at {hub}: {why}")]
     NoTls {
         /// The address.
         hub: String,
-        /// The reason why not.
+        /// The reason.
         why: String,
     },
-    /// The hub's reply makes no sense.
+    /// The reply is not one that a hub can send.
     #[error(
         "the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?",
         pbox_core::control::PROTOCOL
@@ -96,13 +96,13 @@ pub enum MemberError {
         hub: String,
         /// The request.
         what: &'static str,
-        /// The answer that came.
+        /// The reply.
         saw: String,
     },
-    /// This member's ports could not be made.
+    /// The ports of this member could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The data path could not be made.
+    /// The data path to the hub could not be made.
     #[error("the data path to the hub at {hub}: {error}")]
     DataPath {
         /// The address.
@@ -110,25 +110,25 @@ pub enum MemberError {
         /// The error of the connection.
         error: Box<ConnectError>,
     },
-    /// No transport that this member may use leads to the hub.
+    /// None of the transports that this member may use reaches the hub.
     #[error("no transport reaches the data path of the hub at {hub}:{}", list(.tried))]
     NoTransport {
         /// The hub's address.
         hub: String,
-        /// Each transport, with the reason why it failed.
+        /// Each tried transport, with the reason why it failed.
         tried: Vec<String>,
     },
-    /// The job failed: a member died, or broke the protocol.
+    /// The job failed, because a member died or broke the protocol.
     #[error("job {job:?} failed: {reason}")]
     JobFailed {
         /// The job.
         job: String,
-        /// The hub's words.
+        /// The hub's reason.
         reason: String,
         /// Whether the job failed because a hub of the job stops or is lost.
         hub_stops: bool,
     },
-    /// The hub died or was cut off.
+    /// The hub died, or its network failed.
     #[error("job {job:?}: lost the hub at {hub}: {cause}")]
     HubLost {
         /// The job.
@@ -138,7 +138,7 @@ pub enum MemberError {
         /// The reason why the hub counts as lost.
         cause: String,
     },
-    /// The state that is brought to the hub has the wrong length, or cannot be read.
+    /// The state for the hub has the wrong length, or cannot be read.
     #[error(
         "job {job:?}: the state that this member brings {why}; expected {bytes} bytes: f32 of all keys' weights, then of what the optimizer keeps"
     )]
@@ -147,10 +147,10 @@ pub enum MemberError {
         job: String,
         /// The fault.
         why: String,
-        /// The length that it must have, in bytes.
+        /// The required length, in bytes.
         bytes: u64,
     },
-    /// The worker has left, and the hub could not save the trained state.
+    /// The worker has left, but the hub could not save the trained state.
     #[error(
         "job {job:?}: this worker has left, but the hub at {hub} did not write the last checkpoint: {why}; the job continues \
          from the checkpoint before"
@@ -160,16 +160,16 @@ pub enum MemberError {
         job: String,
         /// The address.
         hub: String,
-        /// The hub's words.
+        /// The hub's reason.
         why: String,
     },
-    /// The operating system gave no thread or descriptor.
+    /// The operating system has no more threads or descriptors.
     #[error("this member of the job: {0}")]
     System(#[from] std::io::Error),
 }
 
 impl MemberError {
-    /// Whether a hub of the job is lost, or stops: the job may continue when the hub returns.
+    /// Whether a hub of the job is lost or stops. The job may continue when the hub comes back.
     pub fn is_loss_of_hub(&self) -> bool {
         matches!(self, MemberError::HubLost { .. } | MemberError::JobFailed { hub_stops: true, .. })
     }
@@ -182,7 +182,7 @@ impl MemberError {
         }
     }
 
-    /// Returns the same error, with more words about a hub that is lost.
+    /// Returns this error with more words about a lost hub.
     pub fn with_more(mut self, more: &str) -> Self {
         if let MemberError::HubLost { cause: text, .. } | MemberError::JobFailed { reason: text, .. } =
             &mut self
@@ -192,7 +192,7 @@ impl MemberError {
         self
     }
 
-    /// Returns the error of a request that was tried this often, in this time.
+    /// Returns this error with the number of tries, and their time.
     pub(crate) fn after(mut self, tries: u32, time: Duration) -> Self {
         if tries > 1
             && let MemberError::Unreachable { cause: text, .. }

@@ -1,4 +1,4 @@
-//! A request that failed: the reason, and whether the request is retried. Must not know how requests are sent.
+//! The failure of a request: its reason, and whether the request is retried. Must not know how requests are sent.
 
 use std::time::{Duration, Instant};
 
@@ -13,24 +13,24 @@ pub(crate) const RETRY: Duration = Duration::from_millis(100);
 /// The reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The hub itself refuses the request for good.
+    /// The hub itself refuses the request, and a retry would not help.
     Refused,
-    /// The hub knows no such job or member. The membership is over, for example after a restart of the hub.
+    /// The hub knows no such job or member. The membership is over, for example because the hub was restarted.
     Gone,
-    /// The hub itself says no for now.
+    /// The hub itself refuses the request for now.
     Busy,
-    /// A proxy answers that the hub cannot be reached now, or the hub asks for a retry.
+    /// A proxy reports that the hub cannot be reached now, or the hub asks for a retry.
     Passing,
     /// The answer does not come from a hub.
     Strange,
-    /// The connection ended in the middle of the request: it may have been carried out.
+    /// The connection ended during the request. The hub may have carried the request out.
     Cut,
-    /// There was no connection, or no answer in time.
+    /// There was no connection, or no answer before the timeout.
     Unreachable,
 }
 
 impl Cause {
-    /// Returns the failure that a refusal means. The status decides only if this program does not know the hub's code.
+    /// Returns the failure for a hub's refusal. The status decides only if this program does not know the code.
     pub fn of_refusal(code: RefusalCode, status: StatusCode, asks_again: bool) -> Self {
         use RefusalCode as Code;
         match code {
@@ -57,7 +57,7 @@ pub(crate) fn passes(status: StatusCode) -> bool {
         || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status)
 }
 
-/// Whether a refusal is about the credential of this process.
+/// Whether a refusal concerns the credential of this process.
 pub(crate) fn is_about_rights(code: RefusalCode, status: StatusCode) -> bool {
     use RefusalCode as Code;
     match code {
@@ -69,7 +69,7 @@ pub(crate) fn is_about_rights(code: RefusalCode, status: StatusCode) -> bool {
     }
 }
 
-/// A request that failed.
+/// The failure of a request.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub cause: Cause,
@@ -77,34 +77,34 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Adds the likely kind of server, if it hung up or sent something other than HTTP as its first answer.
+    /// Adds the likely kind of the server to the error. For a first request that got no HTTP answer.
     pub fn of_first_request(mut self) -> Self {
         if let (Cause::Cut, MemberError::Unreachable { cause, .. }) = (self.cause, &mut self.error) {
             *cause = format!(
-                "what answers there does not speak HTTP, or has ended ({cause}): it may be another program, or the port of a hub's data path (7078, where \
+                "the server at this address does not speak HTTP, or has ended ({cause}): it may be another program, or the port of a hub's data path (7078, where \
                  the control port is 7077)"
             );
         }
         self
     }
 
-    /// Whether a member retries this request. Its requests may be made twice, and it has reached this hub before. Without a
-    /// connection the hub is gone: the links end, too.
+    /// Whether a member retries this request. A member has reached the hub before, and its requests may be made twice. If
+    /// there is no connection, the hub is gone, and the links end, too.
     pub fn passes_for_member(&self) -> bool {
         !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
     }
 
-    /// Whether a join is retried: the hub has not seen the request, or asks for a retry.
+    /// Whether a join is retried: the hub has not received the request, or asks for a retry.
     pub fn passes_for_newcomer(&self) -> bool {
         self.cause == Cause::Passing
     }
 }
 
-/// Retries a request while its failure may be temporary, until `limit` is over.
+/// Retries a request until `limit` is over, as long as its failure may be temporary.
 ///
 /// # Errors
-/// Returns the last failure, with the error of the hub's last answer if the limit cut the last try short. The error
-/// says how often and for how long the request was made.
+/// Returns the last failure. If the limit cut the last try short, its error is that of the hub's last answer. The error
+/// says how often and for how long the request was tried.
 pub(crate) fn insist<R>(
     limit: Duration,
     passes: impl Fn(&Failure) -> bool,
@@ -120,13 +120,13 @@ pub(crate) fn insist<R>(
         let over = begun.elapsed() >= limit;
         if over || !passes(&failure) {
             let Failure { cause, error } = failure;
-            // The limit cut the last try short. The hub's earlier answer is why the tries failed.
+            // The limit cut the last try short. The hub's earlier answer explains the failure better.
             let cut_short = over && cause == Cause::Unreachable;
             let error = answer.filter(|_| cut_short).unwrap_or(error);
             return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
         }
         answer = (failure.cause != Cause::Cut).then_some(failure.error);
-        // No event signals that a hub or a proxy can answer again.
+        // No event reports that a hub or a proxy can answer again.
         std::thread::sleep(RETRY);
     }
     unreachable!("the limit ends the tries")
@@ -142,10 +142,10 @@ mod tests {
             let status = StatusCode::from_u16(code.status()).unwrap();
             let asks_again = code == RefusalCode::NoConnection;
             let by_code = Cause::of_refusal(code, status, false);
-            // An older hub sends the same status, and no code.
+            // A hub of an older version sends the same status, and no code.
             assert_eq!(by_code, Cause::of_refusal(RefusalCode::Other, status, asks_again), "{code}");
             assert_eq!(is_about_rights(code, status), is_about_rights(RefusalCode::Other, status), "{code}");
-            // The status of something between this process and the hub changes nothing.
+            // With a known code, the status does not matter. It may come from a server between this process and the hub.
             assert_eq!(by_code, Cause::of_refusal(code, StatusCode::IM_A_TEAPOT, true), "{code}");
         }
     }

@@ -1,6 +1,6 @@
-//! A job's state as a hub sends it. It is read piece by piece, and is never in memory as a whole.
+//! The download of a job's state from a hub. It is read piece by piece, and is never in memory as a whole.
 //!
-//! Runs on the thread that asks. Must not know what is in the state.
+//! Runs on the caller's thread. Must not know the content of the state.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::named::Named;
 
-/// The time in which a hub must begin to send. Half of it is for the end of a round.
+/// The time within which a hub must begin to send. Half of it is for the end of a round.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// The least rate at which a hub sends a state. A slower hub is stuck.
+/// The least speed at which a hub sends a state. A slower hub counts as stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
-/// The bytes of a state, as of a checkpoint's file.
+/// A reader of a state. The bytes are those of a checkpoint's file.
 pub struct StateReader {
     body: Box<dyn Read + Send>,
     bytes: Option<u64>,
@@ -27,7 +27,7 @@ pub struct StateReader {
 }
 
 impl StateReader {
-    /// Returns the length of the state, if the hub has said it.
+    /// Returns the length of the state, if the hub has given it.
     pub fn bytes(&self) -> Option<u64> {
         self.bytes
     }
@@ -42,11 +42,12 @@ impl Read for StateReader {
     }
 }
 
-/// Returns the part of a job's state that the hub at this address has, as the query says; `None` if it has no part. `bytes` is
-/// about its length. A hub from before `only` gives the whole state.
+/// Asks the hub at this address for the part of a job's state that the query describes. Returns `None` if the hub has no part
+/// of the state. `bytes` is the approximate length. A hub that is too old to know
+/// `only` sends the whole state.
 ///
 /// # Errors
-/// Returns an error if the hub is not reached, refuses, or is not trusted.
+/// Returns an error if the hub cannot be reached, refuses, or is not trusted.
 pub fn fetch_state(
     address: &str,
     job: &str,

@@ -1,5 +1,5 @@
-//! The heartbeat: for each hub of a member, one thread keeps a request open. The request proves that this member is alive.
-//! Its reply brings news, and wakes the member's port if the port sleeps.
+//! The heartbeat. For each hub of a member, one thread keeps a request open. The request proves that the member is alive.
+//! The reply brings news, and wakes the member's port if the port sleeps.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,15 +12,15 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::failure::{Cause, Failure, RETRY};
 
-/// A request that exceeds its own time limit by this much shows that this process was suspended.
+/// The time beyond a request's own timeout that shows that this process was suspended.
 const STOOD_STILL: Duration = Duration::from_secs(1);
 
-/// The news of the job.
+/// The news of the job at one hub.
 #[derive(Debug)]
 pub(crate) struct News {
     /// The last reply of the hub.
     pub reply: HeartbeatReply,
-    /// The last error, if the hub no longer replies.
+    /// The last error, if the hub is lost.
     pub lost: Option<String>,
 }
 
@@ -28,17 +28,17 @@ pub(crate) struct News {
 struct Shared {
     news: Mutex<News>,
     changed: Condvar,
-    /// The late one of this member's own workers, which the next requests report.
+    /// The late worker among this member's own workers, if the member is a hub. The next requests report it.
     latest: Mutex<Option<Latest>>,
-    /// The waker of the member's port, once the member has one. Each piece of news wakes the port.
+    /// The waker of the member's port, once the member has a port. Every change of the news wakes the port.
     waker: Mutex<Option<Waker>>,
 }
 
-/// The member's end of the heartbeat thread. When the last clone is dropped, the thread ends.
+/// The member's end of the heartbeat's thread. The thread ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Heartbeat {
     shared: Arc<Shared>,
-    /// Dropped to stop the thread.
+    /// A sender that stops the thread when it is dropped.
     _stop: Sender<()>,
 }
 
@@ -50,9 +50,9 @@ struct Beat {
     limit: Duration,
     /// `version` of the last reply.
     seen: u64,
-    /// The time when the hub last replied.
+    /// The time of the hub's last reply.
     heard: Instant,
-    /// Requests since the last reply.
+    /// The number of requests since the last reply.
     tries: u32,
     shared: Arc<Shared>,
 }
@@ -76,8 +76,8 @@ impl Heartbeat {
         let shared = Arc::new(Shared { news, changed, latest, waker });
         let (stop, stopped) = channel();
         let mut beat = Beat {
-            // The hub holds a heartbeat for a third of the limit. After two thirds without a reply there is still time for a
-            // retry.
+            // The hub holds a heartbeat for a third of the limit. If no reply has come after two thirds, there is still
+            // time for a retry.
             control: control.within(limit * 2 / 3),
             token: token.to_owned(),
             limit,
@@ -97,13 +97,13 @@ impl Heartbeat {
         Ok(Heartbeat { shared, _stop: stop })
     }
 
-    /// Sets the waker. Each later piece of news uses it.
+    /// Sets the waker. Every later change of the news wakes it.
     pub fn wake(&self, waker: Waker) {
         waker.wake_by_ref(); // there may be news
         *self.shared.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
 
-    /// Sets the late one of this member's own workers, which the next requests report to the hub.
+    /// Sets the late worker among this member's own workers. The next requests report it to the hub.
     pub fn say_latest(&self, latest: Option<Latest>) {
         *self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = latest;
     }
@@ -113,7 +113,7 @@ impl Heartbeat {
         self.shared.lock()
     }
 
-    /// Waits until `find` finds something in the news, at most until `deadline`.
+    /// Waits until `find` returns something for the news, at most until `deadline`.
     pub fn wait_for<T>(&self, deadline: Instant, find: impl Fn(&News) -> Option<T>) -> Option<T> {
         let mut news = self.shared.lock();
         loop {
@@ -128,7 +128,7 @@ impl Heartbeat {
 }
 
 impl Beat {
-    /// Makes one request. Returns the pause before the next one; `None` if there will be no more news.
+    /// Makes one request. Returns the pause before the next one; `None` if no more news will come.
     fn ask(&mut self) -> Option<Duration> {
         let latest = self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         let (asked, request) =
@@ -139,14 +139,15 @@ impl Beat {
                 (self.heard, self.tries) = (Instant::now(), 0);
                 self.take(reply)
             }
-            // Only a refusal by the hub itself ends the membership at once. An error page of a proxy, or no answer, does not.
+            // Only a refusal by the hub itself ends the membership at once. An error page of a proxy or a missing answer
+            // does not.
             Err(Failure { cause: Cause::Refused | Cause::Gone, error }) => self.lost(error),
-            // This process itself was suspended. The hub's silence counts from now on.
+            // This process itself was suspended. The hub's silence is measured anew from now on.
             Err(_) if asked.elapsed() > self.control.timeout + STOOD_STILL => {
                 self.heard = Instant::now();
                 Some(RETRY)
             }
-            // A hub that was suspended for as long as it tolerates a member's silence is not lost.
+            // A hub may have been suspended for as long as it tolerates a member's silence. It is not lost yet.
             Err(failure) if self.tries > 1 && self.heard.elapsed() > 2 * self.limit => {
                 self.lost(failure.error)
             }
@@ -163,9 +164,9 @@ impl Beat {
             }
             self.shared.publish(|news| news.reply = reply);
         } else {
-            self.shared.lock().reply = reply; // nothing to wake for: how long a member has been late
+            self.shared.lock().reply = reply; // only the times of late members have changed: nobody is woken
         }
-        // A hub that stops does not wait for this thread.
+        // After a failure no other request follows: a hub that stops does not wait for this thread.
         (!failed).then_some(Duration::ZERO)
     }
 

@@ -1,5 +1,5 @@
-//! A hub as a member of a job knows it: its control port, the member's token there, and its news of the job. A job has
-//! one hub, or is spread over several.
+//! A hub, as a member of a job knows it: its control port, the member's token, and the hub's news of the job. A job has one
+//! hub, or is spread over several.
 
 use std::io::Read;
 use std::ops::Range;
@@ -17,48 +17,48 @@ use crate::failure::{Cause, Failure, insist};
 use crate::heartbeat::{Heartbeat, News};
 use crate::join::LetIn;
 
-/// Requests for a hub's clock. The quickest one counts.
+/// The number of requests for a hub's clock. The quickest of them counts.
 const CLOCK_TRIES: usize = 8;
 
-/// The first protocol version in which a leave has a round for each key.
+/// The first version of the protocol in which a leave has a round for each key.
 const LEAVES_BY_KEY: u32 = 12;
 
-/// The first protocol version in which only one rank pushes the first weights.
+/// The first version of the protocol in which only one rank pushes the first weights.
 const FIRST_OF_ONE: u32 = 13;
 
-/// A hub of the job.
+/// A hub of the member's job.
 #[derive(Debug)]
 pub struct Hub {
     pub(crate) control: Control,
     pub(crate) share: Share,
     pub(crate) heartbeat: Heartbeat,
-    /// The token of this member.
+    /// The token of this member at the hub.
     pub token: String,
-    /// The time for which a request is retried if its failure may be temporary.
+    /// The time for which a request is retried while its failure may be temporary.
     pub(crate) limit: Duration,
-    /// Whether the hub waits for this member after it loses its links, until it [makes new ones](Self::relink).
+    /// Whether the hub waits for this member after a loss of links, until the member [reconnects](Self::relink).
     pub relinks: bool,
-    /// The version of the protocol in use.
+    /// The version of the protocol that both ends use.
     pub(crate) protocol: u32,
     /// Whether the hub answers bytes ahead.
     pub answers_ahead: bool,
-    /// The hub's cores, by their numbers in the placement.
+    /// The numbers of the hub's cores in the placement.
     pub cores: Range<usize>,
 }
 
-/// The members that the hubs of a job still wait for.
+/// The members for which the hubs of a job still wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// The ranks of members of the hubs.
+    /// The ranks of the missing members.
     pub ranks: Vec<u32>,
-    /// The machines that lack a ready hub above, if no rank is missing.
+    /// The machines whose hub is not ready at the hubs above. Only if no rank is missing.
     pub machines: Vec<u32>,
-    /// A worker that was refused, with the reason.
+    /// The last worker that was refused, with the reason.
     pub refused: Option<String>,
 }
 
 impl Missing {
-    /// Describes what a worker of a job with `workers` workers waits for.
+    /// Describes for what a worker waits, in a job with `workers` workers.
     pub fn spoken(&self, workers: u32) -> String {
         let missing = missing(&self.ranks, &self.machines, workers);
         match &self.refused {
@@ -68,7 +68,8 @@ impl Missing {
     }
 }
 
-/// Returns the round from which a rank takes part at all hubs of its job, or the members for which the hubs still wait.
+/// Returns the first round in which a rank takes part at all hubs of its job. Otherwise returns the members for which the
+/// hubs still wait.
 pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
     let (mut from, mut waits_for) = (Round(0), None);
     for hub in hubs {
@@ -87,17 +88,17 @@ pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
     waits_for.map_or(Ok(from), Err)
 }
 
-/// Returns the highest round that a worker had reached when it lost its hub, if workers joined these hubs again.
+/// Returns the highest round that a worker had reached when it lost its hub, if workers have joined these hubs again.
 pub fn reached(hubs: &[Hub]) -> Option<Round> {
     hubs.iter().filter_map(|hub| hub.heartbeat.news().reply.reached).max()
 }
 
-/// Returns how many rounds of the job were lost with hubs before it began at these hubs.
+/// Returns the number of the job's rounds that were lost with earlier hubs, before the job began at these hubs.
 pub fn lost(hubs: &[Hub]) -> u32 {
     hubs.iter().map(|hub| hub.heartbeat.news().reply.lost).max().unwrap_or(0)
 }
 
-/// Whether the hubs wait for a member that makes new links, according to their news.
+/// Whether the hubs wait for a member that reconnects, according to their news.
 pub fn wait_for_links(hubs: &[Hub]) -> bool {
     hubs.iter().all(|hub| hub.relinks && hub.end().is_none())
 }
@@ -113,22 +114,22 @@ impl Hub {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
     }
 
-    /// Returns the first rank that left and for which `test` is true.
+    /// Returns the first leave for which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
 
-    /// Returns the workers for which other workers have waited too long.
+    /// Returns the late workers: other workers have waited for them for too long.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.heartbeat.news().reply.held_up_by.clone()
     }
 
-    /// Sets the late one of this member's own workers, which the next heartbeats report.
+    /// Sets the late worker among this member's own workers. The next heartbeats report it.
     pub fn say_latest(&self, latest: Option<Latest>) {
         self.heartbeat.say_latest(latest);
     }
 
-    /// Returns the error that ends the membership, if the news have one.
+    /// Returns the error that ends the membership, if the news has such an error.
     pub fn end(&self) -> Option<MemberError> {
         self.end_by(&self.heartbeat.news())
     }
@@ -141,7 +142,7 @@ impl Hub {
         news.lost.clone().map(|cause| self.lost(cause))
     }
 
-    /// Works like [`end`](Self::end), and waits for news with such an error until `deadline`.
+    /// Does the same as [`end`](Self::end), but waits for such an error in the news until `deadline`.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<MemberError> {
         self.heartbeat.wait_for(deadline, |news| self.end_by(news))
     }
@@ -149,27 +150,27 @@ impl Hub {
     /// Checks that the hub's control port answers within `limit`, and that workers can join.
     ///
     /// # Errors
-    /// Returns an error if the hub is lost, or stops.
+    /// Returns an error if the hub is lost or is stopping.
     pub fn check_health(&self, limit: Duration) -> Result<(), MemberError> {
         self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 
-    /// Returns the time of the hub's clock: the quickest of some requests, each within `limit`. `None` if the hub
-    /// does not tell it.
+    /// Returns the time of the hub's clock. It is that of the quickest of several requests, each with the timeout `limit`.
+    /// `None` if the hub does not give its time.
     pub fn clock(&self, limit: Duration) -> Option<HubClock> {
         let control = self.control.within(limit);
         let tries = std::iter::repeat_with(|| control.clock().ok()).map_while(|clock| clock);
         tries.take(CLOCK_TRIES).min_by_key(|clock| clock.within)
     }
 
-    /// Returns the error that says that the hub is lost.
+    /// Returns the error for a lost hub.
     pub fn lost(&self, cause: String) -> MemberError {
         let Control { hub, job, .. } = &self.control;
         MemberError::HubLost { job: job.clone(), hub: hub.clone(), cause }
     }
 
-    /// Posts a request, which the hub may get twice: it is retried if its failure may be temporary. The hub is lost if it
-    /// cannot be reached.
+    /// Posts a request. Retries it if the failure may be temporary, so the hub may get the request twice. A hub that cannot
+    /// be reached counts as lost.
     ///
     /// # Errors
     /// Returns an error if the hub is lost, the job has failed, or the hub refuses.
@@ -182,12 +183,13 @@ impl Hub {
         self.insist(|| self.control.post(verb, what, request))
     }
 
-    /// Retries a request while its failure may be temporary and the job continues, at most for the heartbeat's limit.
+    /// Retries a request while its failure may be temporary and the job continues. The time limit is that of the heartbeat.
     fn insist<R>(&self, ask: impl FnMut() -> Result<R, Failure>) -> Result<R, MemberError> {
         let passes = |failure: &Failure| failure.passes_for_member() && self.end().is_none();
         insist(self.limit, passes, ask).map_err(|Failure { cause, error }| match (cause, error) {
             (Cause::Refused, error) => error,
-            // The end of a job explains more than the failure of a request. The heartbeat may notice a lost hub a moment later.
+            // The end of the job explains more than the failure of a request. For a lost hub, the heartbeat may find the
+            // reason a moment later.
             (_, MemberError::Unreachable { cause, .. }) => self.end().unwrap_or_else(|| self.lost(cause)),
             (Cause::Gone, answer) => self.end().unwrap_or_else(|| self.lost(answer.to_string())),
             (_, answer) => self.end().unwrap_or(answer),
@@ -201,7 +203,8 @@ impl Hub {
         }
     }
 
-    /// Reports that this member has lost its links, and asks for new ones. When the hub answers, it has released the old links.
+    /// Reports that this member has lost its links, and asks for new ones. The hub answers after it has released the old
+    /// links.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -214,8 +217,8 @@ impl Hub {
         Ok(LetIn::again(self, reply, token))
     }
 
-    /// Offers the state before a round, with which a new job then begins. `steps` are the steps of each key, if they differ
-    /// from one per round. If the hub wants the state, returns how many of its bytes.
+    /// Offers the hub the state before a round, with which a new job can begin. `steps` are the numbers of steps of the
+    /// keys, if they are not one per round. If the hub wants the state, returns the number of bytes that it wants.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -223,7 +226,7 @@ impl Hub {
         self.control.offer(&self.token, state_before, steps).map_err(|error| self.lost_if_unreachable(error))
     }
 
-    /// Sends the state that the hub waits for, of `bytes` bytes.
+    /// Sends the state for which the hub waits. Its length is `bytes` bytes.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post), and an error if the state has another length.
@@ -232,7 +235,7 @@ impl Hub {
         reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
     }
 
-    /// Reports within `limit` that this member's own job has failed, with the reason.
+    /// Reports, within `limit`, that this member's own job has failed, and why.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -240,8 +243,8 @@ impl Hub {
         self.leave_because(reason, LeaveRequest::default(), limit)
     }
 
-    /// Reports within `limit` how another hub of the job is lost or stops. The job ends at this hub until the other hub is
-    /// back.
+    /// Reports, within `limit`, that another hub of the job is lost or stops, and how. The job then ends at this hub, until
+    /// the other hub comes back.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -249,8 +252,8 @@ impl Hub {
         self.leave_because(lost, LeaveRequest { hub_lost: true, ..LeaveRequest::default() }, limit)
     }
 
-    /// Reports that this member is a hub that stops. The job ends at the hub above between two rounds, until this member is
-    /// back. Waits at most for `limit`.
+    /// Reports that this member is a hub that is stopping. The job then ends at the hub above, between two rounds, until
+    /// this member comes back. Waits at most for `limit`.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -267,7 +270,7 @@ impl Hub {
         self.control.within(limit).leave(&request).map_err(|failure| failure.error)
     }
 
-    /// Leaves a trial job from this round on. If no other worker is in it, the job leaves no checkpoint.
+    /// Leaves a trial job before this round. If no other worker is in the job, it leaves no checkpoint.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -277,22 +280,23 @@ impl Hub {
         self.control.within(self.limit).leave(&request).map_err(|failure| failure.error)
     }
 
-    /// Whether the hub takes the first weights of rank 0, and no first weights of other ranks.
+    /// Whether the hub takes the first weights only of rank 0, so that other ranks need not push theirs.
     pub fn takes_first_of_one(&self) -> bool {
         self.protocol >= FIRST_OF_ONE
     }
 
-    /// Leaves the job at this hub: each key from a round on.
+    /// Leaves the job at this hub. `at` has the round before which the member leaves each key.
     ///
     /// # Errors
-    /// Returns the errors of [`post`](Self::post), and [`MemberError::CheckpointLost`] if the member has left and the
-    /// trained state is not saved.
+    /// Returns the errors of [`post`](Self::post). Also returns [`MemberError::CheckpointLost`] if the member has left, but
+    /// the trained state is not saved.
     pub fn leave(&self, at: &LeftAt) -> Result<(), MemberError> {
         let knows_keys = self.protocol >= LEAVES_BY_KEY;
         let behind = if knows_keys { at.behind.clone() } else { Vec::new() };
         let request =
             LeaveRequest { token: self.token.clone(), round: at.round, behind, ..LeaveRequest::default() };
-        // The news do not matter: if the leave succeeded and its answer was lost, the hub no longer knows the heartbeat.
+        // The news is ignored here. If the leave succeeded and its answer was lost, the hub no longer accepts the
+        // heartbeat.
         let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&request));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }

@@ -1,4 +1,4 @@
-//! Joining: a member's request to each hub of a job, and a hub that has accepted it.
+//! Joining: a member's request to each hub of a job, and a hub that has accepted the request.
 //!
 //! Runs once, on the thread that joins.
 
@@ -20,15 +20,15 @@ use crate::heartbeat::Heartbeat;
 use crate::hub::Hub;
 use crate::named::Named;
 
-/// Time limit for the notice to a hub that an admitted member does not come.
+/// The timeout of the notice to a hub that an admitted member will not connect.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// Time limit for the question whether a hub is up, and the pause before the next question.
+/// The timeout of the question whether a hub is up. It is also the pause before the next question.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 
-/// Returns the addresses in a list of hubs: `host:port`, separated by commas. Each may begin with `http://`, as a hub
-/// prints its address when it starts. This prefix does not mean that requests are unencrypted.
+/// Returns the addresses in a list of hubs: `host:port`, separated by commas. An address may begin with `http://`, as a hub
+/// prints it when it starts. With this prefix, requests may nevertheless be encrypted.
 ///
 /// # Errors
 /// Returns an error if an address is missing, invalid or listed twice, or if there are too many.
@@ -49,15 +49,15 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
         return wrong(format!("{} of them", hubs.len()));
     }
     if let Some(twice) = hubs.iter().enumerate().find(|(at, hub)| hubs[..*at].contains(hub)) {
-        return wrong(format!("{} is there twice", twice.1));
+        return wrong(format!("{} is listed twice", twice.1));
     }
     Ok(hubs)
 }
 
-/// Waits until workers can join at each of these hubs. Logs that it waits.
+/// Waits until workers can join at each of these hubs, and logs the wait.
 ///
 /// # Errors
-/// Returns an error if they cannot until the deadline, if the caller gives up, or if TLS with a hub fails.
+/// Returns an error if workers cannot join before the deadline, if the caller gives up, or if TLS with a hub fails.
 pub fn wait_for(
     addresses: &[&str],
     named: &Named,
@@ -76,7 +76,7 @@ pub fn wait_for(
             if tries == 1 {
                 tracing::warn!("{error}; waiting up to {} s for the hub", left.as_secs());
             }
-            // No event signals that a program on another machine begins to listen.
+            // No event reports that a program on another machine begins to listen.
             std::thread::sleep(HEALTH_PAUSE);
         }
     }
@@ -96,11 +96,11 @@ pub fn describe(
 }
 
 /// Sends the address of this machine's hub to the hub of a mesh's first machine, and waits for the hubs of the other
-/// machines. Returns the addresses of the hubs of all machines. `named` says who named the first hub's address, and so all
-/// addresses.
+/// machines. Returns the addresses of the hubs of all machines. `named` is the origin of the first hub's address, and so of
+/// all addresses.
 ///
 /// # Errors
-/// Returns an error if a machine is missing at the deadline, or there are two of a number.
+/// Returns an error if a machine is missing at the deadline, or if two machines have the same number.
 pub fn meet(
     mesh: &Mesh,
     job: &str,
@@ -114,7 +114,7 @@ pub fn meet(
     let protocol_lowest = Versions::OURS.lowest_of_several();
     let machine = mesh.machine;
     let request = MeetRequest { protocol: PROTOCOL, protocol_lowest, machine, address, wait_ms };
-    // Within this time the hub can still report which machine is missing.
+    // The extra time lets the hub report which machine is missing.
     let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential, named)?;
     let MeetReply { hubs } = control
         .post("meet", "wait for the hubs of the other machines", &request)
@@ -130,12 +130,13 @@ pub fn meet(
     }
 }
 
-/// Joins a job at each of its hubs. `request` is for the first hub; each hub gets its own number. `limit` is the time limit
-/// of each request. `credential` proves the requests, and `named` says who named the addresses.
+/// Joins a job at each of its hubs. `request` is the request to the first hub; the other hubs' requests differ in the hub's
+/// number and the pass. `limit` is the timeout of each request. `credential` proves the requests, and `named` is the origin
+/// of the addresses.
 ///
 /// # Errors
-/// Returns an error if a hub cannot be reached or refuses. The hubs that have let this member in are then notified
-/// that it does not come.
+/// Returns an error if a hub cannot be reached or refuses. The hubs that have already admitted this member are then
+/// notified that it will not connect.
 pub fn join_all(
     addresses: &[&str],
     job: &str,
@@ -148,7 +149,7 @@ pub fn join_all(
     let mut peers = (addresses.len() > 1).then_some(Peers { hubs: names, pass: None });
     let mut let_in: Vec<LetIn> = Vec::with_capacity(addresses.len());
     for (&address, hub) in addresses.iter().zip(0..) {
-        // The other hubs require the pass that the first hub gives.
+        // The other hubs require the pass from the first hub's reply.
         if let (Some(peers), Some(first)) = (&mut peers, let_in.first()) {
             peers.pass = first.reply.pass.clone();
         }
@@ -158,17 +159,18 @@ pub fn join_all(
     Ok(let_in)
 }
 
-/// A hub that has admitted this member, before the links are made. If it is dropped, the hub is notified that the member
-/// does not come, and notifies the members that wait.
+/// A hub that has admitted this member, before the links are made. When this value is dropped, the hub is notified that the
+/// member will not connect. The hub then notifies the members that wait.
 #[derive(Debug)]
 pub struct LetIn {
     pub(crate) control: Control,
     pub(crate) share: Share,
     pub(crate) reply: JoinReply,
-    /// The secret that proves the connection of the data path.
+    /// The secret with which the member connects to the data path.
     pub(crate) token: String,
     heartbeat: Heartbeat,
-    /// The client that reports that the member does not come. A single hub needs no report: it sees the links end.
+    /// The client for the notice that the member will not connect. If the job has only one hub, no notice is needed: the
+    /// hub sees the links end.
     farewell: Option<Control>,
 }
 
@@ -182,17 +184,18 @@ impl LetIn {
         let control = control.of_member(&reply.token);
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
-        // The heartbeat starts now. The hub's time limit may be shorter than the time to make windows and links.
+        // The heartbeat starts now, because the hub's limit may be shorter than the time for making windows and links.
         let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit())?;
         let token = reply.token.clone();
         Ok(LetIn { control, share, reply, token, heartbeat, farewell })
     }
 
-    /// Offers the state before a round, with which a new job then begins. `steps` are the steps of each key, if they differ
-    /// from one per round. If the hub wants the state, returns how many of its bytes.
+    /// Offers the hub the state before a round, with which a new job can begin. `steps` are the numbers of steps of the
+    /// keys, if they are not one per round. If the hub wants the state, returns the number of bytes that it wants.
     ///
     /// # Errors
-    /// Returns an error if the hub refuses. The hub is notified at the end that this member does not come.
+    /// Returns an error if the hub refuses. When this value is dropped, the hub is notified that the member will not
+    /// connect.
     pub fn offer(
         &mut self,
         state_before: Round,
@@ -210,15 +213,16 @@ impl LetIn {
         self.reply.nodes.clone().unwrap_or_else(|| self.reply.cores.len().into())
     }
 
-    /// Returns how the hubs above this hub place chunks, if it is below others.
+    /// Returns the way in which the hubs above this hub place chunks, if the hub is below other hubs.
     pub fn above(&self) -> Option<&Above> {
         self.reply.above.as_ref()
     }
 
-    /// Returns the wire format of the links to this hub: `wire`, with the lines of the hubs above if the hub has hubs above it.
+    /// Returns the wire format of the links to this hub. If the hub is below other hubs, `wire` gets the lines of the hubs
+    /// above.
     ///
     /// # Errors
-    /// Returns an error if the hubs in the reply are impossible.
+    /// Returns an error if the hubs in the reply cannot exist.
     pub fn wire(&self, wire: Wire) -> Result<Wire, MemberError> {
         let nonsense = |saw| MemberError::Nonsense { hub: self.control.hub.clone(), what: "join", saw };
         match self.above() {
@@ -232,7 +236,7 @@ impl LetIn {
         MemberError::Nonsense { hub: self.control.hub.clone(), what: "join", saw }
     }
 
-    /// Returns the cores that the job has at the hub, if the hub's answer is consistent.
+    /// Returns the cores that the job has at the hub, if the hub's reply is consistent.
     fn checked_cores(&self) -> Result<CoreNodes, MemberError> {
         let LetIn { share, reply, .. } = self;
         let nonsense = |saw| self.nonsense(saw);
@@ -253,7 +257,7 @@ impl LetIn {
         Ok(nodes)
     }
 
-    /// Returns the places of the chunks on these cores of the hub.
+    /// Returns the placement of the chunks on these cores of the hub.
     fn place(&self, schedule: Schedule, layout: &Layout, cores: CoreNodes) -> Result<Placement, MemberError> {
         let Some(above) = &self.reply.above else {
             return Ok(Placement::of_share(layout, schedule, self.share, cores));
@@ -262,7 +266,7 @@ impl LetIn {
         Ok(Below::new(&above, cores.cores()).placement)
     }
 
-    /// Returns the placement that this member has computed, if the hub's answer has the same.
+    /// Returns the placement that this member has computed, if the hub's reply has the same digest.
     fn agreed(&self, placement: Placement) -> Result<Placement, MemberError> {
         let (theirs, ours) = (&self.reply.placement, placement.digest());
         if *theirs != ours {
@@ -272,15 +276,15 @@ impl LetIn {
         Ok(placement)
     }
 
-    /// Returns a hub that waits for new links of this member, by a connection with this token. `reply` is the hub's answer.
+    /// Creates a hub that waits for this member to reconnect, with this token. `reply` is the hub's answer.
     pub(crate) fn again(hub: &Hub, reply: JoinReply, token: String) -> Self {
         let Hub { control, share, heartbeat, .. } = hub;
         let (control, heartbeat) = (control.clone(), heartbeat.clone());
         LetIn { control, share: *share, reply, token, heartbeat, farewell: None }
     }
 
-    /// Notifies the hub that no transport reaches it, which the hub cannot see. Then no other member waits for this one. A
-    /// member that makes new links keeps trying.
+    /// Notifies the hub that no transport reaches it, because the hub cannot see that. Other members then no longer wait for
+    /// this member. A member that reconnects does not notify the hub, because it keeps trying.
     pub(crate) fn does_not_come(&self, why: &MemberError) {
         let is_new = self.token == self.reply.token;
         if is_new {
@@ -290,7 +294,8 @@ impl LetIn {
         }
     }
 
-    /// Keeps the links, which are made. `cores` are the hub's cores in the placement. Each piece of news wakes `waker`.
+    /// Turns this value into a hub of the member, after the links are made. `cores` are the hub's cores in the placement.
+    /// Every change of the news wakes `waker`.
     pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Hub {
         self.heartbeat.wake(waker);
         self.farewell = None;
@@ -308,17 +313,17 @@ impl LetIn {
     }
 }
 
-/// Returns the places of the chunks at each of these hubs.
+/// Returns the placement of the chunks at each of these hubs.
 ///
 /// # Errors
-/// Returns an error if a hub places chunks differently.
+/// Returns an error if a hub's placement differs from the computed one.
 pub fn placements(
     hubs: &[LetIn],
     schedule: Schedule,
     layout: &Layout,
 ) -> Result<Vec<Placement>, MemberError> {
     let cores: Vec<CoreNodes> = hubs.iter().map(LetIn::checked_cores).collect::<Result<_, _>>()?;
-    // A member that makes new links to some hubs places only the chunks of those hubs.
+    // A member that reconnects to some hubs only places only the chunks of those hubs.
     let are_all = |share: Share| !share.is_whole() && hubs.iter().map(|hub| hub.share.hub).eq(0..share.hubs);
     let placed = match hubs.first().map(|hub| hub.share).filter(|&share| are_all(share)) {
         Some(share) => Placement::of_shares(layout, schedule, share, &cores),

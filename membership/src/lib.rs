@@ -1,5 +1,5 @@
-//! Membership in a job: joining at each of its hubs, the heartbeat, and the links to the hubs' cores. For each process
-//! that pushes to a hub: a worker, or a hub below other hubs.
+//! Membership in a job: the join at each of the job's hubs, the heartbeat, and the links to the hubs' cores. Every process
+//! that pushes to a hub uses it: a worker, or a hub below other hubs.
 //!
 //! ```text
 //!   addresses, request --join_all--> [LetIn] --open--> DataPath (links to the member's ports, placement)
@@ -8,7 +8,7 @@
 //!                                       +--keep--> [Hub] (control port, heartbeat, news of the job)
 //! ```
 //!
-//! This crate must never know sessions, gradients, or what crosses the links.
+//! This crate must never know sessions, gradients, or the content of links.
 
 #![forbid(unsafe_code)]
 

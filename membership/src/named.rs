@@ -1,5 +1,5 @@
-//! Addresses of hubs, with their origin. Names are looked up by threads of their own, within a limit. Addresses that came from
-//! outside lead only where the operator allows.
+//! Addresses of hubs, and their origin. Threads look names up, within a time limit. An address that came from outside is
+//! used only if the operator allows it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use pbox_core::control::{check_address, host_of, ip_of};
 
-/// Names that are looked up at a time, in this process. A lookup that nobody waits for any more still has its thread.
+/// The limit on lookups at a time, in this process. A lookup for which nobody waits any more still has its thread.
 const AT_ONCE: usize = 256;
-/// The longest that anybody waits for a name server.
+/// The time limit of a wait for a name server.
 pub const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 
 const NO_ANSWER: &str = "no name server answered in time";
 
-/// Lookups that have not ended.
+/// The number of lookups in progress.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 /// The origin of an address.
@@ -27,15 +27,15 @@ pub enum Named {
     /// This process's own settings.
     #[default]
     Here,
-    /// A join or an answer. It may lead to these.
+    /// A join or an answer from outside. It may name only these peers.
     Outside(PeerList),
 }
 
 impl Named {
-    /// Checks that a hub may be asked at this address.
+    /// Checks that this process may send requests to this address.
     ///
     /// # Errors
-    /// Returns an error if the list of peers does not have it.
+    /// Returns an error if the address came from outside, and the list of peers does not have it.
     pub fn check(&self, host: &str, ip: IpAddr) -> io::Result<()> {
         match self {
             Named::Outside(peers) if !peers.allows(host, ip) => Err(io::Error::new(
@@ -48,13 +48,14 @@ impl Named {
         }
     }
 
-    /// Whether the server there may be anything but a hub.
+    /// Whether the server at the address may be something other than a hub.
     pub fn is_outside(&self) -> bool {
         matches!(self, Named::Outside(_))
     }
 }
 
-/// The hosts and networks that are allowed as peers: `10.0.0.0/8,hub-1.example,fd00::/8`. Empty: all.
+/// The hosts and networks that are allowed as peers: `10.0.0.0/8,hub-1.example,fd00::/8`. If the list is empty, all are
+/// allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerList(Vec<Peer>);
 
@@ -115,7 +116,7 @@ impl FromStr for Peer {
     }
 }
 
-/// A lookup has not ended.
+/// A lookup in progress, which is counted.
 struct UnderWay;
 
 impl UnderWay {
@@ -131,19 +132,19 @@ impl Drop for UnderWay {
     }
 }
 
-/// A call for a thread that waits for a lookup: with the addresses, or with the kind and the words of the error.
+/// A callback for the result of a lookup: the addresses, or the kind and the text of the error.
 type Waiter = Box<dyn FnOnce(Result<&[SocketAddr], (io::ErrorKind, &str)>) + Send>;
 
-/// The waiters of each address. A name that is asked for again waits for the lookup that is running. Otherwise a client that
-/// tries every two seconds would take all threads for a name that nobody resolves.
+/// The callbacks of each address. Another request for a name waits for the lookup in progress. Otherwise, a client that
+/// retries every two seconds could take all threads for one name that cannot be resolved.
 static WAITING: Mutex<BTreeMap<String, Vec<Waiter>>> = Mutex::new(BTreeMap::new());
 
 fn waiting() -> MutexGuard<'static, BTreeMap<String, Vec<Waiter>>> {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks an address up, and gives the result to `done`: on a new thread, or at once if there is no name in it. `done`
-/// is dropped if there is no thread.
+/// Looks an address up, and passes the result to `done`. Calls `done` on a new thread, or at once if the address has no
+/// name. If there is no thread, `done` is dropped.
 pub fn look_up_with(
     address: &str,
     named: &Named,
@@ -152,7 +153,7 @@ pub fn look_up_with(
     if let Err(error) = check_address(address) {
         return done(Err(io::Error::new(io::ErrorKind::InvalidInput, error.to_string())));
     }
-    // This asks no name server.
+    // The host is an IP address, so no name server is asked.
     if ip_of(address).is_some() {
         return done(find(address, named));
     }
@@ -177,7 +178,7 @@ pub fn look_up_with(
         let found = asked.to_socket_addrs().map(Vec::from_iter);
         drop(under_way);
         let found = found.as_deref().map_err(|error| (error.kind(), error.to_string()));
-        let waiters = waiting().remove(&asked).unwrap_or_default(); // nothing is locked while they are called
+        let waiters = waiting().remove(&asked).unwrap_or_default(); // the lock is released before they are called
         for waiter in waiters {
             waiter(found.as_ref().map(|found| *found).map_err(|(kind, words)| (*kind, words.as_str())));
         }
@@ -192,10 +193,10 @@ pub fn look_up_with(
     }
 }
 
-/// Looks an address up, for at most so long.
+/// Looks an address up within a time limit.
 ///
 /// # Errors
-/// Returns an error if nothing is found in this time, or if the address is not allowed.
+/// Returns an error if nothing is found within `limit`, or if the address is not allowed.
 pub fn look_up(address: &str, named: &Named, limit: Duration) -> io::Result<Vec<SocketAddr>> {
     let (done, found) = mpsc::channel();
     look_up_with(address, named, move |result| drop(done.send(result)));
@@ -207,7 +208,7 @@ fn find(address: &str, named: &Named) -> io::Result<Vec<SocketAddr>> {
     allowed(host_of(address), address.to_socket_addrs()?.collect(), named)
 }
 
-/// Returns the addresses of a host, if all of them may be asked.
+/// Returns the addresses of a host, if all of them are allowed.
 fn allowed(host: &str, found: Vec<SocketAddr>, named: &Named) -> io::Result<Vec<SocketAddr>> {
     found.iter().try_for_each(|found| named.check(host, found.ip()))?;
     match found.is_empty() {
@@ -246,7 +247,7 @@ mod tests {
         }
     }
 
-    /// A lookup may begin another one: the callback of a result may look another name up.
+    /// A lookup may begin another lookup: the callback for a result may look up another name.
     #[test]
     fn a_lookup_may_begin_another_one() {
         let (found, addresses) = mpsc::channel();

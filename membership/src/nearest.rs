@@ -1,35 +1,35 @@
-//! The order in which a member takes the NICs of its machine. NICs of its own NUMA node are first, and each member of
-//! a machine begins at another one. Also the number of members on the machine.
+//! The order in which a member uses the NICs of its machine. NICs of the member's NUMA node come first, and the members of
+//! a machine begin with different NICs. Also the number of members on the machine.
 //!
-//! Once, at the join. Knows the machine by /proc and /sys; nothing of hubs.
+//! Used once, at the join. Reads /proc and /sys; knows nothing of hubs.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
 
 use fabric::verbs::Device;
 
-/// A member's number on its machine, as launchers say it. The first that is set counts.
+/// The variables in which launchers give a member's number on its machine. The first one that is set counts.
 const LOCAL_RANK: [&str; 4] =
     ["PHUB_LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
 
-/// The variables by which launchers give the number of members on this machine. The first that is set counts.
+/// The variables in which launchers give the number of members on this machine. The first one that is set counts.
 const LOCAL_SIZE: [&str; 4] =
     ["PHUB_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 
-/// Returns how many of a job's workers are on this machine: all, if no launcher says it.
+/// Returns the number of a job's workers on this machine. Returns the number of all workers if no launcher gives it.
 pub fn workers_here(workers: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     let said = LOCAL_SIZE.iter().find_map(|name| environment(name)?.parse().ok());
     said.filter(|here| (1..=workers).contains(here)).unwrap_or(workers)
 }
 
-/// Returns a member's number on its machine, or else its rank. If ranks are dealt in blocks, this also spreads the
-/// members.
+/// Returns a member's number on its machine, or its rank if no launcher gives the number. If ranks are assigned to machines
+/// in blocks, the rank spreads the members as well.
 pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
 }
 
-/// Orders NICs, near ones first. Among the near ones, and among the rest, the member of this number begins at another
-/// one.
+/// Orders NICs: near NICs come first. The near NICs and the far NICs are each rotated by the member's number, so that
+/// members begin with different NICs.
 pub(crate) fn order<T>(nics: Vec<T>, is_near: impl Fn(&T) -> bool, local_rank: u32) -> Vec<T> {
     let (mut near, mut far): (Vec<T>, Vec<T>) = nics.into_iter().partition(is_near);
     for nics in [&mut near, &mut far] {
@@ -39,7 +39,7 @@ pub(crate) fn order<T>(nics: Vec<T>, is_near: impl Fn(&T) -> bool, local_rank: u
     near.into_iter().chain(far).collect()
 }
 
-/// Returns the NUMA node on which this process stays, below this root; none if it may run on several.
+/// Returns the NUMA node on which this process may run, from the files below `root`. `None` if it may run on several nodes.
 pub(crate) fn own_node(root: &Path) -> Option<u32> {
     let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -54,16 +54,16 @@ pub(crate) fn own_node(root: &Path) -> Option<u32> {
     })
 }
 
-/// Returns the NUMA node of a device, or of its network interface if it is one in software.
+/// Returns the NUMA node of a device. For a device in software, it is that of its network interface.
 pub(crate) fn node_of(root: &Path, device: &Device) -> Option<u32> {
     let netdevs = device.ports.iter().filter_map(|port| port.netdev.as_deref());
     let netdevs = netdevs.map(|netdev| root.join("sys/class/net").join(netdev));
     let homes = std::iter::once(root.join("sys/class/infiniband").join(&device.name)).chain(netdevs);
     let read = |home: std::path::PathBuf| std::fs::read_to_string(home.join("device/numa_node")).ok();
-    homes.filter_map(read).find_map(|text| text.trim().parse().ok()) // -1 if the node is unknown
+    homes.filter_map(read).find_map(|text| text.trim().parse().ok()) // the kernel writes -1 if it does not know the node
 }
 
-/// Returns the kernel's list of cpus, like 0-3,8.
+/// Parses the kernel's list of cpus, like 0-3,8.
 fn cpus(list: &str) -> impl Iterator<Item = RangeInclusive<u32>> {
     list.trim().split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

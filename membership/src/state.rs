@@ -1,11 +1,10 @@
-//! A state that a job begins with, on its way from a member to the hubs: each gets its share.
+//! The transfer of a state from a member to the hubs of a new job. Each hub gets its share.
 //!
 //! ```text
 //!   values --> | key 0 of hub 0 | key 0 of hub 1 | key 1 of hub 1 | ... --pipe--> a request to each hub
 //! ```
 //!
-//! Runs on the thread that brings the state; there is one for each hub. Must not know the source of the
-//! values.
+//! Runs on the thread that brings the state, and on one more thread for each hub. Must not know the source of the values.
 
 use std::io::{self, PipeWriter, Read, Write};
 
@@ -14,14 +13,14 @@ use pbox_core::{Layout, Schedule, Share};
 use crate::error::MemberError;
 use crate::hub::Hub;
 
-/// Bytes of a state that are dealt to a hub at a time.
+/// The number of bytes of a state that are given to a hub at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// A part of a key: its first chunk, its elements, and the hub that owns it.
 type Part = (u32, usize, usize);
 
-/// Returns the length of the state that all hubs of a job want together, in bytes. `None` if no hub wants a state: either
-/// all hubs of a job want one, or none does.
+/// Returns the length of the state that all hubs of a job want together, in bytes. `None` if they want no state. Either all
+/// hubs want one, or none does.
 ///
 /// # Errors
 /// Returns the first error.
@@ -31,13 +30,13 @@ pub fn all_of(
     wanted.into_iter().collect::<Result<Vec<Option<u64>>, _>>().map(|wanted| wanted.into_iter().sum())
 }
 
-/// Brings a state to all hubs of a job, which wait for it and place chunks by this schedule and `split_above`. The
-/// state is f32, little endian: the weights of all keys, then their first optimizer state, then their second. It is
-/// never in memory as a whole.
+/// Brings a state to all hubs of a job, which wait for it. `split_above` and the schedule give the placement at the hubs.
+/// The state is f32, little endian: the weights of all keys, then all first optimizer states, then all second ones. The
+/// state is never in memory as a whole.
 ///
 /// # Errors
-/// Returns an error if the values cannot be read or have another length than the hubs want. Returns an error if a hub
-/// refuses or is lost.
+/// Returns an error if the values cannot be read, or if their length is not the one that the hubs want. Returns an error if a
+/// hub refuses or is lost.
 pub fn bring(
     hubs: &[Hub],
     values: Box<dyn Read + Send>,
@@ -85,7 +84,7 @@ fn parts(hubs: u32, layout: &Layout, schedule: Schedule, split_above: u64) -> Ve
     parts
 }
 
-/// Deals the values to the hubs. A hub that gets too few or too many values answers with an error.
+/// Distributes the values to the hubs. A hub that gets too few or too many values answers with an error.
 ///
 /// # Errors
 /// Returns an error if the values cannot be read.
@@ -103,12 +102,12 @@ fn deal(
                 let piece = &mut piece[..left.min(PIECE_BYTES)];
                 left -= piece.len();
                 match values.read_exact(piece) {
-                    // The hubs' own values are too short, too, and that is said there.
+                    // The requests to the hubs then end too early, too, and their errors say so.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
                     read => read?,
                 }
                 if hubs[hub].write_all(piece).is_err() {
-                    return Ok(()); // the hub does not read on, and says why
+                    return Ok(()); // the hub has stopped reading, and its answer says why
                 }
             }
         }

@@ -1,8 +1,7 @@
-//! The processing of a chunk: keys and their layout, arrival, sum, optimizer step, and the turn of the core that owns
-//! it (PHub, section 2).
+//! The processing of a chunk: keys and their layout, arrivals, sum, optimizer step, and the turn of the core (PHub,
+//! section 2).
 //!
-//! This crate must never know files, time, the environment, thread creation, or which transport
-//! it runs on.
+//! This crate must never know files, time, the environment, thread creation, or the transport on which it runs.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

@@ -1,7 +1,7 @@
-//! Checks of outside settings that serde does not make. They refuse fields of a variant that has none, and fields
+//! Checks of settings from outside that serde does not make. They refuse fields of a variant that has no fields, and fields
 //! that are given twice.
 //!
-//! Knows JSON's objects, not the settings.
+//! Knows JSON's objects, but no settings.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-/// Parses a variant without fields of an internally tagged enum. Such a variant takes any fields, even if the enum denies
-/// unknown fields. Use: `#[serde(deserialize_with = "strict_json::none")]`.
+/// Parses a variant without fields of an internally tagged enum. Without this function, such a variant would accept any
+/// fields, even if the enum denies unknown fields. Usage: `#[serde(deserialize_with = "strict_json::none")]`.
 pub(crate) fn none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -18,7 +18,8 @@ pub(crate) fn none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::
     Nothing::deserialize(deserializer).map(|Nothing {}| ())
 }
 
-/// Returns an object's fields, each given once. A plain [`Map`] would take the last field of a name.
+/// Returns the fields of an object, and refuses a field that is given twice. A plain [`Map`] would keep the last of two
+/// fields with the same name.
 pub(crate) fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
     struct Fields;
 

@@ -1,5 +1,5 @@
-//! Tests that need a program of their own (an allocator that counts, machine code) or recorded data, in one
-//! program.
+//! Tests that need their own program, because their allocator counts or they read machine code, and tests that need
+//! recorded data.
 
 mod machine_code;
 mod messages;

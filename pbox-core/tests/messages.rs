@@ -1,8 +1,8 @@
-//! Messages of the control port as programs of former versions send them: they must be readable forever.
+//! Messages of the control port, as programs of earlier versions send them. They must always be readable.
 //!
-//! `data/protocol-11.json` has them by type, and `data/protocol-12.json` has the new ones. A message is never changed or taken
-//! away; a version that adds a field adds a message. Only a version that is not spoken any more (`PROTOCOL_LOWEST`) may lose its
-//! file.
+//! `data/protocol-11.json` has the messages by type, and `data/protocol-12.json` has the new ones. A message is never
+//! changed or removed. A version that adds a field adds a message. The file of a version may be removed only when the
+//! version is no longer spoken (`PROTOCOL_LOWEST`).
 
 use std::collections::BTreeMap;
 
@@ -16,14 +16,15 @@ fn reads<T: DeserializeOwned + Serialize>(message: &Value) -> T {
     let read = |message: &Value| -> T {
         serde_json::from_value(message.clone()).unwrap_or_else(|error| panic!("{error}: {message}"))
     };
-    // This version writes it in a form that it reads in the same way. It has no token, which is in the
-    // header.
+    // This version writes the message in a form that it reads with the same result. The message has no token: the token is
+    // in the header.
     let said = serde_json::to_value(read(message)).unwrap();
     assert_eq!(serde_json::to_value(read(&said)).unwrap(), said);
     read(message)
 }
 
-/// `all!(messages; Type, ...)`: reads all messages of these types; each type must have some, and no other type has any.
+/// `all!(messages; Type, ...)`: reads all messages of these types. Each type must have messages, and there must be no
+/// messages of other types.
 macro_rules! all {
     ($messages:expr; $($Type:ident),* $(,)?) => {
         $(
@@ -61,7 +62,7 @@ fn messages_of_protocol_12_are_read() {
     all!(messages; LeaveRequest, HeartbeatReply);
 }
 
-/// A field that a message leaves out has its old meaning.
+/// If a message leaves out a field, the field has its old meaning.
 #[test]
 fn what_a_message_leaves_out_has_its_old_meaning() {
     let messages: BTreeMap<String, Vec<Value>> =

@@ -1,7 +1,8 @@
-//! The round path of a core, `Core::turn` over shared memory: it allocates nothing, locks nothing and calls no system.
+//! The round path of a core, `Core::turn` over shared memory: it allocates nothing, takes no lock and makes no system call.
 //!
-//! After warm-up there is no allocation; its machine code holds no locked instruction and no system call but on the cold paths
-//! named here. (How many system calls a hub process makes from outside is `tests/resources/system_calls.rs`.)
+//! After the warm-up there is no allocation. The machine code has no locked instruction and no system call, except on the
+//! cold paths that are named here. (The test `tests/resources/system_calls.rs` counts the system calls of a hub process
+//! from outside.)
 
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::cell::Cell;
@@ -20,7 +21,7 @@ use pbox_core::{
     LevelTerms, Optimizer, Placement, Round, Schedule, ShardSpec, Wire,
 };
 
-/// The system's allocator, and how often each thread has asked it.
+/// The allocator of the system, with a count of the calls of each thread.
 struct Counting;
 
 thread_local! {
@@ -28,16 +29,16 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that is being torn down counts no more.
+    // A thread that is ending counts no more.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call is handed to the system's allocator as it came; counting touches no memory that
-// it manages (the counter is constant-initialised and has no destructor).
+// SAFETY: every call goes to the system's allocator unchanged. The count is not in memory that the allocator manages: the
+// counter is constant-initialised and has no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, block: Block) -> *mut u8 {
         count();
-        // SAFETY: the caller's word is the one that `System` asks for.
+        // SAFETY: the caller guarantees what `System` requires.
         unsafe { System.alloc(block) }
     }
     unsafe fn dealloc(&self, start: *mut u8, block: Block) {
@@ -68,7 +69,7 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::new(keys, 1024).unwrap())
 }
 
-/// The properties that vary from job to job.
+/// The properties in which the tested jobs differ.
 #[derive(Clone, Copy)]
 struct Job {
     consistency: Consistency,
@@ -89,7 +90,7 @@ impl Job {
     }
 }
 
-/// Returns a core with one job, and its workers' ends on threads of their own.
+/// Returns a core with one job. The workers' ends are on threads of their own.
 fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
     let Job { consistency, .. } = job;
     let wire = job.wire();
@@ -128,7 +129,7 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
     core
 }
 
-/// Pushes every chunk and waits for every answer, round after round, sleeping in between.
+/// Pushes every chunk and waits for every answer, in round after round, and sleeps in between.
 fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
     let wire = job.wire();
     let chunks = wire.layout().chunks().len() as u32;
@@ -163,7 +164,7 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
                 count => {
                     for &Arrival { imm, .. } in &arrivals[..count] {
                         if imm == Immediate::control(Immediate::decode(imm).chunk, round).encode() {
-                            // A notice, and its pull.
+                            // This answers a notice with a pull.
                             assert_eq!(port.post(link, Span { offset: 0, bytes: 0 }, imm), Posted::Accepted);
                         } else {
                             missing -= 1;
@@ -213,7 +214,7 @@ fn turns_allocate_nothing() {
     }
 }
 
-/// One of each, as a text.
+/// One codec of each kind, as text.
 const CODECS: [&str; 8] =
     ["f16", "bf16", "qsgd:4", "onebit", "terngrad", "topk:0.1", "randomk:0.1", "dgc:0.1:0.9:none:4"];
 
@@ -257,51 +258,52 @@ fn allocates_nothing(job: Job) {
     });
 }
 
-/// Functions at which the walk stops: their work happens once a worker, once a round or never, not once a chunk.
+/// The functions at which the search stops. Their work is done once per worker, once per round or never, but not once per
+/// chunk.
 const COLD: [&str; 19] = [
-    // A worker that broke the protocol or hung up, and the words for it.
+    // A worker that broke the protocol or closed its link, and the text of the reason.
     "::drop_worker",
     "::to_string",
     "CloseReason",
     "drop_in_place<fabric::port::Closed>",
-    // A link that ends: drops the endpoint, which shuts its socket.
+    // A link that ends: its endpoint is dropped, which shuts its socket.
     "Port>::detach",
-    // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
+    // A chunk that is copied into a snapshot. The snapshot's memory is mapped when its first chunk is copied.
     "::copy_to_snapshot",
     "::report_events",
     "drop_in_place<pbox_core::snapshot::capture::Taken>",
-    // Pushes that their job does not take, or that do not go together.
+    // Pushes that their job does not accept, or that do not go together.
     "::wrong_content",
     "::fail",
-    // A newcomer that lost its links before it had all weights.
+    // A newcomer that lost its links before it had all its first weights.
     "ungreeted::Ungreeted::ask",
-    // The meeting places of cores that select for Slim-DP, three times in a number of rounds.
+    // The board of the cores that select for Slim-DP, which they use three times in a number of rounds.
     "slim::board::Board::",
-    // Where cores meet to find the norm of a round, once a round.
+    // The shared memory of the cores that find the norm of a round, which each core uses once a round.
     "whole::WholeGradient::give",
     "::do_duties",
     // A ring with values that no correct peer writes.
     "Endpoint>>::corrupt",
-    // Memory: `turns_allocate_nothing` has seen that no turn gets there.
+    // Memory. The test `turns_allocate_nothing` has shown that no turn calls these functions.
     "alloc::raw_vec",
     "alloc::string",
-    // Panics: bounds that hold, `expect`s that are met.
+    // Panics. The bounds hold, and so do the conditions of each `expect`.
     "panic",
     "_fail",
 ];
 
-/// What the compiler may put in the place of a copy, a comparison, a fill or an unwinding; and memory, of cold paths that a release
-/// build inlines: `turns_allocate_nothing` has seen that no turn gets there.
+/// Functions that the compiler may use for a copy, a comparison, a fill or an unwinding. Also memory functions on cold
+/// paths that a release build inlines: `turns_allocate_nothing` has shown that no turn calls them.
 const LIBRARIES: [&str; 9] =
     ["_Unwind_Resume", "bcmp", "free", "malloc", "memcpy", "memmove", "memset", "posix_memalign", "realloc"];
 
-/// Of all that a turn can reach, kernels included, one instruction reads, modifies and writes a
-/// shared word, and three enter the kernel: they wake a worker that has said that it sleeps, once a
-/// sleep (`bell::claim_wake` behind a plain load of its word, and behind that `futex::wake`, or
-/// `waking` for a worker that sleeps at descriptors: a datagram, or an eventfd where it is a hub).
+/// Among all functions that a turn can reach, kernels included, one instruction reads, modifies and writes a shared word,
+/// and three enter the kernel. They wake a worker that has announced its sleep, once per sleep. `bell::claim_wake` is
+/// called after a plain load of the worker's word. Then follows `futex::wake`, or `waking` for a worker that sleeps at
+/// descriptors: a datagram, or an eventfd in a hub.
 ///
-/// The fence of `bell::published`, once a chunk, is no read-modify-write; but compilers spell it
-/// `lock or $0` on the thread's own stack, where it contends with nobody.
+/// The fence of `bell::published`, once per chunk, is not a read-modify-write. But compilers write it as `lock or $0` on
+/// the thread's own stack, where no other thread contends.
 #[test]
 #[cfg_attr(not(target_arch = "x86_64"), ignore = "reads x86-64 machine code")]
 fn turns_hold_no_locked_instruction_and_no_system_call() {

@@ -1,20 +1,21 @@
-//! The oracle against PyTorch: `tools/record-torch.py` recorded weights from the same first weights, gradients and
-//! settings.
+//! The oracle compared with PyTorch. `tools/record-torch.py` has recorded PyTorch's weights, from the same first weights,
+//! gradients and settings.
 //!
-//! The bits are not the same: PyTorch's vectorised loops may fuse a multiplication into an addition, or round products
-//! in another order. A step ends with one subtraction from the weight, which rounds by at most half an ulp of the
-//! weight at each side. Earlier roundings are multiplied by the learning rate and matter less. So the two may drift
-//! apart by one ulp of the largest weight in each step. A wrong term, factor or order has a far larger effect: the
-//! smallest of these settings, AdamW's decay of 1e-5, is 80 ulps a step.
+//! The bits are not the same: PyTorch's vectorised loops may fuse a multiplication into an addition, or round products in
+//! another order. A step ends with one subtraction from the weight, which rounds by at most half an ulp of the weight on
+//! each side. Earlier roundings are multiplied by the learning rate and matter less. So the two results may drift apart by
+//! one ulp of the largest weight in each step. A wrong term, factor or order has a far larger effect. The smallest of these
+//! settings, AdamW's decay of 1e-5, changes a weight by 80 ulps a step.
 
 use pbox_core::oracle::{self, Step};
 use pbox_core::{Optimizer, Round};
 use serde::Deserialize;
 
-/// The largest difference to PyTorch 1.13 is 0.26, with Adam and a large penalty. The test prints all differences.
+/// The limit on the difference. The largest difference from PyTorch 1.13 is 0.26, with Adam and a large penalty. The test
+/// prints all differences.
 const ULPS_PER_STEP: f32 = 1.0;
 
-/// Numbers are the bits of an f32.
+/// One recorded run. Its numbers are the bits of f32.
 #[derive(Deserialize)]
 struct Record {
     torch: String,
@@ -42,7 +43,7 @@ fn numbers(bits: &[u32]) -> Vec<f32> {
 #[test]
 fn optimizers_differ_from_pytorch_only_by_roundings() {
     let record: Record = serde_json::from_str(include_str!("data/torch.json")).unwrap();
-    // PyTorch has no LARS and no LAMB: test_steps_by_key.py compares them.
+    // PyTorch has no LARS and no LAMB. The test test_steps_by_key.py compares these optimizers.
     let has_no_record = ["average", "sum", "lars", "lamb"];
     for name in Optimizer::NAMES.iter().filter(|name| !has_no_record.contains(name)) {
         assert!(record.runs.iter().any(|run| run.optimizer.name() == *name), "{name} was recorded");
@@ -54,8 +55,8 @@ fn optimizers_differ_from_pytorch_only_by_roundings() {
     }
 }
 
-/// Returns the largest difference over the recorded steps, in ulps of the largest weight, divided by the number of
-/// steps so far.
+/// Returns the largest difference over the recorded steps, in ulps of the largest weight, divided by the number of steps
+/// before it.
 fn worst_ulps_per_step(run: &Run, record: &Record) -> f32 {
     let optimizer = &run.optimizer;
     let mut weights = numbers(&record.first);

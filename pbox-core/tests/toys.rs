@@ -1,14 +1,16 @@
-//! The toy networks of P3's paper (figures 4 and 6): how much of a delay priorities and slices take away.
+//! The toy networks of P3's paper (figures 4 and 6): how much of a delay is removed by priorities and by slices.
 //!
-//! Slices, order and queue are the real ones. A stage of the exchange works on one slice at a time, for a unit of time a chunk.
+//! Slices, order and queue are those of the product. A stage of the exchange works on one slice at a time, for one unit of
+//! time per chunk.
 
 use pbox_core::{Key, KeyId, Layout, Placement, Schedule, SendQueue, Slice, Slices};
 
-/// Elements of a chunk of 64 bytes.
+/// The number of elements in a chunk of 64 bytes.
 const CHUNK: u64 = 16;
 
-/// Exchanges a gradient of each layer, which has this many chunks, and returns when its weights have arrived. The last layer's
-/// gradient is there at time 1, and one more layer's at each unit of time. All slices pass the stages one after the other.
+/// Exchanges the gradients of layers with these numbers of chunks. Returns when the weights of each layer have arrived. The
+/// last layer's gradient is there at time 1, and in each further unit of time that of one more layer. All slices pass the
+/// stages one after another.
 fn exchange(layers: &[u64], schedule: Schedule, stages: usize) -> Vec<u64> {
     let keys = layers.iter().map(|&chunks| Key::f32("layer", [chunks * CHUNK]));
     let keys = keys.enumerate().map(|(layer, key)| Key { name: layer.to_string(), ..key }).collect();
@@ -16,7 +18,7 @@ fn exchange(layers: &[u64], schedule: Schedule, stages: usize) -> Vec<u64> {
     let layout = Layout::new(keys, one_chunk).unwrap();
     let slices = Slices::new(&layout, &Placement::new(&layout, 1), schedule, one_chunk);
     let mut queues = vec![SendQueue::new(slices.count()); stages];
-    let mut at_work: Vec<Option<(u32, u64)>> = vec![None; stages]; // a slice, and when its stage is done with it
+    let mut at_work: Vec<Option<(u32, u64)>> = vec![None; stages]; // a slice, and the time at which its stage ends
     let mut there = vec![0; layers.len()];
     for now in 1u64..100 {
         if let Some(layer) = (layers.len() as u64).checked_sub(now) {
@@ -41,7 +43,8 @@ fn exchange(layers: &[u64], schedule: Schedule, stages: usize) -> Vec<u64> {
     there
 }
 
-/// Each layer computes for one unit of time and synchronizes for two. The next iteration waits for the first layer.
+/// Each layer computes for one unit of time and synchronizes for two. The next iteration can begin only when the first
+/// layer is synchronized.
 #[test]
 fn the_first_layers_priority_halves_the_delay() {
     let backward_pass = 3;
@@ -51,8 +54,8 @@ fn the_first_layers_priority_halves_the_delay() {
     assert_eq!(delay(Schedule::P3), 2, "half of it");
 }
 
-/// The second layer's gradient, update and weights take three times as long as those of the layers beside it. The paper counts 30% less
-/// communication with slices, and this exchange 4 of 11 units of time.
+/// The second layer's gradient, update and weights take three times as long as those of its neighbours. The paper has 30%
+/// less communication with slices; this exchange saves 4 of 11 units of time.
 #[test]
 fn slices_of_a_heavy_layer_keep_all_stages_busy() {
     let (begun, stages) = (1, 3); // the worker's link, the server, the link back

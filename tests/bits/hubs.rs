@@ -98,7 +98,7 @@ fn a_hub_may_be_left_without_chunks() {
 fn a_bad_list_of_hubs_is_refused() {
     for (hubs, words) in [
         ("a:1,,b:1", "one of them is empty"),
-        ("a:1, a:1", "a:1 is there twice"),
+        ("a:1, a:1", "a:1 is listed twice"),
         ("", "empty"),
         ("a:1,b", "\"b\" is not the address"),
         ("a:0", "\"a:0\""),

@@ -5,10 +5,10 @@ use std::time::Instant;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Attempts to read two clocks at once; the quickest counts.
+/// The number of attempts to read two clocks at the same time. The quickest one counts.
 const ATTEMPTS: usize = 8;
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which all processes of a machine share.
+/// A reading of `CLOCK_MONOTONIC`, which all processes of a machine share.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
@@ -16,13 +16,13 @@ pub struct Clock {
     realtime_ns: u64,
 }
 
-/// The clock of a process, as a file describes it.
+/// The description of a process's clock in a file.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Source {
     clock: &'static str,
-    /// Times with the same id can be compared.
+    /// The identity of the clock. Times of clocks with the same identity can be compared.
     id: String,
-    /// One moment on this clock, and the same moment in the time of day.
+    /// One moment on this clock. The same moment is also given as time of day.
     monotonic_ns: u64,
     realtime_ns: u64,
 }
@@ -32,9 +32,9 @@ pub(crate) struct Source {
 pub struct Ahead {
     /// The [id](Clock::id) of the other machine's clock.
     pub id: String,
-    /// The nanoseconds that the other clock is ahead of this one.
+    /// The time by which the other clock is ahead of this clock, in nanoseconds.
     pub ns: i64,
-    /// The most by which that can be wrong.
+    /// The largest error of this time.
     pub within_ns: u64,
 }
 
@@ -43,20 +43,20 @@ fn nanoseconds(Timespec { tv_sec, tv_nsec }: Timespec) -> u64 {
 }
 
 impl Clock {
-    /// Returns which clock this process has. Machines, starts of a machine, and containers with a time of their own
-    /// have different ones.
+    /// Returns the identity of this process's clock. It differs between machines, between starts of a machine, and for
+    /// containers with their own time.
     pub fn id() -> String {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let time = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
         format!("{} {}", boot.trim(), time.display())
     }
 
-    /// Returns the time now, in nanoseconds.
+    /// Returns the current time of the clock, in nanoseconds.
     pub fn now_ns() -> u64 {
         nanoseconds(clock_gettime(ClockId::Monotonic))
     }
 
-    /// Reads the clocks.
+    /// Reads the clock and the time of day together.
     pub fn start() -> Self {
         let read = || {
             let before = Instant::now();
@@ -69,7 +69,7 @@ impl Clock {
         quickest.expect("there are several attempts").1
     }
 
-    /// Returns a time on this clock, in nanoseconds. A time before its start is its start.
+    /// Returns a time as nanoseconds of this clock. An earlier time than this value's start counts as the start.
     pub fn ns(&self, time: Instant) -> u64 {
         self.monotonic_ns + time.saturating_duration_since(self.start).as_nanos() as u64
     }

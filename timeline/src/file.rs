@@ -1,8 +1,9 @@
-//! A trace's file: opened at the start, so that a path that cannot be written is an error there, and written at the end.
+//! The file of a trace. It is opened at the start, so that a path that cannot be written is an error at the start. It is
+//! written at the end.
 //!
 //! ```text
 //!   {"displayTimeUnit":"ns","metadata":{"processes":[...]},"traceEvents":[
-//!   {...},             an event a line
+//!   {...},             one event per line
 //!   {...}
 //!   ]}
 //! ```
@@ -16,10 +17,10 @@ use serde_json::{Value, json};
 use crate::process::Process;
 use crate::shift;
 
-/// The last line.
+/// The last line of a file.
 const END: &str = "]}";
 
-/// A trace cannot be written, or read.
+/// An error: a trace cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A file cannot be read.
@@ -27,17 +28,17 @@ pub enum TraceError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The error of the operating system.
         error: std::io::Error,
     },
-    /// The file system says no.
+    /// The file cannot be written.
     #[error("trace {}: {doing} failed: {error}; name a file that can be written", .path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// The action that was tried.
         doing: &'static str,
-        /// The kernel's answer.
+        /// The error of the operating system.
         error: std::io::Error,
     },
     /// The file is not a trace.
@@ -45,12 +46,12 @@ pub enum TraceError {
     Other {
         /// The file.
         path: PathBuf,
-        /// The beginning of the line that should be another.
+        /// The beginning of the unexpected line.
         read: String,
     },
 }
 
-/// A file that will have a trace. Until then it has one without events.
+/// A file for a trace. Until the trace is written, it has a trace without events.
 #[derive(Debug)]
 pub struct TraceFile {
     path: PathBuf,
@@ -58,7 +59,7 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Makes the file, or empties it.
+    /// Creates the file, or empties it.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -71,7 +72,7 @@ impl TraceFile {
         Ok(trace)
     }
 
-    /// Writes these processes in the place of the file's contents.
+    /// Replaces the file's contents by a trace of these processes.
     pub fn write(&mut self, processes: &[Process]) -> Result<(), TraceError> {
         let TraceFile { path, file } = self;
         let failed = |error| TraceError::File { path: path.clone(), doing: "writing it", error };
@@ -112,7 +113,7 @@ fn head(processes: &[&Value]) -> String {
     format!("{{\"displayTimeUnit\":\"ns\",\"metadata\":{about},\"traceEvents\":[\n")
 }
 
-/// Ends the list of events: no comma follows the last one.
+/// Ends the list of events, without a comma after the last one.
 fn end(mut text: String) -> String {
     if text.ends_with(",\n") {
         text.truncate(text.len() - 2);
@@ -121,11 +122,11 @@ fn end(mut text: String) -> String {
     text + END + "\n"
 }
 
-/// Returns the processes of all these files, with times on the clock of the first file. Also returns the names of
-/// processes with a clock that no file relates to it: their times stay unchanged.
+/// Reads the processes of all these files. Their times are converted to the clock of the first file. If no file relates a
+/// process's clock to that clock, the process's times stay unchanged, and its name is in the second list.
 ///
 /// # Errors
-/// Returns an error if one of them is not a trace, or cannot be read.
+/// Returns an error if one of the files is not a trace, or cannot be read.
 pub fn merge(parts: &[PathBuf]) -> Result<(Vec<Process>, Vec<String>), TraceError> {
     let mut processes = Vec::new();
     for path in parts {
@@ -136,7 +137,7 @@ pub fn merge(parts: &[PathBuf]) -> Result<(Vec<Process>, Vec<String>), TraceErro
     Ok((processes, apart))
 }
 
-/// Returns the processes of a file. All lines are those of the first process.
+/// Reads the processes of a file. All event lines go to the first process.
 fn read(path: &Path) -> Result<Vec<Process>, TraceError> {
     let failed = |error| TraceError::Read { path: path.to_owned(), error };
     let other =

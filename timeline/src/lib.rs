@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   event --> ring (bounded) --at the end, or on request--> lines of JSON --> file
-//!                                                              files of several processes --merge--> one file, on one clock
+//!                                                              files of several processes --merge--> one file, with one clock
 //! ```
 //!
-//! The file has Chrome's trace event format, an event a line. Must never know gradients, links and jobs: the code that
-//! notes events names them.
+//! The file has Chrome's trace event format, with one event per line. Must never know gradients, links and jobs: the code
+//! that adds an event names its subject.
 
 #![forbid(unsafe_code)]
 

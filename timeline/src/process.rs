@@ -1,4 +1,4 @@
-//! One process of a trace, as lines of JSON: its name, its tracks, its events.
+//! One process of a trace, as lines of JSON: its name, its tracks and its events.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::clock::{Ahead, Clock};
 
-/// The subject of an event, which a viewer shows next to the event.
+/// The subject of an event. A viewer shows it next to the event.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Event<'a> {
     /// The job.
@@ -27,7 +27,7 @@ pub struct Event<'a> {
     pub rank: Option<u32>,
 }
 
-/// The begin and end of a span, in nanoseconds of the clock.
+/// The begin and the end of a span, in nanoseconds of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The begin.
@@ -49,11 +49,11 @@ struct Line<'a> {
     name: &'a str,
     cat: &'a str,
     ph: char,
-    /// The time in microseconds.
+    /// The time of the event, in microseconds.
     ts: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     dur: Option<f64>,
-    /// The scope of an instant: `t`, its track.
+    /// The scope of an instant. `t` stands for its track.
     #[serde(skip_serializing_if = "Option::is_none")]
     s: Option<char>,
     pid: u32,
@@ -62,11 +62,11 @@ struct Line<'a> {
 }
 
 impl Process {
-    /// Creates a process without events. `lost` are events that were older than the kept events; `order` is its
-    /// place among the processes.
+    /// Creates a process without events. `lost` is the number of older events that were not kept. `order` is the process's
+    /// place among all processes.
     pub fn new(name: &str, order: u32, clock: &Clock, lost: u64) -> Self {
         let source = clock.source();
-        // A process's own number is not unique among machines and containers.
+        // The number of a process is not unique over machines and containers.
         let mut hasher = DefaultHasher::new();
         (name, std::process::id(), clock.started_ns()).hash(&mut hasher);
         let id = (hasher.finish() % 1_000_000_000) as u32 + 1;
@@ -77,7 +77,7 @@ impl Process {
         process
     }
 
-    /// Adds this process's offsets from other clocks.
+    /// Adds what this process knows of other clocks.
     pub fn knows(&mut self, clocks: &[Ahead]) {
         self.about["clock"]["others"] = json!(clocks);
     }
@@ -91,19 +91,19 @@ impl Process {
         self.lines.push_str(",\n");
     }
 
-    /// Names a track. Tracks are numbered from 1.
+    /// Gives a track its name. Tracks are numbered from 1.
     pub fn track(&mut self, track: u32, name: &str) {
         self.describe("thread_name", track, json!({ "name": name }));
         self.describe("thread_sort_index", track, json!({ "sort_index": track }));
     }
 
-    /// Adds a span: something that took time. Spans of a track lie within each other, or side by side.
+    /// Adds a span, an event that took time. Two spans of a track do not overlap, or one lies within the other.
     pub fn span(&mut self, track: u32, what: &str, Span { begin, end }: Span, of: Event) {
         let took = end.saturating_sub(begin) as f64 / 1e3;
         self.line(track, what, (begin, Some(took)), of);
     }
 
-    /// Adds an instant: an event at one point in time.
+    /// Adds an instant, an event at one point in time.
     pub fn instant(&mut self, track: u32, what: &str, at: u64, of: Event) {
         self.line(track, what, (at, None), of);
     }

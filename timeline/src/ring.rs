@@ -1,23 +1,23 @@
-//! The last events, in memory with a size that is fixed at the start.
+//! The last events of a process, in memory whose size is fixed at the start.
 
-/// A ring that keeps the last events. An event beyond the capacity replaces the oldest.
+/// A ring that keeps the last events. If it is full, a new event replaces the oldest one.
 #[derive(Debug)]
 pub struct Ring<E> {
     events: Box<[E]>,
-    /// The place where the next event goes.
+    /// The place of the next event.
     next: usize,
     /// The number of times that the ring was filled.
     laps: u64,
 }
 
 impl<E: Copy> Ring<E> {
-    /// Creates a ring for `capacity` events, at least one. `filler` fills places without an event: the memory is there
-    /// from the start.
+    /// Creates a ring for `capacity` events, at least one. `filler` is the value of unused places, so that all memory is
+    /// allocated at the start.
     pub fn new(capacity: usize, filler: E) -> Self {
         Ring { events: vec![filler; capacity.max(1)].into(), next: 0, laps: 0 }
     }
 
-    /// Notes an event.
+    /// Adds an event.
     #[inline]
     pub fn note(&mut self, event: E) {
         self.events[self.next] = event;
@@ -33,7 +33,7 @@ impl<E: Copy> Ring<E> {
         if self.laps == 0 { newer.to_vec() } else { [older, newer].concat() }
     }
 
-    /// Returns the number of events that newer events have replaced.
+    /// Returns the number of events that were replaced by newer ones.
     pub fn lost(&self) -> u64 {
         match self.laps {
             0 => 0,

@@ -1,4 +1,4 @@
-//! Processes of several machines on one clock: each file contains how far other clocks are ahead of its own.
+//! The times of several machines on one clock. Each file says how far other clocks are ahead of its own.
 
 use std::collections::HashMap;
 
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 use crate::clock::Ahead;
 use crate::process::Process;
 
-/// The time that must be added to times of a clock, and the largest possible error.
+/// The time to add to the times of a clock, and the largest possible error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shift {
     ns: i64,
     within_ns: u64,
 }
 
-/// Gives all events times of the first process's clock, and says in the metadata by how much they were shifted. Returns the
-/// names of processes with an unknown clock: their times do not change.
+/// Converts all events to the clock of the first process, and adds each process's shift to the metadata. Returns the names
+/// of the processes whose clock is unknown: their times do not change.
 pub(crate) fn to_one_clock(processes: &mut [Process]) -> Vec<String> {
     let shifts = shifts(processes);
     let mut apart = Vec::new();
@@ -41,7 +41,7 @@ fn id(about: &Value) -> &str {
     about["clock"]["id"].as_str().unwrap_or_default()
 }
 
-/// Computes the shift of each clock, from clock to clock, with the most exact step first.
+/// Computes the shift of each clock, from one clock to the next, with the most exact step first.
 fn shifts(processes: &[Process]) -> HashMap<String, Shift> {
     let mut steps = Vec::new();
     for Process { about, .. } in processes {
@@ -54,7 +54,7 @@ fn shifts(processes: &[Process]) -> HashMap<String, Shift> {
     }
     let first = processes.first().map(|first| id(&first.about).to_owned()).unwrap_or_default();
     let mut known = HashMap::from([(first, Shift { ns: 0, within_ns: 0 })]);
-    // A step leads from a clock to a clock that is this much ahead and has a known shift.
+    // A step goes from a clock to another clock, which is this much ahead, and whose shift is known.
     while let Some((from, shift)) = steps
         .iter()
         .filter(|(from, ..)| !known.contains_key(from))
@@ -108,8 +108,8 @@ mod tests {
         events.filter_map(|event| event["ts"].as_f64()).collect()
     }
 
-    /// The shift of a clock is found on the most exact path. The same moment is on four machines; worker 1 knows two
-    /// hubs, and so their clocks.
+    /// The shift of a clock is that of the most exact path. Four machines have events at the same moment. Worker 1 knows
+    /// the clocks of two hubs.
     #[test]
     fn clocks_are_found_by_the_way_that_is_the_most_exact() {
         let mut all = [

@@ -1,7 +1,7 @@
-//! Training of a small network over a hub: samples and their shards, the network, the plan of a run, and a worker's
-//! round. A run over a hub must equal the one-process run bit for bit.
+//! Training of a small network over a hub: samples and their shards, the network, the plan of a run, and a worker's round.
+//! A run over a hub must equal the one-process run bit for bit.
 //!
-//! The example `train` has a process for each worker, and `phub-server demo` a thread.
+//! In the example `train`, each worker is a process. In `phub-server demo`, each worker is a thread.
 
 #![forbid(unsafe_code)]
 

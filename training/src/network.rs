@@ -1,17 +1,18 @@
-//! A fully connected network with rectified hidden layers, layer by layer: forward, loss, backward.
+//! A fully connected network with rectified hidden layers. Its passes go layer by layer: forward, loss, backward.
 //!
-//! Plain loops over `f32`, each sum in one stated order. Worker processes and the one-process run call the same functions. The
-//! caller brings weights and takes gradients layer by layer, so that it can fetch and send them meanwhile.
+//! The loops are plain loops over `f32`, and the order of each sum is fixed. Worker processes and the one-process run call
+//! the same functions. The caller passes weights and takes gradients layer by layer, so that it can fetch and send them
+//! meanwhile.
 
 use pbox_core::{Key, KeyId};
 
 use super::random::Random;
 use super::samples::Samples;
 
-/// Names the random sequences of the first weights.
+/// The name of the random sequences of the first weights.
 const WEIGHTS: u64 = 3;
 
-/// The shape of a network: the width of its input, of each hidden layer, of its output.
+/// The shape of a network: the widths of its input, of each hidden layer, and of its output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
     widths: Vec<usize>,
@@ -26,13 +27,13 @@ impl Network {
         Network { widths }
     }
 
-    /// Returns how many layers have weights.
+    /// Returns the number of layers with weights.
     pub fn layers(&self) -> usize {
         self.widths.len() - 1
     }
 
-    /// Returns the key of a layer's weights, `[inputs, outputs]`. The inner loops run over outputs. Outputs do not
-    /// depend on each other, so the loops vectorize without reordering a sum.
+    /// Returns the key of a layer's weights, `[inputs, outputs]`. The inner loops run over outputs. Outputs do not depend
+    /// on each other, so these loops vectorize without a change in the order of a sum.
     pub fn weight(layer: usize) -> KeyId {
         KeyId(2 * layer as u32)
     }
@@ -48,14 +49,14 @@ impl Network {
             let (inputs, outputs) = self.extent(layer);
             let weight = Key::f32(format!("layer{layer}.weight"), [inputs as u64, outputs as u64]);
             let mut bias = Key::f32(format!("layer{layer}.bias"), [outputs as u64]);
-            bias.wd_mult = 0.0; // as usual: a penalty on biases does not prevent overfitting
+            bias.wd_mult = 0.0; // as usual, because a penalty on biases does not prevent overfitting
             [weight, bias]
         };
         (0..self.layers()).flat_map(layer).collect()
     }
 
-    /// Writes a key's first values: biases are 0, weights uniform with variance 2 / inputs. This variance keeps the
-    /// signal's size through rectified layers (He et al. 2015, section 2.2).
+    /// Writes the first values of a key. Biases are 0, and weights are uniform with variance 2 / inputs. With this
+    /// variance, a signal keeps its size through rectified layers (He et al. 2015, section 2.2).
     pub fn fill_weights(&self, seed: u64, key: KeyId, values: &mut [f32]) {
         let layer = key.index() / 2;
         if key == Self::bias(layer) {
@@ -66,7 +67,7 @@ impl Network {
         values.fill_with(|| random.symmetric() * limit);
     }
 
-    /// Returns the class that the network gives each sample.
+    /// Returns the class that the network assigns to each sample.
     pub fn classify<'w>(&self, samples: &Samples, weights: impl Fn(KeyId) -> &'w [f32]) -> Vec<usize> {
         let mut pass = NetworkPass::new(self);
         pass.begin(samples);
@@ -83,7 +84,7 @@ impl Network {
     }
 }
 
-/// One mini-batch on its way through the network and back.
+/// A mini-batch on its way through the network and back.
 ///
 /// ```text
 ///   activations[0] --layer 0--> activations[1] --layer 1--> activations[2] = logits
@@ -92,9 +93,9 @@ impl Network {
 #[derive(Debug)]
 pub struct NetworkPass<'a> {
     network: &'a Network,
-    /// The batch, then each layer's output, row by row.
+    /// The batch, then each layer's output. All are stored row by row.
     activations: Vec<Vec<f32>>,
-    /// The loss's derivative by each layer's output before rectification, row by row.
+    /// The derivatives of the loss by each layer's output before rectification, row by row.
     deltas: Vec<Vec<f32>>,
 }
 
@@ -110,7 +111,7 @@ impl<'a> NetworkPass<'a> {
         self.network
     }
 
-    /// Takes in a batch.
+    /// Begins a batch.
     pub fn begin(&mut self, batch: &Samples) {
         self.activations[0].clear();
         self.activations[0].extend_from_slice(batch.inputs());
@@ -135,8 +136,7 @@ impl<'a> NetworkPass<'a> {
         }
     }
 
-    /// Returns the mean cross-entropy of the softmax over the last layer's output; with it, the backward
-    /// pass can begin.
+    /// Returns the mean cross-entropy of the softmax over the last layer's output. Afterwards the backward pass can begin.
     pub fn loss(&mut self, labels: &[usize]) -> f32 {
         let last = self.network.layers();
         let classes = self.network.widths[last];
@@ -145,7 +145,7 @@ impl<'a> NetworkPass<'a> {
         delta.clear();
         let mut loss = 0.0;
         for (logits, &label) in self.activations[last].chunks(classes).zip(labels) {
-            // The largest is subtracted, because exp of a large logit is infinite.
+            // The largest logit is subtracted, because exp of a large logit is infinite.
             let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let start = delta.len();
             delta.extend(logits.iter().map(|logit| (logit - largest).exp()));
@@ -158,7 +158,7 @@ impl<'a> NetworkPass<'a> {
         loss * share
     }
 
-    /// Carries the derivative from a layer to the one before it. The first layer has none.
+    /// Computes the derivative of the layer before, from that of this layer. The first layer has none before it.
     pub fn backward(&mut self, layer: usize, weight: &[f32]) {
         let Some(below) = layer.checked_sub(1) else { return };
         let (_, outputs) = self.network.extent(layer);
@@ -170,7 +170,7 @@ impl<'a> NetworkPass<'a> {
         }
         for (delta, &output) in delta_below.iter_mut().zip(&self.activations[layer]) {
             if output <= 0.0 {
-                *delta = 0.0; // rectified: the output is constant
+                *delta = 0.0; // where the output is rectified, it is constant
             }
         }
     }

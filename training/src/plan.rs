@@ -1,41 +1,42 @@
-//! The plan of a run, which is the same in all its processes.
+//! The plan of a run. It is the same in all processes of the run.
 
 use anyhow::{Result, ensure};
 use pbox_core::Optimizer;
 
-/// The most workers: all of them share a round's batch.
+/// The limit on the workers, which share the batch of a round.
 pub const MAX_WORKERS: u32 = 32;
 
 /// Step size of the first epoch.
 const LEARNING_RATE: f32 = 0.02;
-/// Multiplies the step size after every epoch.
+/// The factor by which the step size is multiplied after every epoch.
 const DECAY: f32 = 0.95;
 /// `mu`.
 const MOMENTUM: f32 = 0.9;
 /// L2 penalty of weights; biases have none.
 const WEIGHT_DECAY: f32 = 5e-3;
 
-/// The plan of a training: its length, data, and step sizes.
+/// The plan of a run: its length, its data and its step sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainingPlan {
-    /// Workers, each with its shard.
+    /// The number of workers, each of which has a shard.
     pub workers: u32,
-    /// Times through the training set.
+    /// The number of passes through the training set.
     pub epochs: u32,
-    /// Samples of one worker in a round.
+    /// The number of samples of one worker in a round.
     pub batch: usize,
-    /// Rounds of an epoch, the same for all workers: a round is done when all have pushed.
+    /// The number of rounds in an epoch. It is the same for all workers, because a round ends only when all workers have
+    /// pushed.
     pub rounds_per_epoch: usize,
-    /// The seed of the split, the first weights and the orders of the batches.
+    /// The seed of the split, of the first weights, and of the order of the batches.
     pub seed: u64,
 }
 
 impl TrainingPlan {
-    /// Shares `round_batch` samples a round among the workers: with more workers, a step has as many samples and each worker
-    /// fewer.
+    /// Divides `round_batch` samples per round between the workers. With more workers, a step has the same number of
+    /// samples, and each worker has fewer.
     ///
     /// # Errors
-    /// Returns an error if the smallest shard has no whole batch.
+    /// Returns an error if the smallest shard does not have a whole batch.
     pub fn new(workers: u32, epochs: u32, round_batch: usize, seed: u64, train: usize) -> Result<Self> {
         ensure!((1..=MAX_WORKERS).contains(&workers), "{workers} workers; expected 1 to {MAX_WORKERS}");
         let batch = (round_batch / workers as usize).max(1);
@@ -47,7 +48,7 @@ impl TrainingPlan {
         Ok(TrainingPlan { workers, epochs, batch, rounds_per_epoch, seed })
     }
 
-    /// Returns all rounds, without the broadcast of the first weights.
+    /// Returns the number of rounds, not counting the broadcast of the first weights.
     pub fn rounds(&self) -> usize {
         self.epochs as usize * self.rounds_per_epoch
     }
@@ -61,8 +62,8 @@ impl TrainingPlan {
         }
     }
 
-    /// Returns the step size of an epoch. It is multiplied out, because a library's power function may round
-    /// differently on another machine.
+    /// Returns the step size of an epoch. It is computed by repeated multiplication, because the power function of a
+    /// library may round differently on another machine.
     pub fn learning_rate(&self, epoch: u32) -> f32 {
         (0..epoch).fold(LEARNING_RATE, |rate, _| rate * DECAY)
     }

@@ -1,12 +1,12 @@
-//! The random numbers of a run: SplitMix64 (Steele, Lea and Flood). A seed gives the same split, order of batches and first
-//! weights in every process. Not for secrets.
+//! The random numbers of a run: SplitMix64 (Steele, Lea and Flood). A seed gives the same split, the same order of batches
+//! and the same first weights in every process. Not for secrets.
 
 /// A sequence of random numbers.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Makes a sequence for a purpose, which the numbers in `of` name.
+    /// Creates the sequence for a purpose. The numbers in `of` name the purpose.
     pub fn new(seed: u64, of: &[u64]) -> Self {
         let mut random = Random(seed);
         for &number in of {
@@ -23,13 +23,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Draws a number from -1 to below 1, in steps of 2^-23: every value is exact in an `f32`.
+    /// Draws a number from -1 to below 1, in steps of 2^-23. Every such number is exact in `f32`.
     pub fn symmetric(&mut self) -> f32 {
         (self.draw() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    /// Returns the numbers below `len`, shuffled (Fisher and Yates). The remainder's bias is below `len` in
-    /// 2^64.
+    /// Returns the numbers below `len`, shuffled (Fisher and Yates). The bias of the remainder is below `len` in 2^64.
     pub fn order(&mut self, len: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..len).collect();
         for last in (1..len).rev() {

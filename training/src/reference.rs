@@ -1,5 +1,5 @@
-//! The one-process run: every worker's gradient one after another, summed in worker order and
-//! stepped by the oracle, element by element. No hub, no chunk, no kernel, no other process.
+//! The one-process run. It computes every worker's gradient, sums the gradients in worker order, and steps with the oracle,
+//! element by element. It uses no hub, no chunk, no kernel and no other process.
 
 use pbox_core::{KeyId, Round, oracle};
 
@@ -9,13 +9,13 @@ use super::samples::Samples;
 use super::shard::Shard;
 use super::weights::Weights;
 
-/// Trains on `shards`, and sums their gradients in the order given; returns the last weights.
+/// Trains on `shards`, and sums their gradients in this order. Returns the last weights.
 pub fn one_process(plan: &TrainingPlan, network: &Network, shards: &mut [Shard]) -> Weights {
     let mut weights = Weights::first(network, plan.seed);
     let mut state = Weights::zeroed(network);
     let mut gradients = vec![Weights::zeroed(network); shards.len()];
     let mut pass = NetworkPass::new(network);
-    // The broadcast.
+    // The first round of the hub is the broadcast.
     let mut hub_round = Round(0);
     for epoch in 0..plan.epochs {
         shards.iter_mut().for_each(|shard| shard.begin_epoch(epoch));

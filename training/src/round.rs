@@ -1,13 +1,13 @@
-//! A worker's round. Its two loops overlap with the exchange.
+//! A worker's round. Its two loops overlap with the exchange of weights and gradients.
 
 use worker_shim::{Session, SessionError};
 
 use crate::network::{Network, NetworkPass};
 use crate::samples::Samples;
 
-/// Trains on a batch. The forward pass waits for each layer's weights just before it uses them. The backward pass
-/// pushes each gradient as soon as it is written. Returns the batch's loss before the step. The last pushes are then in
-/// flight.
+/// Trains on a batch. The forward pass waits for each layer's weights just before it uses them. The backward pass pushes
+/// each gradient as soon as it is written. Returns the batch's loss before the step. When the function returns, the last
+/// pushes are still in flight.
 ///
 /// # Errors
 /// Returns the errors of [`Session::wait`] and [`Session::push`].
@@ -25,7 +25,7 @@ pub fn round(session: &mut Session, pass: &mut NetworkPass, batch: &Samples) -> 
         let (weight, bias) = (Network::weight(layer), Network::bias(layer));
         pass.bias_gradient(layer, session.gradient_mut(bias)?);
         session.push(bias)?;
-        // The weights belong to the hub from the push on, so they are used before it.
+        // After the push of a key, the hub may write the key's weights. So they are used before.
         pass.backward(layer, session.weights(weight)?);
         pass.weight_gradient(layer, session.gradient_mut(weight)?);
         session.push(weight)?;

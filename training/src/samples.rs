@@ -1,21 +1,21 @@
-//! Samples: rows of features, each with a class. Splits, scales and deals them out in memory; knows no file.
+//! Samples: rows of features, each with a class. They are split, scaled and selected in memory. Knows no file.
 
 use super::random::Random;
 
-/// Names the random sequence of the split.
+/// The name of the random sequence of the split.
 const SPLIT: u64 = 1;
 
 /// Samples with their classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Samples {
     features: usize,
-    /// Row by row.
+    /// The features, row by row.
     inputs: Vec<f32>,
     labels: Vec<usize>,
 }
 
 impl Samples {
-    /// Creates samples from rows one after another.
+    /// Creates samples from consecutive rows.
     ///
     /// # Panics
     /// Panics if `inputs` does not have `features` numbers for each label.
@@ -59,15 +59,16 @@ impl Samples {
         chosen
     }
 
-    /// Splits into training set and test set: one sample in `test_every` is for the test, by a shuffle from `seed`.
+    /// Splits into a training set and a test set. One sample in `test_every` goes to the test set, after a shuffle with
+    /// `seed`.
     pub fn split(&self, seed: u64, test_every: usize) -> (Self, Self) {
         let order = Random::new(seed, &[SPLIT]).order(self.len());
         let (test, train) = order.split_at(self.len() / test_every);
         (self.select(train.iter().copied()), self.select(test.iter().copied()))
     }
 
-    /// Scales every feature to mean 0 and deviation 1 over `self`, and applies the same shift and scale to `others`.
-    /// The test set, `others`, must not influence them.
+    /// Scales every feature to mean 0 and deviation 1 over `self`. Applies the same shift and scale to `others`, the test
+    /// set, which must not influence the scale.
     pub fn standardise(&mut self, others: &mut Samples) {
         for feature in 0..self.features {
             let column = || self.inputs.iter().skip(feature).step_by(self.features).map(|&x| f64::from(x));
@@ -83,7 +84,7 @@ impl Samples {
         }
     }
 
-    /// Returns the share of these samples that have the most frequent class of `train`.
+    /// Returns the share of these samples whose class is the most frequent class of `train`.
     pub fn majority_accuracy(&self, train: &Samples) -> f64 {
         let count = |samples: &Samples, class| samples.labels.iter().filter(|&&label| label == class).count();
         let commonest = train.labels.iter().copied().max_by_key(|&class| count(train, class));

@@ -4,10 +4,10 @@ use super::plan::TrainingPlan;
 use super::random::Random;
 use super::samples::Samples;
 
-/// Names the random sequences of the batches' orders.
+/// The name of the random sequences of the batches' order.
 const BATCHES: u64 = 2;
 
-/// One worker's share of the samples, and their order in an epoch.
+/// One worker's share of the samples, with their order in an epoch.
 #[derive(Clone, Debug)]
 pub struct Shard {
     samples: Samples,
@@ -18,27 +18,27 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Creates the shard of worker `rank`: every `plan.workers`-th sample, from `rank` on.
+    /// Creates the shard of worker `rank`: every `plan.workers`-th sample, beginning with sample `rank`.
     pub fn new(plan: &TrainingPlan, train: &Samples, rank: u32) -> Self {
         let samples = train.select((rank as usize..train.len()).step_by(plan.workers as usize));
         let order = (0..samples.len()).collect();
         Shard { samples, rank, seed: plan.seed, batch: plan.batch, order }
     }
 
-    /// Returns all its samples.
+    /// Returns all samples of the shard.
     pub fn samples(&self) -> &Samples {
         &self.samples
     }
 
-    /// Shuffles for an epoch. The order depends only on seed, rank and epoch, so any process can make the batches of any
-    /// worker.
+    /// Shuffles the samples for an epoch. The order depends only on seed, rank and epoch, so every process can make the
+    /// batches of every worker.
     pub fn begin_epoch(&mut self, epoch: u32) {
         let names = [BATCHES, self.rank.into(), epoch.into()];
         self.order = Random::new(self.seed, &names).order(self.samples.len());
     }
 
-    /// Returns the mini-batch of a round, counted from the beginning of the epoch. An epoch leaves out the samples
-    /// after its last whole batch.
+    /// Returns the mini-batch of a round, counted from the beginning of the epoch. Samples after the last whole batch of an
+    /// epoch are not used.
     pub fn batch(&self, round: usize) -> Samples {
         self.samples.select(self.order[round * self.batch..][..self.batch].iter().copied())
     }

@@ -1,4 +1,4 @@
-//! All weights of a network, by key, and their comparison bit by bit.
+//! All weights of a network, by key, and their bitwise comparison.
 
 use std::fmt;
 
@@ -7,20 +7,20 @@ use pbox_core::KeyId;
 
 use super::network::Network;
 
-/// One tensor for each key.
+/// The weights of a network: one tensor for each key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights(Vec<Vec<f32>>);
 
-/// The first element in which two sets of weights differ.
+/// The first element whose bits differ between two sets of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtherBits {
     /// The key's name.
     pub key: String,
     /// The index of the element.
     pub element: usize,
-    /// The first set's value.
+    /// The value in the first set.
     pub one: f32,
-    /// The second set's value.
+    /// The value in the second set.
     pub other: f32,
 }
 
@@ -42,7 +42,7 @@ impl Weights {
         Weights(network.keys().iter().map(|key| vec![0.0; elements(key)]).collect())
     }
 
-    /// Returns the first weights of a training.
+    /// Returns the first weights of a run.
     pub fn first(network: &Network, seed: u64) -> Self {
         let mut weights = Self::zeroed(network);
         for (key, values) in weights.0.iter_mut().enumerate() {
@@ -51,7 +51,7 @@ impl Weights {
         weights
     }
 
-    /// Weights from the result of [`to_bits`](Self::to_bits) in another process.
+    /// Creates weights from the result of [`to_bits`](Self::to_bits) in another process.
     ///
     /// # Errors
     /// Returns an error if the bits do not have this network's shape.
@@ -64,7 +64,7 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Returns the bits of each element: they cross a text pipe unchanged.
+    /// Returns the bits of each element. They cross a text pipe unchanged.
     pub fn to_bits(&self) -> Vec<Vec<u32>> {
         self.0.iter().map(|key| key.iter().map(|value| value.to_bits()).collect()).collect()
     }
@@ -74,7 +74,7 @@ impl Weights {
         &self.0[key.index()]
     }
 
-    /// Returns a key's weights, to write.
+    /// Returns a key's weights for writing.
     pub fn key_mut(&mut self, key: KeyId) -> &mut [f32] {
         &mut self.0[key.index()]
     }
@@ -84,15 +84,14 @@ impl Weights {
         self.0.iter().map(Vec::len).sum()
     }
 
-    /// Returns a digest of all bits (FNV-1a), for people to compare across runs and machines.
+    /// Returns a digest (FNV-1a) of all bits. People can compare it between runs and machines.
     pub fn fingerprint(&self) -> u64 {
         let bytes = self.0.iter().flatten().flat_map(|value| value.to_bits().to_le_bytes());
         bytes
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Returns the first element with bits that differ; `None` if all are equal. Both must have `network`'s
-    /// shape.
+    /// Returns the first element whose bits differ; `None` if all bits are equal. Both must have the shape of `network`.
     pub fn difference(&self, other: &Weights, network: &Network) -> Option<OtherBits> {
         network.keys().into_iter().zip(self.0.iter().zip(&other.0)).find_map(|(key, (ours, theirs))| {
             let element =

@@ -1,22 +1,22 @@
 //! The exact difference of two tensors: new XOR old, as one zstd frame.
 //!
-//! Bits that did not change are zeros, which compress to almost nothing. The frame carries the length of its contents. Both
+//! Bits that did not change become zeros, which compress to almost nothing. The frame has the length of its content. Both
 //! directions work block by block, so that a block is read, changed and digested while it is in the cache.
 //!
-//! Plain functions; any thread. Must not know files.
+//! Plain functions, for any thread. Must not know files.
 
 use std::io::{self, Read, Write};
 
 use xxhash_rust::xxh3::Xxh3;
 use zstd::stream::raw::CParameter;
 
-/// The bytes that are worked on at a time.
+/// The number of bytes that are processed at a time.
 const BLOCK_BYTES: usize = 256 << 10;
 
 /// The level of compression. Level 3 saves little more on zeros, and takes longer.
 const LEVEL: i32 = 1;
 
-/// Returns the checksum of a tensor's bytes: 128 bits of xxh3 as hexadecimal digits.
+/// Returns the checksum of a tensor's bytes: 128-bit xxh3, as hexadecimal digits.
 pub(crate) fn checksum(bytes: &[u8]) -> String {
     hex(&{
         let mut hash = Xxh3::new();
@@ -29,10 +29,10 @@ fn hex(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// Returns the frame that leads from `old` to `new`, which are of one length. Nothing if they are equal.
+/// Returns the frame that leads from `old` to `new`, which must have the same length. `None` if they are equal.
 ///
 /// # Errors
-/// Returns an error if the library cannot compress: it has no memory.
+/// Returns an error if the library has no memory for the compression.
 pub(crate) fn encode(old: &[u8], new: &[u8]) -> io::Result<Option<Vec<u8>>> {
     assert_eq!(old.len(), new.len(), "tensors of one shape");
     if old == new {
@@ -51,10 +51,11 @@ pub(crate) fn encode(old: &[u8], new: &[u8]) -> io::Result<Option<Vec<u8>>> {
     frame.finish().map(Some)
 }
 
-/// Applies a frame to the bytes that it was made from. Returns the checksum of the result.
+/// Applies a frame to the bytes from which it was made. Returns the checksum of the result.
 ///
 /// # Errors
-/// Returns an error if the frame is not one frame of as many bytes. The bytes are then of no version.
+/// Returns an error unless the frame is exactly one frame for this number of bytes. After an error, the bytes are those of
+/// no version.
 pub(crate) fn apply(frame: &[u8], bytes: &mut [u8]) -> io::Result<String> {
     let mut contents = zstd::Decoder::with_buffer(frame)?.single_frame();
     let mut block = vec![0; BLOCK_BYTES.min(bytes.len())];
@@ -65,7 +66,7 @@ pub(crate) fn apply(frame: &[u8], bytes: &mut [u8]) -> io::Result<String> {
         xor(bytes, block);
         hash.update(bytes);
     }
-    // Bytes after the last byte do not belong to the tensor, however many there are.
+    // Bytes after the last byte of the tensor are an error, however many follow.
     if contents.read(&mut [0])? > 0 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is longer than its tensor"));
     }

@@ -1,4 +1,4 @@
-//! Directories that exist completely, or not at all.
+//! Files and directories that exist completely or not at all.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,32 +7,32 @@ use std::path::{Path, PathBuf};
 use crate::error::VersionError;
 use crate::index::VersionId;
 
-/// The prefix of files that are being written or removed. Readers do not look at it.
+/// The prefix of files that are being written or removed. Readers ignore such files.
 const HIDDEN: &str = ".phub-tmp-";
 
 /// The prefix of a version's directory.
 const VERSION: &str = "weight_v";
 
-/// Returns the directory of a version.
+/// Returns the path of a version's directory.
 pub(crate) fn of_version(dir: &Path, id: VersionId) -> PathBuf {
     dir.join(format!("{VERSION}{id}"))
 }
 
-/// Returns the versions that a directory has, in order.
+/// Returns the versions in a directory, in order.
 pub(crate) fn versions(dir: &Path) -> Result<Vec<VersionId>, VersionError> {
     let mut ids = Vec::new();
     for entry in fs::read_dir(dir).map_err(VersionError::disk(dir, "listing versions"))? {
         let name = entry.map_err(VersionError::disk(dir, "listing versions"))?.file_name();
         let id =
             name.to_str().and_then(|name| name.strip_prefix(VERSION)).and_then(|digits| digits.parse().ok());
-        // A name like weight_v7 is another program's.
+        // A name such as weight_v7 belongs to another program.
         ids.extend(id.filter(|&id| of_version(dir, id).file_name() == Some(&name)));
     }
     ids.sort_unstable();
     Ok(ids)
 }
 
-/// The directory of a version that is being written. A version that is not [shown](Self::show) is removed.
+/// The directory of a version that is being written. It is removed, unless it is [shown](Self::show).
 #[derive(Debug)]
 pub(crate) struct Draft {
     path: PathBuf,
@@ -40,16 +40,16 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Makes an empty one.
+    /// Creates an empty draft.
     pub fn make(dir: &Path, id: VersionId) -> Result<Self, VersionError> {
         let path = dir.join(format!("{HIDDEN}{id}"));
-        // A try before this one may have failed to remove its files.
+        // An earlier draft of this version may have left files.
         drop(fs::remove_dir_all(&path));
         fs::create_dir(&path).map_err(VersionError::disk(&path, "making the directory of a version"))?;
         Ok(Draft { path, shown: false })
     }
 
-    /// Writes a file, and brings it to the disk.
+    /// Writes a file, and syncs it to disk.
     pub fn add(
         &self,
         name: &str,
@@ -59,7 +59,7 @@ impl Draft {
         create(&path, write).map_err(VersionError::disk(&path, "writing a file of a version"))
     }
 
-    /// Gives the directory its name. From then on readers see it.
+    /// Renames the directory to its final name. From then on readers see it.
     pub fn show(mut self, dir: &Path, id: VersionId) -> Result<(), VersionError> {
         let to = of_version(dir, id);
         let shown = sync(&self.path).and_then(|()| fs::rename(&self.path, &to)).and_then(|()| {
@@ -73,13 +73,13 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.shown {
-            // Files that are left are removed when the directory is opened the next time.
+            // If files are left, they are removed when the directory is next opened.
             drop(fs::remove_dir_all(&self.path));
         }
     }
 }
 
-/// Makes a file, and brings it to the disk.
+/// Creates a file, and syncs it to disk.
 fn create(path: &Path, write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>) -> io::Result<()> {
     let file = File::create_new(path)?;
     let mut out = io::BufWriter::with_capacity(1 << 20, &file);
@@ -88,7 +88,7 @@ fn create(path: &Path, write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Resu
     file.sync_all()
 }
 
-/// Makes a file that exists completely, or not at all. Fails if there is one.
+/// Creates a file that exists completely or not at all. Fails if the file exists.
 pub(crate) fn write_new(
     path: &Path,
     write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>,
@@ -97,14 +97,14 @@ pub(crate) fn write_new(
         .map_err(VersionError::disk(path, "writing weights to a new file"))
 }
 
-/// Writes a file that exists completely, or not at all. The caller has the lock of its directory. Some file systems that engines
-/// share have no hard links, so this renames.
+/// Writes a file that exists completely or not at all. The caller must hold the lock of the directory. The file is renamed
+/// into place, because some file systems that engines share have no hard links.
 pub(crate) fn write_locked(path: &Path, bytes: &[u8], doing: &'static str) -> Result<(), VersionError> {
     put(path, |out| out.write_all(bytes), |hidden| fs::rename(hidden, path))
         .map_err(VersionError::disk(path, doing))
 }
 
-/// Writes a hidden file next to `path`, and gives it this name by `name`.
+/// Writes a hidden file next to `path`. Then calls `name` to give it this path.
 fn put(
     path: &Path,
     write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>,
@@ -114,19 +114,19 @@ fn put(
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let hidden = dir.join(format!("{HIDDEN}{}-{file}", std::process::id()));
     let written = create(&hidden, write).and_then(|()| name(&hidden));
-    // The hidden name is removed after a failure, too: a link leaves it.
+    // The hidden name is also removed after a failure, and after a link, which keeps it.
     drop(fs::remove_file(&hidden));
     written.and_then(|()| sync(dir))
 }
 
-/// Removes a version: at once for readers who come now, file by file then.
+/// Removes a version. First hides it from new readers, and then removes its files.
 pub(crate) fn remove(dir: &Path, id: VersionId) -> Result<(), VersionError> {
     let (path, hidden) = (of_version(dir, id), dir.join(format!("{HIDDEN}removed-{id}")));
     let removed = fs::rename(&path, &hidden).and_then(|()| fs::remove_dir_all(&hidden));
     removed.map_err(VersionError::disk(&path, "removing a version"))
 }
 
-/// Removes the files that a killed publisher has left.
+/// Removes the files of publishers that were killed.
 pub(crate) fn sweep(dir: &Path) -> Result<(), VersionError> {
     let failed = |path: &Path| VersionError::disk(path, "removing files that a killed publisher left");
     for entry in fs::read_dir(dir).map_err(failed(dir))? {
@@ -141,10 +141,10 @@ pub(crate) fn sweep(dir: &Path) -> Result<(), VersionError> {
     Ok(())
 }
 
-/// Brings the names in a directory to the disk.
+/// Syncs the names in a directory to disk.
 fn sync(dir: &Path) -> io::Result<()> {
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems cannot sync a directory; their server has the names.
+        // Some network file systems cannot sync a directory. Their server keeps the names.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         other => other,
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::index::VersionId;
 
-/// A fault of a directory of versions. No version is shown, or changed, after one.
+/// An error of a directory of versions. After an error, no version is shown or changed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum VersionError {
@@ -48,13 +48,13 @@ pub enum VersionError {
 }
 
 impl VersionError {
-    /// Returns a function that makes an error of a system call on `path` while `doing` something.
+    /// Returns a function that creates the error of a system call on `path`, made while `doing` something.
     pub(crate) fn disk(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |error| VersionError::Disk { path, doing, error }
     }
 
-    /// Whether another look may find what this one did not: files that a publisher has not written yet, or has removed meanwhile.
+    /// Whether a retry may succeed: a publisher may not have written the files yet, or may have removed them meanwhile.
     pub fn may_pass(&self) -> bool {
         match self {
             VersionError::Disk { error, .. } => error.kind() == io::ErrorKind::NotFound,
@@ -65,7 +65,7 @@ impl VersionError {
         }
     }
 
-    /// Creates the error of a file that no publisher has written so.
+    /// Creates the error for a file that no publisher writes in this form.
     pub(crate) fn faulty(path: &Path, what: &'static str, why: impl ToString) -> Self {
         VersionError::Faulty { path: path.to_owned(), what, why: why.to_string() }
     }

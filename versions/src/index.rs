@@ -1,7 +1,7 @@
-//! The index of a version: its kind, and the file of each of its tensors.
+//! The index of a version. It has the version's kind, and the file of each tensor.
 //!
-//! The index is written last, in the form of an index of a sharded safetensors model. Engines need all of it but
-//! `phub_job` and `phub_round`.
+//! The index is written last, in the form of the index of a sharded safetensors model. Engines need all of its fields
+//! except `phub_job` and `phub_round`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,10 +17,10 @@ use crate::error::VersionError;
 /// The name of the index in a version's directory.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// The longest index: some two million tensors.
+/// The length limit of an index, in bytes. It is enough for about two million tensors.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// The number of a version, from 1. It only grows.
+/// The number of a version, from 1. Numbers only grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VersionId(pub u64);
 
@@ -42,12 +42,12 @@ impl FromStr for VersionId {
     }
 }
 
-/// The source of a version: the weights of this job before this round.
+/// The source of a version: the weights of a job before a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The job's name.
     pub job: String,
-    /// The next round of the job.
+    /// The round before which the job had these weights.
     pub round: u32,
 }
 
@@ -55,7 +55,7 @@ pub struct Origin {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Index {
     metadata: Metadata,
-    /// The file of each tensor. A delta has the tensors that changed.
+    /// The file of each tensor. In a delta, only the tensors that changed.
     pub weight_map: BTreeMap<String, String>,
 }
 
@@ -73,11 +73,11 @@ struct Metadata {
     phub_round: String,
 }
 
-/// The fields of an index, checked.
+/// The fields of an index, after a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct About {
     pub id: VersionId,
-    /// The version that a delta leads from. Nothing for a whole version.
+    /// The version on which a delta builds. `None` for a whole version.
     pub base: Option<VersionId>,
     pub origin: Origin,
 }
@@ -98,10 +98,10 @@ impl Index {
         Index { metadata, weight_map }
     }
 
-    /// Reads the index of the version in `dir`, which has the number `id`.
+    /// Reads the index of the version in `dir`. The version must have the number `id`.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read, is of another version, or has fields that no publisher writes.
+    /// Returns an error if the index cannot be read, is that of another version, or has fields that no publisher writes.
     pub fn read(dir: &Path, id: VersionId) -> Result<(Self, About), VersionError> {
         let path = dir.join(INDEX);
         let file = File::open(&path).map_err(VersionError::disk(&path, "opening the index of a version"))?;
@@ -151,7 +151,7 @@ impl Index {
         Ok(About { id, base, origin: Origin { job: phub_job.clone(), round } })
     }
 
-    /// Returns the index in the form of its file.
+    /// Returns the content of the index's file.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("an index is plain data")
     }
@@ -166,7 +166,7 @@ impl Index {
     }
 }
 
-/// Whether a name leads to a file of a version's own directory.
+/// Whether a name is that of a file in the version's own directory.
 fn is_plain(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.starts_with('.') && !name.contains(['/', '\0'])
 }
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Reads an index of version 7, after `from` is replaced.
+    /// Reads an index of version 7 in which `from` is replaced by `to`.
     fn read(from: &str, to: &str) -> Result<About, VersionError> {
         let map = BTreeMap::from([("w".to_owned(), "model-00001-of-00001.safetensors".to_owned())]);
         let text = String::from_utf8(Index::new(&about(Some(6)), map).to_json()).unwrap();

@@ -2,24 +2,24 @@
 //!
 //! ```text
 //!   Weights --Publisher::publish--> DIR/weight_v000001/  whole: the values
-//!                                   DIR/weight_v000002/  delta: new XOR old of each tensor that changed, one zstd frame each
+//!                                   DIR/weight_v000002/  delta: new XOR old of each tensor that changed, as one zstd frame each
 //!                                   DIR/weight_v000003/  delta
-//!   DIR --------Reader::go_to---------> Weights of any version, each tensor compared with its checksum
+//!   DIR --------Reader::go_to---------> Weights of any version; each tensor is compared with its checksum
 //! ```
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `weights.rs` | tensors in the type in which they are published |
 //! | `delta.rs` | the exact difference of two tensors as a zstd frame, and its inverse |
-//! | `index.rs` | the index of a version: what it is and where its tensors are |
+//! | `index.rs` | the index of a version: its kind, and the places of its tensors |
 //! | `shard.rs` | one safetensors file of a version |
 //! | `publisher.rs` | the one program that writes a directory |
-//! | `reader.rs` | everybody who reads a directory |
-//! | `disk.rs` | files and directories that are there whole, or not at all |
-//! | `work.rs` | work on many tensors, on all cores |
+//! | `reader.rs` | the programs that read a directory |
+//! | `disk.rs` | files and directories that exist completely or not at all |
+//! | `work.rs` | work on many tensors, on all cores of the machine |
 //!
-//! The layout of the directory is that of slime, miles and SGLang's `/pull_weights`; `docs/formats.md` has it. Must not know hubs,
-//! jobs' protocols or the network.
+//! The layout of the directory is that of slime, miles and SGLang's `/pull_weights`; `docs/formats.md` describes it. Must not know hubs, jobs' protocols or
+//! the network.
 
 #![forbid(unsafe_code)]
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   1 whole   2 delta   3 delta   4 whole   5 delta   6 delta       whole_each: 3
-//!   '--- removed together ----'   '- kept as long as one of its deltas -'
+//!   '--- removed together ----'   '- kept while one of its deltas is kept -'
 //! ```
 
 use std::collections::BTreeMap;
@@ -22,26 +22,26 @@ use crate::shard::{self, Stored};
 use crate::weights::Weights;
 use crate::work::on_all_cores;
 
-/// The name of the lock in the directory.
+/// The name of the lock file in the directory.
 const LOCK: &str = ".phub-publisher";
 
-/// The name of the file with the job's name, which is there before the first version.
+/// The name of the file with the job's name. It is written before the first version.
 const JOB: &str = ".phub-job";
 
-/// The longest file of a job's name that is read.
+/// The limit on the bytes that are read from this file.
 const JOB_BYTES: u64 = 4096;
 
-/// The rules of a publisher.
+/// The settings of a publisher.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// The versions from one whole version to the next: a new reader applies fewer deltas than that.
+    /// The number of versions from one whole version to the next. A new reader applies fewer deltas than this number.
     pub whole_each: NonZeroU32,
-    /// The newest versions that stay, and the ones that they build on.
+    /// The number of newest versions that are kept, with the versions on which they build.
     pub keep: NonZeroU32,
-    /// Files that are copied into each whole version: an engine reads its model's configuration next to the
-    /// weights.
+    /// The files that are copied into each whole version. An engine reads its model's configuration from the directory of
+    /// the weights.
     pub also: Vec<PathBuf>,
-    /// The longest file, unless one tensor is longer.
+    /// The length limit of a file, in bytes. A single tensor may be longer.
     pub file_bytes: u64,
 }
 
@@ -52,44 +52,44 @@ impl Default for Rules {
     }
 }
 
-/// The publisher of a directory. No second one can open the directory.
+/// The publisher of a directory. A second publisher cannot open the same directory.
 #[derive(Debug)]
 pub struct Publisher {
     dir: PathBuf,
     rules: Rules,
-    /// The job whose versions these are, once there is one.
+    /// The job whose versions are in the directory, if there is one.
     job: Option<String>,
-    /// The number of the newest version, 0 if there is none.
+    /// The number of the newest version; 0 if there is none.
     newest: VersionId,
-    /// The newest version, which the next delta leads from.
+    /// The newest version, on which the next delta builds.
     last: Option<At>,
-    /// The versions since the last whole one.
+    /// The number of versions since the last whole one.
     deltas: u32,
     /// The reason why the newest version cannot be read.
     unreadable: Option<VersionError>,
     _lock: File,
 }
 
-/// A version that was published.
+/// The result of publishing a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     /// The version.
     pub id: VersionId,
     /// Whether the version is whole.
     pub is_whole: bool,
-    /// Tensors in which a bit changed, or all of them.
+    /// The number of tensors in which a bit changed. In a whole version, the number of all tensors.
     pub tensors: usize,
-    /// The length of the written files, without the index.
+    /// The length of the written files without the index, in bytes.
     pub bytes: u64,
-    /// Versions that were removed.
+    /// The number of versions that were removed.
     pub removed: usize,
 }
 
 impl Publisher {
-    /// Opens a directory, which is made if it is not there, and continues its numbers.
+    /// Opens a directory, or creates it, and continues the numbers of its versions.
     ///
     /// # Errors
-    /// Returns an error if another program publishes there, or the directory cannot be read or written.
+    /// Returns an error if another program publishes there, or if the directory cannot be read or written.
     pub fn open(dir: &Path, rules: Rules) -> Result<Self, VersionError> {
         std::fs::create_dir_all(dir).map_err(VersionError::disk(dir, "making it"))?;
         let path = dir.join(LOCK);
@@ -128,20 +128,21 @@ impl Publisher {
         Ok(publisher)
     }
 
-    /// Returns why the newest version could not be read when the directory was opened. The next one is whole.
+    /// Returns why the newest version could not be read when the directory was opened. In that case, the next version is
+    /// whole.
     pub fn unreadable(&self) -> Option<&VersionError> {
         self.unreadable.as_ref()
     }
 
-    /// Returns the newest version's job and round.
+    /// Returns the job and the round of the newest version.
     pub fn last(&self) -> Option<&Origin> {
         self.last.as_ref().map(|at| &at.origin)
     }
 
-    /// Checks that the directory is this job's, or nobody's.
+    /// Checks that the directory belongs to this job, or to no job yet.
     ///
     /// # Errors
-    /// Returns an error if it is another job's.
+    /// Returns an error if it belongs to another job.
     pub fn check_job(&self, job: &str) -> Result<(), VersionError> {
         match self.job.as_deref() {
             Some(theirs) if theirs != job => {
@@ -152,7 +153,7 @@ impl Publisher {
         }
     }
 
-    /// Writes the job's name, before its first version.
+    /// Writes the job's name into the directory, before its first version.
     fn keep_job(&mut self, job: &str) -> Result<(), VersionError> {
         let path = self.dir.join(JOB);
         if !path.exists() {
@@ -165,21 +166,21 @@ impl Publisher {
     /// Publishes weights as the next version, and removes old versions.
     ///
     /// # Errors
-    /// Returns an error if the directory is another job's, or cannot be written: then there is no new version, and
-    /// the caller may try again.
+    /// Returns an error if the directory belongs to another job, or cannot be written. Then there is no new version, and
+    /// the caller may retry.
     pub fn publish(&mut self, origin: Origin, weights: Weights) -> Result<Published, VersionError> {
         self.check_job(&origin.job)?;
         self.keep_job(&origin.job)?;
         let there = disk::versions(&self.dir)?.last().copied();
         self.newest = self.newest.max(there.unwrap_or(self.newest));
         let id = VersionId(self.newest.0 + 1);
-        // Somebody may have removed the base. A version that failed at its very end may have its name.
+        // The base may have been removed from outside. A version that failed at the very end may have the base's name.
         let is_base = |last: &&At| there == Some(last.id) && last.weights.is_like(&weights);
         let base =
             self.last.as_ref().filter(is_base).filter(|_| self.deltas + 1 < self.rules.whole_each.get());
         let changes = base.map(|last| Changes::between(&last.weights, &weights)).transpose();
         let changes = changes.map_err(VersionError::disk(&self.dir, "compressing a delta"))?;
-        // If all bits changed, weights may be shorter when they are written whole.
+        // If all bits have changed, whole weights may be shorter than the changes.
         let changes = changes.filter(|changes| changes.bytes() < weights.bytes().max(1));
         let about = About { id, base: changes.as_ref().and(base).map(|last| last.id), origin };
         let (tensors, bytes) = match &changes {
@@ -196,7 +197,7 @@ impl Publisher {
         Ok(Published { id, is_whole, tensors, bytes, removed })
     }
 
-    /// Writes a version. Returns how many tensors it has, and how many bytes they have.
+    /// Writes a version. Returns the number of its tensors, and the length of their bytes.
     fn write(&self, about: &About, tensors: &[Stored<'_>]) -> Result<(usize, u64), VersionError> {
         let draft = Draft::make(&self.dir, about.id)?;
         let files = split(tensors, self.rules.file_bytes);
@@ -235,8 +236,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// Removes versions that no kept one builds on, the newest of them first. If a kill stops it, the remaining versions begin
-    /// with a whole version.
+    /// Removes the versions on which no kept version builds, the newest of them first. If a kill interrupts the removal,
+    /// the remaining versions still begin with a whole version.
     fn remove_old(&self) -> Result<usize, VersionError> {
         let all = readable(&self.dir)?;
         if all.is_empty() {
@@ -250,7 +251,8 @@ impl Publisher {
     }
 }
 
-/// Returns the job whose versions are in a directory: by its file, or of a directory from before that file by its versions.
+/// Returns the job whose versions are in a directory, from the file with its name. In an older directory without this file,
+/// the versions name the job.
 fn job_of(dir: &Path) -> Result<Option<String>, VersionError> {
     let path = dir.join(JOB);
     let doing = "reading the name of the job whose versions these are";
@@ -272,7 +274,7 @@ fn job_of(dir: &Path) -> Result<Option<String>, VersionError> {
     Ok(Some(job))
 }
 
-/// Splits tensors over files of at most `file_bytes`, in order.
+/// Splits tensors into files of at most `file_bytes`, in order.
 fn split<'a, 'b>(tensors: &'b [Stored<'a>], file_bytes: u64) -> Vec<&'b [Stored<'a>]> {
     let mut files = Vec::new();
     let (mut begin, mut bytes) = (0, 0);
@@ -290,12 +292,12 @@ fn split<'a, 'b>(tensors: &'b [Stored<'a>], file_bytes: u64) -> Vec<&'b [Stored<
     files
 }
 
-/// The tensors that changed: name, frame and the checksum of the new values.
+/// The tensors that changed. Each has its name, its frame, and the checksum of its new values.
 #[derive(Debug)]
 struct Changes<'a>(Vec<(&'a str, Vec<u8>, String)>);
 
 impl<'a> Changes<'a> {
-    /// Compares weights of one form.
+    /// Compares weights that have the same tensors, types and shapes.
     fn between(old: &Weights, new: &'a Weights) -> std::io::Result<Self> {
         let pairs: Vec<_> = old.0.values().zip(&new.0).collect();
         let all = on_all_cores(&pairs, |(old, (name, new))| {

@@ -1,8 +1,8 @@
-//! Readers of a directory: each has the weights of one version, and proceeds from delta to delta.
+//! Readers of a directory. A reader has the weights of one version, and applies deltas to reach another version.
 //!
 //! ```text
-//!   version 8, a delta --> its base 7, a delta --> its base 6: whole, or what the reader has
-//!   then 6, 7, 8 in this order, each tensor compared with its checksum
+//!   version 8, a delta --> its base 7, a delta --> its base 6: a whole version, or the reader's own
+//!   then 6, 7, 8 in this order; each tensor is compared with its checksum
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -23,29 +23,29 @@ pub struct Reader {
     at: Option<At>,
 }
 
-/// The weights of a version.
+/// The weights of a version, with their origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
     /// The version.
     pub id: VersionId,
-    /// The job and the round that it is of.
+    /// The job and the round from which the version comes.
     pub origin: Origin,
     /// All weights of the version.
     pub weights: Weights,
 }
 
-/// A version as it lies in its directory.
+/// A version in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The version.
     pub id: VersionId,
-    /// The version to which its delta is applied. Nothing for a whole version.
+    /// The version on which the delta builds. `None` for a whole version.
     pub base: Option<VersionId>,
-    /// The job and the round that it is of.
+    /// The job and the round from which the version comes.
     pub origin: Origin,
-    /// The number of tensors in its files: those that changed, for a delta.
+    /// The number of tensors in the version's files. In a delta, only the tensors that changed.
     pub tensors: usize,
-    /// The length of its files.
+    /// The length of the version's files, in bytes.
     pub bytes: u64,
 }
 
@@ -57,7 +57,7 @@ pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
     versions(dir)?.into_iter().map(|id| listed(dir, id)).collect()
 }
 
-/// Lists the versions whose index can be read. Others are nobody's to remove.
+/// Lists the versions whose index can be read. Other versions must not be removed.
 pub(crate) fn readable(dir: &Path) -> Result<Vec<Listed>, VersionError> {
     Ok(versions(dir)?.into_iter().filter_map(|id| listed(dir, id).ok()).collect())
 }
@@ -75,7 +75,7 @@ fn listed(dir: &Path, id: VersionId) -> Result<Listed, VersionError> {
 }
 
 impl Reader {
-    /// Creates a reader of a directory, which has no version yet.
+    /// Creates a reader of a directory. It has no version yet.
     pub fn new(dir: &Path) -> Self {
         Reader { dir: dir.to_owned(), at: None }
     }
@@ -93,10 +93,11 @@ impl Reader {
         Ok(versions(&self.dir)?.last().copied())
     }
 
-    /// Moves to a version: from the reader's own version if deltas lead there, or else from a complete one.
+    /// Moves to a version. Starts from the reader's own version if deltas lead from there to the new version, and otherwise
+    /// from a whole version.
     ///
     /// # Errors
-    /// Returns an error if the version, or one that it builds on, is gone, cannot be read, or is damaged. Then the
+    /// Returns an error if the version, or a version on which it builds, is gone, cannot be read, or is damaged. Then the
     /// reader has no version.
     pub fn go_to(&mut self, id: VersionId) -> Result<&At, VersionError> {
         let there = versions(&self.dir)?;
@@ -135,7 +136,7 @@ impl Reader {
         Ok(self.at.insert(At { id, origin, weights }))
     }
 
-    /// Leads weights from the version that `about` builds on to its own.
+    /// Changes weights from those of the version on which `about` builds to those of its own version.
     fn step(&self, index: &Index, about: &About, weights: &mut Weights) -> Result<(), VersionError> {
         let dir = of_version(&self.dir, about.id);
         if about.base.is_none() {

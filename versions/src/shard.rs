@@ -1,7 +1,8 @@
 //! One safetensors file of a version.
 //!
-//! A whole version has the tensors themselves, and their checksums under `checksum/NAME` of the file's metadata. A delta has the
-//! frame of each tensor as its bytes, and the checksum of the new tensor under its name: so engines expect it.
+//! A file of a whole version has the tensors themselves. Their checksums are in the file's metadata, under `checksum/NAME`. In
+//! a file of a delta, the bytes of a tensor are its frame. The checksum of the new tensor is in the metadata, under the tensor's
+//! name. Engines expect this form.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -12,10 +13,10 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::error::VersionError;
 
-/// The prefix of the checksums in a file of a whole version, which has other metadata, too.
+/// The prefix of checksums in the metadata of a whole version's file, which has other metadata, too.
 const CHECKSUM: &str = "checksum/";
 
-/// A tensor as a file has it.
+/// A tensor in a file.
 #[derive(Debug)]
 pub(crate) struct Stored<'a> {
     pub name: &'a str,
@@ -26,11 +27,11 @@ pub(crate) struct Stored<'a> {
     pub checksum: &'a str,
 }
 
-/// Writes a file of these tensors, of a whole version or of a delta.
+/// Writes a file with these tensors, for a whole version or for a delta.
 pub(crate) fn write(mut to: impl Write, is_whole: bool, tensors: &[Stored<'_>]) -> io::Result<()> {
     let mut metadata = BTreeMap::new();
     if is_whole {
-        // Readers for PyTorch ask for this.
+        // Readers for PyTorch require this entry.
         metadata.insert("format".to_owned(), "pt".to_owned());
     }
     let prefix = if is_whole { CHECKSUM } else { "" };
@@ -53,11 +54,11 @@ pub(crate) fn write(mut to: impl Write, is_whole: bool, tensors: &[Stored<'_>]) 
     tensors.iter().try_for_each(|of| to.write_all(of.bytes))
 }
 
-/// Reads a file of a version with these `names` in its index, and gives each tensor to `take`.
+/// Reads a file of a version. `names` are the file's tensors in the index. Calls `take` for each tensor.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, is not a safetensors file, or has other tensors. Returns the
-/// errors of `take`, too.
+/// Returns an error if the file cannot be read, is not a safetensors file, or has other tensors. Also returns the errors of
+/// `take`.
 pub(crate) fn read(
     path: &Path,
     is_whole: bool,

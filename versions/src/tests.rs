@@ -1,4 +1,4 @@
-//! Directories as publishers leave them, and as readers find them.
+//! Tests of directories, as publishers leave them and readers find them.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn rules(whole_each: u32, keep: u32) -> Rules {
     Rules { whole_each: number(whole_each), keep: number(keep), ..Rules::default() }
 }
 
-/// Returns weights of two tensors: `a` changes with each number and `b` with each hundred.
+/// Returns weights of two tensors. `a` changes with every number, and `b` with every hundred.
 fn weights(number: u32) -> Weights {
     let mut weights = Weights::default();
     let values: Vec<f32> = (0..3000u16).map(|n| f32::from(n) * 0.5).collect();
@@ -91,7 +91,7 @@ fn old_versions_go_and_what_stays_can_be_read() {
 fn a_publisher_that_comes_back_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     publish(&mut Publisher::open(dir.path(), rules(3, 9)).unwrap(), 1);
-    std::fs::create_dir(dir.path().join(".phub-tmp-000002")).unwrap(); // it was killed
+    std::fs::create_dir(dir.path().join(".phub-tmp-000002")).unwrap(); // left by a publisher that was killed
     let mut publisher = Publisher::open(dir.path(), rules(3, 9)).unwrap();
     assert!(!dir.path().join(".phub-tmp-000002").exists());
     assert_eq!(publisher.last(), Some(&origin(1)));
@@ -181,11 +181,11 @@ fn a_failed_publication_leaves_the_versions_before_it() {
     assert!(matches!(Reader::new(&to).newest(), Ok(None)));
     assert_eq!(std::fs::read_dir(&to).unwrap().count(), 2, "the lock and the job's name");
     std::fs::write(&config, "{}").unwrap();
-    std::fs::create_dir(to.join(".phub-tmp-000001")).unwrap(); // it could not be removed
+    std::fs::create_dir(to.join(".phub-tmp-000001")).unwrap(); // left over, because it could not be removed
     assert_eq!(publish(&mut publisher, 1).id, VersionId(1));
 }
 
-/// Changes a byte of a file of a version.
+/// Changes one byte of a file of a version.
 fn damage(dir: &Path, id: u64, from_end: usize) {
     let file = dir.join(format!("weight_v{id:06}/model-00001-of-00001.safetensors"));
     let mut bytes = std::fs::read(&file).unwrap();
@@ -239,10 +239,10 @@ fn a_directory_stays_its_jobs_whatever_of_its_versions_can_be_read() {
     std::fs::write(index(2), "{").unwrap();
     refused();
     std::fs::remove_file(dir.path().join(".phub-job")).unwrap();
-    refused(); // a directory from before that file: version 1 says it
+    refused(); // an older directory without that file: version 1 names the job
     std::fs::write(dir.path().join(".phub-job"), "job").unwrap();
     std::fs::write(index(1), "{").unwrap();
-    refused(); // the file alone
+    refused(); // only the file names the job
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
     assert!(publish(&mut publisher, 3).is_whole);
     assert_eq!(read(dir.path(), 3).unwrap().weights, weights(3));

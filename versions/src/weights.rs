@@ -1,4 +1,4 @@
-//! Weights in the type in which they are published: named tensors of little-endian bytes.
+//! Weights in the type in which they are published: named tensors, as little-endian bytes.
 //!
 //! Plain data.
 
@@ -21,9 +21,9 @@ pub enum Precision {
     /// 32 bits, exactly the hub's values.
     #[default]
     F32,
-    /// bfloat16, the nearest to each value, ties to even.
+    /// bfloat16: the number nearest to each value, ties to even.
     Bf16,
-    /// IEEE 754 half precision, the nearest to each value, ties to even.
+    /// IEEE 754 half precision: the number nearest to each value, ties to even.
     F16,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Tensor {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Weights(pub(crate) BTreeMap<String, Tensor>);
 
-/// A tensor that cannot be one of a model's weights.
+/// An error: a model cannot have this tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum NotWeights {
@@ -82,8 +82,7 @@ impl Weights {
     /// Adds a tensor, rounded to `precision`.
     ///
     /// # Errors
-    /// Returns an error if the tensor's shape has another number of elements than `values`, or its name is
-    /// taken.
+    /// Returns an error if the number of `values` does not match the tensor's shape, or if the name is taken.
     pub fn add(
         &mut self,
         name: &str,
@@ -106,10 +105,10 @@ impl Weights {
         Ok(())
     }
 
-    /// Writes the weights to a new safetensors file, which exists completely or not at all.
+    /// Writes the weights to a new safetensors file. The file exists completely or not at all.
     ///
     /// # Errors
-    /// Returns an error if there is a file of this name, or it cannot be written.
+    /// Returns an error if the file exists, or if it cannot be written.
     pub fn save(&self, to: &Path) -> Result<(), VersionError> {
         disk::write_new(to, |out| shard::write(out, true, &self.stored(&self.checksums())))
     }
@@ -120,7 +119,7 @@ impl Weights {
         on_all_cores(&tensors, |tensor| checksum(&tensor.bytes))
     }
 
-    /// Returns the tensors as a whole version has them.
+    /// Returns the tensors in the form of a whole version.
     pub(crate) fn stored<'a>(&'a self, checksums: &'a [String]) -> Vec<Stored<'a>> {
         let tensors = self.0.iter().zip(checksums);
         tensors
@@ -144,12 +143,12 @@ impl Weights {
         self.0.values().map(|tensor| tensor.bytes.len() as u64).sum()
     }
 
-    /// Returns the bytes of a tensor, little-endian and in rows.
+    /// Returns the bytes of a tensor: little endian, row by row.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.0.get(name).map(|tensor| tensor.bytes.as_slice())
     }
 
-    /// Returns element type and shape of a tensor.
+    /// Returns the element type and the shape of a tensor.
     pub fn form(&self, name: &str) -> Option<(Precision, &[usize])> {
         let tensor = self.0.get(name)?;
         Some((Precision::of(tensor.dtype)?, &tensor.shape))
@@ -160,7 +159,7 @@ impl Weights {
         self.0.keys().map(String::as_str)
     }
 
-    /// Whether both have the same tensors, of the same types and shapes: a delta can lead from one to the other.
+    /// Whether both have the same tensors, with the same types and shapes. Then a delta can lead from one to the other.
     pub(crate) fn is_like(&self, other: &Weights) -> bool {
         let form = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.dtype, tensor.shape.clone());
         self.0.iter().map(form).eq(other.0.iter().map(form))

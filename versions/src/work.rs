@@ -1,9 +1,10 @@
-//! Work on many tensors, on all cores.
+//! Work on many tensors, on all cores of the machine.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Works on all items, each core on the next that nobody has. Results are in the order of the items.
+/// Calls `work` for all items. Each core takes the next item that no core has taken. The results are in the order of the
+/// items.
 pub(crate) fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = thread::available_parallelism().map_or(1, usize::from).min(items.len()).max(1);
     let next = AtomicUsize::new(0);

@@ -1,8 +1,8 @@
-//! The end of a job, and of the hub's service. A job fails, or all its workers have left it. The hub takes no more jobs, or
-//! admits no more workers.
+//! The end of a job, and of the hub's service. A job ends when it fails, or when all its workers have left. The hub's
+//! service ends in steps: it takes no more jobs, then it admits no more workers.
 //!
-//! A job that has failed is kept for its news, for [`KEEP_FAILED`]. At most as many of them are kept as a hub may have
-//! jobs.
+//! The hub keeps a failed job for [`KEEP_FAILED`], so that workers can read its news. It keeps at most as many failed jobs
+//! as it may have jobs.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -16,20 +16,20 @@ use crate::job::{Blame, Effect, Job, Model};
 use crate::refused::Refused;
 use crate::tokens::KEEP_FAILED;
 
-/// A job that has failed.
+/// The result when a job has failed.
 #[derive(Debug)]
 pub struct Failed {
-    /// The blame for the end.
+    /// The party that caused the failure.
     pub blame: Blame,
-    /// Whether its last state is being saved.
+    /// Whether the last state of the job is being saved.
     pub is_being_saved: bool,
     /// The effects, in order.
     pub effects: Vec<Effect>,
 }
 
 impl Hub {
-    /// Fails a job, unless it has failed or ended. Its name becomes free, or stays reserved until its last state is saved. If
-    /// the hub is stopping, the job fails because of the stop.
+    /// Fails a job, unless it has failed or ended. The job's name becomes free, or stays reserved until its last state is
+    /// saved. If the hub is stopping, the stop counts as the cause.
     pub(crate) fn fail(
         &mut self,
         id: JobId,
@@ -49,14 +49,14 @@ impl Hub {
         self.names.take(&job.spec.name, id);
         let is_being_saved = job.last.is_being_saved();
         if is_being_saved {
-            // Until the last state is saved, no job continues from an older checkpoint.
+            // The name stays reserved, so that no new job continues from an older checkpoint meanwhile.
             self.names.keep(&job.spec.name);
         }
         Some(Failed { blame, is_being_saved, effects: self.noted(id, effects, now) })
     }
 
-    /// Forgets the models of failed jobs. Also forgets failed jobs that are old or too many, with their tokens and members. A
-    /// job whose last state is being saved stays. Returns the models, and the next steps of a stop.
+    /// Forgets the models of failed jobs. Also forgets failed jobs that are too old or too many, with their tokens and
+    /// members. A job whose last state is being saved stays. Returns the models, and the next steps of the hub's stop.
     pub(crate) fn sweep(&mut self, now: Instant) -> (Vec<Model>, Vec<StopStep>) {
         let Hub { jobs, tokens, end: End { untold, .. }, settings, .. } = self;
         let models = jobs.values_mut().filter(|job| !job.is_kept()).filter_map(Job::forget_model).collect();
@@ -73,18 +73,18 @@ impl Hub {
     }
 }
 
-/// The end of a hub.
+/// The state of the end of a hub's service.
 #[derive(Debug, Default)]
 pub struct End {
     /// Whether the hub takes no more jobs.
     pub(crate) draining: bool,
-    /// Whether no more workers may join: the hub writes its checkpoints, and then stops.
+    /// Whether no more workers may join, because the hub writes its checkpoints and then stops.
     pub(crate) closed: bool,
-    /// Its stop.
+    /// The stop of the hub.
     pub(super) stop: Stop,
-    /// Members that have not been notified that the hub stops.
+    /// The members that must still be notified that the hub stops.
     pub(crate) untold: HashSet<(JobId, u32)>,
-    /// Failed jobs of which the hubs above have not been notified.
+    /// The failed jobs of which the hubs above must still be notified.
     pub(crate) untold_above: HashSet<JobId>,
 }
 
@@ -94,32 +94,32 @@ impl End {
         self.draining
     }
 
-    /// Whether the hub admits no worker.
+    /// Whether the hub admits no more workers.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Whether all jobs end, or have ended, because the hub stops.
+    /// Whether all jobs are failing or have failed, because the hub stops.
     pub fn stops(&self) -> bool {
         self.stop.stops()
     }
 
-    /// Returns the names of the jobs whose state at the stop is not written yet, or cannot be written.
+    /// Returns the names of the jobs whose state is not written yet at the stop, or cannot be written.
     pub fn unsaved(&self) -> Vec<String> {
         self.stop.unsaved()
     }
 
-    /// Whether a member has not been notified that the hub stops, or the hubs above that a job failed.
+    /// Whether some member must still be notified that the hub stops, or the hubs above that a job failed.
     pub fn has_untold(&self) -> bool {
         !self.untold.is_empty() || !self.untold_above.is_empty()
     }
 
-    /// Forgets a job that all workers have left.
+    /// Forgets a job that has ended, because all workers have left it.
     pub(crate) fn forget(&mut self, job: JobId) {
         self.stop.forget(job);
     }
 
-    /// Checks that the hub still admits workers; otherwise refuses with this code.
+    /// Checks that the hub still admits workers. Otherwise refuses with this code.
     ///
     /// # Errors
     /// Returns the refusal if the hub admits no worker.
@@ -127,7 +127,7 @@ impl End {
         if self.closed { Err(Refused::new(code, STOPS.to_owned())) } else { Ok(()) }
     }
 
-    /// Checks that the hub still takes jobs; otherwise refuses to make a job of this name.
+    /// Checks that the hub still takes jobs. Otherwise refuses to make a job of this name.
     pub(super) fn check_takes_jobs(&self, name: &str) -> Result<(), Refused> {
         match self.draining {
             true => Err(Refused::new(

@@ -1,4 +1,4 @@
-//! Joins: a worker finds a job, makes one, or is refused.
+//! Joins: a worker finds a job, makes a job, or is refused.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use super::Hub;
 use crate::join::Join;
 use crate::refused::Refused;
 
-/// The state of a name, as a worker that wants to join finds it.
+/// The state of a job's name, for a worker that wants to join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A job that is being made, or whose last state is being saved. The worker waits.
+    /// A job of this name is being made, or its last state is being saved. The worker waits.
     Reserved,
-    /// A job that has not failed.
+    /// A job of this name has not failed.
     Job,
     /// The name was free. It is now reserved for a job with this number, which the worker makes.
     Free(JobId),
@@ -25,8 +25,7 @@ impl Hub {
     /// Looks up a name for a worker at the address `owner`. Reserves the name for the worker if it is free.
     ///
     /// # Errors
-    /// Returns an error if there may not be one more job, or not of this address; or the hub admits no
-    /// worker.
+    /// Returns an error if the hub or this address may not have one more job, or if the hub admits no worker.
     pub(crate) fn find_or_reserve(&mut self, name: &str, owner: Option<IpAddr>) -> Result<Found, Refused> {
         if self.names.is_reserved(name) {
             return Ok(Found::Reserved);
@@ -42,7 +41,7 @@ impl Hub {
         Ok(Found::Free(self.names.reserve(name, owner)))
     }
 
-    /// Takes a worker into the existing job of this name. Returns the job, and the pass that the worker shows to the job's
+    /// Lets a worker join the existing job of this name. Returns the job, and the pass that the worker shows to the job's
     /// other hubs.
     pub(crate) fn join(&mut self, join: Join, now: Instant) -> Result<(JobId, Pass), Refused> {
         let (id, rank) = (self.id(&join.name)?, join.rank);

@@ -1,5 +1,4 @@
-//! A hub: all its jobs, their names, the tokens of their members, and the members that do not know of an end
-//! yet.
+//! A hub: all its jobs, their names, the tokens of their members, and the members that must still be notified of an end.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -41,10 +40,10 @@ use crate::job::{Cause, Effect, Job, LateLimits};
 use crate::refused::Refused;
 use crate::tokens::{KEEP_FAILED, Tokens, Unserved};
 
-/// The reason for a refusal while the hub stops.
+/// The reason given for a refusal while the hub stops.
 pub const STOPS: &str = "the hub is stopping";
 
-/// The job ended during the request. Its workers know the reason.
+/// An error: the job ended during the request. Its workers know the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobEnded;
 
@@ -54,11 +53,11 @@ impl From<JobEnded> for String {
     }
 }
 
-/// The settings of a hub that its decisions depend on.
+/// The settings on which a hub's decisions depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// The most jobs at a time.
+    /// The limit on the jobs at a time.
     pub jobs_limit: usize,
     /// The quotas of addresses and of jobs.
     pub quotas: Quotas,
@@ -72,19 +71,19 @@ pub struct Hub {
     pub(crate) settings: Settings,
     /// All jobs, including failed jobs.
     pub(crate) jobs: BTreeMap<JobId, Job>,
-    /// The names of running jobs, and the names that are reserved.
+    /// The names of jobs that have not failed, and the reserved names.
     pub(crate) names: Names,
-    /// The memory that is promised to joins whose bodies are being read.
+    /// The memory that is promised for the joins whose bodies are being read.
     pub(crate) joins_bytes: u64,
     /// The tokens of the members of all jobs.
     pub(crate) tokens: Tokens,
-    /// The counts of its events.
+    /// The counts of the hub's events.
     pub(crate) counts: CountsReply,
     pub(crate) end: End,
 }
 
 impl Settings {
-    /// Checks that one more job of this name may exist. `there` is the number of names in use.
+    /// Checks that one more job, of this name, may exist. `there` is the number of names in use.
     fn check_jobs(&self, name: &str, there: usize) -> Result<(), Refused> {
         match there < self.jobs_limit {
             true => Ok(()),
@@ -138,7 +137,7 @@ impl Hub {
         &self.tokens
     }
 
-    /// Returns the state of its end.
+    /// Returns the state of the end of the hub's service.
     pub fn end(&self) -> &End {
         &self.end
     }
@@ -184,7 +183,7 @@ impl Hub {
         })
     }
 
-    /// Returns the job of this number, for a change.
+    /// Returns the job of this number for a change.
     pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.jobs.get_mut(&id)
     }
@@ -194,7 +193,7 @@ impl Hub {
         self.job_mut(id).filter(|job| !job.life.failed()).ok_or(JobEnded)
     }
 
-    /// Updates tokens and counts after the effects of a job. Returns the effects that are left to the driver.
+    /// Updates tokens and counts after the effects of a job. Returns the effects that the driver must carry out.
     pub(crate) fn noted(&mut self, id: JobId, effects: Vec<Effect>, now: Instant) -> Vec<Effect> {
         for effect in &effects {
             let lost = &mut self.counts.lost;
@@ -210,7 +209,7 @@ impl Hub {
                     }
                 }
                 Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
-                // A connection by this token may be on its way to this hub. Its links are lost, too.
+                // A connection by this token may be in progress. Its links are lost, too.
                 Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),
                 _ => {}
             }

@@ -1,10 +1,10 @@
-//! Names of jobs. A name has one owner: a job that has not failed, or the client that has reserved it.
+//! Names of jobs. A name belongs to a job that has not failed, or it is reserved.
 //!
 //! ```text
-//!   free --reserve--> reserved --release--> free, or at once the name of the job that was made
+//!   free --reserve--> reserved --release--> free, or it then becomes the name of the job that was made
 //!    ^                    ^
-//!    |                    | keep, until its last state is saved
-//!    +-- fails, ends -- a job's
+//!    |                    | keep, until the job's last state is saved
+//!    +--- fails, ends --- a job's
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ pub(super) struct Reserved {
 /// The names of a hub's jobs.
 #[derive(Debug, Default)]
 pub struct Names {
-    /// The numbers of jobs that have not failed.
+    /// The number of each job that has not failed, by name.
     jobs: HashMap<String, JobId>,
     pub(super) reserved: BTreeMap<String, Reserved>,
     /// The number of the next job.
@@ -79,8 +79,8 @@ impl Names {
         JobId(self.next - 1)
     }
 
-    /// Promises memory to the job of a reserved name. This replaces the earlier promise. Returns the address that will own the
-    /// job.
+    /// Promises memory to the job of a reserved name, instead of the memory promised before. Returns the address that will
+    /// own the job.
     pub(super) fn promise(&mut self, name: &str, bytes: u64) -> Option<IpAddr> {
         let reserved = self.reserved.get_mut(name).expect("the name of a job that is being made is reserved");
         reserved.promised = bytes;
@@ -92,7 +92,7 @@ impl Names {
         self.reserved.remove(name);
     }
 
-    /// Reserves the name of a job that has failed, until its last state is saved.
+    /// Reserves the name of a failed job, until the job's last state is saved.
     pub(crate) fn keep(&mut self, name: &str) {
         self.reserved.insert(name.to_owned(), Reserved { saves: true, ..Reserved::default() });
     }

@@ -1,13 +1,13 @@
-//! The memory that jobs were promised, and whether there is room for more. A job touches its memory late: its workers'
-//! windows when they connect, its snapshots when one is taken. Memory that was promised and is not resident yet therefore
-//! counts as used.
+//! The memory that is promised to jobs, and the check whether there is room for more. A job touches its memory late: its
+//! workers' windows when they connect, and memory for snapshots when one is taken. So promised memory that is not resident
+//! yet counts as used.
 //!
 //! ```text
 //!   room of the process now  -  (promised - resident since the start, at least 0)  >=  what a new job needs
 //! ```
 //!
-//! The promises are those of jobs that have not failed, of jobs that are being made, and of joins that are being
-//! read. When one of these ends, its promise ends, too.
+//! Memory is promised to jobs that have not failed, to jobs that are being made, and to joins whose bodies are being read.
+//! A promise ends together with its job or join.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ use crate::refused::Refused;
 pub struct Memory {
     /// The memory that the process may still use, in bytes.
     pub room: u64,
-    /// The memory that the process may still use and its bound, in words.
+    /// A description of the room and of its limit.
     pub words: String,
     /// The bytes that have become resident since the process had no job.
     pub used: u64,
@@ -38,7 +38,7 @@ impl Memory {
     }
 }
 
-/// A job that is being made needs memory.
+/// A request for the memory of a job that is being made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Promise {
@@ -57,7 +57,7 @@ pub struct Promise {
 }
 
 impl Promise {
-    /// Computes the needs of a job with these terms.
+    /// Computes the memory request of a job with these terms.
     pub fn new(name: &str, terms: &JobTerms, needed: u64, memory: Option<Memory>) -> Self {
         Promise {
             name: name.to_owned(),
@@ -70,12 +70,12 @@ impl Promise {
     }
 }
 
-/// The memory that is needed is not free.
+/// An error: there is not enough free memory.
 #[derive(Debug)]
 pub struct NoRoom {
     needed: u64,
     room: String,
-    /// Bytes that are promised and not used yet.
+    /// The bytes that are promised and not used yet.
     waiting: u64,
 }
 
@@ -98,7 +98,7 @@ impl Hub {
         of_jobs.chain(of_making).fold(self.joins_bytes, u64::saturating_add)
     }
 
-    /// Checks that this much more memory may be promised. Some machines do not report their room; there the check passes.
+    /// Checks that this much more memory may be promised. On machines that do not report their room, the check passes.
     ///
     /// # Errors
     /// Returns an error if there is no room.
@@ -111,7 +111,7 @@ impl Hub {
         }
     }
 
-    /// Promises all its memory to a job that is being made, or refuses the job. Without this check, the kernel would kill the
+    /// Promises a job that is being made all its memory, or refuses the job. Without this check, the kernel could kill the
     /// hub for lack of memory. A refused job has no promise.
     pub(crate) fn promise(&mut self, promise: Promise) -> Result<(), Refused> {
         let Promise { name, workers, model_bytes, optimizer, needed, memory } = promise;

@@ -1,7 +1,7 @@
-//! Quotas: the jobs and the memory that one address, and one job, may have of a hub. An address owns the jobs that it made; this machine's own addresses are
-//! one, and so is a network of IPv6 with 64 bits.
+//! Quotas: limits on the jobs and the memory of one address, and on the memory of one job. An address owns the jobs that it
+//! made. All addresses of this machine count as one address, and so does an IPv6 network with a prefix of 64 bits.
 //!
-//! A token for a job needs no quota of its own: there is one job of a name at a time.
+//! A token for a job needs no quota: only one job has a given name at a time.
 
 use std::net::IpAddr;
 
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 use super::Hub;
 use crate::refused::Refused;
 
-/// The quotas of a hub; by default there are none, because all workers of a cluster may be behind one gateway.
+/// The quotas of a hub. By default there are none, because all workers of a cluster may be behind one gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quotas {
-    /// The most jobs of an address.
+    /// The limit on the jobs of an address.
     pub jobs_per_address: Option<u32>,
-    /// The most memory that the jobs of one address may be promised together, in bytes.
+    /// The limit on the memory promised to all jobs of an address together, in bytes.
     pub memory_per_address: Option<u64>,
-    /// The most memory that one job may be promised, in bytes.
+    /// The limit on the memory promised to one job, in bytes.
     pub memory_per_job: Option<u64>,
 }
 
-/// The jobs of an address that run or are being made, with the memory promised to each.
+/// The jobs of an address that run or are being made. Each has its name and its promised memory.
 type Owned<'hub> = Vec<(&'hub str, u64)>;
 
 impl Hub {
@@ -61,8 +61,8 @@ impl Quotas {
         Err(Refused::new(RefusalCode::Quota, why))
     }
 
-    /// Checks that a job that is being made may be promised this much memory. `owned` are the jobs of its owner, and include
-    /// this job.
+    /// Checks that a job that is being made may be promised this much memory. `owned` are all jobs of its owner, this job
+    /// included.
     pub(super) fn check_memory_of<'hub>(
         &self,
         (name, needed): (&str, u64),
@@ -99,7 +99,7 @@ impl Quotas {
     }
 }
 
-/// Names the jobs of a list for an error: at most eight of them.
+/// Lists the names of jobs for an error: at most eight names.
 fn shown(owned: &[(&str, u64)]) -> String {
     const SHOWN: usize = 8;
     let mut names: Vec<&str> = owned.iter().take(SHOWN).map(|(name, _)| *name).collect();

@@ -1,4 +1,4 @@
-//! The stop of a hub: each job ends at a cut and is saved there, all at once; then all jobs fail.
+//! The stop of a hub. All jobs end at cuts and are saved there, at the same time. Then all jobs fail.
 //!
 //! ```text
 //!   runs --begin--> jobs are saved --all have answered, or time is over--> jobs fail --all last states are saved--> over
@@ -6,8 +6,8 @@
 //!     '---- at once ------'------------------------------------------------'    '--------- time is over ----------'
 //! ```
 //!
-//! A worker that joined now would begin with a state that is no longer the hub's last, so nobody does. A job that could not be
-//! saved at a cut may have its [last state](crate::job::LastStep) saved when it fails.
+//! No worker may join during the stop, because the job's last state is being saved. If a job could not be saved at a cut,
+//! its [last state](crate::job::LastStep) may be saved when it fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -16,24 +16,24 @@ use pbox_core::JobId;
 
 use super::Hub;
 
-/// The time that a stop waits for checkpoints, and then for last states. A terabyte takes this long on a slow disk.
+/// The time limit of a stop for checkpoints, and again for last states. Writing a terabyte to a slow disk takes this long.
 pub const SAVED_WITHIN: Duration = Duration::from_secs(3600);
-/// The time that the last cut of a job waits for the round in flight: perhaps no worker pushes any more.
+/// The time limit of a job's last cut for the round in flight, because perhaps no worker pushes any more.
 pub const ROUND_AT_STOP: Duration = Duration::from_secs(10);
 
 /// A step of a stop, which the driver takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopStep {
-    /// End a job at a cut, and save it there. The driver answers whether it is saved.
+    /// End a job at a cut, and save it there. The driver reports whether the job is saved.
     Save {
         /// The job.
         job: JobId,
         /// The reason, for the hubs above.
         why: String,
     },
-    /// Jobs that were not saved in time. The stop no longer waits for them, and the log reports it.
+    /// Report in the log that these jobs were not saved in time. The stop no longer waits for them.
     TooLate(Vec<String>),
-    /// All running jobs fail for this reason.
+    /// Fail all running jobs for this reason.
     Fail(Vec<JobId>, String),
 }
 
@@ -41,7 +41,7 @@ pub enum StopStep {
 #[derive(Debug, Default)]
 pub(super) struct Stop {
     stage: Stage,
-    /// Jobs whose state at the stop is not written yet, or cannot be written.
+    /// The jobs whose state is not written yet, or cannot be written.
     unsaved: BTreeMap<JobId, String>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Stop {
 enum Stage {
     #[default]
     Runs,
-    /// The jobs are being saved. Some have not answered yet.
+    /// Jobs are being saved, and some have not answered yet.
     Saves {
         since: Instant,
         reason: String,
@@ -60,7 +60,7 @@ enum Stage {
 }
 
 impl Stop {
-    /// Whether all jobs end, or have ended.
+    /// Whether all jobs are failing or have failed.
     pub fn stops(&self) -> bool {
         matches!(self.stage, Stage::Fails(_) | Stage::Over)
     }
@@ -70,20 +70,20 @@ impl Stop {
         self.unsaved.values().cloned().collect()
     }
 
-    /// Forgets a job that is saved, or has ended.
+    /// Forgets a job that is saved or has ended.
     pub fn forget(&mut self, job: JobId) {
         self.unsaved.remove(&job);
     }
 }
 
-/// A hub that is stopped.
+/// A hub with its stop, during a change.
 pub(crate) struct Stopping<'hub> {
     pub hub: &'hub mut Hub,
     pub now: Instant,
 }
 
 impl Stopping<'_> {
-    /// Begins to stop, unless the stop has begun. `has_files`: the hub writes checkpoints.
+    /// Begins the stop, unless it has begun. `has_files`: the hub writes checkpoints.
     pub fn begin(&mut self, reason: String, has_files: bool) -> Vec<StopStep> {
         let end = &mut self.hub.end;
         end.closed = true;
@@ -103,7 +103,7 @@ impl Stopping<'_> {
         steps
     }
 
-    /// Notes that a job is saved, or cannot be saved. The last answer ends all jobs.
+    /// Notes that a job is saved, or cannot be saved. After the last job's answer, all jobs fail.
     pub fn answered(&mut self, job: JobId, is_saved: bool) -> Vec<StopStep> {
         let stop = &mut self.hub.end.stop;
         if is_saved {
@@ -117,7 +117,7 @@ impl Stopping<'_> {
         Vec::new()
     }
 
-    /// Stops at once. The driver has to notify the members of the jobs that fail.
+    /// Stops at once. The driver must notify the members of the jobs that fail.
     pub fn at_once(&mut self, reason: String) -> Vec<StopStep> {
         let Hub { jobs, end, .. } = &mut *self.hub;
         end.closed = true;
@@ -156,7 +156,7 @@ impl Stopping<'_> {
 impl Hub {
     /// Whether the hub has stopped, and nothing is left to be saved.
     pub fn has_stopped(&self) -> bool {
-        // Does not wait for jobs that are being made: they may wait for other hubs, or for a name server.
+        // Jobs that are being made do not delay the stop: they may wait for other hubs, or for a name server.
         match self.end.stop.stage {
             Stage::Over => true,
             Stage::Fails(_) => !self.names.saves_any(),

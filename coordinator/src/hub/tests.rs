@@ -1,4 +1,4 @@
-//! Tests of a hub: how many jobs there may be, and of which addresses; the promises; the traces of an end.
+//! Tests of a hub: the limits on jobs and on jobs of one address, the promises of memory, and what remains after an end.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn terms() -> JobTerms {
     JobTerms::new(WORKERS, vec![Key::f32("a", [16])], optimizer)
 }
 
-/// Begins a job of this owner, which was promised `promised` bytes.
+/// Begins a job of this owner. The job was promised `promised` bytes.
 fn begin((id, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Begin {
     let hub = HubOf {
         names: Vec::new(),
@@ -57,7 +57,7 @@ fn room(gigabytes: u64, used: u64) -> Option<Memory> {
     Some(Memory { room: gigabytes * GB, words, used: used * GB })
 }
 
-/// Makes a job that is promised so much memory.
+/// Makes a job that is promised this much memory.
 fn make(hub: &mut Hub, name: &str, owner: Option<IpAddr>, bytes: u64) -> Result<JobId, Refused> {
     let Found::Free(id) = hub.find_or_reserve(name, owner)? else { panic!("{name} is not free") };
     let promised = hub.promise(Promise::new(name, &terms(), bytes, room(100, 0)));
@@ -71,12 +71,12 @@ fn join(hub: &mut Hub, name: &str, rank: u32, token: Token, now: Instant) -> Res
     hub.join(Join::new(name, &JoinRequest::new(rank, terms()), token), now).map(|(id, _)| id)
 }
 
-/// Promises the memory that a join needs while it is read.
+/// Promises the memory for reading a join.
 fn promise_join(hub: &mut Hub, bytes: u64) -> Result<(), Refused> {
     hub.ask(input::PromiseJoin { bytes, memory: room(100, 0) }, Instant::now())
 }
 
-/// Leaves by a member's token, which has its rank in each byte.
+/// Makes a member leave by its token. The bytes of the token are the member's rank.
 fn leave(hub: &mut Hub, job: JobId, rank: u32, now: Instant) -> Leave {
     let (member, token) = (MemberOf { job, rank }, Some(Token([rank as u8; 16])));
     hub.ask(input::Leave { member, token, round: Round(3), behind: Vec::new() }, now)
@@ -122,7 +122,7 @@ fn one_job_more_than_the_limit_is_refused_until_another_ends() {
     for number in 0..JOBS_LIMIT - 1 {
         make(&mut hub, &format!("job-{number}"), None, 0).unwrap();
     }
-    // A job that is being made is one, too.
+    // A job that is being made also counts.
     let making = hub.find_or_reserve("made", None).unwrap();
     assert_eq!(making, Found::Free(JobId(3)));
     refused(make(&mut hub, "another", None, 0), RefusalCode::JobsLimit, &["4 jobs", "--jobs-limit"]);
@@ -190,11 +190,11 @@ fn what_is_promised_and_not_used_is_used() {
     assert!(refused.contains("14.00 GB of memory, this machine has 23.00 GB"), "{refused}");
     assert!(refused.contains("14.00 GB are promised to other jobs"), "{refused}");
     assert!(fits(9, room(23, 0), &first).is_ok());
-    // The first job has touched its memory: it is missing in the room, and is not counted twice.
+    // The first job has touched its memory. This memory is no longer in the room, and is not counted twice.
     assert!(fits(9, room(9, 14), &first).is_ok());
     assert!(fits(9, room(16, 7), &first).is_ok());
     assert!(fits(10, room(16, 7), &first).is_err());
-    // Other memory of the process does not count as room.
+    // Other memory of the process does not count as memory of jobs.
     assert!(fits(9, room(8, 14), &none).is_err());
     assert!(fits(9, None, &first).is_ok(), "who knows");
 }
@@ -235,7 +235,7 @@ fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
     assert!(!hub.names.saves_any());
 }
 
-/// A worker may join a job that has no worker any more, while the hub leaves the hubs above.
+/// A worker may join a job after its last worker has left, while the hub still leaves the hubs above.
 #[test]
 fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended() {
     let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());

@@ -1,5 +1,5 @@
-//! The agreement of one job's hubs, as plain state. It has the cuts that hold each hub, the workers that are at all hubs,
-//! and the checkpoints that all hubs have.
+//! The agreement of one job's hubs, as plain state. It has the cuts that hold each hub, the workers with links at all hubs,
+//! and the checkpoints of which all hubs have files.
 //!
 //! Knows no thread, no connection and no file, so that its tests can try any order of events.
 
@@ -9,37 +9,38 @@ use pbox_core::Round;
 use pbox_core::control::WholeRounds;
 use serde::{Deserialize, Serialize};
 
-/// The number of whole rounds that are kept: if a file turns out to be damaged, the one before it is used.
+/// The number of complete rounds whose files are kept. If a file turns out to be damaged, the job continues from the round
+/// before.
 const GENERATIONS: usize = 2;
-/// The most files of rounds that other hubs may still write. If the disk of one hub hangs, the disks of the others
-/// must not fill up.
+/// The limit on a hub's files of rounds that other hubs may not have written yet. If the disk of one hub hangs, the disks
+/// of the other hubs must not fill up.
 const UNDECIDED: usize = 4;
 
-/// The most rounds of files that another hub may have; more are not believed. Several times [`GENERATIONS`] and
+/// The limit on the rounds that this hub remembers of another hub's files. It is several times [`GENERATIONS`] and
 /// [`UNDECIDED`].
 const MOST_FILES: usize = 64;
 
 /// The cuts of hub 0, as another hub of the job sees them.
 #[derive(Debug, Default)]
 pub struct Follower {
-    /// The highest number that a cut had.
+    /// The highest number of a cut so far.
     last: u64,
-    /// The cut that holds the job.
+    /// The number of the cut that holds the job now.
     held: Option<u64>,
 }
 
-/// A request for a cut that is over, or that never was.
+/// An error: the request is for a cut that is over, or that was never begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cut {asked} is over or was never begun; the last cut is {last}")]
 pub struct StaleCut {
     /// The number of the cut that was asked for.
     pub asked: u64,
-    /// The highest number that a cut had.
+    /// The highest number of a cut so far.
     pub last: u64,
 }
 
 impl Follower {
-    /// Begins a cut. Each cut has a higher number than the one before: a request that comes too late holds nothing.
+    /// Begins a cut. Each cut has a higher number than the cut before it, so a request that arrives too late holds nothing.
     ///
     /// # Errors
     /// Returns an error if the cut is over.
@@ -54,11 +55,11 @@ impl Follower {
     /// Ends the cut.
     ///
     /// # Errors
-    /// Returns an error if the job is not held by it.
+    /// Returns an error if this cut does not hold the job.
     pub fn release(&mut self, cut: u64) -> Result<(), StaleCut> {
         let last = self.last;
         if !self.is_held_by(cut) {
-            // A hold that was delayed may come after its release. Then it has no effect.
+            // A delayed hold may arrive after its release. The new number makes that hold fail.
             self.last = self.last.max(cut);
             return Err(StaleCut { asked: cut, last });
         }
@@ -72,14 +73,14 @@ impl Follower {
     }
 }
 
-/// The newcomers that have links at some hubs. Hub 0 admits a worker that has links at all hubs.
+/// The newcomers that have links at some hubs. Hub 0 admits a newcomer once it has links at all hubs.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     hubs: HashMap<u64, HashSet<u32>>,
 }
 
 impl Arrivals {
-    /// Notes that a hub has a worker's links. Returns true if this hub was the last of `hubs`.
+    /// Notes that a hub has a worker's links. Returns true if all `hubs` now have the worker's links.
     pub fn note(&mut self, worker: u64, hub: u32, hubs: u32) -> bool {
         let at = self.hubs.entry(worker).or_default();
         let is_new = at.insert(hub);
@@ -92,8 +93,8 @@ impl Arrivals {
     }
 }
 
-/// The checkpoint files of all hubs of a job that own chunks of it. Each hub writes its files in the order of their
-/// rounds.
+/// The rounds of the checkpoint files of each hub that owns chunks of a job. Each hub writes its files in the order of
+/// their rounds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Files {
@@ -101,7 +102,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Returns the rounds that each hub has when the job begins.
+    /// Creates the files of the hubs. `rounds` are those that each hub has when the job begins.
     pub fn new(rounds: impl IntoIterator<Item = (u32, Vec<Round>)>) -> Self {
         Files { rounds: rounds.into_iter().map(|(hub, rounds)| (hub, latest(rounds))).collect() }
     }
@@ -121,9 +122,9 @@ impl Files {
         self.rounds.values().flatten().max().copied()
     }
 
-    /// Returns the round that a job continues from: the latest one that all hubs have, without a damaged file. `read` makes all
-    /// hubs read their files of a round, and returns the hubs with damaged files. These files no longer count, and neither do
-    /// files of later rounds, which the job writes again.
+    /// Returns the round from which a job continues: the latest round of which all hubs have a good file. `read` makes all
+    /// hubs read their files of a round, and returns the hubs whose file is damaged. Damaged files no longer count. Files
+    /// of later rounds do not count either, because the job writes them again.
     ///
     /// # Errors
     /// Returns an error if the files cannot be read at all.
@@ -147,7 +148,7 @@ impl Files {
         Ok(None)
     }
 
-    /// Returns the latest rounds that all hubs have.
+    /// Returns the latest rounds of which all hubs have files.
     pub fn whole(&self) -> WholeRounds {
         let mut hubs = self.rounds.values();
         let first = hubs.next().cloned().unwrap_or_default();
@@ -157,14 +158,14 @@ impl Files {
         });
         rounds.sort_unstable();
         rounds.drain(..rounds.len().saturating_sub(GENERATIONS));
-        // A hub without files has `None`, which is below any round.
+        // A hub without files gives `None`, which is less than any round.
         let decided = self.rounds.values().map(|rounds| rounds.iter().max().copied()).min().flatten();
         WholeRounds { rounds, decided }
     }
 }
 
-/// Returns the latest of the rounds of which a hub claims to have files. Each of these rounds is compared with the rounds
-/// of all hubs, so their number is bounded.
+/// Returns the latest of the rounds of which a hub reports files. Every round is compared with those of all hubs, so the
+/// number of rounds is limited.
 fn latest(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds.sort_unstable();
     rounds.drain(..rounds.len().saturating_sub(MOST_FILES));
@@ -176,7 +177,7 @@ pub fn is_needed(whole: &WholeRounds, round: Round) -> bool {
     whole.rounds.contains(&round) || whole.decided.is_none_or(|decided| round > decided)
 }
 
-/// Whether a hub that has files of `rounds` may write one more.
+/// Whether a hub that has files of `rounds` may write one more file.
 pub fn may_write(whole: &WholeRounds, rounds: &[Round]) -> bool {
     rounds.iter().filter(|&&round| whole.decided.is_none_or(|decided| round > decided)).count() < UNDECIDED
 }
@@ -240,8 +241,8 @@ mod tests {
     }
 
     proptest! {
-        /// Requests of hub 0 arrive in any order, or not at all. Only a cut with a lost release holds a job at the end,
-        /// and then a timer fails the job.
+        /// Requests of hub 0 arrive in any order, or not at all. Afterwards a job is held only if the release of a cut was
+        /// lost. Then a timer fails the job.
         #[test]
         fn only_a_lost_release_leaves_a_job_held(
             requests in proptest::sample::subsequence((0..16u64).collect::<Vec<_>>(), 0..=16).prop_shuffle(),
@@ -264,8 +265,9 @@ mod tests {
             }
         }
 
-        /// Hubs write, skip and fail in any order, and learn of each other's rounds in any order, if at all. From the
-        /// first whole round on there is always one on the disks, two after the second. No disk fills up.
+        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. After the
+        /// first round that all hubs have written, the disks always have such a round, and two after the second. No disk
+        /// fills up.
         #[test]
         fn a_whole_round_is_never_lost(
             hubs in 2usize..5,
@@ -278,7 +280,8 @@ mod tests {
                 let (number, ahead) = (hub % hubs, all.iter().map(|hub| hub.next).max().unwrap());
                 let hub = &mut all[number];
                 match what {
-                    // The hub's part of a round is on the disk. No hub is far behind: workers push to all.
+                    // The hub's part of a round is written to its disk. No hub is far behind the others, because workers
+                    // push to all hubs.
                     0..=3 => {
                         hub.next = (hub.next + 1).max(ahead.saturating_sub(2));
                         if may_write(&hub.told, &hub.files) {
@@ -289,7 +292,7 @@ mod tests {
                     }
                     // The hub skips a round, or its disk is full.
                     4 => hub.next += 1,
-                    // Hub 0 gets its rounds, and answers.
+                    // Hub 0 receives the hub's rounds, and answers.
                     _ => {
                         lead.report(number as u32, hub.files.clone());
                         hub.told = lead.whole();

@@ -1,7 +1,7 @@
-//! The hubs of a job, as one of them knows them. Hub 0 leads: it decides where the job is cut, and which workers take
-//! part after the cut. A job of one hub is led by this hub, which asks no other hub.
+//! The hubs of a job, as one of the hubs knows them. Hub 0 leads: it decides at which round the job is cut, and which
+//! workers take part after the cut. In a job of one hub, this hub leads alone.
 //!
-//! Plain state. Asks no hub.
+//! Plain state. Sends no requests.
 
 mod agreement;
 
@@ -18,8 +18,8 @@ use crate::job::Ranks;
 use crate::join::Join;
 use crate::refused::Refused;
 
-/// Identifies a job among all jobs that have had its name: a random number that hub 0 drew when it made the job. The job's
-/// workers know it, too, so it proves nothing.
+/// A random number that tells a job from all other jobs with the same name. Hub 0 draws it when it makes the job. The job's
+/// workers know the number too, so a request that shows it proves nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
@@ -29,13 +29,13 @@ impl Secret {
         unhex(text).map(Secret)
     }
 
-    /// Whether a request shows this secret. The comparison takes the same time for every wrong digit.
+    /// Whether a request shows this secret. The time of the comparison does not depend on which digit is wrong.
     pub fn is(&self, shown: &str) -> bool {
         let Some(Secret(shown)) = Secret::parse(shown) else { return false };
         self.0.iter().zip(shown).fold(0, |differing, (ours, theirs)| differing | (ours ^ theirs)) == 0
     }
 
-    /// Returns the digits, as a request shows them.
+    /// Returns the digits of the secret, for a request.
     pub fn show(&self) -> String {
         hex(&self.0)
     }
@@ -60,7 +60,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// The hubs of one job.
+/// The hubs of one job, and what this hub knows of them.
 #[derive(Debug)]
 pub struct Hubs {
     /// The number of this hub, and the number of hubs.
@@ -69,37 +69,37 @@ pub struct Hubs {
     names: Vec<String>,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
-    /// Tells this job from other jobs that have had its name.
+    /// The number that tells this job from other jobs with the same name.
     pub secret: Secret,
     /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,
     /// The rounds of this hub's parts of checkpoints, ascending.
     pub rounds: Vec<Round>,
-    /// The rounds of complete checkpoints that this hub knows of: hub 0 notifies the other hubs.
+    /// The rounds of complete checkpoints that this hub knows. Hub 0 notifies the other hubs of them.
     pub whole: WholeRounds,
     numbered: Numbered,
-    /// The newcomers with links at hubs, as reported to hub 0.
+    /// The newcomers that have links at some hubs, as reported to hub 0.
     pub arrivals: Arrivals,
     /// The files of each hub, as reported to hub 0.
     files: Files,
-    /// The cuts of hub 0 of which another hub has been notified.
+    /// The cuts of hub 0 of which this hub was notified, if this hub is not hub 0.
     pub held: Follower,
-    /// The highest round of this hub's chunks at the last cut of hub 0.
+    /// The highest round of this hub's chunks in the current or last cut of hub 0.
     pub front: Option<Round>,
 }
 
-/// The numbers that hub 0 has assigned; 0 at the other hubs.
+/// Counters of the numbers that hub 0 assigns. At other hubs they are 0.
 #[derive(Debug, Default)]
 struct Numbered {
-    /// The cuts that it has begun.
+    /// The number of cuts that hub 0 has begun.
     cuts: u64,
-    /// The workers that it has admitted.
+    /// The number of workers that hub 0 has admitted.
     workers: u64,
 }
 
 impl Hubs {
-    /// Creates the hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks. At another hub
-    /// than hub 0 they are only its own.
+    /// Creates the hubs of a job that begins. `files` has, for each hub that owns chunks, the rounds of its files. At
+    /// another hub than hub 0, `files` has only this hub's own rounds.
     pub(crate) fn new(
         (share, names): (Share, Vec<String>),
         pieces: Vec<Piece>,
@@ -128,7 +128,7 @@ impl Hubs {
         }
     }
 
-    /// Names a hub of the job, in an error.
+    /// Returns the name of a hub of the job, for an error.
     pub(crate) fn name(&self, hub: u32) -> String {
         match self.names.get(hub as usize) {
             Some(name) => format!("hub {hub} of the job, at {name},"),
@@ -136,7 +136,7 @@ impl Hubs {
         }
     }
 
-    /// Returns the other hubs that own chunks, and have files of them, as hub 0 knows them.
+    /// Returns the other hubs that own chunks, and so have files. Only hub 0 knows them; at another hub the list is empty.
     pub(crate) fn others_with_files(&self) -> Vec<u32> {
         let hubs = self.files.of_hubs().map(|(hub, _)| hub);
         hubs.filter(|&hub| self.leads() && hub != self.share.hub).collect()
@@ -163,7 +163,7 @@ impl Hubs {
     /// Notes that hub 0 holds the job for a cut.
     ///
     /// # Errors
-    /// Returns an error if the cut is over, and at hub 0 itself.
+    /// Returns an error if the cut is over, or if this hub is hub 0.
     pub(crate) fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
         if self.leads() {
             return Err(StaleCut { asked: cut, last: self.numbered.cuts });
@@ -171,7 +171,8 @@ impl Hubs {
         self.held.hold(cut)
     }
 
-    /// Checks the cut that hub 0 ends: its round is possible, and it admits no more workers than the job has.
+    /// Checks the release of a cut by hub 0: the cut's round is possible, and the number of admitted workers is not above
+    /// the limit.
     ///
     /// # Errors
     /// Returns the fault, in words, if the cut is not possible.
@@ -193,7 +194,7 @@ impl Hubs {
         }
     }
 
-    /// Returns the bytes of this hub's state of a job: the weights and the optimizer's state in f32.
+    /// Returns the length in bytes of this hub's part of a job's state: weights and optimizer state, in f32.
     pub fn state_bytes(&self, terms: &JobTerms) -> u64 {
         let elements: u64 = self.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
         4 * elements * terms.tensors().saved_per_element() as u64

@@ -10,14 +10,14 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{CutId, Effect, NotReleased, Purpose};
 
-/// Hub 0 cuts a running job, and gives its own number of the cut. This hub follows after the cuts that wait before it. The
-/// answer has the number of this hub's cut.
+/// A request of hub 0 to hold a running job for a cut, which has this number at hub 0. This hub holds the job after the
+/// cuts that wait already. The answer has this hub's number of the cut.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldByLead {
     /// The job.
     pub job: JobId,
-    /// The cut of hub 0.
+    /// Hub 0's number of the cut.
     pub cut: u64,
 }
 
@@ -30,13 +30,13 @@ impl Request for HeldByLead {
     }
 }
 
-/// Hub 0 ends a cut. The answer has the number of this hub's cut for it.
+/// A request of hub 0 to release a job after a cut. The answer has this hub's number of the cut.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleasedByLead {
     /// The job.
     pub job: JobId,
-    /// The end of the cut.
+    /// The release.
     pub request: ReleaseRequest,
 }
 
@@ -49,7 +49,7 @@ impl Request for ReleasedByLead {
     }
 }
 
-/// A hub reports to hub 0 that it has all links of a newcomer.
+/// A report of a hub to hub 0: the hub has all links of a newcomer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arrived {

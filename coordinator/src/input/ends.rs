@@ -1,4 +1,4 @@
-//! Requests for the end of a hub: it takes no more jobs, stops, and its members are notified.
+//! Requests for the end of a hub: it takes no more jobs, it stops, and its members are notified.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{MemberOf, Request};
 use crate::hub::{Hub, StopStep, Stopping};
 
-/// The hub takes no more jobs. The answer is the names of the jobs that it has, in order.
+/// A request to take no more jobs. The answer has the names of the jobs that the hub has, in order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Drain;
 
@@ -21,7 +21,7 @@ impl Request for Drain {
     }
 }
 
-/// The hub begins to stop, unless the stop has begun: it admits no more workers, and its jobs are saved.
+/// A request to begin the stop of the hub, unless it has begun. The hub admits no more workers, and saves its jobs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginStop {
@@ -39,7 +39,7 @@ impl Request for BeginStop {
     }
 }
 
-/// A job that ends at a cut because the hub stops is saved, or cannot be saved.
+/// A report that a job has been saved at a cut, because the hub stops, or cannot be saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedAtStop {
@@ -57,7 +57,7 @@ impl Request for SavedAtStop {
     }
 }
 
-/// The hub stops at once: no job is saved at a cut.
+/// A request to stop at once, without saving jobs at cuts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stop {
@@ -73,7 +73,7 @@ impl Request for Stop {
     }
 }
 
-/// A member is being notified that its job failed.
+/// A report that a member is being notified that its job failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Told {
@@ -89,7 +89,7 @@ impl Request for Told {
     }
 }
 
-/// The hubs above have to be notified why a job failed.
+/// A report that the hubs above must be notified why a job failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TellAbove {
@@ -105,7 +105,7 @@ impl Request for TellAbove {
     }
 }
 
-/// The hubs above have been notified, or cannot be notified.
+/// A report that the hubs above have been notified, or cannot be notified.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToldAbove {

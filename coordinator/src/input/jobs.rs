@@ -1,4 +1,4 @@
-//! Requests for jobs: a name is reserved, memory is promised, a job begins, fails, ends.
+//! Requests for jobs: reserve a name, promise memory, begin a job, fail it, end it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,13 +14,13 @@ use crate::hubs::{Files, Hubs, Secret};
 use crate::job::{Blame, Job, JobSpec, Model};
 use crate::refused::Refused;
 
-/// Looks up a name for a worker at an address. A free name is reserved for it.
+/// A request to look up a name for a worker at an address. If the name is free, it is reserved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Find {
     /// The name.
     pub name: String,
-    /// The address.
+    /// The address of the worker.
     pub owner: Option<IpAddr>,
 }
 
@@ -32,8 +32,8 @@ impl Request for Find {
     }
 }
 
-/// A request for the job of a name. If no job has the name, the hub reserves it for a new job. The answer has the number
-/// of the job.
+/// A request for the job of this name. If there is none, the name is reserved for a new job. The answer has the number of
+/// the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reserve {
@@ -49,7 +49,7 @@ impl Request for Reserve {
     }
 }
 
-/// A reserved name is free again.
+/// A request to free a reserved name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Release {
@@ -73,11 +73,11 @@ impl Request for Promise {
     }
 }
 
-/// A join whose body is being read needs memory.
+/// A request for the memory of a join whose body is being read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromiseJoin {
-    /// The memory that the job needs at this hub, in bytes.
+    /// The memory that reading the join needs, in bytes.
     pub bytes: u64,
     /// The memory of this process, if it is known.
     pub memory: Option<Memory>,
@@ -96,11 +96,11 @@ impl Request for PromiseJoin {
     }
 }
 
-/// The body of a join is read, and its memory is free again.
+/// A report that the body of a join was read. Its memory is free again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndJoin {
-    /// The bytes that it was promised.
+    /// The bytes that were promised to the join.
     pub bytes: u64,
 }
 
@@ -112,33 +112,33 @@ impl Request for EndJoin {
     }
 }
 
-/// A job begins under its reserved name. The reservation ends.
+/// A request to begin a job under its reserved name. The reservation ends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Begin {
-    /// The job; its name was reserved for its number.
+    /// The job. Its number is the one for which its name was reserved.
     pub spec: JobSpec,
-    /// The place of this hub among its hubs.
+    /// The place of this hub among the job's hubs.
     pub hub: HubOf,
     /// The round that the job begins with, and the optimizer's numbers at that round.
     pub from: (Round, NumbersByRound),
 }
 
-/// The place of a hub among the hubs of a job that begins.
+/// The place of this hub among the hubs of a job that begins.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HubOf {
-    /// The number of this hub, and of all hubs.
+    /// The number of this hub, and the number of hubs.
     pub share: Share,
     /// The names of all hubs, if there are several.
     pub names: Vec<String>,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
-    /// The secret that tells this job from other jobs that have had its name.
+    /// The number that tells this job from other jobs with the same name.
     pub secret: Secret,
     /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,
-    /// The rounds of the files of each hub that owns chunks. At another hub than hub 0 they are only its own.
+    /// The rounds of the files of each hub that owns chunks. At another hub than hub 0, only those of this hub.
     pub files: Files,
 }
 
@@ -154,7 +154,7 @@ impl Request for Begin {
     }
 }
 
-/// A job fails, unless it has failed or ended.
+/// A request to fail a job, unless it has failed or ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fail {
@@ -162,9 +162,9 @@ pub struct Fail {
     pub job: JobId,
     /// The reason.
     pub reason: String,
-    /// The blame for the end.
+    /// The party that caused the failure.
     pub blame: Blame,
-    /// Whether this hub saves its last state.
+    /// Whether this hub saves the job's last state.
     pub saves: bool,
 }
 
@@ -176,7 +176,7 @@ impl Request for Fail {
     }
 }
 
-/// A job ends that all workers have left.
+/// A request to end a job, because all workers have left it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct End {
@@ -191,13 +191,13 @@ impl Request for End {
         let job = hub.jobs.remove(&self.job)?;
         hub.names.take(&job.spec.name, self.job);
         hub.end.forget(self.job);
-        // Tokens of workers that connected after the last worker left are no longer valid.
+        // A worker may have connected after the last worker left. Its token is no longer valid.
         hub.tokens.sweep(|job| job != self.job, now);
         Some(Ended(Box::new(job)))
     }
 }
 
-/// A job that has ended. It may be large: another thread frees it.
+/// A job that has ended. It may be large, so another thread frees it.
 pub struct Ended(pub Box<Job>);
 
 impl fmt::Debug for Ended {
@@ -206,7 +206,8 @@ impl fmt::Debug for Ended {
     }
 }
 
-/// Time has passed: failed jobs that are old or too many are forgotten, and a stop ends waits that are too long.
+/// A report that time has passed. Failed jobs that are too old or too many are forgotten, and waits of a stop end at their
+/// limits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sweep;
 
@@ -219,11 +220,11 @@ impl Request for Sweep {
     }
 }
 
-/// The consequence of the passing of time.
+/// The result of a sweep.
 pub struct Forgotten {
-    /// The models of failed jobs, which another thread frees.
+    /// The models of failed jobs. Another thread frees them.
     pub models: Vec<Model>,
-    /// The steps of a stop.
+    /// The next steps of the hub's stop.
     pub stop: Vec<StopStep>,
 }
 

@@ -1,4 +1,4 @@
-//! Requests for members: they join, connect, send heartbeats, make new links, leave, are lost.
+//! Requests for members: join, connect, send a heartbeat, reconnect, leave, and be lost.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ impl Request for Join {
     }
 }
 
-/// A join is over.
+/// A report that the handling of a join is over.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CountJoin {
@@ -41,9 +41,9 @@ pub struct CountJoin {
     pub name: String,
     /// The rank.
     pub rank: u32,
-    /// The place of the worker.
+    /// The client that sent the join.
     pub from: Option<Asker>,
-    /// The reason for a refusal.
+    /// The reason for the refusal, if the join was refused.
     pub refused: Option<String>,
 }
 
@@ -59,7 +59,7 @@ impl Request for CountJoin {
     }
 }
 
-/// A member connects to the data path by a token, which is valid for one connection.
+/// A request of a member to connect to the data path. The token is valid for one connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Connect {
@@ -79,7 +79,7 @@ impl Request for Connect {
     }
 }
 
-/// A connection of a member failed. The member may connect again.
+/// A report that a connection of a member failed. The member may connect again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disconnect {
@@ -97,15 +97,15 @@ impl Request for Disconnect {
     }
 }
 
-/// The links of a member are being handed to the cores.
+/// A report that the links of a member are being handed to the cores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attach {
     /// The member.
     pub member: MemberOf,
-    /// The name of their transport.
+    /// The name of the links' transport.
     pub transport: String,
-    /// The interface or RDMA device of each link. It is empty if it is unknown, and on shared memory.
+    /// The interface or RDMA device of each link. Empty if it is unknown, and on shared memory.
     pub nics: Vec<String>,
 }
 
@@ -121,13 +121,13 @@ impl Request for Attach {
     }
 }
 
-/// All members of a hub below have joined. The round is the one that they had reached when they lost a hub.
+/// A report that all members of a hub below have joined.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ready {
     /// The hub below.
     pub member: MemberOf,
-    /// The round.
+    /// The round that these members had reached when they lost a hub, if they lost one.
     pub reached: Option<Round>,
 }
 
@@ -147,8 +147,8 @@ impl Request for Ready {
     }
 }
 
-/// A member sends a heartbeat, and reports which of its own workers is late. The answer is the time for which the hub may
-/// hold a heartbeat back until it has news, or the reason of a refusal.
+/// A heartbeat of a member. A hub also reports which of its own workers is late. The answer is the time for which this hub
+/// may hold its answer back while it has no news, or the reason for a refusal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Heard {
@@ -169,7 +169,7 @@ impl Request for Heard {
     }
 }
 
-/// A member reports that it has lost its links, and asks for new ones.
+/// A report that a member has lost its links and asks for new ones.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskForLinks {
@@ -190,8 +190,8 @@ impl Request for AskForLinks {
     }
 }
 
-/// A member that has asked for new links gets a connection by a token, once all cores have dropped the old links. The
-/// answer is whether all cores have.
+/// A request for a connection of a member that has asked for new links. The answer is whether the member may connect,
+/// because all cores have dropped the old links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GrantLinks {
@@ -219,7 +219,7 @@ impl Request for GrantLinks {
     }
 }
 
-/// A member leaves before a round. Its token is not valid from then on.
+/// A request of a member to leave before a round. Its token is no longer valid afterwards.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leave {
@@ -229,7 +229,7 @@ pub struct Leave {
     pub token: Option<Token>,
     /// The round.
     pub round: Round,
-    /// Keys for which the member leaves at a lower round.
+    /// The keys for which the member leaves at a lower round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
 }
@@ -248,7 +248,7 @@ impl Request for Leave {
     }
 }
 
-/// A member is lost: its job fails, or continues without it.
+/// A report that a member is lost. Its job fails, or continues without it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lose {

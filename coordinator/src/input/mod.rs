@@ -1,16 +1,16 @@
-//! Everything that changes a hub: requests, each with its answer, and the time at which each comes.
+//! Every change to a hub: requests, each with its answer and its time.
 //!
 //! | file | requests |
 //! | --- | --- |
-//! | `jobs` | names and memory are reserved, a job begins, fails, ends |
-//! | `members` | a member joins, connects, lives, makes other links, leaves, is lost |
-//! | `rounds` | what is seen of rounds, numbers of optimizers, digests of weights |
-//! | `cuts` | cuts, as hub 0 of a job asks for them |
-//! | `states` | a state that rank 0 brings, a state that somebody wants, files of states, the last state |
+//! | `jobs` | reserve names and memory; begin, fail and end a job |
+//! | `members` | a member joins, connects, sends heartbeats, reconnects, leaves, is lost |
+//! | `rounds` | observations of rounds, numbers of optimizers, digests of weights |
+//! | `cuts` | cuts that hub 0 of a job requests |
+//! | `states` | a state that rank 0 brings, requests for a state, files of states, the last state |
 //! | `ends` | the hub ends, and its members are notified |
 //!
-//! A request has plain data: random numbers, measurements and the time come in with it. So an [`Input`] can be written down, and
-//! the same inputs have the same answers.
+//! A request is plain data. Random numbers, measurements and the time are part of the input. So an [`Input`] can be
+//! recorded, and the same inputs have the same answers.
 
 mod cuts;
 mod ends;
@@ -38,7 +38,7 @@ use crate::join::Join;
 
 /// A request to a hub.
 pub trait Request: Clone + Into<Input> {
-    /// The answer.
+    /// The answer to the request.
     type Answer: fmt::Debug;
 
     /// Carries the request out, and answers it.
@@ -46,13 +46,13 @@ pub trait Request: Clone + Into<Input> {
 }
 
 impl Hub {
-    /// Carries a request out, and answers it. Nothing else changes a hub.
+    /// Carries a request out, and answers it. Only requests change a hub.
     pub fn ask<R: Request>(&mut self, request: R, now: Instant) -> R::Answer {
         request.apply(self, now)
     }
 }
 
-/// A job gets an event.
+/// A report of an event of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Happened {

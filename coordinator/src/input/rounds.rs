@@ -1,4 +1,4 @@
-//! Requests about rounds: observations of the cores, numbers of optimizers, digests of weights.
+//! Requests about rounds: observations of the cores, numbers of optimizers, and digests of weights.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::hub::{Hub, JobEnded};
 use crate::job::{Change, Effect, forget_numbers};
 use crate::progress::Progress;
 
-/// The driver has read the rounds of a job from its cores.
+/// A report of a look at a job's rounds on all its cores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judge {
@@ -20,7 +20,7 @@ pub struct Judge {
     pub job: JobId,
     /// The look at all cores.
     pub look: Look,
-    /// The workers that hold up the job's rounds at the hubs above.
+    /// The workers that delay the job's rounds at the hubs above.
     pub above: Vec<Late>,
 }
 
@@ -35,13 +35,13 @@ impl Request for Judge {
     }
 }
 
-/// Bytes have crossed the links of members.
+/// A report of the bytes that have crossed the links of members.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crossed {
     /// The job.
     pub job: JobId,
-    /// The rank, the place of its core, and the bytes sent and received, for each link.
+    /// The links: of each, the rank, the place of its core, and the bytes sent and received.
     pub links: Vec<(u32, usize, (u64, u64))>,
 }
 
@@ -57,8 +57,8 @@ impl Request for Crossed {
     }
 }
 
-/// A member changes the numbers of an optimizer from a round on. The answer is the numbers, or the reason why the job cannot
-/// have them.
+/// A request of a member to change the numbers of an optimizer from a round on. The answer is the job's numbers, or the
+/// reason why the change is refused.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeNumbers {
@@ -68,7 +68,7 @@ pub struct ChangeNumbers {
     pub change: Change,
     /// The round.
     pub from: Round,
-    /// The keys whose state of the optimizer is set to zero.
+    /// The keys whose optimizer state is set to zero.
     pub reset: Vec<KeyId>,
 }
 
@@ -79,7 +79,7 @@ impl Request for ChangeNumbers {
         let job = hub.job_mut(self.job).ok_or(JobEnded)?;
         let now = (&job.numbers, &*job.spec.terms);
         let numbers = self.change.checked(now, self.from, &self.reset)?;
-        // In a job below other hubs, the hubs above have the numbers.
+        // In a job below other hubs, the hubs above keep the numbers.
         if !job.spec.made.is_below {
             job.numbers.change(self.from, numbers.clone());
         }
@@ -87,7 +87,7 @@ impl Request for ChangeNumbers {
     }
 }
 
-/// Rounds before the oldest one in flight are over, and their numbers are forgotten.
+/// A report that rounds before the oldest round in flight are over. Their numbers are forgotten.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForgetNumbers {
@@ -101,13 +101,13 @@ impl Request for ForgetNumbers {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        let job = hub.running(self.job); // a job that has ended needs none
+        let job = hub.running(self.job); // a job that has ended needs no numbers
         job.into_iter().for_each(|job| forget_numbers(&mut job.numbers, self.oldest));
     }
 }
 
-/// A member reports the digest of its weights. The answer is whether all members are known to have the same weights, or how
-/// they differ.
+/// A report of the digest of a member's weights. The answer is whether all members have the same weights, as far as known,
+/// or the difference.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compare {
@@ -134,7 +134,7 @@ impl Request for Compare {
     }
 }
 
-/// This hub itself was suspended, and received no heartbeat. The timeouts of all members begin again.
+/// A report that this hub itself was suspended, and could receive no heartbeats. The timeouts of all members start again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoodStill;
 

@@ -1,4 +1,4 @@
-//! Requests for states: a state that rank 0 brings, files of states, the last state of a failed job.
+//! Requests for states: a state that rank 0 brings, wanted states, files of states, and the last state of a failed job.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{AskedId, CutAt, Effect, Job, Saving, Use, WantId};
 
-/// Rank 0 offers a state, with the steps that each key has made. The answer is whether the job has no state of its own and
-/// waits. If the offer comes too late, the answer is the reason.
+/// An offer of a state by rank 0, with the number of steps of each key. The answer is whether the job has no state of its
+/// own, and so waits for the offered one. If the offer comes too late, the answer is the reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
@@ -29,7 +29,7 @@ impl Request for Offer {
     }
 }
 
-/// The state before a round is wanted and has this length, or no state is wanted.
+/// A report that the state before a round is wanted and has this length, or that no state is wanted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
@@ -37,7 +37,7 @@ pub struct Wanted {
     pub job: JobId,
     /// The round.
     pub before: Round,
-    /// The length in bytes.
+    /// The length in bytes, if the state is wanted.
     pub bytes: Option<u64>,
 }
 
@@ -52,7 +52,8 @@ impl Request for Wanted {
     }
 }
 
-/// The first bytes of the state arrive. The answer is the state's round and its length in bytes, if the job waits for it.
+/// A report that the first bytes of the state arrive. If the job waits for the state, the answer is its round and its
+/// length in bytes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Comes {
@@ -68,13 +69,13 @@ impl Request for Comes {
     }
 }
 
-/// The state is complete: at this hub, with its round and numbers, or at the hubs above.
+/// A report that the state is complete, at this hub or at the hubs above.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginWith {
     /// The job.
     pub job: JobId,
-    /// The round and the numbers.
+    /// The round and the numbers of a state at this hub.
     pub restored: Option<(Round, NumbersByRound)>,
 }
 
@@ -89,7 +90,7 @@ impl Request for BeginWith {
     }
 }
 
-/// All workers have joined this hub. Some machines are missing at the hubs above.
+/// A report that all workers have joined this hub, and which machines are missing at the hubs above.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MissMachines {
@@ -107,7 +108,7 @@ impl Request for MissMachines {
     }
 }
 
-/// A worker of some machine had reached this round when it lost a hub.
+/// A report that a worker of some machine had reached this round when it lost a hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachinesReached {
@@ -127,7 +128,7 @@ impl Request for MachinesReached {
     }
 }
 
-/// A hub of the job has files of these rounds.
+/// A report of the rounds of a hub's files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HasFiles {
@@ -149,7 +150,7 @@ impl Request for HasFiles {
     }
 }
 
-/// A job's state is wanted. The answer has the number of this want.
+/// A request for a job's state. The answer has the number of the want.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WantState {
@@ -159,7 +160,7 @@ pub struct WantState {
     pub purpose: Use,
     /// The place of the cut.
     pub at: CutAt,
-    /// The time within which the round in flight must end.
+    /// The time limit for the round in flight to end.
     pub limit: Duration,
 }
 
@@ -173,17 +174,18 @@ impl Request for WantState {
     }
 }
 
-/// Hub 0 asks for this hub's part of a checkpoint, and says which rounds are whole. The answer has the number of the question.
+/// A question of hub 0 about this hub's part of a checkpoint. Hub 0 also sends the rounds of complete checkpoints. The
+/// answer has the question's number.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskForWritten {
     /// The job.
     pub job: JobId,
-    /// The part has the state before this round; 0 means the part that is being written now.
+    /// The round before which the part has the state. Round 0 stands for the part that is being written now.
     pub before: Round,
-    /// The rounds that are whole.
+    /// The rounds of complete checkpoints.
     pub whole: WholeRounds,
-    /// The time that the answer may wait for the part.
+    /// The time for which the answer may wait.
     pub wait: Duration,
 }
 
@@ -197,14 +199,14 @@ impl Request for AskForWritten {
     }
 }
 
-/// A file is about to be written. The answer has the whole rounds: files of other rounds are no longer needed. Or it says why this
-/// hub has too many files.
+/// A request to write a file. The answer has the rounds of complete checkpoints: files of other rounds are no longer
+/// needed. Or it is the reason why this hub has too many files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginFile {
     /// The job.
     pub job: JobId,
-    /// The file has the state before this round.
+    /// The round before which the file has the state.
     pub before: Round,
 }
 
@@ -216,7 +218,8 @@ impl Request for BeginFile {
     }
 }
 
-/// The file of a snapshot is written, or has failed. The answer has the reason why the attempt before it failed.
+/// A report that the file of a snapshot is written, or has failed. The answer has the reason why the attempt before failed,
+/// if it did.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndFile {
@@ -224,7 +227,7 @@ pub struct EndFile {
     pub job: JobId,
     /// The snapshot.
     pub occasion: Occasion,
-    /// The file has the state before this round.
+    /// The round before which the file has the state.
     pub before: Round,
     /// The file, or the reason why there is none.
     pub written: Result<CheckpointReply, String>,
@@ -240,7 +243,7 @@ impl Request for EndFile {
     }
 }
 
-/// The job has failed at another hub, which asks whether this hub holds the job.
+/// A question of another hub, at which the job has failed: does this hub still have the job?
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskToHold {
@@ -258,7 +261,7 @@ impl Request for AskToHold {
     }
 }
 
-/// Hub 0 has decided on the last state of a failed job. There is no answer if this hub no longer has the state.
+/// The decision of hub 0 about the last state of a failed job. There is no answer if this hub no longer has the state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskForPart {

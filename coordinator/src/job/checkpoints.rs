@@ -1,14 +1,15 @@
-//! The checkpoints of a job: the snapshots whose parts come in, and the files that are written of them.
+//! The checkpoints of a job: the snapshots, whose parts the cores take, and the files that are written from the snapshots.
 //!
 //! ```text
 //!   due at the cores ---------------+
-//!   a cut, of this hub or of hub 0 -+--> parts of cores come in --> all are here --> a file --> written, or failed
+//!   a cut, of this hub or of hub 0 -+--> cores take their parts --> all have answered --> a file --> written, or failed
 //!                                             |
-//!                                             v a core has none
-//!                                          skipped, or wanted and tried again (`wants`)
+//!                                             v a core has no part
+//!                                          skipped, or tried again for a want (`wants`)
 //! ```
 //!
-//! The driver has the parts, and writes the files. No core waits for the disk: while its part is being written, it skips the next one.
+//! The driver holds the parts, and writes the files. No core waits for the disk: while a core's part is being written, the
+//! core skips its next part.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -23,71 +24,72 @@ use super::parts::Followed;
 use super::wants::{WantId, Wants};
 use crate::hubs::{Hubs, may_write};
 
-/// The most parts of checkpoints for which a state is known.
+/// The limit on the parts of checkpoints whose state is remembered.
 const PARTS: usize = 8;
-/// The most reports of rounds without a snapshot that are kept for a core. No core is so far behind another.
+/// The limit on the reports of rounds without a snapshot that are kept for each core. No core is further behind another
+/// core.
 const PASSED: usize = 64;
 
 /// The checkpoints of a job.
 #[derive(Debug, Default)]
 pub struct Checkpoints {
-    /// The number of snapshots that cuts were for.
+    /// The number of snapshots that were requested through cuts.
     asked: u64,
     collecting: Vec<Collecting>,
-    /// The rounds that each core has passed without snapshots, in the last reports, in any order.
+    /// The rounds that each core has passed without snapshots, from its last reports, in any order.
     passed: BTreeMap<usize, VecDeque<RangeInclusive<Round>>>,
-    /// The last parts that were begun at this hub, by round, because hub 0 asks for them. A part may end after a later one.
+    /// The state of the last parts of this hub, by round, for the questions of hub 0. A part may end after a later part.
     parts: BTreeMap<Round, PartState>,
-    /// The requests that want the state.
+    /// The requests for the job's state.
     pub(super) wants: Wants,
-    /// The snapshots that are being written or will be. Each has the want that it serves, and the time at which that want ends.
+    /// The snapshots that are being written or will be written. Each may serve a want, until the want's time is over.
     pub(super) writing: Vec<(Occasion, Option<(WantId, Instant)>)>,
-    /// The parts of other hubs that hub 0 follows, and hub 0's questions for the part of this hub.
+    /// The parts of other hubs that hub 0 follows, and hub 0's questions about this hub's part.
     pub(super) followed: Followed,
-    /// The last one that was written.
+    /// The last checkpoint that was written.
     pub last: Option<CheckpointReply>,
     /// The reason why the last attempt failed, or was skipped.
     pub error: Option<String>,
-    /// Whether the last attempt failed. Then only another attempt can save the state.
+    /// Whether the last attempt failed, so that the state is saved only if another attempt succeeds.
     pub has_failed: bool,
 }
 
-/// A snapshot that waits for parts.
+/// A snapshot for which not all cores have answered.
 #[derive(Debug)]
 struct Collecting {
     occasion: Occasion,
     before: Round,
     /// The number of cores that have answered.
     answers: usize,
-    /// The reason why a core has no part.
+    /// The reason why a core has no part, if one has none.
     refused: Option<String>,
-    /// The cores that have no part, and whose memory for a part is still in use.
+    /// The cores that have no part, and whose memory for parts is still in use.
     lacks: BTreeSet<usize>,
-    /// The want that it is for.
+    /// The want that the snapshot serves, if any.
     want: Option<WantId>,
 }
 
-/// A core's answer for a snapshot.
+/// A core's answer about a snapshot.
 pub(super) struct TakenBy {
     /// The core.
     pub core: usize,
     pub occasion: Occasion,
     pub before: Round,
-    /// The last round of a range that the core has passed without a snapshot.
+    /// The last round of a range, if the core has passed all rounds of the range without a snapshot.
     pub through: Option<Round>,
     /// The reason why the core has no part.
     pub refused: Option<String>,
 }
 
-/// A snapshot with answers from all cores.
+/// A snapshot for which all cores have answered.
 pub(super) struct Over {
     pub occasion: Occasion,
     pub before: Round,
-    /// The reason why there is none.
+    /// The reason why there is no snapshot.
     pub refused: Option<String>,
     /// The cores that have no part because their memory for parts is in use.
     pub lacks: BTreeSet<usize>,
-    /// The want that it was for.
+    /// The want that the snapshot served.
     pub want: Option<WantId>,
 }
 
@@ -99,7 +101,7 @@ impl Checkpoints {
         }
     }
 
-    /// Notes that the last state of the job is saved, or not.
+    /// Notes the result of saving the job's last state.
     pub(crate) fn has_last_state(&mut self, saved: &Result<Option<CheckpointReply>, String>) {
         match saved {
             Ok(Some(reply)) => self.last = Some(reply.clone()),
@@ -108,13 +110,13 @@ impl Checkpoints {
         }
     }
 
-    /// Whether another client may have the state that a want of a client waits for.
+    /// Whether another client may share the state for which this want of a client waits.
     pub fn may_share(&self, want: WantId) -> bool {
         self.wants.may_share(want)
     }
 
-    /// Returns the state of this hub's part of the checkpoint before a round. Round 0 has no checkpoint: it stands for the part
-    /// that is being taken now, if there is one.
+    /// Returns the state of this hub's part of the checkpoint before a round. Round 0 stands for the part that is being
+    /// taken or written now, if there is one.
     pub fn part_before(&self, before: Round) -> PartState {
         let parts = &self.parts;
         let is_under_way = |state: &&PartState| matches!(state, PartState::Collecting | PartState::Writing);
@@ -130,13 +132,13 @@ impl Checkpoints {
         }
     }
 
-    /// Forgets the waiting requests, because the job has failed.
+    /// Forgets all wants and questions, because the job has failed.
     pub(super) fn end(&mut self) {
         self.wants = Wants::default();
         self.followed.end();
     }
 
-    /// Begins a snapshot after a cut. Hub 0 gets its result if nobody at this hub wants the snapshot.
+    /// Begins a snapshot at a cut. If no want of this hub is behind it, hub 0 will ask for the result.
     pub(super) fn begin(&mut self, before: Round, want: Option<WantId>, at: Option<CutAt>) -> Occasion {
         self.asked += 1;
         let occasion = match at {
@@ -151,8 +153,8 @@ impl Checkpoints {
         occasion
     }
 
-    /// Records a core's answer for a snapshot: the core has its part, or none, or has passed all rounds from `before` to
-    /// `through` without one. Returns the snapshots for which all cores have now answered.
+    /// Records a core's answer about a snapshot: the core has its part, or has none. A core may also report that it passed
+    /// all rounds from `before` to `through` without a part. Returns the snapshots for which all cores have now answered.
     pub(super) fn taken(&mut self, taken: TakenBy, owners: usize) -> Vec<Over> {
         let TakenBy { core, occasion, before, through, refused } = taken;
         let Checkpoints { collecting, passed, .. } = self;
@@ -171,7 +173,7 @@ impl Checkpoints {
                 .collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
-            // A core that has passed the round sends no other answer for it.
+            // A core that has already passed the round sends no other answer about it.
             let has_passed =
                 |of_core: &&VecDeque<_>| of_core.iter().any(|rounds| is_due_in(occasion, rounds));
             let answers = passed.values().filter(has_passed).count();
@@ -182,7 +184,7 @@ impl Checkpoints {
         Vec::from_iter(self.answered(occasion, core, owners, refused))
     }
 
-    /// Notes that one more core has answered for a snapshot. Returns the snapshot after the last answer.
+    /// Counts one more core's answer for a snapshot. Returns the snapshot after the last answer.
     fn answered(
         &mut self,
         occasion: Occasion,
@@ -208,15 +210,16 @@ impl Checkpoints {
         Some(Over { occasion, before, refused, lacks, want })
     }
 
-    /// Notes that the memory of a core's part is free again.
+    /// Notes that a core's memory for parts is free again.
     pub(super) fn freed(&mut self, core: usize) {
         self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }
 
-    /// Begins to write a file. Returns the rounds of complete checkpoints: files of other rounds are no longer needed.
+    /// Notes that a file is about to be written. Returns the rounds of complete checkpoints: files of other rounds are no
+    /// longer needed.
     ///
     /// # Errors
-    /// Returns an error if the hub would have too many files that wait for those of other hubs.
+    /// Returns an error if too many files of this hub already wait for the files of other hubs.
     pub(crate) fn begin_file(&mut self, before: Round, hubs: &Hubs) -> Result<WholeRounds, String> {
         self.part_is(before, PartState::Writing);
         let Hubs { share, whole, rounds, .. } = hubs;
@@ -230,7 +233,7 @@ impl Checkpoints {
         }
     }
 
-    /// Notes the result of writing a file. Returns why the previous attempt failed, if this file is good.
+    /// Notes the result of writing a file. If this file is good, returns why the attempt before failed.
     pub(super) fn end_file(
         &mut self,
         before: Round,
@@ -254,25 +257,26 @@ impl Checkpoints {
 }
 
 impl Job {
-    /// Whether the last member leaves with this one, so that the hub with the job's state writes a checkpoint first.
+    /// Whether this member is the last one of the running job, and this hub must write a checkpoint before the member
+    /// leaves.
     pub fn ends_with(&self, rank: u32) -> bool {
         let has_state =
             self.hubs.leads() && !self.spec.made.is_below && self.spec.terms.optimizer.keeps_weights();
         self.life.runs() && !self.members.has_others(rank) && has_state && !self.spec.made.trial
     }
 
-    /// Whether a hub that stops ends the job with a checkpoint, its own or that of the hubs above.
+    /// Whether the job is saved when this hub stops: by a checkpoint of this hub or of the hubs above.
     pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
         self.life.runs()
             && match self.spec.made.is_below {
-                // In a mesh, the job above is at this hub, too.
+                // In a mesh, the job above is also a job of this hub.
                 true => self.spec.made.mesh.is_none() && !self.spec.goes_on(),
                 false => has_files && !self.spec.made.trial,
             }
     }
 }
 
-/// Whether a snapshot is due before one of `rounds`.
+/// Whether a snapshot is a due one, before one of `rounds`.
 fn is_due_in(occasion: Occasion, rounds: &RangeInclusive<Round>) -> bool {
     matches!(occasion, Occasion::Due(round) if rounds.contains(&round))
 }

@@ -3,19 +3,19 @@
 //! | event | from | effects |
 //! | --- | --- | --- |
 //! | a core has a member's link | that core | the arrival |
-//! | a core has removed a member, or dropped lost links | that core | requests that wait look again |
-//! | a member's link has ended | a core | all cores drop its links, or the member is lost |
+//! | a core has removed a member, or dropped lost links | that core | requests that wait for the job check its state again |
+//! | a member's link has ended | a core | all cores drop the member's links, or the member is lost |
 //! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
-//! | time passes | the sweep | silent members, and those that have no links and do not live, are lost; long waits for hub 0, and for states, end |
+//! | time passes | the sweep | silent members, and dead ones without links, are lost; waits for hub 0 and for states end at their limits |
 //! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
-//! | a core has a part of a snapshot, or none | that core | with the last answer, the snapshot is whole, or none |
-//! | a core has the memory of its part again | that core | those who want a snapshot try again |
-//! | another hub says how its part of a checkpoint is | the driver | hub 0 asks again, or the checkpoint is whole, or none |
-//! | a client has read the state | the driver | the next client gets it |
+//! | a core has a part of a snapshot, or none | that core | after the last core's answer, the snapshot is complete or has failed |
+//! | a core has the memory of its part again | that core | wants that wait for this memory try again |
+//! | another hub reports its part of a checkpoint | the driver | hub 0 asks again, or the checkpoint is complete or has failed |
+//! | a client has read the state | the driver | the next client gets the state |
 //! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
 //!
-//! Requests of members are methods of their own, which have answers. A look at the rounds, and a loss that another party has
-//! seen, are methods, too.
+//! Requests of members have their own methods, which return answers. A look at the rounds, and a loss that another party
+//! has noticed, have their own methods, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ pub enum Event {
     Attached(u32),
     /// A core has removed a member.
     Removed(u32),
-    /// A core has dropped a member's lost link.
+    /// A core has dropped a member's lost links.
     Dropped(u32),
     /// A member's link has ended.
     LinkEnded {
@@ -50,12 +50,12 @@ pub enum Event {
         rank: u32,
         /// The reason.
         reason: String,
-        /// Whether the link ended by itself, so that the member may make new ones.
+        /// Whether the link ended by itself, so that the member may reconnect.
         by_itself: bool,
     },
-    /// A member's heartbeat has ended without its answer.
+    /// A member's heartbeat request ended before this hub answered it.
     HungUp(u32),
-    /// Time has passed. Members may be silent for this long.
+    /// Time has passed. A member may be silent for at most this duration.
     Swept(Duration),
     /// A step of a cut is done.
     Cut(CutId, Stepped),
@@ -65,16 +65,16 @@ pub enum Event {
         core: usize,
         /// The reason for the snapshot.
         occasion: Occasion,
-        /// The part has the state before this round.
+        /// The round before which the part has the state.
         before: Round,
-        /// The last of several rounds in which a snapshot was due, if the core has a part for none of them.
+        /// The last round of a range for which snapshots were due, if the core has no part for any of them.
         through: Option<Round>,
-        /// The reason why it has none.
+        /// The reason why the core has no part.
         refused: Option<String>,
     },
     /// A core has the memory of its part of a snapshot again.
     Freed(usize),
-    /// Another hub has reported the state of its part of a checkpoint, or failed to.
+    /// Another hub has reported its part of a checkpoint, or the request to it has failed.
     Part {
         /// The checkpoint.
         follow: FollowId,
@@ -92,21 +92,21 @@ pub enum Event {
 /// An effect of an event, which the owner of the job carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// A step of a cut is due.
+    /// The driver must take a step of a cut.
     Cut(CutId, Step),
-    /// This hub is held for a cut of hub 0. Its chunks have reached this round, if it has chunks.
+    /// This hub is held for a cut of hub 0. The round is that of the furthest chunk; `None` if this hub has no chunks.
     CutHeld(CutId, Option<Round>),
-    /// A cut is over. It was before this round.
+    /// A cut is over. The result is the round before which the job was cut, or the reason for a failure.
     CutOver(CutId, Result<Round, NotCut>),
-    /// Hub 0 has held the job for longer than this.
+    /// Hub 0 has held the job for longer than this time. It may be gone.
     HeldTooLong(Duration),
     /// Ranks take part from this round on.
     TookPart(Arc<[u32]>, Round),
-    /// Hub 0 is notified that a newcomer is here.
+    /// Hub 0 must be notified that this hub has all links of a newcomer.
     TellArrived(ArrivedRequest),
-    /// A member has made new links.
+    /// A member has reconnected.
     Relinked(u32),
-    /// All cores drop a member's links. A connection by this token, which may be in progress, is lost, too.
+    /// All cores must drop a member's links. A connection by this token, which may be in progress, is lost, too.
     DropLinks(u32, Option<Token>),
     /// A member is lost: the hub counts the loss, and writes it to the log.
     Lost {
@@ -116,22 +116,23 @@ pub enum Effect {
         cause: Cause,
         /// The reason.
         reason: String,
-        /// Whether the job continues without it.
+        /// Whether the job continues without the member.
         goes_on: bool,
     },
-    /// All cores remove a member.
+    /// All cores must remove a member.
     RemoveWorker(u32),
-    /// Notify the other hubs of the job that a worker is lost for this reason. The worker is given by its number at all hubs.
+    /// The other hubs of the job must be notified that a worker is lost for this reason. The number names the worker at all
+    /// hubs.
     TellLost(u64, String),
-    /// The tokens of a lost member are no longer valid. A request with one gets this reason.
+    /// The tokens of a lost member are no longer valid. A request with such a token is answered with this reason.
     Forget(u32, String),
-    /// Other workers than before hold up the rounds, or none does. The log reports it.
+    /// The set of workers that delay the rounds has changed, and may now be empty. The log reports the change.
     HeldUp,
     /// The job fails.
     Fail(String, Blame),
-    /// Every core has answered for a snapshot before a round. The parts are used in this way.
+    /// Every core has answered for a snapshot before a round. The driver uses the parts in this way.
     Snapshot(Occasion, Round, Parts),
-    /// Hub 0 asks another hub for its part of a checkpoint before a round.
+    /// Hub 0 must ask another hub for its part of a checkpoint before a round.
     FollowPart {
         /// The checkpoint.
         follow: FollowId,
@@ -139,24 +140,24 @@ pub enum Effect {
         hub: u32,
         /// The round.
         before: Round,
-        /// The rounds that are whole.
+        /// The rounds of complete checkpoints.
         whole: WholeRounds,
     },
-    /// Hub 0 gets an answer to its question for this hub's part.
+    /// The answer to hub 0's question about this hub's part.
     Part(AskedId, WrittenReply),
-    /// A hub has no part of a checkpoint before this round, for this reason. The log reports it.
+    /// A checkpoint before this round is not complete, because a hub has no part of it. The log reports the reason.
     NotWhole(Round, String),
-    /// A want ends with a file, or with the reason why there is none.
+    /// A want ends: with a file, or with the reason why there is none.
     Wanted(WantId, Result<CheckpointReply, NoState>),
     /// Requests that wait for the job check its state again.
     Wake,
-    /// A step of saving the last state is due.
+    /// The driver must take a step of saving the last state.
     Last(LastStep),
-    /// The answer to hubs that ask whether this hub holds the failed job.
+    /// The answer to other hubs that have asked whether this hub still has the failed job.
     Holds(FailedReply),
-    /// Hub 0, if it asks, gets the result of this hub's part of the last state.
+    /// The answer to hub 0, if it has asked: the result of this hub's part of the last state.
     HasPart(Result<LastReply, String>),
-    /// All cores remove the failed job, and its name is free. Its last state is saved, or not.
+    /// The last state is saved or not. All cores remove the failed job, and its name is free.
     LastOver(Saved),
 }
 
@@ -168,26 +169,26 @@ pub enum Cause {
     Link,
     /// The heartbeats stopped.
     Silent,
-    /// The member held a round up.
+    /// The member delayed a round for too long.
     Late,
     /// The member has reported that it lost a hub of the job.
     HubLost,
-    /// Another hub lost the member, the member gives up, or the hub could not admit it.
+    /// Another cause: another hub lost the member, the member gave up, or the hub could not admit the member.
     Other,
 }
 
-/// The party to blame for a job's failure.
+/// The party that caused the failure of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Blame {
     /// The job itself, or one of its workers.
     Job,
-    /// A hub of the job, which stops or is lost. Workers may wait until it returns.
+    /// A hub of the job, which stops or is lost. Workers may wait until the hub returns.
     Hub,
 }
 
 impl Job {
-    /// Takes an event in. Returns the effects, in order.
+    /// Handles an event. Returns the effects, in order.
     pub(crate) fn handle(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Attached(rank) => {
@@ -214,7 +215,8 @@ impl Job {
                 let why = format!("{} is gone: {reason}", self.spec.spoken(rank));
                 let waits = self.members.get(rank).is_some_and(Member::waits_for_links);
                 match by_itself && waits && self.life.runs() {
-                    // The ends of this member's links at the other cores are no news. The worker itself watches its new links.
+                    // The other cores also report the end of this member's old links. The worker itself watches its new
+                    // links.
                     true if self.members.unlinked(rank).is_some() => Vec::new(),
                     true => vec![self.members.unlink(rank, &why, now)],
                     false => self.lose(rank, Cause::Link, &why),
@@ -238,7 +240,7 @@ impl Job {
     }
 }
 
-/// Returns the members that have been silent for longer than the limit, each with the reason for its loss.
+/// Returns the members that have been silent for longer than the limit, each with the cause and the reason.
 fn silent(job: &Job, limit: Duration, now: Instant) -> impl Iterator<Item = (u32, Cause, String)> {
     let silence = move |(rank, member): (u32, &Member)| {
         let silence = Some(now - member.heard).filter(|&silence| silence > limit)?;

@@ -1,22 +1,23 @@
-//! The last state of a failed job, which is saved before the cores forget the job. All hubs save the same round, or hub 0
-//! saves none.
+//! Saving the last state of a failed job, before the cores forget the job. All hubs save the state before the same round,
+//! or hub 0 saves none.
 //!
 //! ```text
-//!   hub 1 --failed: why--> hub 0                the job fails there, too
-//!   hub 0 --failed: why--> hub 1, hub 2, ...    each holds its cores, and answers with the rounds of its chunks
-//!   hub 0 --last: the highest round--> hub 1, hub 2, ...   each ends its rounds before it, and writes its part
+//!   hub 1 --failed: why--> hub 0                          the job fails at hub 0, too
+//!   hub 0 --failed: why--> hub 1, hub 2, ...              each hub holds its cores, and answers with the rounds of its chunks
+//!   hub 0 --last: the highest round--> hub 1, hub 2, ...  each hub ends its rounds before this round, and writes its part
 //! ```
 //!
 //! | a hub | waits until | and then |
 //! | --- | --- | --- |
-//! | any | its cores hold the job | hub 0 tells the other hubs `failed`, another hub tells hub 0; the only hub writes |
+//! | any hub | its cores hold the job | hub 0 sends `failed` to the other hubs; another hub sends it to hub 0; a job's only hub writes |
 //! | hub 0 | the other hubs have answered | asks those that hold the job to write their parts, or to write nothing |
-//! | hub 0 | they have written | writes its part, if all others have |
-//! | another | hub 0 has answered | answers hub 0, if hub 0 saves |
-//! | another | hub 0 asks for its part | writes it; if hub 0 does not ask in time, nothing |
-//! | any | it has written | ends the job on its cores, and the name is free |
+//! | hub 0 | the other hubs have written | writes its own part, if all other hubs have written theirs |
+//! | another hub | hub 0 has answered | answers hub 0, if hub 0 saves the state |
+//! | another hub | hub 0 asks for its part | writes its part; writes nothing if hub 0 does not ask within a time limit |
+//! | any hub | it has written | ends the job on its cores, and the name is free |
 //!
-//! A hub that has nothing to write, or cannot write, ends at once. A hub below other hubs has no state: the hubs above save it.
+//! A hub that has nothing to write, or cannot write, ends the job at once. A hub below other hubs has no state: the hubs
+//! above save it.
 
 use std::time::{Duration, Instant};
 
@@ -29,16 +30,16 @@ use serde::{Deserialize, Serialize};
 use super::{Blame, Effect, Job};
 use crate::hubs::Hubs;
 
-/// A step of saving a last state, which the driver takes. The driver answers each step with its result.
+/// A step of saving a last state. The driver takes the step, and reports the result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LastStep {
     /// Hold the job on all cores.
     Hold,
-    /// Tell the other hubs that the job has failed.
+    /// Notify the other hubs that the job has failed.
     TellOthers(FailedRequest),
-    /// Tell hub 0 that the job has failed.
+    /// Notify hub 0 that the job has failed.
     TellLead(FailedRequest),
-    /// Have these hubs write their parts.
+    /// Ask these hubs to write their parts.
     HaveWritten(Vec<u32>, LastRequest),
     /// Write this hub's part.
     Write(LastRequest),
@@ -48,57 +49,58 @@ pub enum LastStep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum LastStepped {
-    /// All cores hold the job. The chunks of those that have chunks are in these rounds.
+    /// All cores hold the job. Each core that has chunks reports their rounds.
     Held(Result<Vec<Front>, String>),
     /// The other hubs have answered, in their order.
     OthersTold(Vec<Result<FailedReply, String>>),
     /// Hub 0 has answered.
     LeadTold(Result<FailedReply, String>),
-    /// The hubs that were asked have written their parts, or not.
+    /// The hubs that were asked have written their parts, or have failed to.
     OthersWritten(Vec<Result<LastReply, String>>),
-    /// This hub's part is written, or not.
+    /// This hub's part is written, or the write has failed.
     Written(Result<CheckpointReply, String>),
 }
 
-/// The state that is saved; nothing if there was nothing new; or why it is not saved.
+/// The saved state, nothing if no new state had to be saved, or the reason why it is not saved.
 pub type Saved = Result<Option<CheckpointReply>, String>;
 
-/// The last state of a job, as long as it is being saved.
+/// The last state of a job while it is being saved.
 #[derive(Debug)]
 pub(super) struct Last {
     waits_for: WaitsFor,
-    /// The rounds of this hub's chunks, which no longer change.
+    /// The rounds of this hub's chunks. They no longer change.
     own: Option<RoundsInFlight>,
-    /// The failure, as the other hubs are notified of it.
+    /// The failure, as it is reported to the other hubs.
     failed: FailedRequest,
-    /// The way in which the job ended, for people.
+    /// A description of the job's end, for people.
     ended: String,
-    /// The round of the last checkpoint. At other hubs than hub 0, the round of its own part.
+    /// The round of the last complete checkpoint. At another hub than hub 0, the round of this hub's last part.
     saved: Round,
 }
 
-/// The last state of a job, if that is being saved.
+/// The last state of a job, if it is being saved.
 #[derive(Debug, Default)]
 pub(crate) struct LastState(Option<Last>);
 
-/// The result that a hub waits for.
+/// The result for which a hub waits.
 #[derive(Debug)]
 enum WaitsFor {
     Hold,
     /// The answers of the other hubs, at hub 0.
     Others,
-    /// The parts of the other hubs, at hub 0. The result is known already if this hub has no part to write after them.
+    /// The parts of the other hubs, at hub 0. If hub 0 has no part to write after them, the final result is already known.
     Parts(LastRequest, Option<Saved>),
     /// The answer of hub 0, at another hub.
     Lead,
-    /// The time since which another hub waits for the order of hub 0.
+    /// The request of hub 0 to write a part, at another hub. The time is that at which the wait began.
     Order(Instant),
-    /// The write of this hub's part. The parts of the other hubs have this many bytes.
+    /// The write of this hub's own part. The number is the length of the other hubs' parts, in bytes.
     Write(u64),
 }
 
 impl Job {
-    /// Ends the job as [`fail`](Self::fail) does, and saves its last state, if it has one. `stops`: this hub stops.
+    /// Ends the job as [`fail`](Self::fail) does, and begins to save its last state if the job runs. `stops`: this hub
+    /// stops.
     pub(crate) fn fail_and_save(
         &mut self,
         (reason, blame): (&str, Blame),
@@ -123,8 +125,8 @@ impl LastState {
         self.0.is_some()
     }
 
-    /// Answers another hub, at which the job has failed, whether this hub still has the job. The answer waits until this hub
-    /// knows.
+    /// Answers another hub, at which the job has failed, whether this hub still has the job. The answer waits until this
+    /// hub's cores hold the job and hub 0 has answered this hub.
     pub(crate) fn asked_to_hold(&mut self, hubs: &Hubs, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
         let Some(last) = &mut self.0 else { return holds(false, None) };
@@ -139,7 +141,8 @@ impl LastState {
         }
     }
 
-    /// Writes, at another hub, the state that hub 0 has chosen. Returns nothing if this hub no longer has the state.
+    /// Begins to write, at another hub, the state that hub 0 has chosen. Returns nothing if this hub does not wait for
+    /// that.
     pub(crate) fn asked_for_part(&mut self, hubs: &Hubs, request: LastRequest) -> Option<Vec<Effect>> {
         let last = self.0.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
         Some(match check_before(request.before, last.own) {
@@ -148,7 +151,7 @@ impl LastState {
         })
     }
 
-    /// Notes the result of a step. A result that the hub does not wait for changes nothing.
+    /// Notes the result of a step. Ignores a result for which the hub does not wait.
     pub(super) fn stepped(&mut self, hubs: &Hubs, stepped: LastStepped, now: Instant) -> Vec<Effect> {
         let Some(mut last) = self.0.take() else { return Vec::new() };
         match (std::mem::replace(&mut last.waits_for, WaitsFor::Hold), stepped) {
@@ -188,9 +191,9 @@ impl LastState {
         }
     }
 
-    /// Ends, at another hub, the wait for hub 0's order, after hub 0 was silent for too long.
+    /// Ends, at another hub, the wait for hub 0's request, if it has taken too long.
     pub(super) fn overdue(&mut self, hubs: &Hubs, limit: Duration, now: Instant) -> Vec<Effect> {
-        // Hub 0 asks all hubs for their rounds, and waits for each hub at most for this limit.
+        // Hub 0 asks all hubs for their rounds first. It waits for each hub at most `limit`.
         let limit = 3 * limit;
         let is_late = |last: &Last| matches!(last.waits_for, WaitsFor::Order(since) if now - since > limit);
         let Some(last) = self.0.take_if(|last| is_late(last)) else { return Vec::new() };
@@ -203,7 +206,8 @@ impl LastState {
         vec![Effect::Last(step)]
     }
 
-    /// Decides, as hub 0, what all hubs save: the state before the highest round of any chunk, if it is new.
+    /// Decides, as hub 0, which state all hubs save: the one before the highest round of any chunk. It must be newer than
+    /// the last checkpoint.
     fn others_hold(
         &mut self,
         hubs: &Hubs,
@@ -211,7 +215,7 @@ impl LastState {
         replies: Vec<Result<FailedReply, String>>,
     ) -> Vec<Effect> {
         let holds = |reply: &Result<FailedReply, String>| reply.as_ref().is_ok_and(|reply| reply.saves);
-        // Hub 0 does not wait again for a hub that is gone.
+        // Hub 0 asks only the hubs that hold the job: it does not wait again for a hub that is gone.
         let there = (1..).zip(&replies).filter(|(_, reply)| holds(reply)).map(|(hub, _)| hub).collect();
         let rounds = last.of_all(hubs, replies);
         let (mut before, mut ended) = (Round(0), last.ended.clone());
@@ -227,7 +231,7 @@ impl LastState {
         }
         let (secret, whole) = (hubs.secret.show(), hubs.whole.clone());
         let request = LastRequest { secret, before, ended, whole };
-        // Before a hub stops, it has all hubs write a checkpoint. So it may be gone by now.
+        // Before a hub stops, it has all hubs write a checkpoint. So a hub may be gone by now, with everything saved.
         let is_over = rounds.err().map(|why| last.unsaved(why));
         match hubs.share.is_whole() {
             true => self.others_have_written(hubs, last, request, (is_over, Vec::new())),
@@ -238,8 +242,8 @@ impl LastState {
         }
     }
 
-    /// Writes hub 0's part after the parts of the others. Without the others' parts, and without a complete round before, the
-    /// job could not start again.
+    /// Writes hub 0's part, if all other hubs have written theirs. A part of hub 0 alone would be useless: a job starts
+    /// only from a round that all hubs have.
     fn others_have_written(
         &mut self,
         hubs: &Hubs,
@@ -265,8 +269,8 @@ impl LastState {
 }
 
 impl Last {
-    /// Begins to save the last state of a failed job. `written` is the round of this hub's last file, if it has one. The job
-    /// began with `first_round`.
+    /// Begins to save the last state of a failed job. `written` is the round of this hub's last file, if any. `first_round`
+    /// is the round with which the job began.
     fn new(
         (reason, blame): (&str, Blame),
         stops: bool,
@@ -293,7 +297,8 @@ impl Last {
         last
     }
 
-    /// Returns the message about a state that is not saved for this reason; none if the last checkpoint has all of the state.
+    /// Returns the error that the state is not saved for this reason. Returns no error if the last checkpoint has the whole
+    /// state.
     fn unsaved(&self, why: String) -> Saved {
         match self.own.is_none_or(|own| own.highest <= self.saved) {
             true => Ok(None),
@@ -301,7 +306,7 @@ impl Last {
         }
     }
 
-    /// Returns the rounds of the chunks of all hubs.
+    /// Returns the rounds of the chunks of all hubs. `others` are the answers of the other hubs.
     fn of_all(
         &self,
         hubs: &Hubs,
@@ -321,8 +326,8 @@ impl Last {
     }
 }
 
-/// Returns the effects of the end. Hubs that still wait for an answer get the result: the job is no longer held, or this
-/// hub's part.
+/// Returns the effects of the end. Other hubs that wait for an answer get it: this hub no longer has the job, and its part
+/// has this result.
 fn over(saved: Saved) -> Vec<Effect> {
     let bytes = |saved: &Option<CheckpointReply>| saved.as_ref().map_or(0, |reply| reply.bytes);
     let part = saved.as_ref().map(|saved| LastReply { bytes: bytes(saved) }).map_err(Clone::clone);
@@ -330,8 +335,8 @@ fn over(saved: Saved) -> Vec<Effect> {
     vec![Effect::Holds(holds), Effect::HasPart(part), Effect::LastOver(saved)]
 }
 
-/// Checks that all hubs can save the state before a round; before round 0 there is none. `own` are the rounds of this hub's
-/// chunks.
+/// Checks that this hub can save the state before a round. `own` are the rounds of this hub's chunks. Before round 0 there
+/// is no state to save.
 fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String> {
     match own {
         Some(own) if before > Round(0) && (before < own.highest || !before.is_near(own.highest)) => {
@@ -348,7 +353,7 @@ fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String
     }
 }
 
-/// Returns the rounds of the chunks of two hubs.
+/// Returns the range that covers the rounds of the chunks of two hubs.
 fn both(a: RoundsInFlight, b: RoundsInFlight) -> RoundsInFlight {
     RoundsInFlight { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) }
 }

@@ -1,4 +1,4 @@
-//! The life of a job: one state, and every transition between two states.
+//! The life of a job: its states, and every transition between two of them.
 //!
 //! | state | event | next state |
 //! | --- | --- | --- |
@@ -11,8 +11,8 @@
 //! | `Gathering`, `Running` | the job fails, or its hub stops | `Failed` |
 //! | `Failed` | a minute is over, or too many jobs have failed since | (forgotten) |
 //!
-//! A cut is not a state of a life: a job is held while it gathers, when it begins, and while it runs. The news show the state to
-//! the workers.
+//! A hold for a cut is not a state here: a job may be held while it gathers, when it begins, and while it runs. The news
+//! shows the state to the workers.
 
 use std::time::Instant;
 
@@ -24,11 +24,11 @@ use pbox_core::control::JobState;
 pub enum Life {
     /// The job has not begun.
     Gathering(Gathering),
-    /// The job has begun, and makes rounds.
+    /// The job has begun, and its workers make rounds.
     Running,
-    /// The job has failed, or its hub stops. It is kept for its news.
+    /// The job has failed, or its hub stops. The hub keeps the job for a while, so that workers can read its news.
     Failed {
-        /// The time.
+        /// The time of the failure.
         at: Instant,
         /// The reason.
         reason: String,
@@ -37,16 +37,16 @@ pub enum Life {
     },
 }
 
-/// The wait of a job for the state of rank 0.
+/// The wait of a job that has not begun for a state from rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brought {
-    /// The job does not wait.
+    /// The job does not wait for a state.
     Nothing,
-    /// The hubs above are asked whether they want the state.
+    /// Rank 0 has offered a state, and this hub asks the hubs above whether they want it.
     Offered,
-    /// The job waits for the state before this round, of this number of bytes.
+    /// The job waits for the state before this round, which has this length in bytes.
     Awaited(Round, u64),
-    /// The state is on its way.
+    /// The state is arriving.
     Coming,
 }
 
@@ -55,9 +55,9 @@ pub(super) enum Brought {
 pub struct Gathering {
     /// The ranks that are missing.
     pub(super) missing: Vec<u32>,
-    /// The machines that are missing at the hubs above, known once all ranks have joined this hub.
+    /// The machines that are missing at the hubs above. Known once all ranks have joined this hub.
     pub(super) machines: Vec<u32>,
-    /// The wait of the job for the state of rank 0.
+    /// The wait for the state of rank 0.
     pub(super) brought: Brought,
     /// The number of steps that each key has made in rank 0's state, if rank 0 reports it.
     pub(super) brought_steps: Vec<Option<u32>>,

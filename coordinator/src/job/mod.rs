@@ -1,7 +1,7 @@
-//! A job: its terms, its members, and the news that its workers wait for.
+//! A job: its terms, its members, and the news for which its workers wait.
 //!
-//! Plain state: decides nothing about cores and connections. A job is its parts, and callers ask the part. A change to most of
-//! the parts is a method of the job.
+//! Plain state: decides nothing about cores and connections. Callers ask the part of the job that they need. A change that
+//! concerns several parts is a method of the job.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -10,13 +10,13 @@
 //! | `life` | has the states of a job |
 //! | `members` | has the members of the job: their joins, lateness and ends |
 //! | `cut` | stops the job between two rounds |
-//! | `event` | handles events that nobody requested, and returns the effects |
+//! | `event` | handles events that no request causes, and returns the effects |
 //! | `checkpoints` | collects the parts of snapshots, and has the results of the files |
 //! | `wants` | makes cores take snapshots for clients that want the state: repeatedly if necessary, and within a time limit |
 //! | `parts` | follows, as hub 0, the parts of other hubs, and reports the state of this hub's part |
 //! | `offered` | has the state that rank 0 brings |
 //! | `numbers` | has the numbers of the optimizer |
-//! | `last` | has the last state saved |
+//! | `last` | requests that the last state is saved |
 //! | `news` | has the news for the members |
 
 mod checkpoints;
@@ -64,40 +64,40 @@ use crate::join::Join;
 use crate::progress::Progress;
 use crate::refused::Refused;
 
-/// The keys of a job, in its terms, and the pieces of them that its hub owns.
+/// A job's terms, which have its keys, and the pieces of keys that this hub owns.
 pub type Model = (Arc<JobTerms>, Vec<Piece>);
 
-/// One job. The driver of a hub reads the parts of its jobs. They change only by requests to the hub, which lends no job to be
-/// changed.
+/// A job. The driver of a hub reads the parts of its jobs. Only requests to the hub change a job: the hub lends no job for
+/// a change.
 #[derive(Debug)]
 pub struct Job {
-    /// The parts that do not change after it begins.
+    /// The parts that do not change after the job begins.
     pub spec: JobSpec,
-    /// The state.
+    /// The state of the job.
     pub life: Life,
     /// The members.
     pub members: Ranks,
     pub(crate) cuts: Cuts,
-    /// The snapshots that are being taken, and the files of the job.
+    /// The snapshots in progress, and the files of the job.
     pub checkpoints: Checkpoints,
-    /// The last state, while that is saved.
+    /// The last state of a failed job, while it is being saved.
     pub(crate) last: LastState,
-    /// The round that it began with.
+    /// The round with which the job began.
     first_round: Round,
     /// The optimizer's numbers, as set by the workers.
     pub numbers: NumbersByRound,
-    /// The hubs.
+    /// The hubs of the job.
     pub hubs: Hubs,
-    /// The progress at the last look.
+    /// The progress at the last look at the cores.
     pub progress: Progress,
-    /// Whether all members have the same weights.
+    /// The comparison of the members' weights.
     pub digests: Digests,
-    /// The news that its members get.
+    /// The news for the members.
     pub news: News,
 }
 
 impl Job {
-    /// Creates a job. `from` is the round that it begins with, and the numbers at that round.
+    /// Creates a job. `from` is the round with which the job begins, and the optimizer's numbers at that round.
     pub(crate) fn new(spec: JobSpec, hubs: Hubs, from: (Round, NumbersByRound), now: Instant) -> Self {
         let workers = spec.terms.workers;
         let life = Life::new(workers);
@@ -166,7 +166,7 @@ impl Job {
         );
     }
 
-    /// Lets these workers take part from round `from` on, unless they were lost meanwhile.
+    /// Lets these workers take part from round `from` on. Workers that were lost in between do not take part.
     pub(crate) fn take_part(&mut self, ranks: &[u32], from: Round) {
         let (mut here, ahead) = (Vec::new(), self.life.ahead(&self.spec, self.first_round));
         for &rank in ranks {
@@ -178,7 +178,7 @@ impl Job {
         let (first, former) = (self.first_round, std::mem::replace(&mut self.life, Life::Running));
         self.news.tell(&self.life, |news| {
             if let Life::Gathering(Gathering { reached, .. }) = former {
-                // If workers step alone, each worker keeps its lead over the slowest.
+                // If workers step alone, each worker keeps its lead over the slowest worker.
                 let slowest = reached.into_iter().flatten().min().filter(|_| !ahead.is_empty());
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
@@ -189,7 +189,7 @@ impl Job {
         });
     }
 
-    /// Whether the job is kept: it has not failed, or its last state is being saved.
+    /// Whether the hub keeps the job's state: the job has not failed, or its last state is being saved.
     pub fn is_kept(&self) -> bool {
         !self.life.failed() || self.last.is_being_saved()
     }

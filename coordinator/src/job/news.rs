@@ -1,6 +1,6 @@
-//! A job's news, which its members wait for.
+//! A job's news, for which its members wait.
 //!
-//! The driver of the job publishes them after each input.
+//! The driver of the job publishes the news after each input.
 
 use pbox_core::Round;
 use pbox_core::control::{HeartbeatReply, JobState, Late, reason};
@@ -8,11 +8,11 @@ use pbox_core::control::{HeartbeatReply, JobState, Late, reason};
 use super::Life;
 use crate::asker::Asker;
 
-/// The news of a job. Each change that members must know has its own version.
+/// The news of a job. Each change that members must know raises the version.
 #[derive(Debug)]
 pub struct News {
     told: HeartbeatReply,
-    /// The number of changes.
+    /// The number of all changes, also of those without a new version.
     edition: u64,
 }
 
@@ -42,7 +42,7 @@ impl News {
         self.edition
     }
 
-    /// Changes the news, and notifies members of the change, and of the state of the job.
+    /// Changes the news and updates the job's state in it, with a new version for the members.
     pub(super) fn tell(&mut self, life: &Life, change: impl FnOnce(&mut HeartbeatReply)) {
         self.change(|news| {
             change(news);
@@ -50,7 +50,7 @@ impl News {
         });
     }
 
-    /// Notes that a worker of any machine had reached this round when it lost a hub.
+    /// Notes the round that a worker of any machine had reached when it lost a hub.
     pub(super) fn has_reached(&mut self, life: &Life, round: Round) {
         self.tell(life, |news| news.reached = news.reached.max(Some(round)));
     }
@@ -64,7 +64,7 @@ impl News {
         }
     }
 
-    /// Notes who holds up the rounds. Returns whether the workers are other ones than before.
+    /// Notes which workers delay the rounds. Returns whether they are other workers than before.
     pub(super) fn held_up_by(&mut self, late: Vec<Late>) -> bool {
         let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
         let is_news = who(&late) != who(&self.told.held_up_by);
@@ -75,13 +75,13 @@ impl News {
         is_news
     }
 
-    /// Changes the news, and notifies members of the change.
+    /// Changes the news, with a new version for the members.
     fn change(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
         self.correct(change);
         self.told.version += 1;
     }
 
-    /// Changes the news without a new version. Members get the change with the next version.
+    /// Changes the news without a new version. Members see the change together with the next version.
     fn correct(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
         change(&mut self.told);
         self.edition += 1;

@@ -1,13 +1,14 @@
-//! The numbers of a job's optimizer, which its members change while it runs.
+//! The numbers of a job's optimizer. The job's members change them while it runs.
 
 use pbox_core::{Consistency, JobTerms, KeyId, Numbers, NumbersByRound, Round};
 use serde::{Deserialize, Serialize};
 
 /// The number of rounds behind the slowest chunk for which numbers are kept. A checkpoint that is being written needs the
-/// numbers of its own round, and fails if they are gone.
+/// numbers of its own round. The checkpoint fails if these numbers have been forgotten.
 const KEPT_ROUNDS: u32 = 1024;
 
-/// The largest list of a job with few keys, by [`NumbersByRound::size`]. A member may name any round, so the list has a bound.
+/// The limit on the list of numbers of a job with few keys, as [`NumbersByRound::size`]. Without a limit, members could
+/// make the list grow by naming many rounds.
 const MOST: usize = 1 << 22;
 
 /// A change that a member asks for.
@@ -21,7 +22,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Returns the numbers after this change, if those before it were `former`.
+    /// Returns the numbers after this change. `former` are the numbers before it.
     fn after(&self, former: &Numbers) -> Numbers {
         match self {
             Change::Rate(rate) => former.with_learning_rate(*rate),
@@ -29,11 +30,11 @@ impl Change {
         }
     }
 
-    /// Returns the numbers from a round on after this change to a job's list. The change also sets the optimizer's state of
-    /// some keys to zero.
+    /// Returns a job's list of numbers by round after this change from a round on. The change also sets the optimizer's
+    /// state of some keys to zero.
     ///
     /// # Errors
-    /// Returns the reason, in words, if the job cannot have them.
+    /// Returns the reason, in words, if the job cannot make the change.
     pub(crate) fn checked(
         &self,
         (list, terms): (&NumbersByRound, &JobTerms),

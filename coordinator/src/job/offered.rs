@@ -1,12 +1,12 @@
-//! The state that rank 0 offers to a new job, and that the job then waits for.
+//! The state that rank 0 offers to a new job. The job waits until the state has arrived.
 
 use pbox_core::{NumbersByRound, Round};
 
 use super::{Arrival, Brought, Job, Life, News, Ranks, Standing};
 
 impl Job {
-    /// Notes that rank 0 offers a state, with the steps that each key has made. Returns whether the job has no state of its
-    /// own, and waits for this one.
+    /// Notes that rank 0 offers a state, with the number of steps of each key. Returns whether the job has no state of its
+    /// own, and so waits for the offered state.
     ///
     /// # Errors
     /// Returns the reason, in words, if the offer comes too late.
@@ -28,8 +28,8 @@ impl Job {
         Ok(true)
     }
 
-    /// Notes that the state is complete. At this hub it comes with its round and numbers. At the hubs above, they give the
-    /// round with which the job begins.
+    /// Notes that the state has arrived completely. At a hub without hubs above, `restored` has the state's round and
+    /// numbers. Otherwise the hubs above say with which round the job begins.
     pub(crate) fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
         if let Some(gathering) = self.life.gathering_mut() {
             (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());
@@ -42,12 +42,12 @@ impl Job {
 }
 
 impl Life {
-    /// Returns how many steps each key has made in the state that rank 0 brings, if rank 0 reports it.
+    /// Returns the number of steps of each key in the state that rank 0 brings, if rank 0 reports the number.
     pub fn brought_steps(&self) -> Vec<Option<u32>> {
         self.gathering().map_or_else(Vec::new, |gathering| gathering.brought_steps.clone())
     }
 
-    /// Notes whether the state before this round is wanted, and how long it must be.
+    /// Notes whether the state before this round is wanted, and how many bytes it must have.
     pub(crate) fn state_wanted(
         &mut self,
         (before, bytes): (Round, Option<u64>),
@@ -60,7 +60,8 @@ impl Life {
         self.arrived(0, members, news)
     }
 
-    /// Notes, once, that the first bytes of the state arrive. Returns the state's round, and its length in bytes.
+    /// Notes that the first bytes of the state arrive. Returns the state's round and its length in bytes, only the first
+    /// time.
     pub(crate) fn state_comes(&mut self) -> Option<(Round, u64)> {
         let gathering = self.gathering_mut()?;
         let Brought::Awaited(before, bytes) = gathering.brought else { return None };

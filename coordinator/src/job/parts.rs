@@ -1,13 +1,14 @@
-//! Parts of checkpoints of a job over several hubs: hub 0 follows the parts of the others. Each other hub reports its part's
-//! state.
+//! The parts of checkpoints, in a job over several hubs. Each other hub reports the state of its part to hub 0, which
+//! follows them.
 //!
 //! ```text
-//!   hub 0 --how is your part before round 7?--> hub 1     waits until the part is written or failed, for some time
+//!   hub 0 --how is your part before round 7?--> hub 1     answers when the part is written or failed, or after some time
 //!   hub 0 <--written, failed, or not yet------- hub 1
-//!     '--not yet: asks again, until a time if not all chunks have come to the round
+//!     '--not yet: hub 0 asks again. If not all chunks have reached the round, it asks only until a time limit
 //! ```
 //!
-//! A checkpoint is whole when all parts are written. Round 0 has no checkpoint: it means the part that is being written now.
+//! A checkpoint is complete when all parts are written. In a question, round 0 stands for the part that is being written
+//! now.
 
 use std::time::{Duration, Instant};
 
@@ -19,15 +20,15 @@ use super::Effect;
 use super::wants::{LONGEST, NoState, Saving, WantId, overdue};
 use crate::hubs::Hubs;
 
-/// The number of a checkpoint that hub 0 follows.
+/// The number of a checkpoint whose parts hub 0 follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FollowId(u64);
 
-/// The number of a question of hub 0 for this hub's part.
+/// The number of a question that hub 0 asks about this hub's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AskedId(u64);
 
-/// The checkpoints that are followed, and the questions about this hub's parts that wait for an answer.
+/// The checkpoints that this hub follows as hub 0, and hub 0's questions to this hub that have no answer yet.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     last: u64,
@@ -35,28 +36,29 @@ pub(super) struct Followed {
     asked: Vec<Asked>,
 }
 
-/// A checkpoint that hub 0 follows by its parts.
+/// A checkpoint whose parts hub 0 follows.
 #[derive(Debug)]
 struct Follow {
     id: FollowId,
     before: Round,
     /// The time limit for chunks to reach the round.
     until: Option<Instant>,
-    /// The hubs, in order, with the bytes of each part, or why there is none.
+    /// The other hubs, in order, with the length of each part in bytes, or the reason why there is none. `None` until the
+    /// hub has a result.
     parts: Vec<(u32, Option<Result<u64, String>>)>,
     then: Then,
 }
 
-/// The step that follows when all parts are written, or failed.
+/// The step that follows when every other hub has written its part or failed.
 #[derive(Debug)]
 pub(super) enum Then {
-    /// The job is cut for a want.
+    /// The job is cut for this want.
     Cut(WantId),
-    /// The checkpoint is whole, or not. Its want is answered.
+    /// The checkpoint is complete or has failed, and its want, if there is one, is answered.
     Told(CheckpointReply, Option<WantId>),
 }
 
-/// A question for this hub's part.
+/// A question of hub 0 about this hub's part.
 #[derive(Debug)]
 struct Asked {
     id: AskedId,
@@ -73,7 +75,7 @@ impl Followed {
 }
 
 impl Saving<'_> {
-    /// Follows the parts of other hubs, if there are other hubs.
+    /// Follows the parts of the other hubs. Without other hubs, continues at once.
     pub(super) fn follow(&mut self, before: Round, until: Option<Instant>, then: Then) -> Vec<Effect> {
         let job = &mut *self.job;
         let others = job.hubs.others_with_files();
@@ -89,7 +91,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes a hub's report of its part, or why there is none.
+    /// Notes a hub's report about its part, or the reason why it has none. Asks again if the part is not decided.
     pub fn part_is(
         &mut self,
         id: FollowId,
@@ -125,7 +127,8 @@ impl Saving<'_> {
         self.followed(before, parts.into_iter().filter_map(|(_, part)| part).sum(), then)
     }
 
-    /// Moves on when no part is awaited: all other hubs have written parts with these bytes, or one hub has no part.
+    /// Continues when the parts of all other hubs are decided. `of_others` is the length of these parts, or the reason why
+    /// one is missing.
     fn followed(&mut self, before: Round, of_others: Result<u64, String>, then: Then) -> Vec<Effect> {
         let (reply, want) = match then {
             Then::Cut(want) => return self.cut(want),
@@ -141,7 +144,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes the result of writing a file. If the file is good, also returns why the previous attempt failed.
+    /// Notes the result of writing a file. If the file is good, also returns why the attempt before failed.
     pub fn end_file(
         &mut self,
         occasion: Occasion,
@@ -166,8 +169,8 @@ impl Saving<'_> {
         (error_before, self.and_tells_parts(effects))
     }
 
-    /// Notes, at another hub, hub 0's question for this hub's part, and how long the answer may wait. Hub 0 also gives the
-    /// rounds of complete checkpoints.
+    /// Notes hub 0's question about this hub's part, and for how long the answer may wait. Hub 0 also sends the rounds of
+    /// complete checkpoints.
     pub fn asked_for(&mut self, before: Round, whole: WholeRounds, wait: Duration) -> (AskedId, Vec<Effect>) {
         if !self.job.hubs.leads() {
             self.job.hubs.whole = whole;
@@ -180,7 +183,7 @@ impl Saving<'_> {
         (id, self.and_tells_parts(Vec::new()))
     }
 
-    /// Adds an answer to hub 0 to other effects, if this hub's part is written or failed, or if hub 0 has waited long enough.
+    /// Adds answers to hub 0 to `effects`: to each question whose part is written or failed, or whose wait is over.
     pub(super) fn and_tells_parts(&mut self, mut effects: Vec<Effect>) -> Vec<Effect> {
         let (job, now) = (&mut *self.job, self.now);
         let mut asked = std::mem::take(&mut job.checkpoints.followed.asked);

@@ -14,25 +14,25 @@ use crate::join::{Differs, Join};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
-    /// The number of the job at this hub, for which the job's name was reserved.
+    /// The number of the job at this hub. The job's name was reserved for it.
     pub id: JobId,
     /// The name.
     pub name: String,
-    /// The terms of the first worker. All workers must ask for the same.
+    /// The terms of the first worker. All other workers must ask for the same terms.
     pub terms: Arc<JobTerms>,
     /// The decisions that were taken when the job was made.
     pub made: Made,
 }
 
-/// Decisions that are taken when a job is made.
+/// The decisions that are taken when a job is made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Made {
-    /// The number of this hub's cores that have a link of each worker.
+    /// The number of this hub's cores to which each worker has a link.
     pub cores: usize,
-    /// The number of cores that own chunks: all, unless the job has fewer chunks than cores.
+    /// The number of cores that own chunks. It is the number of all cores, unless the job has fewer chunks.
     pub owners: usize,
-    /// Whether the job's sums go up to other hubs.
+    /// Whether this hub sends the job's sums up to other hubs.
     pub is_below: bool,
     /// The memory that the job was promised, in bytes.
     pub promised: u64,
@@ -40,7 +40,7 @@ pub struct Made {
     pub owner: Option<IpAddr>,
     /// Whether the job is a trial: it continues from no checkpoint and leaves none.
     pub trial: bool,
-    /// The mesh that its workers ask for.
+    /// The mesh that the job's workers ask for, if any.
     pub mesh: Option<Mesh>,
 }
 
@@ -50,8 +50,8 @@ impl JobSpec {
         self.terms.on_loss == OnLoss::Continue
     }
 
-    /// Whether the job's members have a common round at this hub. The workers of one machine have one, even if machines step
-    /// alone.
+    /// Whether the job's members make their rounds together at this hub. The workers of one machine do, even if machines
+    /// step alone.
     pub(crate) fn steps_together(&self) -> bool {
         self.terms.level.consistency == Consistency::Bsp || self.made.is_below
     }
@@ -64,8 +64,8 @@ impl JobSpec {
         }
     }
 
-    /// Returns the party to blame if the job fails because it lost a member. A hub below that disappears without a
-    /// message may return.
+    /// Returns the party to blame if the job fails because it lost a member. A hub below that disappears without a message
+    /// may return, so it is blamed as a hub.
     pub(crate) fn blame(&self, cause: Cause) -> Blame {
         match cause {
             Cause::HubLost => Blame::Hub,

@@ -16,7 +16,7 @@ mod checkpoints;
 mod cuts;
 mod last;
 
-/// Returns a job of one core that gathers its workers.
+/// Returns a job of one core, for which workers are still missing.
 fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> Job {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let mut terms = JobTerms::new(workers, vec![Key::f32("a", [16])], optimizer);
@@ -28,7 +28,7 @@ fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> J
     Job::new(spec, hubs, from, Instant::now())
 }
 
-/// Returns a job that gathers, and that two members have joined.
+/// Returns such a job after two members have joined.
 fn of_two(on_loss: OnLoss, members: Members) -> Job {
     let mut job = gathering(2, on_loss, members, 1);
     join(&mut job, 0);
@@ -36,7 +36,7 @@ fn of_two(on_loss: OnLoss, members: Members) -> Job {
     job
 }
 
-/// Returns a job that runs, and goes on without lost workers.
+/// Returns a job that runs, and continues without lost workers.
 fn running() -> Job {
     let mut job = of_two(OnLoss::Continue, Members::Workers);
     attach(&mut job, 0);
@@ -55,13 +55,13 @@ fn attach(job: &mut Job, rank: u32) -> Arrival {
     job.attached(rank)
 }
 
-/// Returns the refusal code of a worker that joins with a rank now.
+/// Returns the code of the refusal, if a worker joins with this rank now.
 fn code_of_a_join(job: &Job, rank: u32) -> Option<RefusalCode> {
     let join = Join::new("job", &JoinRequest::new(rank, (*job.spec.terms).clone()), Token([0; 16]));
     job.may_come(&join).err().map(|refused| refused.code)
 }
 
-/// Loses a worker, and removes it from the core.
+/// Loses a worker, and lets the core remove it.
 fn lose(job: &mut Job, rank: u32) {
     job.members.lose(rank);
     job.removed(rank);
@@ -115,7 +115,7 @@ fn a_link_that_is_reported_after_the_loss_does_not_keep_the_rank() {
     lose(&mut job, 1);
     join(&mut job, 1);
     job.members.connect(1, Token([0; 16]), "job").unwrap();
-    // The core has the link, and has not said so yet.
+    // The core has the link, but its report has not arrived.
     job.members.lose(1);
     assert_eq!(job.attached(1), Arrival::Waiting);
     job.removed(1);
@@ -238,13 +238,13 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     assert_eq!(job.news.now().lost, 5, "rounds of the slowest");
     let members: Vec<u32> = job.news.now().members.iter().map(|member| member.from.0).collect();
     assert_eq!(members, [10, 13]);
-    // A newcomer says how far it was, and begins with the round of the others.
+    // A newcomer reports the round that it had reached, and begins with the round of the other workers.
     job.life.worker_has_reached(1, Round(20), &mut job.news);
     assert!(job.life.ahead(&job.spec, job.first_round).is_empty());
     assert_eq!(job.news.now().reached, Some(Round(20)));
 }
 
-/// Returns the effects of the end of rank 1's link, by itself.
+/// Returns the effects when rank 1's link ends by itself.
 fn link_ends(job: &mut Job) -> Vec<Effect> {
     let ended = Event::LinkEnded { rank: 1, reason: "its link ended".into(), by_itself: true };
     job.handle(ended, Instant::now())
@@ -290,7 +290,7 @@ fn a_member_is_silent_for_as_long_as_the_limit() {
     assert!(why.starts_with("worker 1 was silent for 31.0 s, the limit is 30.0 s"), "{why}");
 }
 
-/// Returns the failure that follows from the loss of rank 1.
+/// Returns the failure after the loss of rank 1.
 fn failure(job: &mut Job, cause: Cause) -> Option<(String, Blame)> {
     match &job.lose(1, cause, "it died")[..] {
         [Effect::Lost { goes_on: false, .. }, Effect::Fail(reason, blame)] => Some((reason.clone(), *blame)),
@@ -370,13 +370,13 @@ fn a_worker_that_leaves_a_job_that_gathers_gives_it_up() {
     assert_eq!(job.leave(1, LeftAt::all(Round(0))), Leave::Nothing);
 }
 
-/// Returns a look at a job where nothing has moved: a chunk in round 7 has waited for rank 1.
+/// Returns a look at a job in which nothing moves: a chunk in round 7 waits for rank 1.
 fn waiting() -> Look {
     let owes = Waits { owes: 1, round: Some(Round(7)), is_waiting: false };
     Look { round: Round(7), done: 15, workers: [(1, owes)].into(), ..Look::default() }
 }
 
-/// Returns the effects of looks at a job, each after its number of seconds.
+/// Returns the effects of several looks at a job, each at this number of seconds.
 fn judge(job: &mut Job, looks: &[(u64, &Look)], limit: Option<u64>, above: &[Late]) -> Vec<Vec<Effect>> {
     let (begun, limit) = (Instant::now(), limit.map(Duration::from_secs));
     let limits = LateLimits { warning: Duration::from_secs(10), limit };
@@ -400,7 +400,7 @@ fn a_late_worker_is_named_once_and_is_lost_after_the_limit() {
     assert_eq!(reason, why);
 }
 
-/// A core's report may arrive twice, for a member after the last core has reported.
+/// A core may report twice: after the last core's report, further reports about a member do not count.
 #[test]
 fn a_report_too_many_of_a_core_counts_nothing() {
     let mut standing = Standing::TakesPart { relinked_by: None };
@@ -430,7 +430,7 @@ fn a_leave_that_cannot_be_is_refused_and_the_member_stays() {
     assert_eq!(job.news.now().left, [Left { rank: 1, at }]);
 }
 
-/// A hub below has no session that compares rounds, and an older worker leaves before one round of all its keys.
+/// A hub below has no session that compares rounds. A worker of an older version leaves before one round of all its keys.
 #[test]
 fn a_push_that_waits_for_a_member_that_has_left_fails_the_job_at_the_second_look() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);

@@ -1,4 +1,4 @@
-//! Wants: somebody wants a job's state within a time, for a file or for a client.
+//! Wants: requests for a job's state within a time limit, for a file or for a client.
 //!
 //! ```text
 //!   a file's want ------------------v
@@ -9,14 +9,14 @@
 //!
 //! | a want waits for | when its time is over |
 //! | --- | --- |
-//! | its turn: one copy of the state is read at a time, by the clients that wait for it | it is answered so |
-//! | the parts of a former checkpoint at other hubs, which would skip the next one | a hub whose part is not complete is waited for no more |
-//! | the cut | nothing: a cut waits for no worker |
-//! | the parts of the cores | it is answered so: a round does not end |
-//! | the memory of cores that had none | it is answered so, with the reason. While this hub writes a file, a file waits |
+//! | its turn: one copy of the state is read at a time, by all clients that share it | it fails: another client reads the state |
+//! | hubs that still write a part of the checkpoint before, and would skip the next | it no longer waits for a hub whose part is not complete |
+//! | the cut | nothing happens, because a cut waits for no worker |
+//! | the parts of the cores | it fails: a round did not end in time |
+//! | the memory of cores that had none for a part | it fails, with the cores' reason. Exception: a file waits while this hub writes a file |
 //!
-//! A file that is being written has no time limit any more, because a disk may be slow. When it is written, the time of a file that
-//! waits for its memory begins again.
+//! A file that is being written has no time limit, because a disk may be slow. When it is written, the time limit of a file
+//! that waits for memory begins again.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -29,42 +29,43 @@ use super::cut::{CutAt, CutId, NotBefore, NotCut, Purpose};
 use super::parts::Then;
 use super::{Effect, Job};
 
-/// The longest time that a want may wait. A record comes from outside, and a clock cannot add every time.
+/// The limit on the time of a want. A record is input from outside, and a clock cannot add every duration.
 pub(super) const LONGEST: Duration = Duration::from_secs(86_400 * 365);
 
 /// The number of a want at this hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WantId(u64);
 
-/// The use of a wanted state.
+/// The purpose of a wanted state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Use {
     /// A file for the job, at all hubs of the job.
     File,
-    /// Clients, which have a copy until all have read it.
+    /// A copy in memory, which clients read. The copy lives until all these clients have read it.
     Client,
 }
 
-/// The use of the parts of a snapshot for which all cores have answered.
+/// The use of the parts of a snapshot, after all cores have answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
     /// The parts are written to a file.
     Write,
     /// The parts are given to the client that wants them.
     Give(WantId),
-    /// The parts are discarded, because one is missing for this reason. Nobody at this hub waits for them.
+    /// The parts are discarded, because one part is missing for this reason. No want of this hub waits for them.
     Skip(String),
-    /// The parts are discarded: one is missing and the want waits for it, or the want's time is over.
+    /// The parts are discarded, because one part is missing and the want continues to wait, or because the want's time is
+    /// over.
     Drop,
 }
 
-/// The reason why a want is not met.
+/// The reason why a want fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoState {
     /// No round of the job is over.
     #[error("{}", NotCut::NoWeights)]
     NoWeights,
-    /// There will be no state before the round that a reader named.
+    /// No state can be taken before the round that a reader named.
     #[error(transparent)]
     Before(NotBefore),
     /// Another reason, in words.
@@ -87,11 +88,11 @@ impl From<NotCut> for NoState {
 pub(super) struct Wants {
     last: u64,
     waiting: Vec<Want>,
-    /// The want whose clients read the state.
+    /// The want for which the state is being read.
     reading: Option<WantId>,
 }
 
-/// A want that lacks some of its parts.
+/// A want that does not have its state yet.
 #[derive(Debug)]
 pub(super) struct Want {
     id: WantId,
@@ -102,20 +103,21 @@ pub(super) struct Want {
     waits_for: WaitsFor,
 }
 
-/// The event that a want waits for.
+/// The event for which a want waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum WaitsFor {
     Turn,
     Others,
     Cut(CutId),
-    /// The parts of the state before this round.
+    /// All cores give their parts of the state before this round.
     Cores(Round),
-    /// The memory of these cores. Without it there is no part, for this reason.
+    /// The memory of these cores, which is in use. They had no part, for this reason.
     Memory(BTreeSet<usize>, String),
 }
 
 impl Wants {
-    /// Whether another client may have the state that a client waits for: it is no older than one that would be taken for it alone.
+    /// Whether another client may share the state for which a client waits. True if the state will not be older than one
+    /// that would be taken for the other client alone.
     pub fn may_share(&self, id: WantId) -> bool {
         let names_round = |want: &Want| matches!(want.at, CutAt::Before(_));
         self.waiting
@@ -132,14 +134,14 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want that a cut is for. The cores now take the snapshot.
+    /// Returns the want that a cut is for. The want now waits for the parts of the cores.
     pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<WantId> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);
         Some(want.id)
     }
 
-    /// Answers the want of a cut that failed.
+    /// Answers the want for which a failed cut was made.
     pub fn cut_failed(&mut self, cut: CutId, why: &NotCut) -> Option<Effect> {
         let id = self.waiting.iter().find(|want| want.waits_for == WaitsFor::Cut(cut))?.id;
         self.take(id).map(|want| want.ends(why.clone().into()))
@@ -151,7 +153,8 @@ impl Want {
         Effect::Wanted(self.id, Err(why))
     }
 
-    /// Returns why the want is not met when its time is over. The hub may be writing a file.
+    /// Returns why the want fails when its time is over, or `None` if it continues to wait. `writes`: this hub is writing a
+    /// file.
     fn overdue(&self, writes: bool) -> Option<String> {
         match &self.waits_for {
             WaitsFor::Turn => Some("another client reads its state, try again later".to_owned()),
@@ -162,7 +165,7 @@ impl Want {
     }
 }
 
-/// The states of a job that are being taken, written and read, during an event.
+/// The wants and states of a job, during an event.
 pub(crate) struct Saving<'job> {
     pub job: &'job mut Job,
     pub now: Instant,
@@ -173,7 +176,7 @@ impl Saving<'_> {
         &mut self.job.checkpoints.wants
     }
 
-    /// Notes a want: a cut at some place, within a time. A client's time begins again when its turn comes.
+    /// Notes a want: a snapshot at a cut, within a time limit. A client's time begins again when its turn comes.
     pub fn want(&mut self, purpose: Use, at: CutAt, limit: Duration) -> (WantId, Vec<Effect>) {
         let limit = limit.min(LONGEST);
         let until = self.now + limit;
@@ -188,7 +191,7 @@ impl Saving<'_> {
         (id, effects)
     }
 
-    /// Lets the client that has waited longest read, if no client is reading.
+    /// Gives the turn to the client that has waited longest, if no state is being read.
     fn next_client(&mut self) -> Vec<Effect> {
         let now = self.now;
         let wants = self.wants();
@@ -202,7 +205,7 @@ impl Saving<'_> {
         self.tries(id)
     }
 
-    /// Notes that a client has read the state, or gives up. The next client may read.
+    /// Notes that a client has read the state, or gives up. Then gives the turn to the next client.
     pub fn has_read(&mut self, id: WantId) -> Vec<Effect> {
         let wants = self.wants();
         wants.take(id);
@@ -210,7 +213,8 @@ impl Saving<'_> {
         self.next_client()
     }
 
-    /// Tries to take the wanted state. Other hubs would skip it while they write their parts of the former state.
+    /// Tries to take the wanted state. Other hubs would skip a snapshot while they write their parts of the checkpoint
+    /// before. So hub 0 first waits until they have written these parts.
     fn tries(&mut self, id: WantId) -> Vec<Effect> {
         let leads = self.job.hubs.leads();
         let Some(want) = self.wants().get(id) else { return Vec::new() };
@@ -224,7 +228,7 @@ impl Saving<'_> {
         }
     }
 
-    /// Gets the job cut for a request.
+    /// Asks for the cut of a want.
     pub(super) fn cut(&mut self, id: WantId) -> Vec<Effect> {
         let Some(at) = self.wants().get(id).map(|want| want.at) else { return Vec::new() };
         let (cut, effects) = self.job.cut(Purpose::Snapshot(at), self.now);
@@ -232,7 +236,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes that a core has taken its part of a snapshot, or has none.
+    /// Notes a core's answer for a snapshot: the core has taken its part, or has none.
     pub(super) fn taken(&mut self, taken: TakenBy) -> Vec<Effect> {
         let owners = self.job.spec.made.owners;
         let over = self.job.checkpoints.taken(taken, owners);
@@ -261,7 +265,7 @@ impl Saving<'_> {
         [Effect::Snapshot(occasion, before, parts)].into_iter().chain(next).collect()
     }
 
-    /// Makes a request wait until these cores have their memory again. They may have it by now.
+    /// Makes a want wait until these cores have their memory again. If they already have it, tries again at once.
     fn lacks_memory(&mut self, id: WantId, cores: BTreeSet<usize>, why: String) -> Vec<Effect> {
         match self.wants().get(id) {
             Some(want) if !cores.is_empty() => {
@@ -272,7 +276,7 @@ impl Saving<'_> {
         }
     }
 
-    /// Notes that a core has the memory of its part again.
+    /// Notes that a core has the memory of its part again. Tries again for each want that waited only for this core.
     pub fn freed(&mut self, core: usize) -> Vec<Effect> {
         self.job.checkpoints.freed(core);
         let mut freed = Vec::new();
@@ -287,7 +291,7 @@ impl Saving<'_> {
         freed.into_iter().flat_map(|id| self.tries(id)).collect()
     }
 
-    /// Notes that a file is written or has failed. Files that wait for its memory have their time again.
+    /// Notes that a file is written or has failed. Files that wait for memory get their whole time again.
     pub(super) fn file_ended(&mut self) {
         let now = self.now;
         let waits =
@@ -295,7 +299,7 @@ impl Saving<'_> {
         self.wants().waiting.iter_mut().filter(waits).for_each(|want| want.until = now + want.limit);
     }
 
-    /// Answers the wants whose time is over.
+    /// Answers the wants whose time is over with an error.
     pub fn time_passes(&mut self) -> Vec<Effect> {
         let (now, writes) = (self.now, !self.job.checkpoints.writing.is_empty());
         let is_late = |want: &mut Want| want.until <= now && want.overdue(writes).is_some();
@@ -306,7 +310,7 @@ impl Saving<'_> {
     }
 }
 
-/// Returns the message that a round did not end in time.
+/// Returns the error text for a round that did not end in time.
 pub(super) fn overdue(before: Round) -> String {
     let round = before.0.saturating_sub(1);
     format!(

@@ -1,4 +1,4 @@
-//! Tests of records: the result of a replay, and the reading of records of this form as long as the form has its number.
+//! Tests of records: the result of a replay, and that older records with the same number of the format can be read.
 
 use super::*;
 use crate::hub::Quotas;
@@ -9,7 +9,7 @@ use crate::{Request, Token};
 mod form;
 mod life;
 
-/// Returns a record of a name that is reserved and released.
+/// Returns a record in which a name is reserved and released.
 fn recorded() -> Vec<String> {
     let late = LateLimits { warning: Duration::from_secs(30), limit: None };
     let settings = Settings { jobs_limit: 4, quotas: Quotas::default(), late };
@@ -17,7 +17,7 @@ fn recorded() -> Vec<String> {
     let mut lines = vec![head("a test", settings)];
     let mut ask = |input: Input| {
         let answer = input.clone().apply(&mut hub, now);
-        // The answer is compared as if it were not a text.
+        // The answer is already text, and is written without quotes.
         lines.push(step(Duration::from_millis(1500), &input, &format_args!("{answer}")));
     };
     ask(Find { name: "job".into(), owner: None }.into());
@@ -98,7 +98,7 @@ fn a_record_shows_no_token_and_a_long_answer_is_short() {
     assert!(of("a").len() < 2 * LONGEST && of("a") != of("b"), "{}", of("a"));
 }
 
-/// Each request can be written down and read.
+/// Each request can be written to a record and read from it.
 #[test]
 fn a_request_is_an_input() {
     fn of<R: Request>(request: R) -> String {

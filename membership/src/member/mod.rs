@@ -1,35 +1,35 @@
-//! The state machine of a job's member, from its join to its end: its state, and its next step. Workers and
-//! hubs below other hubs have the same one.
+//! The state machine of a job's member, from its join to its end: its state, and its next step. Workers use it, and so do
+//! hubs below other hubs.
 //!
-//! In each state but `Linked` and `Over` the driver carries out one step. The end of the step is the next event.
+//! In each state except `Linked` and `Over`, the driver carries out one step. The end of this step is the next event.
 //!
 //! | state | event | next state | step |
 //! | --- | --- | --- | --- |
 //! | `Joining` | the member takes part | `CatchingUp` | receive the first weights |
-//! | `CatchingUp` | the weights are here | `Linked` | continue |
+//! | `CatchingUp` | the weights have arrived | `Linked` | continue |
 //! | `Joining`, `CatchingUp` | a link ended | `Explaining` | ask the hubs why |
 //! | `Linked` | a link ended, and the hubs wait for new links | `Asking` hub 0 | ask hub 0 for new links |
 //! | `Linked` | a link ended, and the hubs do not wait | `Explaining` | ask the hubs why |
 //! | `Asking` hub k | hub k waits for new links | `Asking` hub k + 1 | ask hub k + 1 |
 //! | `Asking` the last hub | the last hub waits, too | `Dropping` | drop the old links |
-//! | `Dropping` | the links are dropped, and answers came in time | `Making` | make new links |
-//! | `Making` | the links are made | `Linked` | continue |
-//! | `Asking`, `Dropping`, `Making` | the step failed for now | `Pausing` | wait |
+//! | `Dropping` | the old links are dropped, and answers had arrived in time | `Making` | make new links |
+//! | `Making` | the new links are made | `Linked` | continue |
+//! | `Asking`, `Dropping`, `Making` | the step failed, and may be retried | `Pausing` | wait |
 //! | `Pausing` | the pause is over | `Asking` hub 0 | ask hub 0 for new links |
-//! | all with lost links | the step failed for good, or for too long | `Explaining` | ask the hubs why |
+//! | all states with lost links | the step failed for good, or for too long | `Explaining` | ask the hubs why |
 //! | `Explaining`, `Linked` | a hub is lost, and the member waits for hubs | `Telling` | notify the job's other hubs |
 //! | `Explaining`, `Linked` | the membership ended in another way | `Over` | give up |
 //! | `Telling` | the hubs are notified | `Rejoining` | join again |
 //! | `Rejoining` | the member takes part | `Recovering` | continue from the hub's weights |
-//! | `Recovering` | the weights are here | `Linked` | continue |
+//! | `Recovering` | the weights have arrived | `Linked` | continue |
 //! | `Recovering` | a hub is lost again | `Telling`, then `Away` | notify the job's other hubs |
-//! | `Rejoining`, `Recovering` | the step failed for now | `Away` | wait |
+//! | `Rejoining`, `Recovering` | the step failed, and may be retried | `Away` | wait |
 //! | `Away` | the pause is over | `Rejoining` | join again |
-//! | all with a lost hub | the step failed for good, or for too long | `Over` | give up |
+//! | all states with a lost hub | the step failed for good, or for too long | `Over` | give up |
 //!
-//! Every other event changes nothing: the current step fails by itself if its hub is gone. A member that leaves needs no state:
-//! its program drops it. Without I/O, clock and threads: time is an argument. Must not know errors, hubs' addresses, or what
-//! crosses the links.
+//! Every other event changes nothing, because the current step fails by itself if its hub is gone. A member that leaves
+//! needs no state: its program drops the state machine. No I/O, no clock, no threads: time is an argument. Must not know
+//! errors, hubs' addresses, or the content of links.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// The pause before the next try: nothing tells when a path is open, or when a program listens.
+/// The pause before the next try. No event reports that a path works again, or that a program listens.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A member of a job.
@@ -46,64 +46,64 @@ pub struct Member {
     limits: Limits,
     state: State,
     relinks: u32,
-    /// The time since which an awaited answer has not come, and the number of answers until then.
+    /// The time since which an answer is missing, and the number of answers at that time.
     unanswered: Option<(Instant, u64)>,
 }
 
-/// The hubs of a member, and how long it tries after a loss.
+/// The number of a member's hubs, and the time limits after a loss.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The number of the job's hubs.
     pub hubs: usize,
-    /// The longest time for making new links, and for links that bring no answer.
+    /// The time limit for making new links, and for links that bring no answer.
     pub links: Duration,
-    /// The longest time for the return of a lost hub. With no time at all its loss ends the membership.
+    /// The time limit for the return of a lost hub. With zero, the loss of a hub ends the membership.
     pub hub: Duration,
 }
 
-/// Something that happened to a member, or the end of its step.
+/// An event of a member: something happened, or its step has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// All hubs let the member take part.
     TakesPart,
-    /// The member has the weights with which it begins, or continues.
+    /// The member has the weights with which it begins or continues.
     CaughtUp,
     /// A link ended.
     LinkEnded {
-        /// Whether the hubs wait for other links, as far as the news say.
+        /// Whether the hubs wait for new links of this member, according to the news.
         may_relink: bool,
     },
-    /// The hub that was asked for links waits for them.
+    /// The hub that was asked waits for new links.
     Granted,
     /// The old links are dropped.
     Dropped {
-        /// The number of answers that they brought, and the links before them. Bytes will do.
+        /// The number of answers that arrived over these links and earlier ones. A part of an answer counts, too.
         came: u64,
         /// Whether an answer is missing.
         is_awaited: bool,
     },
-    /// Other links are made.
+    /// The new links are made.
     LinksMade,
     /// The step failed.
     Failed(Failure),
-    /// News of a hub, or its answer, end the membership.
+    /// The news or an answer of a hub ends the membership.
     Ended(End),
-    /// The job's other hubs are notified.
+    /// The job's other hubs have been notified.
     Told,
-    /// The time until which a pause lasts has come.
+    /// The time until which the pause lasts has come.
     TimePassed,
-    /// The member's own program waits no longer.
+    /// The member's own program no longer waits.
     CallerGaveUp,
 }
 
-/// The way in which a step failed.
+/// The kind of a step's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// Another try may succeed.
+    /// The step may be retried.
     ForNow,
-    /// No other try will succeed.
+    /// No retry can succeed.
     ForGood,
-    /// A hub of the job was lost meanwhile.
+    /// A hub of the job was lost during the step.
     HubLost,
 }
 
@@ -119,38 +119,38 @@ pub enum End {
 /// A step of a member, which its driver carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Takes in the weights with which it begins, or continues.
+    /// Receive the weights with which the member begins or continues.
     CatchUp,
-    /// Asks the hub of this number for other links.
+    /// Ask the hub of this number for new links.
     Ask(usize),
-    /// Drops its links. The hubs have been asked before, so that the end of links on shared memory does not
-    /// count as a death.
+    /// Drop the links. The hubs have already been asked. So a hub does not take the end of links on shared memory for the
+    /// member's death.
     DropLinks,
-    /// Makes links to all hubs, and sends pushes without an answer again.
+    /// Make links to all hubs, and send again all pushes that have no answer.
     MakeLinks,
-    /// Waits until this time, or until its program gives up.
+    /// Wait until this time, or until the member's program gives up.
     Wait(Instant),
-    /// Asks the hubs why a link ended. If this member makes no new links, it reports that to the hubs: until then the other
-    /// members wait for it.
+    /// Ask the hubs why a link ended. With a reason, also report to the hubs that this member does not reconnect: until
+    /// then, other members wait for it.
     Explain(Option<Over>),
-    /// Tells the job's other hubs that one is lost.
+    /// Notify the job's other hubs that one hub is lost.
     TellLoss,
-    /// Joins again at all hubs that answer before this time.
+    /// Join again, at all hubs that answer before this time.
     Join(Instant),
-    /// Goes on.
+    /// Continue.
     GoOn,
-    /// Gives up.
+    /// Give up.
     GiveUp(Option<Over>),
 }
 
-/// The reason why a member tries no longer.
+/// The reason why a member no longer tries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// The member tried for this time.
+    /// The member has tried for this time.
     Limit(Duration),
-    /// The links were lost again and again for this time, and brought no answer.
+    /// Links were lost again and again for this time, and no answer arrived.
     NoAnswer(Duration),
-    /// The member's own program waits no longer.
+    /// The member's own program no longer waits.
     CallerGaveUp,
 }
 
@@ -159,20 +159,20 @@ pub enum Over {
 enum State {
     Joining,
     CatchingUp,
-    /// Links lead to all hubs. The time is that of the last new links, if there were any.
+    /// Links lead to all hubs. `made` is the time at which they replaced lost links, if they did.
     Linked {
         made: Option<Instant>,
     },
-    /// Links are lost since this time, and the hubs live.
+    /// Links have been lost since this time, and the hubs are alive.
     Unlinked {
         since: Instant,
         stage: Relink,
     },
-    /// A link ended, and the reason is not known yet.
+    /// A link ended, and the member does not know the reason yet.
     Explaining {
         may_return: bool,
     },
-    /// A hub is lost since this time.
+    /// A hub has been lost since this time.
     HubLost {
         since: Instant,
         stage: Return,
@@ -180,7 +180,7 @@ enum State {
     Over,
 }
 
-/// The steps by which a member gets new links.
+/// The stages of a reconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Relink {
     Asking { hub: usize },
@@ -189,7 +189,7 @@ enum Relink {
     Pausing,
 }
 
-/// The steps by which a member returns to a lost hub.
+/// The stages of a return to a lost hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Return {
     Telling { again: bool },
@@ -199,22 +199,22 @@ enum Return {
 }
 
 impl Member {
-    /// Creates a member that joins.
+    /// Creates a member that is joining.
     pub fn new(limits: Limits) -> Self {
         Member { limits, state: State::Joining, relinks: 0, unanswered: None }
     }
 
-    /// Returns a member that takes part.
+    /// Creates a member that takes part.
     pub fn linked(limits: Limits) -> Self {
         Member { state: State::Linked { made: None }, ..Member::new(limits) }
     }
 
-    /// Returns how often links were replaced.
+    /// Returns the number of times that links were replaced.
     pub fn relinks(&self) -> u32 {
         self.relinks
     }
 
-    /// Whether the loss of a hub would not end the membership now.
+    /// Whether the membership would survive the loss of a hub now.
     pub fn waits_for_hubs(&self) -> bool {
         let may = matches!(
             self.state,
@@ -223,8 +223,7 @@ impl Member {
         may && !self.limits.hub.is_zero()
     }
 
-    /// Takes an event in. Returns the next step, or `None` if nothing follows: then the current step
-    /// continues.
+    /// Handles an event. Returns the next step, or `None` if the current step continues.
     pub fn handle(&mut self, event: Event, now: Instant) -> Option<Step> {
         match self.state {
             State::Joining | State::CatchingUp => self.begin(event),
@@ -261,7 +260,8 @@ impl Member {
     fn lose(&mut self, made: Option<Instant>, event: Event, now: Instant) -> Option<Step> {
         match event {
             Event::LinkEnded { may_relink } if may_relink && !self.limits.links.is_zero() => {
-                // Links that held may wait for an answer: another member may be at its evaluation.
+                // If the links lasted long enough, the time without an answer starts anew. The answer may be missing
+                // because another member is evaluating its model.
                 if made.is_some_and(|made| is_over(made, self.limits.links, now)) {
                     self.unanswered = None;
                 }
@@ -328,14 +328,14 @@ impl Member {
             (Return::Telling { again: true }, Event::Told) => again(self),
             (Return::Rejoining, Event::TakesPart) => self.enter(at(Return::Recovering), Step::CatchUp),
             (Return::Recovering, Event::CaughtUp) => {
-                // Everything is new at a hub that has returned.
+                // Links and answers start anew at a hub that has returned.
                 self.unanswered = None;
                 self.enter(State::Linked { made: None }, Step::GoOn)
             }
             (Return::Rejoining | Return::Recovering, Event::Failed(Failure::ForGood)) => {
                 self.enter(State::Over, Step::GiveUp(None))
             }
-            // The member took part: the living hubs would wait for other links from it.
+            // The member had taken part again, so the living hubs would wait for new links from it.
             (Return::Recovering, Event::Failed(Failure::HubLost)) => {
                 self.enter(at(Return::Telling { again: true }), Step::TellLoss)
             }
@@ -376,7 +376,7 @@ impl fmt::Display for Over {
             Over::NoAnswer(limit) => {
                 write!(out, "the old links brought no answer for {} s", limit.as_secs_f64())
             }
-            Over::CallerGaveUp => out.write_str("its own program waits no longer"),
+            Over::CallerGaveUp => out.write_str("its own program no longer waits"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The state machine of a member: its steps in any order of events, and the times when it gives up.
+//! Tests of a member's state machine: its steps for events in any order, and the times at which it gives up.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LOST: Event = Event::LinkEnded { may_relink: true };
 const HUB_LOST: Event = Event::Ended(End::HubLost);
 
-/// Events of any kind.
+/// Events of every kind.
 const ANY: [Event; 15] = [
     LOST,
     Event::LinkEnded { may_relink: false },
@@ -32,7 +32,7 @@ fn dropped(came: u64) -> Event {
     Event::Dropped { came, is_awaited: true }
 }
 
-/// Returns the good end of a step, or a loss if none is under way.
+/// Returns the event of a step's success. Without a step, returns a loss.
 fn good_end(step: Option<Step>) -> Event {
     match step {
         Some(Step::CatchUp) => Event::CaughtUp,
@@ -47,7 +47,7 @@ fn good_end(step: Option<Step>) -> Event {
     }
 }
 
-/// Whether an event is an end of a step.
+/// Whether an event can be the end of a step.
 fn ends(step: Step, event: Event) -> bool {
     match event {
         Event::Failed(_) => !matches!(step, Step::Explain(_) | Step::TellLoss | Step::Wait(_)),
@@ -58,7 +58,7 @@ fn ends(step: Step, event: Event) -> bool {
     }
 }
 
-/// A member, its step that is under way, and a clock.
+/// A member, its current step, and a clock.
 struct Life {
     member: Member,
     limits: Limits,
@@ -66,9 +66,9 @@ struct Life {
     has_joined: bool,
     is_over: bool,
     now: Instant,
-    /// The time of the loss that the member mends.
+    /// The time of the loss from which the member recovers.
     since: Instant,
-    /// The time of the first loss of links since everything was new.
+    /// The time of the first loss of links since the member joined or returned.
     first_loss: Option<Instant>,
 }
 
@@ -88,14 +88,14 @@ impl Life {
         }
     }
 
-    /// Returns a member that takes part, and whose hubs are to be waited for.
+    /// Returns a member that takes part, and that may wait for its hubs.
     fn linked(hubs: usize) -> Self {
         let mut life = Life::new(Limits { hubs, links: LIMIT, hub: LIMIT });
         life.takes([Event::TakesPart, Event::CaughtUp]);
         life
     }
 
-    /// Takes an event in, and checks the invariants.
+    /// Handles an event, and checks the invariants.
     fn take(&mut self, event: Event) -> Option<Step> {
         let next = self.member.handle(event, self.now)?;
         assert!(!self.is_over, "{next:?} after the end");
@@ -124,7 +124,7 @@ impl Life {
         Some(next)
     }
 
-    /// Takes events in. Returns the steps that follow from the last one.
+    /// Handles events. Returns the step that follows the last one.
     fn takes(&mut self, events: impl IntoIterator<Item = Event>) -> Option<Step> {
         events.into_iter().map(|event| self.take(event)).last().flatten()
     }
@@ -137,8 +137,8 @@ impl Life {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// One step is under way at most, so one request to a hub at most. Only that step's end begins another. After the end of the
-    /// membership nothing is tried. No pause begins after the limit.
+    /// There is at most one current step, and so at most one request to a hub. Only the end of this step begins another
+    /// step. After the end of the membership nothing is tried. No pause begins after the limit.
     #[test]
     fn one_step_is_under_way_at_a_time_in_any_order_of_events(
         (hubs, links, hub) in (1..4usize, 0..4u64, 0..4u64),
@@ -153,7 +153,7 @@ proptest! {
         }
     }
 
-    /// Whatever fails, and however fast: a member that lost something continues or gives up soon.
+    /// Whatever fails, and however quickly: a member that has lost something soon continues or gives up.
     #[test]
     fn every_wait_has_an_end(
         (hubs, links, hub) in (1..4usize, 1..3u64, 0..3u64),
@@ -178,7 +178,7 @@ proptest! {
             };
             life.take(event);
             steps += 1;
-            // A pause, and the steps of a try, for each tenth of a second; first for links, then for a hub.
+            // For each tenth of a second there may be a pause and the steps of one try: first for links, then for a hub.
             prop_assert!(steps < 10 * (links + hub + 1) * (hubs as u64 + 6), "{:?}", life.member);
         }
     }
@@ -253,8 +253,8 @@ fn a_caller_that_gives_up_ends_a_pause() {
     assert_eq!(life.take(Event::CallerGaveUp), Some(Step::GiveUp(over)));
 }
 
-/// Loses links, and makes new ones until the next loss. `losses` are the numbers of answers at these seconds. Returns the step
-/// that follows from the last loss.
+/// Loses links several times, and reconnects after each loss but the last. `losses` has the second of each loss, and the
+/// event with the number of answers. Returns the step that follows the last loss.
 fn lose(life: &mut Life, losses: impl IntoIterator<Item = (u64, Event)>) -> Option<Step> {
     let begun = life.now;
     let mut last = None;

@@ -1,25 +1,25 @@
-//! The random numbers of codecs, by a counter-based generator. Two runs of a job give the same bits on every transport,
+//! The random numbers of codecs, from a counter-based generator. Two runs of a job give the same bits on every transport,
 //! with any number of cores, and in any order of chunks.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::layout::{ChunkId, Round};
 
-/// The purpose of an encoding's random numbers. Equal draws give equal numbers.
+/// The inputs of an encoding's random numbers. Equal inputs give equal numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
     /// The job's seed.
     pub seed: u64,
-    /// The rank of the encoding worker; the hub uses a rank that no worker has.
+    /// The rank of the encoding worker. The hub uses a rank that no worker has.
     pub rank: u32,
-    /// The round of the values. The warm-up of `dgc` depends on it too.
+    /// The round of the values. The warm-up of `dgc` depends on it, too.
     pub round: Round,
     /// The chunk of the values.
     pub chunk: ChunkId,
 }
 
 impl Draw {
-    /// Returns the key of the draw's numbers: the 64-bit XXH3 of its fields, with the job's seed.
+    /// Returns the key of the random numbers: the 64-bit XXH3 of the other fields, with the job's seed.
     pub(super) fn key(self) -> Key {
         let mut bytes = [0; 12];
         let fields = [self.rank, self.round.0, self.chunk.0];
@@ -40,10 +40,10 @@ pub(super) struct Key(pub(super) u64);
 impl Key {
     /// Returns the number at a place: 32 bits.
     ///
-    /// A permutation of 32 bits: multiply and xor-shift, with the constants of Wellons' search for little bias. Half
-    /// of the key enters before it and half in its middle. With one half only, all sequences would be parts of one
-    /// sequence. Keys are hashes, so similar keys do no harm. Every instruction set has these operations for vectors
-    /// of 32-bit numbers.
+    /// It is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search for little
+    /// bias. Half of the key enters before the permutation, and half in its middle. With only one of these halves, all
+    /// sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every instruction set has
+    /// these operations for vectors of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
         let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);
@@ -69,7 +69,7 @@ mod tests {
         Draw { seed: 1, rank, round: Round(round), chunk: ChunkId(chunk) }.key()
     }
 
-    /// Returns the distance of counts from equal counts, in standard deviations of the chi-square distribution.
+    /// Returns how far counts are from equal counts, in standard deviations of the chi-square distribution.
     fn unevenness(counts: &[u32]) -> f64 {
         let mean = counts.iter().sum::<u32>() as f64 / counts.len() as f64;
         let chi_square: f64 = counts.iter().map(|&count| (f64::from(count) - mean).powi(2) / mean).sum();
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// Pairs of upper four bits: of neighbours in a sequence, and of the same place in neighbouring draws.
+    /// Counts pairs of upper four bits: of neighbours in a sequence, and of the same place in neighbouring draws.
     #[test]
     fn numbers_are_independent_of_their_neighbours() {
         let first = key(0, 1, 0);

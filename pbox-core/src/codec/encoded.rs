@@ -1,6 +1,6 @@
 //! The result of encoding a chunk.
 
-/// The result of encoding.
+/// The result of encoding a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded {
     /// The number of bytes to send, from the start of the payload.

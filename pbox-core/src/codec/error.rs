@@ -1,6 +1,6 @@
 //! The faults of a codec's settings, and of a payload from outside.
 
-/// Settings outside their range.
+/// An error: a setting is out of its range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{codec}: {setting} is {seen}; expected {expected}")]
 pub struct InvalidCodec {
@@ -10,7 +10,7 @@ pub struct InvalidCodec {
     pub(super) expected: &'static str,
 }
 
-/// A payload that no encoder of the codec makes.
+/// An error: no encoder of the codec makes this payload.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message documents the variant and its fields

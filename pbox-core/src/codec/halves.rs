@@ -8,7 +8,7 @@ use crate::kernels::Vector;
 use crate::kernels::{Converter, Work};
 use crate::kernels::{Element, Kernels};
 
-/// The elements that the widest instruction set converts at once.
+/// The number of elements that the widest instruction set converts at once.
 const BLOCK: usize = 32;
 
 /// A 16-bit type, little endian in the payload.
@@ -49,13 +49,13 @@ macro_rules! half {
 half!(f16);
 half!(bf16);
 
-/// Encodes values. `payload` has two bytes for each value.
+/// Encodes values. `payload` must have two bytes for each value.
 pub(super) fn encode<E: Half>(kernels: &Kernels, values: &[f32], payload: &mut [u8]) -> Encoded {
     let not_finite = kernels.work(Encode::<E> { values, payload, half: E::default() });
     Encoded { bytes: 2 * values.len(), not_finite }
 }
 
-/// Adds the payload to `sum`. Elements that are missing in the payload do not change.
+/// Adds the payload to `sum`. Elements of `sum` that the payload lacks do not change.
 pub(super) fn add<E: Half>(kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
     kernels.work(Add::<E> { payload, sum, half: E::default() });
 }
@@ -102,7 +102,7 @@ impl<E: Half> Work for Add<'_, E> {
     #[inline(always)]
     fn run<I: Converter>(self, isa: I) {
         let wire = self.payload.as_chunks::<2>().0;
-        // A payload of the wrong length adds the elements that both have.
+        // If the payload has the wrong length, only the elements that both have are added.
         let shared = wire.len().min(self.sum.len());
         let (blocks, rest) = wire[..shared].as_chunks::<BLOCK>();
         let (sums, rest_sums) = self.sum[..shared].as_chunks_mut::<BLOCK>();

@@ -1,8 +1,8 @@
-//! Codecs write the values of a chunk in fewer bytes.
+//! Codecs: they write the values of a chunk in fewer bytes.
 //!
-//! Pure functions of a chunk's values, the encoder's state and a [`Draw`]. They run on the worker's thread for
-//! gradients, and on the core's thread for answers. Every instruction set gives the same bytes and the same sums.
-//! Must not know transports, schedules, frames, or the number of hubs.
+//! Pure functions of a chunk's values, the encoder's state and a [`Draw`]. They run on the worker's thread for gradients,
+//! and on the core's thread for answers. Every instruction set gives the same bytes and the same sums. Must not know
+//! transports, schedules, frames, or the number of hubs.
 //!
 //! | codec | bytes of `n` values | f32 kept | error of a value | paper |
 //! | --- | --- | --- | --- | --- |
@@ -15,17 +15,18 @@
 //! | `randomk` | `8 + 4k` | 1 | none, or the whole value; sent later | Stich et al. 2018 |
 //! | `dgc` | as `topk` | 2 | as `topk` | Lin et al. 2018 |
 //!
-//! Quotients are rounded up. "Of mean zero" means over all draws. `docs/formats.md` has the layouts, byte by byte.
+//! Quotients are rounded up. "Of mean zero" refers to the mean over all draws. `docs/formats.md` has the layouts, byte by
+//! byte.
 //!
-//! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. With the other codecs, such a
-//! value counts as zero and does not enter the state. [`Encoded::not_finite`] counts these values.
+//! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. In the other codecs, such a value counts as
+//! zero and does not enter the state. [`Encoded::not_finite`] counts these values.
 //!
-//! **State.** An encoder keeps the error of the values that it sent, and adds it to the next values (error
-//! feedback). With an empty state, nothing is added and nothing is kept: this is for differences, which already
-//! contain the error.
+//! **State.** An encoder keeps the error of the values that it sent, and adds it to the next values (error feedback). With
+//! an empty state, nothing is added and nothing is kept. Differences are encoded in this way, because a difference already
+//! contains the error.
 //!
-//! **Bytes from outside.** [`Codec::check_payload`] names the fault of a payload. Shared memory can change after the
-//! check, so [`Codec::add`] is total: it stays within bounds for all bytes.
+//! **Bytes from outside.** [`Codec::check_payload`] names the fault of a payload. Shared memory can change after the check.
+//! So [`Codec::add`] accepts any bytes, and stays within bounds.
 
 mod bits;
 mod draw;
@@ -54,45 +55,45 @@ use sparse::{randomk, topk};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "codec", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Codec {
-    /// The nearest 16-bit number of IEEE 754.
+    /// The nearest 16-bit number in the format of IEEE 754.
     #[serde(deserialize_with = "strict_json::none")]
     F16,
-    /// The nearest 16-bit number with the exponents of f32.
+    /// The nearest 16-bit number that has the exponents of f32.
     #[serde(deserialize_with = "strict_json::none")]
     Bf16,
     /// Levels between zero and the largest magnitude of a bucket, rounded at random so that the mean is the value.
     Qsgd {
-        /// The bits of a value, for sign and level: 1 to 8.
+        /// The number of bits of a value, for sign and level: 1 to 8.
         bits: u8,
         /// The number of values that share a scale, at least 1.
         #[serde(default = "bucket")]
         bucket: u32,
     },
-    /// The signs, and two means for each bucket; with error feedback.
+    /// The signs, and two means for each bucket. With error feedback.
     #[serde(deserialize_with = "strict_json::none")]
     OneBit,
     /// -1, 0 or 1 times the largest magnitude of the chunk, rounded at random so that the mean is the value.
     #[serde(deserialize_with = "strict_json::none")]
     TernGrad,
-    /// The values with the largest magnitudes; with error feedback.
+    /// The values with the largest magnitudes. With error feedback.
     TopK {
-        /// The share of the values that is sent, above 0, at most 1.
+        /// The share of the values that is sent: above 0, at most 1.
         ratio: f32,
     },
-    /// Values at random places; with error feedback.
+    /// Values at random places. With error feedback.
     RandomK {
-        /// The share of the values that is sent, above 0, at most 1.
+        /// The share of the values that is sent: above 0, at most 1.
         ratio: f32,
     },
-    /// The largest sums of momentum.
+    /// The largest sums of momentum. With error feedback.
     Dgc {
-        /// The share of the values that is sent after the warm-up, above 0, at most 1.
+        /// The share of the values that is sent after the warm-up: above 0, at most 1.
         ratio: f32,
-        /// The part of the momentum that is left after a round, from 0 to below 1.
+        /// The part of the momentum that remains after a round: from 0 to below 1.
         #[serde(default = "momentum")]
         momentum: f32,
-        /// The largest root mean square of a chunk's gradients: larger gradients are scaled down to it. `None`: no
-        /// gradients are scaled down.
+        /// The limit on the root mean square of a chunk's gradients: larger gradients are scaled down to it. `None` for no
+        /// limit.
         #[serde(default)]
         clip: Option<f32>,
         /// The number of rounds in which the share falls from a quarter to `ratio`.
@@ -127,7 +128,7 @@ impl Codec {
         }
     }
 
-    /// Whether its frames carry values that are not finite; otherwise such a value counts as zero.
+    /// Whether the codec's frames carry values that are not finite. Otherwise such a value counts as zero.
     pub fn carries_all(&self) -> bool {
         matches!(self, Codec::F16 | Codec::Bf16)
     }
@@ -158,7 +159,7 @@ impl Codec {
         }
     }
 
-    /// Returns the most bytes that `elements` elements take.
+    /// Returns the length of the longest payload for `elements` elements, in bytes.
     pub fn payload_bytes(&self, elements: usize) -> usize {
         match *self {
             Codec::F16 | Codec::Bf16 => 2 * elements,
@@ -171,7 +172,7 @@ impl Codec {
         }
     }
 
-    /// Returns the f32 of state that the encoder keeps for each element. They are zero at first.
+    /// Returns the number of f32 of state that the encoder keeps for each element. The state is zero at first.
     pub fn state_per_element(&self) -> usize {
         match self {
             Codec::F16 | Codec::Bf16 | Codec::Qsgd { .. } | Codec::TernGrad => 0,
@@ -180,11 +181,11 @@ impl Codec {
         }
     }
 
-    /// Returns the codec of the hub's answers. It contracts: the decoded values are always nearer to the encoded values
-    /// than zero is. So an error that is sent again in the next difference dies away.
+    /// Returns the codec for the hub's answers. It contracts: the decoded values are always nearer to the encoded values
+    /// than zero is. So an error vanishes, because it is sent again in the next difference.
     ///
-    /// Sparse codecs answer with as many values as all workers send. The answer is exact if the step is as sparse.
-    /// At most one value for each worker may be missing, because each worker rounds its share up.
+    /// Sparse codecs answer with as many values as all workers send. The answer is exact if the step is as sparse. At most
+    /// one value for each worker may be missing, because each worker rounds its share up.
     ///
     /// # Panics
     /// Panics if `workers` is 0.
@@ -192,10 +193,10 @@ impl Codec {
         assert!(workers > 0, "a job has workers");
         let of_all_workers = |ratio: f32| Codec::TopK { ratio: (workers as f32 * ratio).min(1.0) };
         match *self {
-            // f16 has no numbers above 65504, and only zero below 2^-25.
+            // The range of f16 is too small: it has no numbers above 65504, and only zero below 2^-25.
             Codec::F16 | Codec::Bf16 => Codec::Bf16,
             Codec::Qsgd { bits, bucket } => qsgd(bits, bucket).contracting().codec(),
-            // Enough bits for the levels in the sum of eight workers.
+            // The number of bits is enough for the levels in the sum of eight workers.
             Codec::TernGrad => qsgd(4, bucket()).contracting().codec(),
             Codec::OneBit => Codec::OneBit,
             Codec::TopK { ratio } | Codec::RandomK { ratio } | Codec::Dgc { ratio, .. } => {
@@ -204,8 +205,8 @@ impl Codec {
         }
     }
 
-    /// Encodes `values` into the first bytes of `payload`. `state` has [`Self::state_per_element`] f32 for each
-    /// element, or is empty, and then nothing is kept.
+    /// Encodes `values` into the first bytes of `payload`. `state` has [`Self::state_per_element`] f32 for each element. If
+    /// `state` is empty, nothing is kept.
     ///
     /// # Panics
     /// Panics if `payload` is shorter than [`Self::payload_bytes`], or `state` has another length.
@@ -235,7 +236,7 @@ impl Codec {
     /// Checks that this is a payload of a chunk of `elements` elements.
     pub fn check_payload(&self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
         match *self {
-            // These payloads contain their length.
+            // Such a payload contains its length.
             Codec::TopK { ratio } => return topk::check_payload(ratio, elements, payload),
             Codec::Dgc { .. } => return self.dgc().check_payload(elements, payload),
             _ => {}
@@ -253,7 +254,7 @@ impl Codec {
         }
     }
 
-    /// Adds the decoded values to `sum`. A payload that [`Self::check_payload`] refuses adds arbitrary values, or
+    /// Adds the decoded values to `sum`. If [`Self::check_payload`] would refuse the payload, adds arbitrary values or
     /// nothing.
     pub fn add(&self, kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
         match *self {

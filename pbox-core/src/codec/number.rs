@@ -2,7 +2,7 @@
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
-/// The bits of infinity. The bits of magnitudes, as integers, are in the order of the magnitudes.
+/// The bits of infinity. As integers, the bits of magnitudes have the order of the magnitudes.
 const INFINITY: u32 = 0x7f80_0000;
 
 /// Returns 1 if the value is a NaN or infinite, else 0.
@@ -17,13 +17,13 @@ pub(super) fn finite(value: f32) -> f32 {
     if value.to_bits() & 0x7fff_ffff < INFINITY { value } else { 0.0 }
 }
 
-/// Returns the bits of the value's magnitude, which compare like magnitudes; zero if the value is not finite.
+/// Returns the bits of the value's magnitude, which have the order of magnitudes. Zero if the value is not finite.
 #[inline(always)]
 pub(super) fn magnitude(value: f32) -> u32 {
     finite(value).to_bits() & 0x7fff_ffff
 }
 
-/// Returns the finite number that is nearest to a sum or product of finite numbers.
+/// Returns the finite number nearest to the result of an operation on finite numbers.
 #[inline(always)]
 pub(super) fn bounded(value: f32) -> f32 {
     value.clamp(f32::MIN, f32::MAX)
@@ -40,8 +40,9 @@ pub(super) fn largest_magnitude(values: &[f32]) -> (f32, u32) {
     (f32::from_bits(most), count)
 }
 
-/// Scales magnitudes from 0 to `scale` down or up to 0 to `top`, with two multiplications. With a single one, the
-/// factor would be infinite for scales below 2^-121, and lose bits for scales near the largest number.
+/// A scaler that maps magnitudes from 0 to `scale` to the range from 0 to `top`, with two multiplications. The factor of a
+/// single multiplication would be infinite for a `scale` below 2^-121, and would lose bits for a `scale` near the largest
+/// number.
 #[derive(Clone, Copy)]
 pub(super) struct Ruler {
     power: f32,

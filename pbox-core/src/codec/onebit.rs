@@ -1,24 +1,24 @@
-//! `onebit`: the sign of each value, and for each bucket the mean of its negative values and of its other values. The
-//! error is kept and added to the next values (Seide et al., "1-Bit Stochastic Gradient Descent", 2014).
+//! `onebit`: sends the sign of each value, and for each bucket the mean of its negative values and the mean of its other
+//! values. The error is kept and added to the next values (Seide et al., "1-Bit Stochastic Gradient Descent", 2014).
 //!
 //! ```text
-//!   for each bucket:  mean of the others: f32 | mean of the negative: f32 | a bit for each value, 1 is negative
+//!   for each bucket:  mean of the others: f32 | mean of the negative ones: f32 | a bit for each value, 1 is negative
 //! ```
 //!
-//! A bucket has 512 values. The paper has two means for each column of a weight matrix, which is of similar size. Two
-//! means for a whole chunk would save a ninth of the bytes, and follow a matrix less closely.
+//! A bucket has 512 values. The paper has two means for each column of a weight matrix, which has a similar size. Two means
+//! for a whole chunk would save a ninth of the bytes, but follow a matrix less closely.
 
 use super::number::{bounded, finite, not_finite};
 use super::{Encoded, PayloadError, bits};
 use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 
-/// The values that share two means.
+/// The number of values that share two means.
 pub(super) const BUCKET: usize = 512;
-/// The bytes of the means.
+/// The length of the means, in bytes.
 const MEANS: usize = 8;
-/// The sums that grow side by side. Every instruction set has the same number of sums, so that all give the same bits.
-/// With fewer, the compiler would unroll the loop before it makes vector code.
+/// The number of sums that are computed side by side. It is the same for every instruction set, so that all give the same
+/// bits. With fewer sums, the compiler would unroll the loop before it makes vector code.
 const SUMS: usize = 64;
 
 pub(super) fn payload_bytes(elements: usize) -> usize {
@@ -30,7 +30,7 @@ pub(super) fn encode(kernels: &Kernels, values: &[f32], state: &mut [f32], paylo
     Encoded { bytes, not_finite: kernels.work(Encode { values, state, payload }) }
 }
 
-/// Checks that means are finite and have the right sign. `payload` has the right length.
+/// Checks that the means are finite and have the right sign. `payload` must have the right length.
 pub(super) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     for (bucket, payload) in payload.chunks(MEANS + BUCKET / 8).enumerate() {
         let [others, negative] = means(payload);
@@ -72,7 +72,7 @@ impl Work for Encode<'_> {
         let mut not_finite = 0;
         let mut states = self.state.chunks_mut(BUCKET);
         for (values, payload) in self.values.chunks(BUCKET).zip(self.payload.chunks_mut(MEANS + BUCKET / 8)) {
-            // A bucket's values plus the kept errors, and zeros after the end of the chunk.
+            // The values of a bucket plus their kept errors. After the end of the chunk there are zeros.
             let mut bucket = [0.0; BUCKET];
             let state = states.next().unwrap_or_default();
             not_finite += fill_bucket(values, state, &mut bucket);
@@ -97,8 +97,7 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Fills the bucket with the values plus the kept errors, if there are any. Returns the number of values that are not
-/// finite.
+/// Fills the bucket with the values plus the kept errors, if there are any. Returns how many values are not finite.
 #[inline(always)]
 fn fill_bucket(values: &[f32], state: &[f32], bucket: &mut [f32; BUCKET]) -> u32 {
     let mut count = 0;
@@ -112,7 +111,7 @@ fn fill_bucket(values: &[f32], state: &[f32], bucket: &mut [f32; BUCKET]) -> u32
     count
 }
 
-/// Computes the mean of the values that are not negative, and of the negative values. The sums are in f64, in which no
+/// Computes the mean of the values that are not negative, then the mean of the negative values. Sums in f64, in which no
 /// sum of finite f32 is infinite. The bucket has `values` values; the rest is zero.
 #[inline(always)]
 fn bucket_means(bucket: &[f32; BUCKET], values: usize) -> [f32; 2] {
@@ -128,7 +127,7 @@ fn bucket_means(bucket: &[f32; BUCKET], values: usize) -> [f32; 2] {
     [mean(others, values - count as usize), mean(negative, count as usize)]
 }
 
-/// Adds the sums up: one half is added to the other until one sum is left.
+/// Adds the sums: one half is added to the other half, until one sum is left.
 #[inline(always)]
 fn total(mut sums: [f64; SUMS]) -> f64 {
     let mut half = SUMS / 2;

@@ -1,17 +1,17 @@
-//! `qsgd`: levels between zero and the largest magnitude of a bucket, rounded at random so that the mean is the value
-//! (Alistarh et al., "QSGD", 2017, with the largest magnitude as the scale, as in its experiments).
+//! `qsgd`: sends levels between zero and the largest magnitude of a bucket, rounded at random so that the mean is the
+//! value. From Alistarh et al., "QSGD", 2017, with the largest magnitude as the scale, as in the paper's experiments.
 //!
 //! ```text
 //!   scale: f32 for each bucket | sign and level of each value, `bits` each, packed
 //! ```
 //!
-//! The sign is a code's highest bit. With 2 or more bits there are `2^(bits - 1) - 1` levels on each side of zero:
+//! The sign is the highest bit of a code. With 2 or more bits there are `2^(bits - 1) - 1` levels on each side of zero:
 //!
 //! | bits | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 |
 //! | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 //! | levels | the scale with either sign | 1 | 3 | 7 | 15 | 31 | 63 | 127 |
 //!
-//! One bit has no room for zero: a value becomes plus or minus the scale, with probabilities that keep the mean.
+//! A single bit cannot express zero. A value becomes plus or minus the scale, with probabilities that keep the mean.
 
 use super::bits;
 use super::draw::Key;
@@ -20,13 +20,13 @@ use super::{Codec, Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 
-/// The codes that are packed at once: whole bytes for any number of bits. They and their values fit in the first
-/// level of cache.
+/// The number of codes that are packed at once. They have whole bytes, for any number of bits. The codes and their values
+/// fit in the first level of cache.
 const BLOCK: usize = 512;
-/// The buckets of answers are multiples of this, so that they have whole vectors.
+/// The step of the bucket sizes of answers, so that buckets have whole vectors.
 const BUCKET_STEP: usize = 16;
 
-/// A codec's settings.
+/// The settings of the codec.
 #[derive(Clone, Copy)]
 pub(super) struct Qsgd {
     pub(super) bits: u8,
@@ -43,10 +43,10 @@ impl Qsgd {
         (1 << (self.bits - 1)) - u8::from(self.bits > 1)
     }
 
-    /// Returns the settings for answers. The largest value of a bucket is exact, and the error of all other values is
-    /// below one level. That contracts if a bucket has at most the square of the number of levels, so larger buckets
-    /// are cut down to that. Answers have at least 4 bits, because with fewer the scales would take more bytes than the
-    /// levels.
+    /// Returns the settings for answers. In an answer, the largest value of a bucket is exact, and the error of every other
+    /// value is below one level. Such an answer contracts if a bucket has at most as many values as the square of the
+    /// number of levels. So larger buckets are cut to this size. Answers have at least 4 bits, because with fewer bits the
+    /// scales would take more bytes than the levels.
     pub(super) fn contracting(self) -> Self {
         let bits = self.bits.max(4);
         let levels = usize::from(Qsgd { bits, ..self }.levels());
@@ -64,7 +64,7 @@ impl Qsgd {
         Encoded { bytes: payload.len(), not_finite }
     }
 
-    /// Checks that scales are finite and not negative. `payload` has the right length.
+    /// Checks that the scales are finite and not negative. `payload` must have the right length.
     pub(super) fn check_payload(self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
         let scales = payload[..4 * elements.div_ceil(self.bucket)].as_chunks::<4>().0;
         let scales = scales.iter().map(|&bytes| f32::from_le_bytes(bytes)).enumerate();
@@ -82,7 +82,7 @@ impl Qsgd {
         }
     }
 
-    /// Returns the parts of a block that each lie in one bucket. A part is the bucket, and its start and end in the
+    /// Returns the parts of a block by bucket: each part is the number of the bucket, and the part's start and end in the
     /// block.
     #[inline(always)]
     fn bucket_parts(self, start: usize, length: usize) -> impl Iterator<Item = (usize, usize, usize)> {
@@ -135,7 +135,7 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Rounds at random, with the random numbers from a place on.
+/// A rounding at random, with the random numbers from one place on.
 #[derive(Clone, Copy)]
 struct Rounding {
     key: Key,
@@ -148,7 +148,8 @@ impl Rounding {
         let levels = (1u32 << (bits - 1)) - 1;
         let ruler = Ruler::new(scale, levels as f32);
         self.encode_each(values, codes, |value, random| {
-            // The whole part, or one more with a probability equal to the fraction. `random` is 1 too large.
+            // The level is the whole part, or one more with a probability equal to the fraction. `random` is from 1 to
+            // below 2, so the whole part is 1 too large.
             let level = whole_part(ruler.scale(value.abs()) + random) - 1;
             level.min(levels) | value.to_bits() >> 31 << (bits - 1)
         });
@@ -163,7 +164,7 @@ impl Rounding {
         });
     }
 
-    /// Computes each code from the value, made finite, and a random number from 1 to below 2.
+    /// Computes each code from the value and a random number from 1 to below 2. A value that is not finite counts as zero.
     #[inline(always)]
     fn encode_each(self, values: &[f32], codes: &mut [u8], code: impl Fn(f32, f32) -> u32) {
         for (i, (&value, place)) in values.iter().zip(codes).enumerate() {
@@ -173,9 +174,9 @@ impl Rounding {
     }
 }
 
-/// Returns the whole part of a number from 0 to below 2^22. Adding 2^23, from which on f32 has no fractions, rounds the
-/// number; 1 is taken off if that rounded up. A cast gives the same, but also handles numbers out of range: encoding
-/// would take four times as long.
+/// Returns the whole part of a number from 0 to below 2^22. From 2^23 on, f32 has no fractions, so adding 2^23 rounds the
+/// number. If this rounded up, 1 is subtracted. A cast would give the same result, but it also handles numbers out of
+/// range: encoding would take four times as long.
 #[inline(always)]
 fn whole_part(number: f32) -> u32 {
     const WHOLE: f32 = 8_388_608.0; // 2^23
@@ -212,7 +213,7 @@ impl Work for Add<'_> {
 
 #[inline(always)]
 fn add_levels(qsgd: Qsgd, scale: f32, codes: &[u8], sum: &mut [f32]) {
-    // The scale is multiplied last, so that a small scale loses no bits and a large scale does not become infinite.
+    // The scale is multiplied last. So a small scale loses no bits, and a large scale does not become infinite.
     let (sign, step) = (qsgd.bits - 1, 1.0 / f32::from(qsgd.levels()));
     let low = (1u32 << sign) - 1;
     let one = u32::from(qsgd.bits == 1);

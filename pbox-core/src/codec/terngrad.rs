@@ -1,13 +1,13 @@
-//! `terngrad`: -1, 0 or 1 times the largest magnitude of the chunk, rounded at random so that the mean is the value
-//! (Wen et al., "TernGrad", 2017, without its clipping, which would be a bias).
+//! `terngrad`: sends -1, 0 or 1 times the largest magnitude of the chunk, rounded at random so that the mean is the value.
+//! From Wen et al., "TernGrad", 2017, without the paper's clipping, which would be a bias.
 //!
 //! ```text
 //!   scale: f32 | a byte for five values: digits of base 3, 0 for -1, 1 for 0, 2 for 1
 //! ```
 //!
-//! A value takes 1.6 bits; two bits would take a quarter more. With `s` bytes of digits, byte `i` has the values `i`,
-//! `i + s`, `i + 2s`, `i + 3s` and `i + 4s`, lowest digit first. Neighbours lie in neighbouring bytes, so that all
-//! work runs on vectors. Digits after the last value are 1.
+//! A value takes 1.6 bits; with two bits it would take a quarter more. With `s` bytes of digits, byte `i` has the values
+//! `i`, `i + s`, `i + 2s`, `i + 3s` and `i + 4s`, the lowest digit first. Neighbouring values are in neighbouring bytes, so
+//! that all work is done on vectors. Digits after the last value are 1.
 
 use super::draw::Key;
 use super::number::{Ruler, finite, largest_magnitude};
@@ -15,15 +15,15 @@ use super::{Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 
-/// The bytes of the scale.
+/// The length of the scale, in bytes.
 const SCALE: usize = 4;
 /// The place values of a byte's digits.
 const PLACES: [u8; 5] = [1, 3, 9, 27, 81];
 /// A byte with five digits of 1, which are five zeros.
 const ZEROS: u8 = 121;
-/// The lowest byte that is not five digits.
+/// The lowest byte that cannot be five digits.
 const BEYOND: u8 = 243;
-/// The bytes that are written at once.
+/// The number of bytes that are written at once.
 const BLOCK: usize = 64;
 
 pub(super) fn payload_bytes(elements: usize) -> usize {
@@ -35,7 +35,7 @@ pub(super) fn encode(kernels: &Kernels, values: &[f32], key: Key, payload: &mut 
     Encoded { bytes, not_finite: kernels.work(Encode { values, key, payload }) }
 }
 
-/// Checks the scale and the digits. `payload` has the right length.
+/// Checks the scale and the digits. `payload` must have the right length.
 pub(super) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     let (scale, digits) = payload.split_at(SCALE);
     let seen = f32::from_le_bytes(scale.as_chunks().0[0]);
@@ -84,7 +84,7 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Adds the digits of values. The first is value `from` of the chunk.
+/// Adds the digits of values to `digits`. The first of them is value `from` of the chunk.
 #[inline(always)]
 fn add_digits(ruler: Ruler, key: Key, from: u32, values: &[f32], place: u8, digits: &mut [u8; BLOCK]) {
     for (i, (&value, digit)) in values.iter().zip(digits).enumerate() {

@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The longest name of a host.
+/// The length limit of a host name, in bytes.
 const MAX_HOST_BYTES: usize = 253;
 
-/// A text that is not the address of a control port.
+/// An error: the text is not the address of a control port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{seen:?} is not the address of a control port; expected a host and a port, like 10.0.0.1:7077, [::1]:7077 or name:7077"
@@ -14,8 +14,8 @@ pub struct NotAnAddress {
     seen: String,
 }
 
-/// Checks that a text is a host and a port, and nothing else. The text becomes the address of requests, and must have
-/// no path, query or user.
+/// Checks that a text is a host and a port, and nothing else. The text becomes the address of requests, so it must not have
+/// a path, a query or a user.
 ///
 /// # Errors
 /// Returns an error if the text is not an address.
@@ -25,7 +25,7 @@ pub fn check_address(text: &str) -> Result<(), NotAnAddress> {
     };
     match text.rsplit_once(':') {
         Some((host, port)) if is_port(port) && is_host(host) => Ok(()),
-        // The text comes from outside. The error repeats enough of it for recognition.
+        // The text comes from outside. The error repeats only its beginning.
         _ => Err(NotAnAddress { seen: text.chars().take(64).collect() }),
     }
 }
@@ -36,7 +36,7 @@ pub fn host_of(address: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// Returns the host of an address, if it is not a name.
+/// Returns the IP address of an address. `None` if its host is a name.
 pub fn ip_of(address: &str) -> Option<IpAddr> {
     host_of(address).parse().ok()
 }

@@ -1,5 +1,5 @@
-//! Bounds of answers. An answer comes from another process, which may be hostile. Each number in it has a bound. The bound
-//! is checked when the answer is parsed: before memory is allocated, or something is counted or waited for.
+//! Limits on the numbers in answers. An answer comes from another process, which may be hostile. So each number is checked
+//! when the answer is parsed. No memory is allocated for the answer before the check, and nothing is counted or waited for.
 
 use serde::de::DeserializeOwned;
 
@@ -11,17 +11,17 @@ use super::{
 use crate::job::{MAX_HUBS, MAX_WORKERS};
 use crate::layout::Round;
 
-/// The most ports of a hub: the hellos of the data path have no room for more.
+/// The limit on the ports of a hub. The hellos of the data path have no room for more.
 pub const MAX_PORTS: u32 = 4096;
-/// The longest time for which a hub may tolerate a member's silence: the bound of `--heartbeat-limit-s`.
+/// The limit on the time for which a hub tolerates a member's silence. It is also the limit of `--heartbeat-limit-s`.
 const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
-/// The most rounds of files in an answer. A hub keeps a few for each job.
+/// The limit on the rounds of files in an answer. A hub keeps only a few files of each job.
 const MAX_FILES: usize = 1 << 16;
 
-/// The most bytes of a state, or of a hub's part of it. The bytes of several hubs are added.
+/// The limit on the length of a state, or of a hub's part of it, in bytes. The lengths of several hubs are added.
 const MAX_STATE_BYTES: u64 = 1 << 50;
 
-/// An answer of a hub.
+/// An answer of a hub, with limits.
 pub trait Answer: DeserializeOwned {
     /// Checks that the answer's numbers are possible for a hub.
     ///
@@ -30,7 +30,7 @@ pub trait Answer: DeserializeOwned {
     fn check(&self) -> Result<(), String>;
 }
 
-/// An answer whose content is not used.
+/// The answer is not used, so it has no limits.
 impl Answer for serde_json::Value {
     fn check(&self) -> Result<(), String> {
         Ok(())
@@ -80,7 +80,7 @@ impl Answer for JoinReply {
                 at_most("addresses", addresses.len(), MAX_PORTS)?;
             }
         }
-        // `Above` bounds its cores when it is parsed, and its depth is that of JSON.
+        // `Above` limits its number of cores when it is parsed, and the JSON parser limits its depth.
         at_most("transports", self.transports.len(), 16)?;
         rounds(self.pass.iter().map(|pass| pass.first_round))
     }
@@ -140,7 +140,7 @@ impl Answer for StopReply {
     }
 }
 
-/// A reply for people.
+/// The reply is only shown to people.
 impl Answer for DrainReply {
     fn check(&self) -> Result<(), String> {
         Ok(())
@@ -180,7 +180,7 @@ impl Answer for LastReply {
     }
 }
 
-/// A reply for people.
+/// The reply is only shown to people.
 impl Answer for HubReply {
     fn check(&self) -> Result<(), String> {
         Ok(())
@@ -189,7 +189,7 @@ impl Answer for HubReply {
 
 impl Answer for ClockReply {
     fn check(&self) -> Result<(), String> {
-        // Times are subtracted as signed numbers, so they have this bound.
+        // Times are subtracted as signed numbers, which needs this limit.
         at_most("ns", self.ns, i64::MAX.unsigned_abs() / 2)
     }
 }

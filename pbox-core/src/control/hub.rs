@@ -1,4 +1,4 @@
-//! The description of a hub and its jobs: `GET /v1/hub`.
+//! The description of a hub and of its jobs: the reply to `GET /v1/hub`.
 //!
 //! Plain data. `docs/protocol/control-port.md#hub` has the table.
 
@@ -15,34 +15,34 @@ use crate::layout::Round;
 pub struct HubReply {
     /// The newest version of the protocol that the hub speaks.
     pub protocol: u32,
-    /// The oldest version. Hubs that leave it out speak one version.
+    /// The oldest version that the hub speaks. Without this field, it speaks only the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_lowest: Option<u32>,
-    /// Version of the program.
+    /// The version of the program.
     pub version: String,
-    /// A name for this start of the hub: 32 hexadecimal digits.
+    /// A name for this start of the hub: 32 hexadecimal digits. Another start has another name.
     #[serde(default)]
     pub id: String,
-    /// Instruction set of the hub's kernels.
+    /// The instruction set of the hub's kernels.
     pub kernels: String,
-    /// Resident memory of the hub's process, in bytes.
+    /// The resident memory of the hub's process, in bytes.
     pub rss_bytes: u64,
     /// Whether the hub takes no more jobs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
     /// The address of the hub's data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
-    /// The counts of events since the hub's start. Hubs that do not count send zeros.
+    /// The counts of events since the hub's start. Hubs that do not count them send zeros.
     #[serde(default)]
     pub counts: CountsReply,
-    /// The cores, in the order of the plan.
+    /// The cores, in the order of the hub's plan.
     pub cores: Vec<CoreReply>,
-    /// The ports of NICs that its cores use, with RDMA.
+    /// The ports of the NICs that the hub's cores use, with RDMA.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<NicReply>,
     /// The jobs.
     pub jobs: Vec<JobReply>,
-    /// The last requests that the hub has refused, the newest first: joins, and requests without the necessary right.
+    /// The last requests that the hub refused, the newest first. They are joins, and requests without the necessary right.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<RefusalReply>,
     /// Whether the hub records a timeline, which `GET /v1/trace` sends.
@@ -50,17 +50,17 @@ pub struct HubReply {
     pub timeline: bool,
 }
 
-/// A request that the hub refused.
+/// A refused request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalReply {
-    /// Seconds since the last refusal.
+    /// The time since the request was last refused, in seconds.
     pub ago_s: u64,
-    /// The number of times that the same request was refused.
+    /// The number of refusals of this same request.
     pub times: u64,
-    /// The address that the request came from.
+    /// The address from which the request came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The name that its machine gives itself.
+    /// The machine name that the client reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// The job that the client named.
@@ -70,7 +70,7 @@ pub struct RefusalReply {
     pub why: String,
 }
 
-/// The text has one line.
+/// Writes the refusal in one line.
 impl fmt::Display for RefusalReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} s ago, {}", self.ago_s, place(self.address.as_deref(), self.host.as_deref()))?;
@@ -82,7 +82,7 @@ impl fmt::Display for RefusalReply {
     }
 }
 
-/// Returns the place of a client, in words: `10.0.0.5 (node7)`.
+/// Describes the place of a client: `10.0.0.5 (node7)`.
 fn place(address: Option<&str>, host: Option<&str>) -> String {
     let address = address.unwrap_or("nowhere");
     host.map_or_else(|| address.to_owned(), |host| format!("{address} ({host})"))
@@ -91,46 +91,46 @@ fn place(address: Option<&str>, host: Option<&str>) -> String {
 /// The counts of events at the hub since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountsReply {
-    /// Workers, and hubs below, that joined.
+    /// The number of workers and of hubs below that joined.
     pub joins: u64,
-    /// Joins that were refused. A join without the necessary right is not counted.
+    /// The number of refused joins. A join without the necessary right is not counted.
     pub refused_joins: u64,
-    /// Members that were lost, whether their job went on or failed, by cause.
+    /// The number of lost members by cause, whether their jobs continued or failed.
     pub lost: LostReply,
-    /// Jobs that failed.
+    /// The number of jobs that failed.
     pub failed_jobs: u64,
-    /// The number of times that a worker has lost its links, and asked to make new ones.
+    /// The number of times that a worker lost its links and asked to reconnect.
     #[serde(default)]
     pub relinks: u64,
 }
 
-/// Members that were lost.
+/// The number of members that were lost, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostReply {
-    /// The link ended: the member exited, was killed, broke the protocol, or the network failed.
+    /// Members whose link ended: the member exited, was killed or broke the protocol, or the network failed.
     pub link: u64,
-    /// The heartbeats stopped.
+    /// Members whose heartbeats stopped.
     pub silent: u64,
-    /// Members that held up a round for longer than the hub's limit.
+    /// Members that delayed a round for longer than the hub's limit.
     pub late: u64,
-    /// Another hub of the job lost the member's links, or the member could not be admitted.
+    /// Members that another hub of the job lost, and members that the hub could not admit.
     pub other: u64,
 }
 
 /// A port of a NIC that the hub uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicReply {
-    /// The RDMA device.
+    /// The name of the RDMA device.
     pub device: String,
-    /// The port.
+    /// The number of the port.
     pub port: u8,
     /// The speed of the NIC's link in Mb/s, as its driver reports it. Hubs of older versions leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mbps: Option<u32>,
-    /// The reason why new jobs do not use the NIC.
+    /// The reason why new jobs do not use the NIC, if they do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
-    /// The counters of the NIC since its driver was loaded, for all its users, by the kernel's names.
+    /// The NIC's counters since its driver was loaded, for all users of the NIC. The names are those of the kernel.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -139,22 +139,22 @@ pub struct NicReply {
 pub struct CoreReply {
     /// The processor to which the core's thread is pinned.
     pub cpu: u32,
-    /// The core's own NIC, with RDMA: the device, and its port if the device has several (`mlx4_0:2`). While that NIC
-    /// is lost other NICs serve the core, and [`LinkReply::nic`] names them.
+    /// The core's own NIC, with RDMA. It is the name of the device, and its port if the device has several (`mlx4_0:2`).
+    /// While this NIC is lost, other NICs serve the core; [`LinkReply::nic`] names them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
-    /// Chunks summed and sent back since the start.
+    /// The number of chunks that were summed and sent back since the start.
     pub chunks: u64,
-    /// The bytes.
+    /// The bytes of these chunks.
     pub chunk_bytes: u64,
-    /// Time spent on turns with work.
+    /// The time spent in turns with work, in nanoseconds.
     pub busy_ns: u64,
-    /// Time spent waiting for work.
+    /// The time spent waiting for work, in nanoseconds.
     pub waiting_ns: u64,
-    /// The part of the waiting time in which the core's thread slept.
+    /// The part of the waiting time in which the core's thread slept, in nanoseconds.
     #[serde(default)]
     pub asleep_ns: u64,
-    /// Answers and sums that waited before they were posted, because their link had no room or no credit.
+    /// The number of answers and sums that waited before they were posted, because their link had no room or no credit.
     #[serde(default)]
     pub held_back: u64,
 }
@@ -167,67 +167,68 @@ pub struct JobReply {
     /// The state.
     #[serde(flatten)]
     pub state: JobState,
-    /// The workers.
+    /// The number of workers.
     pub workers: u32,
-    /// Workers that have joined, by rank.
+    /// The workers that have joined, by rank.
     #[serde(default)]
     pub members: Vec<MemberReply>,
-    /// The job's round at the hub's last look, which comes every few seconds.
+    /// The round of the job at the hub's last check of its cores. The hub checks its cores every few seconds.
     #[serde(default)]
     pub round: Round,
-    /// The last round before which all workers of the job had the same weights, if they compare them.
+    /// The last round before which all workers of the job had the same weights, if the workers compare weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub equal_before: Option<Round>,
-    /// Memory that is reserved for the job.
+    /// The memory that is promised to the job, in bytes.
     #[serde(default)]
     pub promised_bytes: u64,
-    /// The control ports of the hubs above, which get the sums.
+    /// The control ports of the hubs above, to which this hub sends the job's sums.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub above: Vec<String>,
-    /// The keys.
+    /// The number of keys.
     pub keys: usize,
-    /// Bytes of the job's model.
+    /// The size of the job's model, in bytes.
     pub model_bytes: u64,
     /// The last checkpoint since the job began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointReply>,
-    /// The reason why the last attempt at a checkpoint failed.
+    /// The reason why the last attempt to write a checkpoint failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
-    /// Workers for which other workers have waited too long.
+    /// The workers that are late: other workers have waited for them for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
-    /// The reason why it did not continue from its newest checkpoint.
+    /// The reason why the job did not continue from its newest checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_warning: Option<String>,
-    /// The verdict on its rounds, in one line.
+    /// The verdict on the job's rounds, in one line.
     #[serde(default)]
     pub verdict: String,
-    /// The last rounds, once a worker was waited for.
+    /// The last rounds. `None` until the hub has waited for a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsReply>,
-    /// The size of the job's gradients, once a round was looked at.
+    /// The size of the job's gradients. `None` until a round was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<GradientsReply>,
-    /// The reads of its state, once somebody has asked for it.
+    /// The reads of the job's state. `None` until a client has asked for the state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub readers: Option<ReadersReply>,
 }
 
-/// The reads of a job's state, of its weights or of averages, through the control port since the job began at this hub.
+/// The reads of a job's state through the control port, since the job began at this hub. Reads of only weights or averages
+/// count, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadersReply {
-    /// Readers that get bytes now.
+    /// The number of readers that receive bytes now.
     pub now: u64,
-    /// Reads that began.
+    /// The number of reads that have begun.
     pub reads: u64,
-    /// Copies of the state for them. Readers that wait at the same time share one.
+    /// The number of copies of the state that were made. Readers that wait at the same time share a copy.
     pub copies: u64,
-    /// Bytes that went to readers.
+    /// The number of bytes that were sent to readers.
     pub bytes: u64,
-    /// Requests that got no state.
+    /// The number of requests that got no state.
     pub refused: u64,
-    /// The round of the newest copy: it is the state before this round.
+    /// The round of the newest copy, which has the state before this round.
     pub round: Round,
 }
 
@@ -236,39 +237,39 @@ pub struct ReadersReply {
 pub struct MemberReply {
     /// The rank.
     pub rank: u32,
-    /// Time since its last heartbeat.
+    /// The time since the worker's last heartbeat, in milliseconds.
     pub silent_ms: u64,
-    /// The address that it joined from.
+    /// The address from which the worker joined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The name that its machine gives itself.
+    /// The machine name that the worker reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The transport of its links, once it has some.
+    /// The transport of the worker's links, once it has links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// The bytes that had crossed the worker's links at the last look, by NIC. Empty on shared memory.
+    /// The bytes that have crossed the worker's links, by NIC, at the last check of the cores. Empty on shared memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReply>,
-    /// The latest worker among its own, from the last report of a hub below.
+    /// The late worker below this member, if the member is a hub, from its last report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }
 
 impl MemberReply {
-    /// Returns its address and host: `10.0.0.5 (node7)`.
+    /// Returns the member's address and machine name: `10.0.0.5 (node7)`.
     pub fn place(&self) -> String {
         place(self.address.as_deref(), self.host.as_deref())
     }
 }
 
-/// The bytes that have crossed a worker's links by one NIC of the hub, since the worker joined.
+/// The bytes that have crossed a worker's links over one NIC of the hub, since the worker joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkReply {
-    /// The interface, or the NIC as [`CoreReply::nic`] has it; empty if it is unknown.
+    /// The interface, or the NIC as in [`CoreReply::nic`]. Empty if it is unknown.
     pub nic: String,
-    /// The bytes that were sent to the worker.
+    /// The bytes sent to the worker.
     pub sent_bytes: u64,
-    /// The bytes that were received from the worker.
+    /// The bytes received from the worker.
     pub received_bytes: u64,
 }

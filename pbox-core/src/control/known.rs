@@ -1,7 +1,7 @@
-//! A request of a newer version: unknown fields are ignored, but only in the outermost object.
+//! Requests of a newer version. Unknown fields are ignored, but only in the outermost object.
 //!
-//! The fields of its objects follow a rule of their own. A term of a job that the hub does not know cannot be ignored,
-//! because the job would be another one.
+//! Unknown fields of inner objects are refused. For example, the hub cannot ignore a term of a job that it does not know:
+//! the job would be another job.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::de::value::StringDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
 use serde::forward_to_deserialize_any;
 
-/// A wrapper that reads a struct as `D` does, without the fields that the struct does not have.
+/// A wrapper around a deserializer `D`. It reads a struct as `D` does, but ignores fields that the struct does not have.
 pub(super) struct Known<D>(pub D);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Known<D> {

@@ -1,10 +1,10 @@
-//! The round before which a worker leaves each key: keys may be used unequally often.
+//! The round before which a worker leaves. It may differ by key, because a worker may use some keys less often than others.
 
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{KeyId, Round};
 
-/// The most runs of keys in a [`LeftAt`]. They bound a request, and the news of a job.
+/// The limit on the runs of keys in a [`LeftAt`]. It bounds the size of a request, and of a job's news.
 pub const MAX_BEHIND: usize = 1024;
 
 /// A worker that left normally.
@@ -17,17 +17,17 @@ pub struct Left {
     pub at: LeftAt,
 }
 
-/// The first round without a worker, by key.
+/// The first round without a worker, for each key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftAt {
-    /// The first round without the worker in any key.
+    /// The first round in which the worker pushes no key.
     pub round: Round,
-    /// Keys with a lower round, ascending. There are none if the keys of a job are used equally often.
+    /// Runs of keys with a lower round, ascending. Empty if the worker has used all keys equally often.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
 }
 
-/// A run of keys that a worker has pushed less often than other keys, as `[first, keys, round]`.
+/// A run of keys that a worker has pushed less often than its other keys, as `[first, keys, round]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(KeyId, u32, Round)", into = "(KeyId, u32, Round)")]
 pub struct Behind {
@@ -40,13 +40,13 @@ pub struct Behind {
 }
 
 impl LeftAt {
-    /// Leaves all keys before the same round.
+    /// Returns a leave of all keys before the same round.
     pub fn all(round: Round) -> Self {
         LeftAt { round, behind: Vec::new() }
     }
 
-    /// Leaves each key, in order, before its own round. If the keys make more than [`MAX_BEHIND`] runs, later runs count as not
-    /// behind.
+    /// Returns a leave of each key, in order, before its own round. Only the first [`MAX_BEHIND`] runs of keys with a lower
+    /// round count; later runs count as if they had the highest round.
     pub fn of(rounds: impl Iterator<Item = Round> + Clone) -> Self {
         let mut left = LeftAt::all(rounds.clone().max().unwrap_or_default());
         for (key, round) in (0..).map(KeyId).zip(rounds).filter(|&(_, round)| round < left.round) {
@@ -67,7 +67,7 @@ impl LeftAt {
         last.filter(|behind| u64::from(key.0) < behind.end()).map_or(self.round, |behind| behind.round)
     }
 
-    /// Checks that a job with this number of keys can have been left like this.
+    /// Checks that a worker of a job with this number of keys can have left like this.
     ///
     /// # Errors
     /// Returns an error that names the expected and the seen value.
@@ -81,7 +81,7 @@ impl LeftAt {
         }
     }
 
-    /// Checks that some job can have been left like this.
+    /// Checks what does not depend on the job: the runs are few enough, in order, and have lower rounds.
     pub(super) fn check_form(&self) -> Result<(), String> {
         if self.behind.len() > MAX_BEHIND {
             return Err(format!("{} runs of keys behind: expected {MAX_BEHIND} at most", self.behind.len()));

@@ -1,4 +1,4 @@
-//! Machines: their numbers, and how the hubs of a mesh find each other.
+//! Machines: their numbers, and the messages with which the hubs of a mesh find each other.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,27 +18,27 @@ pub struct Machine {
     pub of: u32,
 }
 
-/// A mesh of hubs as one of its machines names it: `1/4@10.0.0.1:7077`. Each machine's hub owns a share of the chunks, and
-/// sums its own workers' pushes. It sends the shares of the other hubs to them.
+/// A mesh of hubs, as one of its machines names it: `1/4@10.0.0.1:7077`. Each machine's hub owns a share of the chunks, and
+/// sums the pushes of its own workers. It sends the sums of all other shares to the hubs that own them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Mesh {
     /// The machine.
     pub machine: Machine,
-    /// The control port of the first machine's hub, `host:port`: the hubs learn each other's addresses there.
+    /// The control port of the first machine's hub, `host:port`. There the hubs learn each other's addresses.
     pub meet: String,
 }
 
-/// The text is not a machine, or not a mesh.
+/// An error: the text is not a machine, or not a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAMachine {
     /// A number is missing.
     #[error("{0:?}: expected a machine's number from 0 and how many there are, like 1/4")]
     Numbers(String),
-    /// The number is too large.
+    /// The machine's number is too large, or there are too many machines.
     #[error("{0:?}: the machines go from 0 to below their number, of which there are at most {MAX_HUBS}")]
     Range(String),
-    /// The place to meet is missing.
+    /// The address of the first machine's hub is missing.
     #[error(
         "{0:?}: expected a machine and the host and port of the first machine's hub, like 1/4@10.0.0.1:7077"
     )]
@@ -112,28 +112,28 @@ impl From<Mesh> for String {
     }
 }
 
-/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh has arrived. The reply comes when the
+/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh has arrived. The reply comes once the
 /// hubs of all machines have arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeetRequest {
     /// The newest version that the hub speaks.
     pub protocol: u32,
-    /// The oldest version, if it is another one.
+    /// The oldest version that the hub speaks, if it differs from the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_lowest: Option<u32>,
     /// The machine.
     pub machine: Machine,
-    /// The address of the hub's control port for the other machines, `host:port`.
+    /// The address of the hub's control port, `host:port`, at which the other machines reach it.
     pub address: String,
-    /// The time that the reply may take, in milliseconds.
+    /// The time within which the hub wants a reply, in milliseconds.
     pub wait_ms: u64,
 }
 
-/// The hubs of all machines have arrived.
+/// The reply once the hubs of all machines have arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeetReply {
-    /// The control ports, `host:port`, by machine.
+    /// The control port of each machine's hub, `host:port`, by machine.
     pub hubs: Vec<String>,
 }
 

@@ -1,7 +1,7 @@
-//! The requests and replies of the control port: JSON bodies that hub and workers exchange over HTTP.
+//! The requests and replies of the control port: JSON bodies that hubs and workers exchange over HTTP.
 //!
-//! Plain data, spoken by both roles and by people with `curl`; `docs/protocol/control-port.md` shows examples.
-//! Unknown fields are refused, so that a misspelt setting is not ignored silently.
+//! Plain data. Both roles use it, and people with `curl`; `docs/protocol/control-port.md` has examples. Unknown fields are
+//! refused, so that a misspelt setting is not ignored silently.
 
 mod address;
 mod answer;
@@ -41,7 +41,7 @@ pub use rounds::{
 };
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
-/// The header of a request with the machine name that the client reports, for people. It proves nothing.
+/// The header with the machine name that a client reports. The name is for people, and proves nothing.
 pub const HOST_HEADER: &str = "phub-host";
 
 use std::fmt;
@@ -55,58 +55,59 @@ use crate::job::JobTerms;
 use crate::layout::Round;
 use crate::place::{Above, CoreNodes};
 
-/// The longest name of a job.
+/// The length limit of a job's name, in bytes.
 pub const MAX_JOB_NAME_BYTES: usize = 64;
 
-/// A name that no job can have.
+/// An error: no job can have this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("job name {seen:?}: expected 1 to {MAX_JOB_NAME_BYTES} letters, digits, dots, dashes or underscores")]
 pub struct InvalidJobName {
     seen: String,
 }
 
-/// Checks that a job can have this name: it is a part of URLs, logs and file names.
+/// Checks that a job can have this name. The name becomes a part of URLs, logs and file names.
 pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
         return Ok(());
     }
-    // The name comes from outside. The error repeats enough of it for recognition.
+    // The name comes from outside. The error repeats only its beginning.
     Err(InvalidJobName { seen: name.chars().take(MAX_JOB_NAME_BYTES + 1).collect() })
 }
 
-/// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first worker creates the job. Later workers must give the
-/// same terms.
+/// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first worker creates the job. Every later worker must state
+/// the same terms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
     /// The newest version that the worker speaks.
     pub protocol: u32,
-    /// The oldest version, if it is another one.
+    /// The oldest version that the worker speaks, if it differs from the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_lowest: Option<u32>,
-    /// This worker's number, from 0.
+    /// The worker's rank, from 0.
     pub rank: u32,
     /// The number of this hub among the job's hubs, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hub: u32,
-    /// The [`HubReply::id`] of each hub below through which the job has passed. So a circle of hubs is detected.
+    /// The [`HubReply::id`] of each hub below through which this job has come. With it, a hub detects a circle of hubs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub through: Vec<String>,
-    /// The mesh of hubs on several machines that this hub belongs to in this job, if it belongs to one.
+    /// The mesh to which this hub belongs in this job, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// The first round without an answer plus the rounds that were lost with hubs before. Only from a worker that lost this
-    /// job's hub and joins again. The sum is the same for all workers, whether or not they know of the hub's last return.
+    /// The first round without an answer, plus the rounds that were lost with earlier hubs. Only from a worker that lost
+    /// this job's hub and joins again. The sum is the same for all workers, whether or not they know that the hub has come
+    /// back before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
-    /// Whether the worker makes new links when it loses links while the hub is alive, by a [`RelinkRequest`].
+    /// Whether the worker reconnects with a [`RelinkRequest`] if it loses its links while the hub is alive.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
-    /// Whether the job is a trial, such as a probe's: the hub neither reads nor writes checkpoints of it.
+    /// Whether the job is a trial, for example of a probe. The hub neither reads nor writes checkpoints of a trial.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trial: bool,
     /// The terms on which all ends of the job agree.
@@ -114,7 +115,7 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// Creates a plain request of a worker at the job's only hub, or at its first hub.
+    /// Creates the request of a worker without other settings, to the job's only hub or to its first hub.
     pub fn new(rank: u32, terms: JobTerms) -> Self {
         JoinRequest {
             protocol: PROTOCOL,
@@ -144,68 +145,69 @@ fn is_zero(number: &u32) -> bool {
 /// The hub accepts a join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinReply {
-    /// The version that both ends use from now on: the highest that both speak.
+    /// The version that both ends use from now on: the highest that both ends speak.
     pub protocol: u32,
-    /// The name of this worker from now on: 32 hexadecimal digits.
+    /// The name of this worker in its requests: 32 hexadecimal digits.
     pub token: String,
-    /// Numbers of the hub's cores that own the job's chunks, in the order of the placement's cores.
+    /// The numbers of the hub's cores that own chunks of the job, in the order of the placement's cores.
     pub cores: Vec<u32>,
     /// The NUMA nodes of these cores, if there are several nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<CoreNodes>,
-    /// [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
+    /// The [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
     pub placement: String,
-    /// The hubs above, if the hub is below others: they decide on the placement.
+    /// The hubs above, which decide on the placement. `None` if the hub is not below other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<Above>,
     /// The number of all cores of the hub.
     pub ports: u32,
     /// The address of the data path, for each transport that the hub offers.
     pub transports: Vec<TransportAddress>,
-    /// The time without a heartbeat after which the hub declares a worker dead.
+    /// The time without a heartbeat after which the hub counts a worker as lost, in milliseconds.
     pub heartbeat_limit_ms: u64,
-    /// The pass from hub 0 of several, which the worker shows at the other hubs.
+    /// The pass of hub 0, in a job over several hubs. The worker shows it to the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
-    /// Whether the hub waits for new links of a worker that has lost its links.
+    /// Whether the hub waits for a worker that has lost its links to reconnect.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
-    /// Whether the hub answers bytes ahead. A worker then sends bytes ahead only if it lets the hub write its weights early.
+    /// Whether the hub answers bytes ahead. A worker then sends bytes ahead only if it lets the hub write its weights
+    /// early.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub answers_ahead: bool,
 }
 
 impl JoinReply {
-    /// Returns how long the hub tolerates a member's silence.
+    /// Returns the time for which the hub tolerates a member's silence.
     pub fn limit(&self) -> Duration {
         Duration::from_millis(self.heartbeat_limit_ms)
     }
 }
 
-/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example with a NIC, and makes new ones. The answer is
-/// that of a join, with a token that is valid for one connection. When it comes, the hub has released the old links and
-/// waits for the new ones. The worker then pushes again all rounds that have no answer.
+/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example with a NIC, and reconnects. The answer is that of
+/// a join, with a token for one connection. It comes after the hub has released the old links; the hub then waits for the
+/// new ones. The worker pushes again all rounds that have no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
-    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
+    /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The reason why the old links ended, in words.
     pub why: String,
 }
 
-/// `POST /v1/jobs/{job}/offer`: rank 0 has the weights and the optimizer state before a round, with which a new job can
-/// begin. It is sent to every hub of the job, after the join and before the links are made.
+/// `POST /v1/jobs/{job}/offer`: rank 0 has the weights and the optimizer state before a round, and a new job can begin with
+/// them. The request goes to every hub of the job, after the join and before the worker connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfferRequest {
-    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
+    /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// The round that the job would begin with.
+    /// The round with which the job would begin.
     pub state_before: Round,
-    /// The number of steps of each key. Without it, a key has made one step in each round after the broadcast.
+    /// The number of steps of each key. Without this field, a key has made one step in each round after the broadcast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<Vec<u32>>,
 }
@@ -213,8 +215,8 @@ pub struct OfferRequest {
 /// The hub's reply to the offer of a state: whether the job wants it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferReply {
-    /// The number of bytes of the state for which this hub now waits. `None` if the job has a state of its own, or gets one
-    /// from another machine.
+    /// The length in bytes of the state for which this hub now waits. `None` if the job has its own state, or gets one from
+    /// another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<u64>,
 }
@@ -222,29 +224,30 @@ pub struct OfferReply {
 /// `POST /v1/jobs/{job}/state?token=...`: the state has arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateReply {
-    /// The round that the job begins with.
+    /// The round with which the job begins.
     pub round: Round,
 }
 
-/// How to reach the hub's data path.
+/// The address of the hub's data path, for one transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "transport", rename_all = "lowercase")]
 pub enum TransportAddress {
     /// Shared memory, by the name of an abstract Unix socket.
     Shm {
-        /// The machine, as [`machine`](fabric::any::machine) names it. A process on this machine can use the transport.
+        /// The machine's name, from [`machine`](fabric::any::machine). Only a process on this machine can use this
+        /// transport.
         machine: String,
-        /// The name.
+        /// The name of the socket.
         address: String,
     },
     /// RDMA.
     Verbs {
-        /// TCP address of its handshake. All zeros stands for the address of the control port.
+        /// The TCP address of the RDMA handshake. All zeros stands for the address of the control port.
         address: SocketAddr,
     },
     /// TCP.
     Tcp {
-        /// Address at which each of the hub's ports listens. All zeros stands for the address of the control port.
+        /// The address at which each of the hub's ports listens. All zeros stands for the address of the control port.
         addresses: Vec<SocketAddr>,
     },
 }
@@ -260,59 +263,59 @@ impl TransportAddress {
     }
 }
 
-/// `POST /v1/jobs/{job}/heartbeat`: the worker is alive. The hub answers at once if its news are newer than `seen`.
-/// Otherwise it answers when there are news, or after a third of the limit.
+/// `POST /v1/jobs/{job}/heartbeat`: the worker is alive. If the hub has newer news than `seen`, it answers at once.
+/// Otherwise it answers when there is news, or after a third of the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatRequest {
-    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
+    /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// `version` of the last reply, 0 at first.
+    /// The `version` of the last reply; 0 at first.
     pub seen: u64,
-    /// The late one of a hub's own workers, if one is late, from a hub below.
+    /// The late worker below a hub, if there is one. Only in a heartbeat of a hub below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }
 
-/// News of a job.
+/// The news of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeartbeatReply {
-    /// Grows with every change.
+    /// The version of the news. It grows with every change.
     pub version: u64,
     /// The job's state.
     pub state: JobState,
-    /// Workers that take part, by rank.
+    /// The workers that take part, by rank.
     pub members: Vec<Member>,
-    /// Workers that left a job that cannot continue without them.
+    /// The workers that have left, in a job that cannot continue without them.
     pub left: Vec<Left>,
-    /// Workers for which other workers have waited too long.
+    /// The workers that are late: other workers have waited for them for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
-    /// The highest round that a worker had [reached](JoinRequest::reached), of the workers that joined again after they lost
-    /// the hub. The rounds between the job's first round and this one are lost, in addition to those lost before.
+    /// The highest round that any worker had [reached](JoinRequest::reached), of those that joined again after they lost
+    /// the hub. The rounds from the job's first round to this one are lost, in addition to earlier losses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
-    /// The number of rounds lost, for workers that join without having lost a hub.
+    /// The number of lost rounds, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
-    /// The last worker that the hub refused, and the reason, while other workers wait for it.
+    /// The last worker that the hub refused, with the reason, while other workers wait for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// A worker that is alive and lacks a push that other workers have made.
+/// A late worker: it is alive, and owes a push that other workers have made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
-    /// The rank, at the hub that reports it.
+    /// The worker's rank, at the hub that reports it.
     pub rank: u32,
-    /// The name in words: a worker, or the hub of a machine.
+    /// The worker in words, or the hub of a machine.
     pub who: String,
-    /// The lowest round that waits for it.
+    /// The lowest round for which the worker owes a push.
     pub round: Round,
-    /// Chunks that wait for the worker.
+    /// The number of chunks that wait for the worker.
     pub chunks: u32,
-    /// The time for which nothing has moved.
+    /// The time for which nothing has changed, in seconds.
     pub seconds: u64,
 }
 
@@ -332,7 +335,8 @@ impl fmt::Display for Late {
 pub struct Member {
     /// The rank.
     pub rank: u32,
-    /// The first round. If it is not 0, the worker begins with the weights of the round before.
+    /// The first round in which the worker takes part. If it is not 0, the worker begins with the weights of the round
+    /// before.
     pub from: Round,
 }
 
@@ -342,25 +346,25 @@ pub struct Member {
 pub enum JobState {
     /// Some workers have not joined yet.
     Gathering {
-        /// The ranks.
+        /// The ranks that have not joined.
         missing: Vec<u32>,
-        /// The machines that lack a ready hub at the hubs above, if no rank is missing at this hub.
+        /// The machines whose hubs are not ready at the hubs above. Only if no rank is missing at this hub.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         machines: Vec<u32>,
     },
-    /// All workers have joined.
+    /// All workers have joined, and the job has begun.
     Running,
     /// The job cannot continue.
     Failed {
         /// The reason, which names the rank.
         reason: String,
-        /// Whether the job failed because a hub of it stops or is lost. The job may continue when that hub returns.
+        /// Whether the job failed because one of its hubs stops or is lost. The job may continue when that hub comes back.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         hub_stops: bool,
     },
 }
 
-/// Returns a text that names the missing members of a job of this many workers: ranks, or else machines.
+/// Describes the missing members of a job with this number of workers: ranks, or machines if no rank is missing.
 pub fn missing(ranks: &[u32], machines: &[u32], workers: u32) -> String {
     match ranks.is_empty() && !machines.is_empty() {
         true => format!("machine(s) {machines:?}, where the hub or some workers are missing"),
@@ -368,38 +372,39 @@ pub fn missing(ranks: &[u32], machines: &[u32], workers: u32) -> String {
     }
 }
 
-/// `POST /v1/jobs/{job}/ready`: all members of a hub below have joined, and it may take part.
+/// `POST /v1/jobs/{job}/ready`: all members of a hub below have joined, so the hub may take part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadyRequest {
-    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
+    /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// The highest round that a member had reached, as in its join, if the members had lost a hub.
+    /// The highest round that one of the members had reached, as in its join. Only if the members had lost a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
 }
 
-/// `POST /v1/jobs/{job}/leave`: the worker is done.
+/// `POST /v1/jobs/{job}/leave`: the worker leaves the job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaveRequest {
-    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
+    /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
-    /// Keys with a lower round, as in [`LeftAt`].
+    /// Runs of keys with a lower round, as in [`LeftAt`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
-    /// The reason why a worker fails (a [`reason`]), or why the job of a hub below has failed. Or the way in which a worker
-    /// lost another hub of the job. The job fails at this hub, too, or continues without that member.
+    /// The failure because of which the worker leaves: its own (a [`reason`]), or that of a hub below's job. Or the way in
+    /// which it lost another hub of this job. Then the job fails at this hub, too, or continues without the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
-    /// Whether `failed` is about a hub that stops or is lost. The job may continue when that hub returns.
+    /// Whether `failed` reports that a hub stops or is lost. The job may continue when that hub comes back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hub_lost: bool,
-    /// Whether a hub below stops. The job then ends between two rounds, before this request is answered, and nothing is lost.
+    /// Whether a hub below is stopping. The job then ends between two rounds before this request is answered, so that
+    /// nothing is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stops: bool,
     /// Whether the job was a trial. If it ends with this worker, no checkpoint is written.
@@ -407,38 +412,37 @@ pub struct LeaveRequest {
     pub was_trial: bool,
 }
 
-/// The answer to a leave.
+/// The reply to a leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaveReply {
-    /// The reason why the state at the job's end is in no checkpoint, if the hub writes checkpoints. For the last
-    /// worker.
+    /// The reason why the job's last state is in no checkpoint, if the hub writes checkpoints. Only for the last worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
 }
 
-/// `POST /v1/jobs/{job}/compare`: a digest of weights that should be the same at all workers: the weights before a round,
-/// or those that workers write in it. The hub answers at once. The job fails if all workers' digests have arrived and
-/// differ.
+/// `POST /v1/jobs/{job}/compare`: the digest of weights that all workers should have in common. They are the weights before
+/// a round, or the weights that workers write in the round. The hub answers at once. If the digests of all workers have
+/// arrived and differ, the job fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompareRequest {
-    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
+    /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The round.
     pub round: Round,
-    /// The sum, modulo 2^64, of the keys' XXH3 digests of 64 bits. The seed of each is the key's number, and its bytes are
-    /// those of the key's weights.
+    /// The sum, modulo 2^64, of the 64-bit XXH3 digests of the keys. The digest of a key has the key's number as its seed,
+    /// and covers the bytes of the key's weights.
     pub digest: u64,
-    /// Whether the digest is of the weights that the worker writes in this round, over the keys that it writes.
+    /// Whether the digest covers the weights that the worker writes in this round, over the keys that it writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub written: bool,
 }
 
-/// `POST /v1/jobs/{job}/stop`: the job has been stopped.
+/// The reply to `POST /v1/jobs/{job}/stop`: the job is stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopReply {
-    /// The checkpoint that was written before.
+    /// The checkpoint that was written before the stop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointReply>,
     /// The reason why no checkpoint was written, if the hub writes checkpoints.
@@ -446,32 +450,32 @@ pub struct StopReply {
     pub checkpoint_error: Option<String>,
 }
 
-/// `POST /v1/drain`: the hub takes no more jobs, and ends when its last job ends.
+/// The reply to `POST /v1/drain`: the hub takes no more jobs, and ends when its last job ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainReply {
-    /// The jobs that still run.
+    /// The names of the jobs that still run.
     pub jobs: Vec<String>,
 }
 
-/// `GET /v1/clock`: the hub's clock, for timelines of several machines.
+/// The reply to `GET /v1/clock`: the time of the hub's clock, for timelines of several machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockReply {
-    /// The identity of the clock: times of clocks with one id can be compared.
+    /// The identity of the clock. Times can be compared if their clocks have the same identity.
     pub id: String,
     /// The time, in nanoseconds.
     pub ns: u64,
 }
 
-/// `POST /v1/jobs/{job}/checkpoint`: the reply describes a checkpoint that is on the disk.
+/// The reply to `POST /v1/jobs/{job}/checkpoint`: it describes a checkpoint that is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointReply {
     /// The first round of a job that continues from the checkpoint.
     pub round: Round,
-    /// Length of the checkpoint's file.
+    /// The length of the checkpoint's file, in bytes.
     pub bytes: u64,
-    /// Duration of the write.
+    /// The duration of the write, in milliseconds.
     pub milliseconds: u64,
-    /// The reason why the attempt before this one failed or was skipped.
+    /// The reason why the attempt before this one failed or was skipped, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_before: Option<String>,
 }

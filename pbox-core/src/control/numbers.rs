@@ -1,6 +1,6 @@
-//! Numbers of a job's optimizer that change while it runs: a worker's request to the hub.
+//! Requests of a worker to change the numbers of a job's optimizer while the job runs.
 //!
-//! Plain data. A job's terms say whether the numbers can be taken (`JobTerms::check_numbers`).
+//! Plain data. A job's terms say whether the numbers can be used (`JobTerms::check_numbers`).
 
 use std::sync::Arc;
 
@@ -9,46 +9,46 @@ use serde::{Deserialize, Serialize};
 use crate::kernels::{Groups, Multipliers, Numbers, Optimizer};
 use crate::layout::{KeyId, Round};
 
-/// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. The hub replies when every core has it.
+/// `POST /v1/jobs/{job}/learning-rate`: a new learning rate from a round on. The hub replies once every core has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LearningRateRequest {
-    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
+    /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// The new rate.
+    /// The new learning rate.
     pub learning_rate: f32,
-    /// The first round that uses it.
+    /// The first round that uses the new rate.
     pub from_round: Round,
 }
 
-/// `POST /v1/jobs/{job}/optimizer`: new numbers of the job's optimizer from a round on. The hub replies when every core has
+/// `POST /v1/jobs/{job}/optimizer`: new numbers of the job's optimizer from a round on. The hub replies once every core has
 /// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerRequest {
-    /// The token of the join. It is only in the header of the request, and a token in the body is ignored.
+    /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
     /// The job's optimizer with all its new numbers.
     pub optimizer: Optimizer,
-    /// A pair of multipliers for each key, of the learning rate and the weight decay, in the order of the join. Without this
-    /// field they do not change.
+    /// The multipliers of learning rate and weight decay for each key, in the order of the join. Without this field, the
+    /// multipliers do not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Arc<[Multipliers]>>,
-    /// Keys that have other numbers, until the next request. Without it there are none.
+    /// The keys that use other numbers, until the next request. Without this field, there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Arc<Groups>>,
-    /// The first round that uses them.
+    /// The first round that uses the new numbers.
     pub from_round: Round,
-    /// Numbers of the keys whose optimizer state is set to zero before that round, as if they had made no step. Only if workers
-    /// step together, and the worker that asks has not pushed the round.
+    /// The numbers of the keys whose optimizer state is set to zero before that round, as if they had made no step. A hub
+    /// refuses such a request if workers step alone, or if this worker has pushed the round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<u32>,
 }
 
 impl OptimizerRequest {
-    /// Asks for these numbers from a round on, and for a state of zeros of some keys.
+    /// Creates a request for these numbers from a round on. The optimizer state of some keys is set to zero.
     pub fn new(
         token: String,
         numbers: Numbers,

@@ -5,10 +5,10 @@ use std::fmt;
 use super::ParseError;
 use crate::layout::Round;
 
-/// The longest part of a wrong query that an error repeats.
+/// The length limit of a wrong query in an error, in characters.
 const SHOWN_CHARS: usize = 100;
 
-/// One tensor of each key, in place of the whole state.
+/// A part of the state: one tensor of each key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Only {
     /// The weights.
@@ -20,17 +20,17 @@ pub enum Only {
 /// The query of a request for a job's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateQuery {
-    /// One tensor of each key, in place of the whole state.
+    /// The tensor of each key that the client wants. `None` for the whole state.
     pub only: Option<Only>,
-    /// The round before which the state is wanted. Without it, the hub's current round.
+    /// The round before which the client wants the state. `None` for the hub's current round.
     pub before: Option<Round>,
 }
 
 impl StateQuery {
-    /// Returns what the query of a request asks for.
+    /// Parses the query of a request.
     ///
     /// # Errors
-    /// Returns an error if it has other words than these, or one of them twice.
+    /// Returns an error if the query has an unknown pair, or has a name twice.
     pub fn parse(query: &str) -> Result<Self, ParseError> {
         let mut parsed = StateQuery::default();
         let is_known = |pair| parsed.takes(pair).is_some();
@@ -44,7 +44,7 @@ impl StateQuery {
         Err(ParseError::Malformed { what: "state", reason })
     }
 
-    /// Takes one word of the query. Returns nothing if the word is invalid.
+    /// Parses one `name=value` pair of the query. Returns `None` if the pair is invalid.
     fn takes(&mut self, pair: &str) -> Option<()> {
         match pair.split_once('=')? {
             ("only", word) if self.only.is_none() => {

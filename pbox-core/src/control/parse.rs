@@ -1,7 +1,7 @@
-//! Parsing of requests from bytes: the hub parses a body before it looks at the content.
+//! Parsing of requests from bytes. The hub parses a body before it uses the content.
 //!
-//! The body comes from outside. The parser's memory stays a small multiple of the body's size, and an error repeats
-//! only the beginning of the faulty text. Must not know HTTP.
+//! The body comes from outside. The parser needs at most a small multiple of the body's size as memory, and an error
+//! repeats only the beginning of a faulty text. This module must not know HTTP.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -10,10 +10,10 @@ use serde_json::value::RawValue;
 use super::known::Known;
 use super::{JoinRequest, PROTOCOL, Versions};
 
-/// The longest part of the parser's message that an error repeats. The message may quote a string of any length.
+/// The length limit of the parser's message in an error. The message may quote a string of any length.
 const ECHOED_CHARS: usize = 400;
 
-/// A body that is not a request.
+/// An error: the body is not a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// The body does not have the form of the request.
@@ -24,17 +24,17 @@ pub enum ParseError {
         /// The parser's message.
         reason: String,
     },
-    /// The sender speaks other versions of the protocol.
+    /// The sender speaks no version of the protocol that this hub speaks.
     #[error(
         "this hub speaks protocol {}, the other end {}; install the same version at both ends",
         Versions::OURS,
         seen.map_or("none".to_owned(), |seen| seen.to_string())
     )]
     Protocol {
-        /// The versions that the body names, if it names any.
+        /// The versions that the body names, if it names versions.
         seen: Option<Versions>,
     },
-    /// The sender also speaks a newer version than this hub, and uses something of it that cannot be ignored.
+    /// The sender also speaks a newer version than this hub. Its request has something new that the hub cannot ignore.
     #[error(
         "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: the hub cannot ignore terms of a job \
          that only the newer version knows; leave these terms out, or install the newer version at the hub",
@@ -60,14 +60,14 @@ pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
     parse_versioned("join", body)
 }
 
-/// Parses a request that names the versions of its sender. They are parsed first: a request of another version may have
-/// other fields. If the sender's newest version is newer than this program's, unknown fields are ignored, but not in
-/// the objects of the request.
+/// Parses a request that names the versions of its sender. The versions are parsed first, because a request of another
+/// version may have other fields. If the sender also speaks a newer version than this program, unknown fields are ignored,
+/// except in inner objects.
 pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]
     struct Named<'a> {
-        // The type is not `Value`: a tree of any JSON takes 16 times its bytes.
+        // This is not a `Value`: a tree of arbitrary JSON takes 16 times as much memory as its text.
         #[serde(borrow)]
         protocol: Option<&'a RawValue>,
         #[serde(borrow)]
@@ -85,8 +85,8 @@ pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> 
     known(body).map_err(|error| ParseError::Newer { what, reason: excerpt(&error), theirs })
 }
 
-/// Parses a request of another hub of a job. No person writes it, and the hubs may be of two versions. So unknown
-/// fields are ignored, but not in the objects of the request.
+/// Parses a request of another hub of a job. The two hubs may have different versions, and no person has typed the request.
+/// So unknown fields are ignored, except in inner objects.
 pub fn parse_from_hub<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     known(body).map_err(|error| malformed(what, &error))
 }
@@ -103,7 +103,7 @@ fn malformed(what: &'static str, error: &serde_json::Error) -> ParseError {
 
 fn excerpt(error: &serde_json::Error) -> String {
     let said = error.to_string();
-    // Line and column are at the end; the beginning of a long error says more.
+    // Line and column come last in a message. The beginning of a long message is more useful.
     said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn no_more_keys_are_read_than_a_manifest_has() {
         let key = r#"{"name":"k","shape":[1],"dtype":"f32"},"#.repeat(MAX_KEYS + 1);
-        // The text after it is not a key, and is not read.
+        // The parser stops before the text after it, which is no key.
         let body = join().replace(r#""keys":[]"#, &format!(r#""keys":[{key}7]"#));
         let error = parse_join(body.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("262145 keys or more, at most 262144 are allowed"), "{error}");

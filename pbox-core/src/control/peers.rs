@@ -1,40 +1,41 @@
-//! The messages between hubs that share a job. A worker carries some from the first hub to the others, and hubs send
-//! each other the rest. `docs/protocol/hub-to-hub.md` has the table of requests.
+//! The messages between the hubs of one job. A worker carries some of them from the first hub to the others; the hubs send
+//! the rest to each other. `docs/protocol/hub-to-hub.md` has the table of requests.
 //!
-//! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows the pass at the other hubs. So all hubs of a
-//! job know its secret. They refuse a request without it.
+//! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows this pass to the other hubs. So all hubs of a job
+//! know the job's secret. They refuse requests without it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::layout::Round;
 
-/// `peers` of a join: the job's hubs as the worker knows them. Only a job over several hubs has it.
+/// The field `peers` of a join: the job's hubs, as the worker knows them. Only in a job over several hubs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peers {
-    /// `host:port` of each hub's control port, in the order of the shares. Hubs reach each other at these addresses.
+    /// The control port of each hub, `host:port`, in the order of the shares. Hubs reach each other at these addresses.
     pub hubs: Vec<String>,
-    /// The pass that hub 0 gave in its reply to this worker's join. A join to hub 0 itself has none.
+    /// The pass from hub 0's reply to this worker's join. A join at hub 0 itself has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
 }
 
-/// Hub 0 gives this to a worker for the other hubs of the job.
+/// A pass that hub 0 gives to a worker, for the other hubs of the job.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
-    /// The job's secret: 32 hexadecimal digits. Hubs show it to each other.
+    /// The job's secret: 32 hexadecimal digits. Hubs show it to each other in requests.
     pub secret: String,
-    /// The name of the worker at all hubs. It is never reused, so that no hub mistakes a new worker for a rank's former one.
+    /// The number of the worker at all hubs. It is never used again, so that no hub takes a new worker for an earlier one
+    /// of the same rank.
     pub worker: u64,
-    /// The round that the job began with: 0, or the latest round with a checkpoint at all hubs.
+    /// The round with which the job began: 0, or the latest round of which all hubs had a checkpoint.
     pub first_round: Round,
-    /// Whether hub 0 writes checkpoints: either all hubs of a job do, or none does.
+    /// Whether hub 0 writes checkpoints. Either all hubs of a job write them, or none does.
     pub checkpoints: bool,
 }
 
 impl std::fmt::Debug for Pass {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The secret must not get into a log.
+        // The secret must not appear in a log.
         let Pass { worker, first_round, .. } = self;
         f.debug_struct("Pass")
             .field("worker", worker)
@@ -43,22 +44,22 @@ impl std::fmt::Debug for Pass {
     }
 }
 
-/// `GET /v1/jobs/{job}/parts/{hub}/{hubs}`: the checkpoints that a hub has of its share. With `/{round}` after it, the hub
-/// first reads its part of that round.
+/// The reply to `GET /v1/jobs/{job}/parts/{hub}/{hubs}`: the checkpoints that a hub has of its share. If the path ends with
+/// `/{round}`, the hub first reads its part of this round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartsReply {
     /// Whether the hub writes checkpoints at all.
     pub keeps: bool,
-    /// Rounds from one checkpoint to the next.
+    /// The interval of checkpoints, in rounds.
     pub every: Option<u32>,
-    /// The rounds of its files, ascending.
+    /// The rounds of the hub's files, ascending.
     pub rounds: Vec<Round>,
-    /// The damage of the part that the hub was asked to read.
+    /// The damage that the hub found in the part that it read, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
 }
 
-/// `POST /v1/jobs/{job}/peers/hold`: finish no round until the release.
+/// `POST /v1/jobs/{job}/peers/hold`: the hub must finish no round until the release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HoldRequest {
@@ -68,53 +69,53 @@ pub struct HoldRequest {
     pub cut: u64,
 }
 
-/// The job is held.
+/// The reply to a hold: the job is held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldReply {
-    /// The round of the hub's chunk that is furthest ahead; `None` if the hub owns no chunk.
+    /// The round of the hub's furthest chunk; `None` if the hub owns no chunk.
     pub front: Option<Round>,
 }
 
-/// `POST /v1/jobs/{job}/peers/release`: continue after a hold.
+/// `POST /v1/jobs/{job}/peers/release`: the hub must continue after a hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleaseRequest {
     /// The job's secret.
     pub secret: String,
-    /// Number of the cut.
+    /// The number of the cut.
     pub cut: u64,
-    /// The cut is before this round.
+    /// The round before which the job is cut.
     pub from: Round,
-    /// Workers that take part from that round on, by `worker` of their pass.
+    /// The workers that take part from that round on. They are given by the `worker` of their passes.
     #[serde(default)]
     pub admitted: Vec<u64>,
-    /// Whether to write a checkpoint of the state before that round.
+    /// Whether the hub must write a checkpoint of the state before that round.
     #[serde(default)]
     pub snapshot: bool,
-    /// Whether the job ends at the cut: chunks reach that round, and go no further.
+    /// Whether the job ends at the cut. Then no chunk passes that round.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends: bool,
 }
 
 impl ReleaseRequest {
-    /// Whether the release asks for nothing: the job continues as before the cut.
+    /// Whether the release changes nothing: the job continues as before the cut.
     pub fn asks_for_nothing(&self) -> bool {
         !self.snapshot && !self.ends && self.admitted.is_empty()
     }
 }
 
-/// `POST /v1/jobs/{job}/peers/written`: the hub replies when it has written its part of a checkpoint, or cannot write
-/// it. It replies after `wait_ms` at the latest.
+/// `POST /v1/jobs/{job}/peers/written`: asks a hub for the state of its part of a checkpoint. The hub replies when the part
+/// is written or has failed, or after `wait_ms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenRequest {
     /// The job's secret.
     pub secret: String,
-    /// The checkpoint is of the state before this round. 0 means the part that is being taken now, if there is one.
+    /// The round before which the checkpoint has the state. 0 stands for the part that is being taken now, if there is one.
     pub before: Round,
-    /// The rounds that all hubs are known to have.
+    /// The rounds of which all hubs are known to have a part.
     pub whole: WholeRounds,
-    /// The time that the hub may wait before it replies that the part is still being written.
+    /// The time in milliseconds after which the hub replies even if the part is not written yet.
     pub wait_ms: u64,
 }
 
@@ -134,24 +135,24 @@ pub enum PartState {
     /// Some chunks have not reached the part's round.
     #[default]
     Collecting,
-    /// The part is being written to the disk.
+    /// The part is being written to disk.
     Writing,
-    /// The part is on the disk, with this many bytes.
+    /// The part is on disk, with this length in bytes.
     Written(u64),
     /// There is no part, for this reason.
     Failed(String),
 }
 
-/// The rounds for which all hubs have a part.
+/// The rounds of which all hubs have a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WholeRounds {
     /// The latest of these rounds, ascending; at most two.
     pub rounds: Vec<Round>,
-    /// No hub will write a part of this round or of an earlier one any more.
+    /// The round up to which no hub will write a part any more.
     pub decided: Option<Round>,
 }
 
-/// `POST /v1/jobs/{job}/peers/arrived`, to hub 0: all of a hub's cores have a worker's link.
+/// `POST /v1/jobs/{job}/peers/arrived`, to hub 0: all cores of a hub have a worker's link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArrivedRequest {
@@ -159,17 +160,17 @@ pub struct ArrivedRequest {
     pub secret: String,
     /// The hub that sends the request.
     pub hub: u32,
-    /// The worker, by `worker` of its pass.
+    /// The worker, as the `worker` of its pass.
     pub worker: u64,
 }
 
-/// `POST /v1/jobs/{job}/peers/begins`, to hub 0: confirm that the job has not begun, and begins with this round.
+/// `POST /v1/jobs/{job}/peers/begins`, to hub 0: asks whether the job has not begun yet, and will begin with this round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginsRequest {
     /// The job's secret.
     pub secret: String,
-    /// The round, as a worker's pass says.
+    /// The round, from a worker's pass.
     pub first_round: Round,
 }
 
@@ -179,27 +180,27 @@ pub struct BeginsRequest {
 pub struct LostRequest {
     /// The job's secret.
     pub secret: String,
-    /// The worker, by `worker` of its pass.
+    /// The worker, as the `worker` of its pass.
     pub worker: u64,
     /// The reason.
     pub reason: String,
 }
 
-/// `POST /v1/jobs/{job}/peers/checkpoint`, to hub 0: write a checkpoint of the job now.
+/// `POST /v1/jobs/{job}/peers/checkpoint`, to hub 0: hub 0 must have a checkpoint of the job written now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {
     /// The job's secret.
     pub secret: String,
-    /// The time to wait for the round in flight.
+    /// The time limit for the round in flight, in milliseconds.
     pub round_limit_ms: u64,
-    /// Whether the job ends there, because a hub stops.
+    /// Whether the job ends at this checkpoint, because a hub stops.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends: bool,
 }
 
-/// `POST /v1/jobs/{job}/peers/failed`: the job has failed at a hub, so it fails at the receiving hub, too. Another hub
-/// sends it to hub 0, and hub 0 sends it to all other hubs.
+/// `POST /v1/jobs/{job}/peers/failed`: the job has failed at the sending hub, so it fails at the receiving hub, too.
+/// Another hub sends this to hub 0, and hub 0 sends it to all other hubs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailedRequest {
@@ -215,9 +216,9 @@ pub struct FailedRequest {
 /// The reply to [`FailedRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedReply {
-    /// Whether the job's last state may still be saved at this hub, because its cores hold the job.
+    /// Whether this hub may still save the job's last state, because its cores hold the job.
     pub saves: bool,
-    /// The rounds of the hub's chunks. Only from another hub than hub 0; nothing if it owns no chunk.
+    /// The rounds of the hub's chunks. `None` from hub 0, and from a hub without chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsInFlight>,
 }
@@ -231,23 +232,24 @@ pub struct RoundsInFlight {
     pub highest: Round,
 }
 
-/// `POST /v1/jobs/{job}/peers/last`: save the last state of a job that has [failed](FailedRequest), and forget the job.
+/// `POST /v1/jobs/{job}/peers/last`: the hub must save the last state of a job that has [failed](FailedRequest), and forget
+/// the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LastRequest {
     /// The job's secret.
     pub secret: String,
-    /// The state before this round, which no chunk of any hub is past; 0 if nothing is saved.
+    /// The round before which the state is saved. No chunk of any hub is past it. 0 if nothing is saved.
     pub before: Round,
-    /// The way in which the job ended, for people.
+    /// A description of the job's end, for people.
     pub ended: String,
-    /// The rounds that all hubs are known to have.
+    /// The rounds of which all hubs are known to have a part.
     pub whole: WholeRounds,
 }
 
 /// The reply to [`LastRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastReply {
-    /// Length of the part that is on the disk; 0 if the hub owns no chunk, or nothing is saved.
+    /// The length of the part on disk, in bytes. 0 if the hub owns no chunk, or nothing is saved.
     pub bytes: u64,
 }

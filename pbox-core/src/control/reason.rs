@@ -1,13 +1,13 @@
-//! The reason why a worker fails, in its own words: a line that other workers can print.
+//! The reason why a worker fails, as its program reports it: one line that other workers can print.
 //!
-//! The words come from outside, and appear in errors, logs and pages of every other worker. This module must not know their
+//! The text comes from outside, and appears in errors, logs and pages of all other workers. This module must not know its
 //! meaning.
 
-/// The longest [reason](reason) in bytes.
+/// The length limit of a [reason](reason), in bytes.
 pub const MAX_REASON_BYTES: usize = 256;
 
-/// Returns the words of a worker that fails, as one line that can be printed: at most [`MAX_REASON_BYTES`] of them. A
-/// character that controls a terminal, or the direction of text, becomes a space.
+/// Returns the text of a worker that fails as one line that can be printed, of at most [`MAX_REASON_BYTES`] bytes. Every
+/// character that controls a terminal or the direction of text becomes a space.
 pub fn reason(words: &str) -> String {
     let mut line = String::new();
     for c in words.chars().map(|c| if is_printed(c) { c } else { ' ' }) {

@@ -1,7 +1,8 @@
-//! Refusals: the body of each reply that reports an error, and the codes by which programs tell refusals apart.
+//! Refusals: the body of each reply that reports an error, and the codes with which programs tell refusals apart.
 //!
-//! A text is for people, and may change with each version. A program decides only by the code. The table of
-//! the codes is in `docs/protocol/control-port.md`. Must not know HTTP beyond the number of a status.
+//! The text is for people, and may change with each version. A program decides only by the code.
+//! `docs/protocol/control-port.md` has the table of the codes. This module must know nothing of HTTP but the number of a
+//! status.
 
 use std::fmt;
 
@@ -12,24 +13,24 @@ use crate::layout::Round;
 /// The body of every reply that reports an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
-    /// The code, by which programs decide what to do. Hubs from before codes send none.
+    /// The code, from which programs decide what to do. Hubs of older versions send none.
     #[serde(default, skip_serializing_if = "RefusalCode::is_other")]
     pub code: RefusalCode,
     /// The text: the fault, the expected value, and the next step.
     pub error: String,
-    /// The round that the job has reached at this hub, with `round_passed` and `round_far`.
+    /// The round that the job has reached at this hub. Only with `round_passed` and `round_far`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<Round>,
 }
 
-/// Declares the codes: each with its word on the wire, and the HTTP status that follows from the code.
+/// Declares the codes. Each has a word on the wire, and an HTTP status.
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $code:ident = $word:literal, $status:literal;)*) => {
-        /// The reason why a hub refuses a request, as far as clients need to distinguish reasons.
+        /// The reason why a hub refuses a request, if clients need to tell it from other reasons.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub enum RefusalCode {
             $($(#[doc = $doc])+ $code,)*
-            /// No code, from a hub that sends none; or a code that this program does not know.
+            /// A code that this program does not know, or no code at all.
             #[default]
             Other,
         }
@@ -74,15 +75,15 @@ codes! {
     WebPage = "web_page", 403;
     /// The hub has no such page.
     PageUnknown = "page_unknown", 404;
-    /// The page is asked by another method.
+    /// The page exists, but not for this HTTP method.
     OtherMethod = "other_method", 405;
     /// The hub has no job of this name, or none with this secret.
     JobUnknown = "job_unknown", 404;
     /// No worker of the job has this token: it left, or its job ended.
     TokenUnknown = "token_unknown", 404;
-    /// The job went on without this worker.
+    /// The job continued without this worker.
     WorkerLost = "worker_lost", 404;
-    /// The job ended while the hub worked on the request.
+    /// The job ended while the hub handled the request.
     JobEnded = "job_ended", 404;
     /// The hub stops, and admits no worker.
     HubStops = "hub_stops", 404;
@@ -94,17 +95,17 @@ codes! {
     ProtocolDiffers = "protocol_differs", 409;
     /// The worker's terms are not those of the job.
     TermsDiffer = "terms_differ", 409;
-    /// Another worker has the rank, or another hub the machine's number.
+    /// Another worker has the rank, or another hub has the machine's number.
     RankTaken = "rank_taken", 409;
-    /// The worker claims to have reached an impossible round.
+    /// The worker reports that it has reached a round, and that is impossible.
     ReachedDiffers = "reached_differs", 409;
     /// The job has failed.
     JobFailed = "job_failed", 409;
-    /// The worker cannot make new links.
+    /// The worker cannot reconnect.
     NoRelink = "no_relink", 409;
-    /// The job now neither gives nor takes a state at this hub.
+    /// The job neither sends nor accepts a state at this hub now.
     NoState = "no_state", 409;
-    /// The job is past the round before which a state is wanted.
+    /// The job has passed the round before which a state is wanted.
     RoundPassed = "round_passed", 409;
     /// The round before which a state is wanted is too far ahead.
     RoundFar = "round_far", 409;
@@ -112,37 +113,37 @@ codes! {
     NoCheckpoints = "no_checkpoints", 409;
     /// The job's checkpoint cannot be used.
     CheckpointUnusable = "checkpoint_unusable", 409;
-    /// Another cut was ordered since: the request of the other hub is out of date.
+    /// The cut of another hub's request is over: there was a later cut.
     CutStale = "cut_stale", 409;
-    /// The hubs above each other form a circle.
+    /// The hubs form a circle: a hub is above itself.
     Circle = "circle", 409;
     /// The hubs of a mesh cannot meet at this hub.
     NoMesh = "no_mesh", 409;
     /// The hubs of some machines did not meet in time.
     MachinesMissing = "machines_missing", 409;
-    /// A hub above refuses.
+    /// A hub above this hub refuses the request.
     RefusedAbove = "refused_above", 409;
-    /// The hub takes no new jobs, because it ends when its current jobs end.
+    /// The hub takes no new jobs, and ends together with its current jobs.
     Draining = "draining", 409;
     /// The body of the request is too long.
     TooLarge = "too_large", 413;
-    /// The body is of a kind that a web form sends.
+    /// The body has a type that web forms send.
     WebForm = "web_form", 415;
-    /// The rank is not free yet: the worker may ask again.
+    /// The rank is not free yet. The worker may try again.
     RankBusy = "rank_busy", 503;
-    /// Hub 0 has another job with this name: the worker may ask again.
+    /// Hub 0 has another job with this name. The worker may try again.
     JobDiffers = "job_differs", 503;
-    /// Other clients use all resources of the hub for such requests: the client may ask again.
+    /// Other clients use everything that the hub has for such requests. The client may try again.
     Busy = "busy", 503;
-    /// There is no connection left. The client should try again.
+    /// The hub has no free connection. The client may try again.
     NoConnection = "no_connection", 503;
-    /// The hub does not work correctly, or stops: workers cannot join now.
+    /// The hub is not healthy, or is stopping. Workers cannot join now.
     NotReady = "not_ready", 503;
-    /// The hub lacks memory.
+    /// The hub does not have enough memory.
     NoMemory = "no_memory", 507;
-    /// The hub lacks threads, or another resource of the system.
+    /// The hub does not have enough threads, or lacks another resource of the system.
     NoResource = "no_resource", 507;
-    /// The hub has all the jobs that it may have.
+    /// The hub has reached its limit of jobs.
     JobsLimit = "jobs_limit", 507;
     /// An address or a job has reached its quota.
     Quota = "quota", 507;
@@ -155,7 +156,7 @@ codes! {
 }
 
 impl RefusalCode {
-    /// Whether this program does not know the refusal's code.
+    /// Whether the code is missing, or unknown to this program.
     pub fn is_other(&self) -> bool {
         *self == RefusalCode::Other
     }

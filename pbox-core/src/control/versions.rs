@@ -1,6 +1,6 @@
-//! Versions of the protocol: two ends use the highest that both speak.
+//! Versions of the protocol. Two ends use the highest version that both ends speak.
 //!
-//! `docs/protocol/README.md` has the rules for a new field, and for a removed one.
+//! `docs/protocol/README.md` has the rules for adding and removing fields.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ pub const PROTOCOL: u32 = 13;
 /// The oldest version of the protocol that this program speaks.
 pub const PROTOCOL_LOWEST: u32 = 11;
 
-/// The versions that an end speaks: the lowest, the highest, and all between them.
+/// The range of versions that an end speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
-    /// The oldest.
+    /// The oldest version.
     pub lowest: u32,
-    /// The newest.
+    /// The newest version.
     pub highest: u32,
 }
 
@@ -23,7 +23,7 @@ impl Versions {
     /// The versions of this program.
     pub const OURS: Versions = Versions { lowest: PROTOCOL_LOWEST, highest: PROTOCOL };
 
-    /// Creates the versions that a message has: an end that names no lowest version speaks one.
+    /// Returns the versions that a message names. Without a lowest version, the sender speaks only one version.
     pub fn of(protocol: u32, lowest: Option<u32>) -> Self {
         Versions { lowest: lowest.map_or(protocol, |lowest| lowest.min(protocol)), highest: protocol }
     }
@@ -34,12 +34,12 @@ impl Versions {
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
 
-    /// Returns the lowest version in the form of a message: nothing if there is one version.
+    /// Returns the lowest version, as a message gives it. `None` if there is only one version.
     pub fn lowest_of_several(self) -> Option<u32> {
         (self.lowest < self.highest).then_some(self.lowest)
     }
 
-    /// Whether an end speaks this version.
+    /// Whether this version is among them.
     pub fn contains(self, version: u32) -> bool {
         (self.lowest..=self.highest).contains(&version)
     }

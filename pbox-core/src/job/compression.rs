@@ -1,7 +1,7 @@
-//! Compression: how a job's workers and its hub send fewer bytes.
+//! Compression: the ways in which a job's workers and its hub send fewer bytes.
 //!
-//! A setting, the same at all ends, stated in the join. Knows codecs by name. `wire` defines where their bytes lie;
-//! the stages in `weights` and the worker's `coder` use them.
+//! It is a setting, the same at all ends, which a worker states in its join. This module knows codecs by name. `wire`
+//! defines the places of their bytes; the stages in `weights` and the worker's `coder` use them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,28 +15,28 @@ use crate::layout::Layout;
 use crate::slim::{InvalidSlimDp, SlimDp};
 use crate::strict_json;
 
-/// The way in which a job's gradients and weights are made smaller. The JSON of a codec is the codec's own,
-/// `{"codec": "bf16"}`. The JSON of Slim-DP is `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
+/// The compression of a job's gradients and weights. In JSON, a codec is `{"codec": "bf16"}` with the codec's settings, and
+/// Slim-DP is `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compression {
     /// A codec writes every push and every answer, with all elements of a chunk in each round.
     Codec(Codec),
-    /// Significant and explored elements are sent unchanged, the rest is not sent.
+    /// Significant and explored elements are sent unchanged. The other elements are not sent.
     Slim(SlimDp),
 }
 
-/// A compression that a job cannot have.
+/// An error: no job can have this compression.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InvalidCompression {
-    /// Settings of a codec.
+    /// Invalid settings of a codec.
     #[error(transparent)]
     Codec(#[from] InvalidCodec),
-    /// Settings of Slim-DP.
+    /// Invalid settings of Slim-DP.
     #[error(transparent)]
     Slim(#[from] InvalidSlimDp),
 }
 
-/// A text that names no compression.
+/// An error: the text names no compression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("compression {seen:?}: {why}; expected {}", forms().join(", "))]
 pub struct NotACompression {
@@ -44,7 +44,7 @@ pub struct NotACompression {
     why: String,
 }
 
-/// Each codec's name and settings, in the order in which a text gives them.
+/// The name of each codec, and its settings in the order in which a text gives them.
 const FORMS: [(&str, &[&str]); 9] = [
     ("f16", &[]),
     ("bf16", &[]),
@@ -73,7 +73,7 @@ impl Compression {
         }
     }
 
-    /// Whether each worker gets separate answers, in a separate weights window.
+    /// Whether each worker gets its own answers, in its own weights window.
     pub fn has_own_answers(&self) -> bool {
         matches!(self, Compression::Slim(_))
     }
@@ -109,7 +109,7 @@ impl From<SlimDp> for Compression {
 
 impl Serialize for Compression {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// Serialized with the name that a codec has from its enum.
+        /// A wrapper that is serialized with the name that a codec has in its enum.
         #[derive(Serialize)]
         struct Named<'a> {
             codec: &'a str,
@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for Compression {
 impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        // Converts a text: as a value, an f32 would become an f64, with more digits than the user wrote.
+        // This converts text: an f32 as a value would become an f64, with more digits than the user wrote.
         let said = serde_json::to_string(self).map_err(|_| fmt::Error)?;
         let said: Map<String, Value> = serde_json::from_str(&said).map_err(|_| fmt::Error)?;
         let settings = FORMS.iter().find(|(name, _)| *name == self.name()).map_or(&[][..], |form| form.1);
@@ -149,8 +149,8 @@ impl fmt::Display for Compression {
     }
 }
 
-/// A codec's name and its settings in their order, with colons between them: `bf16`, `qsgd:8:512`. Settings at the
-/// end that have a default may be left out.
+/// Parses a codec's name and its settings in their order, separated by colons: `bf16`, `qsgd:8:512`. Last settings that
+/// have a default may be left out.
 impl FromStr for Compression {
     type Err = NotACompression;
 

@@ -1,4 +1,4 @@
-//! Consistency: how far workers may be apart, and so which pushes a worker's weights contain.
+//! Consistency: how many rounds workers may be apart, and so which pushes are in a worker's weights.
 //!
 //! Plain data and one rule, used at both ends. Knows rounds, but no ranks and no memory.
 
@@ -9,29 +9,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::Round;
 
-/// The moment when a worker gets weights back.
+/// The consistency of a level: when a worker gets weights back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Consistency {
-    /// Bulk synchronous: a round is one step with the mean of all workers' gradients, and ends for all workers at
-    /// once.
+    /// Bulk synchronous. A round is one step with the mean of all workers' gradients, and ends for all workers at the same
+    /// time.
     #[default]
     Bsp,
-    /// Stale synchronous (Ho et al., 2013). Each push is a separate step, and no worker is more than `staleness`
-    /// rounds ahead of the slowest. The weights that a worker gets before its round `c` contain all workers' pushes of
-    /// all rounds before `c - staleness`.
+    /// Stale synchronous (Ho et al., 2013). Each push is a separate step, and no worker is more than `staleness` rounds
+    /// ahead of the slowest. The weights that a worker gets before its round `c` have all workers' pushes of all rounds
+    /// before `c - staleness`.
     ///
-    /// BSP makes one step a round. SSP makes one step for each worker, with only that worker's gradient: the
-    /// learning rate is that of a batch of one worker.
+    /// BSP makes one step a round. SSP makes one step for each worker, with only that worker's gradient. So the learning
+    /// rate must be that for the batch of one worker.
     Ssp {
         /// The staleness in rounds. With 0, workers wait for each other as in BSP.
         staleness: u32,
     },
-    /// Asynchronous: like SSP, but no worker waits for another after the first weights.
+    /// Asynchronous. As SSP, but no worker waits for another worker once it has its first weights.
     Asp,
 }
 
-/// A text that names no consistency.
+/// An error: the text names no consistency.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("consistency {seen:?}: expected bsp, ssp:S with the staleness S in rounds, or asp")]
 pub struct NotAConsistency {
@@ -44,9 +44,8 @@ impl Consistency {
         self != Consistency::Bsp
     }
 
-    /// Whether a worker whose next round is `next` may have its weights when the slowest worker's next round is
-    /// `slowest`. No worker passes round 0 before all workers have pushed it: it is the broadcast of the first
-    /// weights.
+    /// Whether a worker may have its weights. `next` is the worker's next round, and `slowest` is the slowest worker's. No
+    /// worker passes round 0 before all workers have pushed it, because round 0 is the broadcast of the first weights.
     #[inline]
     pub fn allows(self, next: Round, slowest: Round) -> bool {
         let ahead = next.0.saturating_sub(slowest.0);

@@ -1,4 +1,4 @@
-//! Credit: how many bytes of a link may be in flight, so that an urgent chunk does not wait behind them.
+//! Credit: the number of bytes of a link that may be in flight, so that an urgent chunk does not wait behind more bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,20 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::Schedule;
 
-/// Bytes that may be in flight on each link of a job, in each direction.
+/// The bytes that may be in flight on each link of a job, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Credit {
-    /// The credit has no limit.
+    /// Any number of bytes.
     None,
-    /// This number of bytes; at least 1. A larger chunk is sent alone.
+    /// This number of bytes, at least 1. A chunk that is larger is sent alone.
     Bytes(usize),
-    /// Each worker searches for the best credit in its first rounds. The hub's answers have
-    /// [`Credit::AT_FIRST`].
+    /// A search by each worker for the best credit, in its first rounds. The hub's answers have [`Credit::AT_FIRST`].
     Auto,
 }
 
-/// A text that names no credit.
+/// An error: the text names no credit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("credit {seen:?}: expected none, auto, or a number of bytes from 1 on")]
 pub struct NotACredit {
@@ -28,20 +27,20 @@ pub struct NotACredit {
 }
 
 impl Credit {
-    /// The credit before anything is known. On links of 4 Gbit/s everything from 64 KiB to 4 MiB was as good for P3. A
+    /// The credit before any measurement. For P3 on links of 4 Gbit/s, every credit from 64 KiB to 4 MiB was as good. A
     /// faster network needs more, because more bytes cross while a worker wakes up.
     pub const AT_FIRST: usize = 1 << 20;
 
-    /// The least useful credit for each of many links to a peer: a slice that leaves, and one that follows.
+    /// The smallest useful credit for each of several links to a peer: one slice that is being sent, and one that follows.
     pub const LEAST: usize = 64 << 10;
 
-    /// Returns the default for a schedule, of all links to a peer together. Without credit, [`Schedule::P3`] is a FIFO in a
-    /// transport that holds bytes. The other schedules gain nothing from credit.
+    /// Returns the default credit for a schedule, for all links to a peer together. Without credit, a transport that queues
+    /// bytes would make [`Schedule::P3`] first in, first out. The other schedules gain nothing from credit.
     pub fn default_of(schedule: Schedule) -> Self {
         if schedule == Schedule::P3 { Credit::Bytes(Credit::AT_FIRST) } else { Credit::None }
     }
 
-    /// Returns the number of bytes that each link may hold in the first round; `None` for any number.
+    /// Returns the number of bytes that may be in flight on each link in the first round; `None` for any number.
     pub fn at_first(self) -> Option<usize> {
         match self {
             Credit::None => None,

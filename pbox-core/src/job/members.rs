@@ -2,17 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The members that push to the hubs of a level.
+/// The kind of the members that push to the hubs of a level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Members {
-    /// Workers: a push is a gradient.
+    /// Workers. A push is a gradient.
     #[default]
     Workers,
-    /// Hubs below: a push is a sum of gradients, with their number.
+    /// Hubs below. A push is a sum of gradients, with their number.
     Hubs,
-    /// Hubs below, each of which is also a hub of this level and owns a share. Its workers read all chunks in the
-    /// window of that share, unless the hub decodes or copies answers for them.
+    /// Hubs below, each of which is also a hub of this level and owns a share. Its workers read all chunks in the window of
+    /// that share, unless the hub decodes or copies answers for them.
     Mesh,
 }
 

@@ -1,4 +1,4 @@
-//! The terms of a job: all its ends agree on them.
+//! The terms of a job, on which all its ends agree.
 //!
 //! Plain data with its checks. Must not know hubs, links or memory.
 

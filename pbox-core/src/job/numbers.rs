@@ -1,12 +1,12 @@
-//! Checks that all keys of a job can be stepped with other numbers of its optimizer.
+//! Checks that a job can step all its keys with other numbers of its optimizer.
 //!
-//! Plain data. The numbers come from outside, and are checked where they enter.
+//! Plain data. The numbers come from outside, and are checked when they arrive.
 
 use super::terms::JobTerms;
 use crate::kernels::{Groups, InvalidOptimizer, Multipliers, Numbers, Optimizer};
 use crate::layout::{Key, KeyId};
 
-/// A learning rate that no step can have.
+/// An error: no step can have this learning rate.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum InvalidRate {
     /// The number is not a valid rate.
@@ -15,7 +15,7 @@ pub enum InvalidRate {
         /// The number that was asked for.
         seen: f32,
     },
-    /// The number is not a valid rate of this key.
+    /// The product of the rate and a key's multiplier is not finite.
     #[error(
         "learning rate {seen}: the product with lr_mult {multiplier} of key {key:?} is beyond f32; expected a \
          smaller rate"
@@ -30,11 +30,11 @@ pub enum InvalidRate {
     },
 }
 
-/// Numbers that a job cannot continue with.
+/// An error: a job cannot continue with these numbers.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum InvalidNumbers {
-    /// Numbers of another optimizer.
+    /// The numbers are those of another optimizer.
     #[error(
         "the job's optimizer is {ours}, and these numbers are of {theirs}: the kind cannot change, because the \
          hub's state of each parameter depends on it; give numbers of {ours}, or begin another job"
@@ -45,10 +45,10 @@ pub enum InvalidNumbers {
         /// The optimizer of the numbers.
         theirs: &'static str,
     },
-    /// A number out of its range.
+    /// A number is out of its range.
     #[error(transparent)]
     Optimizer(#[from] InvalidOptimizer),
-    /// A learning rate that no step can have.
+    /// No step can have this learning rate.
     #[error(transparent)]
     Rate(#[from] InvalidRate),
     #[error("{seen} group numbers; expected one for each of the job's {expected} keys")]
@@ -57,12 +57,12 @@ pub enum InvalidNumbers {
     Groups { seen: usize },
     #[error("key {key:?} is in group {group}; expected a group from 1 to {groups}")]
     NoGroup { key: String, group: u8, groups: usize },
-    /// Multipliers of other keys.
+    /// The number of multipliers is not the number of the job's keys.
     #[error("{seen} pairs of multipliers; expected one for each of the job's {expected} keys, or none")]
     Count {
-        /// Keys of the job.
+        /// The number of the job's keys.
         expected: usize,
-        /// Pairs.
+        /// The number of pairs.
         seen: usize,
     },
     /// A multiplier is not a finite number.
@@ -75,7 +75,7 @@ pub enum InvalidNumbers {
         /// The number that was asked for.
         seen: f32,
     },
-    /// A weight decay times a key's multiplier is beyond f32.
+    /// The product of the weight decay and a key's multiplier is beyond f32.
     #[error(
         "weight decay {seen}: the product with wd_mult {multiplier} of key {key:?} is beyond f32; expected a \
          smaller decay"
@@ -94,7 +94,7 @@ impl JobTerms {
     /// Checks that all keys can be stepped with this learning rate.
     ///
     /// # Errors
-    /// Returns an error if it is negative or not finite, or is not finite when it is multiplied for a key.
+    /// Returns an error if the rate is negative or not finite, or if its product with a key's multiplier is not finite.
     pub fn check_learning_rate(&self, rate: f32) -> Result<(), InvalidRate> {
         if !rate.is_finite() || rate < 0.0 {
             return Err(InvalidRate::Range { seen: rate });
@@ -107,10 +107,10 @@ impl JobTerms {
         }
     }
 
-    /// Checks that all keys can be stepped with these numbers, as [`Numbers::check`].
+    /// Checks that all keys can be stepped with these numbers, as [`Numbers::check`] does.
     ///
     /// # Errors
-    /// Returns an error if they cannot.
+    /// Returns an error if some key cannot.
     pub fn check_numbers(&self, numbers: &Numbers) -> Result<(), InvalidNumbers> {
         numbers.check(&self.optimizer, &self.keys)
     }
@@ -120,8 +120,8 @@ impl Numbers {
     /// Checks that a job with this optimizer can step all these keys with the numbers.
     ///
     /// # Errors
-    /// Returns an error if they are of another kind of optimizer. Returns an error if one of them is out of its range, also
-    /// when it is multiplied for a key.
+    /// Returns an error if the numbers are those of another kind of optimizer. Also returns an error if a number is out of
+    /// its range, by itself or multiplied for a key.
     pub fn check(&self, of_job: &Optimizer, keys: &[Key]) -> Result<(), InvalidNumbers> {
         let Numbers { optimizer, multipliers, groups } = self;
         let of_groups = groups.as_ref().map_or(&[][..], |groups| &groups.optimizers);
@@ -153,7 +153,7 @@ impl Numbers {
     }
 }
 
-/// Checks that each key is in one of the groups, or in none.
+/// Checks that each key is in an existing group, or in none.
 fn check_groups(Groups { optimizers, of_keys }: &Groups, keys: &[Key]) -> Result<(), InvalidNumbers> {
     let (groups, expected, seen) = (optimizers.len(), keys.len(), of_keys.len());
     if groups > usize::from(u8::MAX) {

@@ -1,14 +1,14 @@
-//! The fate of a job when a worker is lost.
+//! The effect of a lost worker on its job.
 
 use serde::{Deserialize, Serialize};
 
-/// The fate of a job when a worker is lost, or leaves before the others.
+/// The effect on a job when a worker is lost, or leaves before the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnLoss {
-    /// The job fails: all workers or none. Its results are those of the whole job.
+    /// The job fails. So the job's results are always those of all workers.
     #[default]
     Stop,
-    /// The job continues with the workers that are left; a lost worker's rank may join again.
+    /// The job continues with the remaining workers. A worker may join again with the rank of a lost one.
     Continue,
 }

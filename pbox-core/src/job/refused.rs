@@ -1,36 +1,36 @@
-//! Terms that exclude each other, by meaning. The tables of this file are the only place that refuses a combination.
+//! Terms that exclude each other because of their meaning. The tables of this file are the only place that refuses a combination.
 //!
 //! | term | with | why |
 //! | --- | --- | --- |
-//! | Slim-DP | `average` | a parameter that is not sent keeps a worker's own value, and a mean has none |
+//! | Slim-DP | `average` | a parameter that is not sent keeps the worker's own value, and a mean has no such value |
 //! | Slim-DP | SSP, ASP | the significant set is selected after a round that all workers have pushed |
-//! | Slim-DP | schedules by layer | a push may have to come again, so a layer is never whole |
+//! | Slim-DP | schedules by layer | a push may have to be repeated, so a layer is never whole |
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
-//! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
-//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | SSP, ASP | each push is a step, and has no whole gradient |
-//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | Slim-DP | what is not sent is in no norm |
-//! | `skip_nonfinite`, `skip_spikes` | codecs but `f16` and `bf16` | a value that is not finite counts as zero in their frames |
-//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | `ablate` | what is left out has no norm |
-//! | `clip_norm_last` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | these know the norm of the round itself |
-//! | `clip_norm_last` | SSP, ASP | each push is a step, and has no whole gradient |
-//! | `clip_norm_last` | Slim-DP, `ablate` | what is not sent, or left out, has no norm |
-//! | `clip_norm_last` | `lars`, `lamb` | they adapt to norms of this round |
-//! | `lars`, `lamb` | SSP, ASP | each push is a step, and has no mean of the whole key |
-//! | `lars`, `lamb` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | a norm of an update would wait for that of the whole gradient |
-//! | `lars`, `lamb` | Slim-DP | what is not sent is in no norm |
-//! | `lars`, `lamb` | `ablate` | what is left out has no norm |
-//! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
-//! | `ema` | `average`, `sum`, `ablate` | the hub keeps no weights, or their steps are wrong |
-//! | hubs as members | Slim-DP | it needs each worker's own steps |
-//! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
+//! | SSP, ASP | `average` | a mean needs the gradients of all workers in one round |
+//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | SSP, ASP | each push is a step, so no step has a whole gradient |
+//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | Slim-DP | values that are not sent are in no norm |
+//! | `skip_nonfinite`, `skip_spikes` | codecs other than `f16` and `bf16` | a value that is not finite counts as zero in their frames |
+//! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | `ablate` | work that is left out has no norm |
+//! | `clip_norm_last` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | with them, the norm of the round itself is known |
+//! | `clip_norm_last` | SSP, ASP | each push is a step, so no round has a whole gradient |
+//! | `clip_norm_last` | Slim-DP, `ablate` | values that are not sent, and work that is left out, have no norm |
+//! | `clip_norm_last` | `lars`, `lamb` | their steps use norms of the same round |
+//! | `lars`, `lamb` | SSP, ASP | each push is a step, so no step has the mean of a whole key |
+//! | `lars`, `lamb` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | the norm of an update would wait for the norm of the whole gradient |
+//! | `lars`, `lamb` | Slim-DP | values that are not sent are in no norm |
+//! | `lars`, `lamb` | `ablate` | work that is left out has no norm |
+//! | `maximize` | `average`, `sum`, `ablate` | there is no step that could go up |
+//! | `ema` | `average`, `sum`, `ablate` | the hub keeps no weights, or the weights are wrong |
+//! | hubs as members | Slim-DP | Slim-DP needs the steps of each worker |
+//! | hubs as members | `kvstore` | a hub has no forward pass for which it could pull |
 //!
-//! A second table has the terms of workers with a hub below other hubs:
+//! A second table has the terms of workers that have a hub below other hubs:
 //!
 //! | term | why |
 //! | --- | --- |
-//! | Slim-DP | it needs each worker's own steps |
+//! | Slim-DP | Slim-DP needs the steps of each worker |
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
-//! | SSP, ASP, if members are hubs | machines step alone between two levels only |
+//! | SSP, ASP, if members are hubs | machines can step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
 
 use super::compression::Compression;
@@ -38,7 +38,7 @@ use super::on_loss::OnLoss;
 use super::terms::JobTerms;
 use crate::kernels::Ablate;
 
-/// Two terms of a job exclude each other.
+/// An error: two terms of a job exclude each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{one} with {other}: {why}")]
 pub struct Refused {
@@ -47,7 +47,7 @@ pub struct Refused {
     why: &'static str,
 }
 
-/// A term that not every other term works with.
+/// A term that excludes some other terms.
 #[derive(Clone, Copy)]
 enum Term {
     SlimDp,
@@ -152,7 +152,7 @@ const BELOW: &[(Term, &str)] = &[
     (Term::SeveralHubs, "the workers of a machine have one hub; name only that hub"),
 ];
 
-/// Checks the terms of workers with a hub below other hubs.
+/// Checks the terms of workers that have a hub below other hubs.
 pub(super) fn check_below(terms: &JobTerms) -> Result<(), Refused> {
     let refused = |&(other, why): &(Term, &'static str)| {
         Some(Refused { one: "a hub below other hubs".to_owned(), other: other.spoken(terms)?, why })
@@ -168,13 +168,13 @@ pub(super) fn check(terms: &JobTerms) -> Result<(), Refused> {
     TABLE.iter().find_map(refused).map_or(Ok(()), Err)
 }
 
-/// Returns the name of the term for which rounds are skipped.
+/// Returns the name of the term because of which rounds are skipped.
 fn skip_term(terms: &JobTerms) -> &'static str {
     if terms.skip_nonfinite { "skip_nonfinite" } else { "skip_spikes" }
 }
 
 impl Term {
-    /// Returns the setting of the job's terms in words; `None` if the job does not use the term.
+    /// Describes the job's setting of the term; `None` if the job does not use the term.
     fn spoken(self, terms: &JobTerms) -> Option<String> {
         let JobTerms { optimizer, ablate, on_loss, level, .. } = terms;
         let (has, spoken) = match self {

@@ -1,11 +1,11 @@
-//! Schedules: the order in which parts of a model leave, at both ends of a link.
+//! Schedules: the order in which the parts of a model are sent, at both ends of a link.
 //!
 //! Plain data. Knows no links and no time.
 //!
-//! | schedule | a unit | order | weights come back |
+//! | schedule | unit | order | weights come back |
 //! | --- | --- | --- | --- |
-//! | `kvstore` | a layer | as pushed | when the worker pulls a layer after the hub's notice |
-//! | `layerwise` | a layer | as pushed | when the worker may have all of the layer |
+//! | `kvstore` | a layer | as pushed | when the worker pulls a layer, after the hub's notice |
+//! | `layerwise` | a layer | as pushed | when the worker may have the whole layer |
 //! | `sliced` | a slice | as pushed | chunk by chunk |
 //! | `p3` | a slice | first layer first | chunk by chunk, first layer first |
 
@@ -16,25 +16,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::KeyId;
 
-/// The order in which a job's gradients and weights leave. It is the same at all workers and at the hub.
+/// The order in which a job's gradients and weights are sent. It is the same at all workers and at the hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {
-    /// MXNet's KVStore, the baseline of P3's paper: whole layers in the order of their pushes. The hub notifies, the
-    /// worker pulls, and only then the hub sends the weights.
+    /// The order of MXNet's KVStore, the baseline of P3's paper. Whole layers are sent in the order of their pushes. The
+    /// hub sends a notice, the worker pulls, and only then does the hub send the weights.
     KvStore,
     /// Whole layers in the order of their pushes, sent back whole (wait-free backpropagation).
     Layerwise,
     /// Slices in the order of their pushes, sent back chunk by chunk.
     #[default]
     Sliced,
-    /// Slices, the first layer's first; within a layer in the order of their pushes (P3, section 4). The worker's queue of
-    /// pushes and the hub's queue of answers have this order. P3's server also takes received pushes in this order. Here a core
-    /// takes pushes when they arrive.
+    /// Slices, those of the first layer first; within a layer in the order of their pushes (P3, section 4). The worker's
+    /// queue of pushes and the hub's queue of answers have this order. P3's server also handles received pushes in this
+    /// order. Here a core handles pushes when they arrive.
     P3,
 }
 
-/// A text that names no schedule.
+/// An error: the text names no schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("schedule {seen:?}: expected kvstore, layerwise, sliced or p3")]
 pub struct NotASchedule {
@@ -55,13 +55,13 @@ impl Schedule {
         }
     }
 
-    /// Returns the priority of a key's parts in a queue; the lowest leaves first.
+    /// Returns the priority of a key's parts in a queue. The lowest number is sent first.
     #[inline]
     pub fn priority(self, key: KeyId) -> u32 {
         if self == Schedule::P3 { key.0 } else { 0 }
     }
 
-    /// Whether a key's chunks on a core are one unit, which is answered as a whole.
+    /// Whether a key's chunks on a core are one unit, and are answered together.
     pub fn by_layer(self) -> bool {
         matches!(self, Schedule::KvStore | Schedule::Layerwise)
     }

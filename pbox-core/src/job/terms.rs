@@ -1,8 +1,8 @@
-//! The terms of a job: everything that its ends must agree on.
+//! The terms of a job: everything on which its ends must agree.
 //!
-//! A worker states them in its join, the hub keeps those of the first worker, and each later worker must state the
-//! same. Sessions, shards and simulated clusters hold this struct, so a new term is written only here. Which terms
-//! exclude each other is said in `refused`.
+//! A worker states the terms in its join. The hub keeps those of the first worker, and each later worker must state the
+//! same. Sessions, shards and simulated clusters all hold this struct, so a new term is written only here. `refused` says
+//! which terms exclude each other.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,72 +19,74 @@ use crate::layout::manifest::{self, ManifestError};
 use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LINES, LayoutError, default_chunk_bytes};
 use crate::place::WHOLE_KEYS;
 
-/// The most workers that a job may have.
+/// The limit on the workers of a job.
 pub const MAX_WORKERS: u32 = 1024;
 
-/// The most hubs that a job may be spread over.
+/// The limit on the hubs of a job.
 pub const MAX_HUBS: u32 = LINES;
 
-/// The number of parameters above which a tensor is split over the servers, in the baseline of P3's paper.
+/// The number of parameters above which a tensor is split over servers, in the baseline of P3's paper.
 pub const SPLIT_ABOVE: u64 = 1_000_000;
 
-/// The terms that all ends of a job agree on.
+/// The terms on which all ends of a job agree.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTerms {
-    /// Number of workers, or of hubs below. Ranks are below it.
+    /// The number of workers, or of hubs below. Ranks are below this number.
     pub workers: u32,
-    /// Size of a chunk in bytes. Default: [by the size of the model](default_chunk_bytes).
+    /// The size of a chunk in bytes. The default depends on [the size of the model](default_chunk_bytes).
     #[serde(default = "unsaid_chunk_bytes")]
     pub chunk_bytes: usize,
-    /// The optimizer that the hub applies to a sum.
+    /// The optimizer that the hub applies to sums.
     pub optimizer: Optimizer,
-    /// The largest norm of a round's mean gradient, over all keys together. A gradient with a larger norm is scaled down, as by
-    /// `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no bound.
+    /// The limit on the norm of a round's mean gradient, over all keys together. A gradient with a larger norm is scaled
+    /// down, as by `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
-    /// The largest norm of the round before. If that norm was larger, this round's mean gradient is scaled down by the same
-    /// factor. No step waits for the gradients of other keys. The first round is not scaled. Default: no bound.
+    /// The limit on the norm of the round before. If that norm was larger, this round's mean gradient is scaled down by the
+    /// same factor. No step waits for the gradients of other keys. The first round is not scaled. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm_last: Option<f32>,
-    /// Whether a round changes no weights and no state if its mean gradient has a value that is not finite. Steps then wait as
-    /// with [`clip_norm`](Self::clip_norm). Default false.
+    /// Whether a round is skipped if its mean gradient has a value that is not finite: weights and state then stay. Steps
+    /// wait as with [`clip_norm`](Self::clip_norm). Default: false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
-    /// The largest norm of a round's mean gradient, as a multiple of the running mean of norms. A round above it is skipped,
-    /// and so is a round that is not finite, as with [`skip_nonfinite`](Self::skip_nonfinite). Above 1. Default: no bound.
+    /// The limit on the norm of a round's mean gradient, as a multiple of the running mean of norms. A round above it is
+    /// skipped, and so is a round that [`skip_nonfinite`](Self::skip_nonfinite) would skip. Must be above 1. Default: no
+    /// limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_spikes: Option<f32>,
-    /// The decay `d` of an average of the weights that the hub keeps. The average begins with the first weights. After
-    /// each step it is `d` of itself and `1 - d` of the new weight. Above 0 and below 1. Default: no average.
+    /// The decay `d` of an average of the weights that the hub keeps. The average begins with the first weights. Each step
+    /// replaces it by `d` times the average plus `1 - d` times the new weight. Must be above 0 and below 1. Default: no
+    /// average.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<f64>,
-    /// Whether steps go up the gradient and not down, as with PyTorch's `maximize`. Default false.
+    /// Whether steps go up the gradient, as with PyTorch's `maximize`. Default: false, steps go down.
     #[serde(default, skip_serializing_if = "is_default")]
     pub maximize: bool,
-    /// The work that the hub leaves out, for measurement. Default nothing.
+    /// The work that the hub leaves out, for measurements. Default: none.
     #[serde(default)]
     pub ablate: Ablate,
-    /// The seed of the randomness of compression: equal seeds give equal bits.
+    /// The seed for the random numbers of compression. Equal seeds give equal bits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u64,
-    /// The fate of the job when a worker is lost, or leaves before the others. Default: the job stops.
+    /// The effect on the job when a worker is lost, or leaves before the others. Default: the job fails.
     #[serde(default)]
     pub on_loss: OnLoss,
     /// The number of hubs over which the job is spread. Default 1.
     #[serde(default = "one_hub", skip_serializing_if = "is_one")]
     pub hubs: u32,
-    /// The number of parameters above which a tensor is split over several hubs, with a schedule by layer; other
-    /// tensors go whole to one hub. Default 10^6, as in the baseline of P3's paper.
+    /// The number of parameters above which a schedule by layer splits a tensor over several hubs. Smaller tensors go to
+    /// one hub as a whole. Default: 10^6, as in the baseline of P3's paper.
     #[serde(default = "default_split", skip_serializing_if = "is_default_split")]
     pub split_above: u64,
-    /// The number of each hub's cores that the job gets. Default all.
+    /// The number of cores that the job gets at each hub. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead). A worker that sends some lets the hub write the chunk's
-    /// weights from then on. This works only for bare BSP with one level, and not by layer; in other jobs it has no effect. The
-    /// first worker's choice counts. The answer of a join reports it to the other workers, and those that do not want it send
-    /// nothing ahead. Default false.
+    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead). After a worker has sent bytes ahead, the hub may
+    /// write the chunk's weights early. This works only for bare BSP with one level, and not by layer; in other jobs it has
+    /// no effect. The first worker's choice counts. The reply to a join reports it to other workers, and those that do not
+    /// want it send nothing ahead. Default: false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
     /// The terms of workers and their hub for the links between them.
@@ -95,34 +97,34 @@ pub struct JobTerms {
     pub keys: Vec<Key>,
 }
 
-/// The terms of the two ends of one level of hubs. A flat job has one level: its workers and their hub.
+/// The terms of the two ends of one level of hubs. A job without hubs below has one level: its workers and their hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LevelTerms {
-    /// The distance that workers may be apart. Default: none (BSP). With SSP and ASP each push is a separate step,
-    /// with one worker's gradient. There are as many steps a round as workers, so the learning rate is that of a batch
-    /// of one worker.
+    /// The number of rounds that workers may be apart. Default: none (BSP). With SSP and ASP each push is a separate step,
+    /// with one worker's gradient. A round then has one step for each worker, so the learning rate must be that for the
+    /// batch of one worker.
     pub consistency: Consistency,
-    /// The way in which gradients and weights are made smaller before they cross. Default: not at all.
+    /// The compression of gradients and weights on the links. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// The order in which gradients and weights leave, at both ends. Default: slices, as they are pushed.
+    /// The order in which gradients and weights are sent, at both ends. Default: slices, in the order of their pushes.
     pub schedule: Schedule,
-    /// The most bytes of a slice, the unit of the schedule: consecutive chunks of one key for one core. Default: one
-    /// chunk.
+    /// The limit on the bytes of a slice, the unit of the schedule. A slice has consecutive chunks of one key on one core.
+    /// Default: one chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slice_bytes: Option<usize>,
-    /// The bytes that may be in flight on each link, each way. Default: the need of the schedule
-    /// ([`Credit::default_of`]). With [`Schedule::P3`] that is 1 MiB of all links to a peer together, and at least 64
-    /// KiB of each. With other schedules it is unbounded.
+    /// The bytes that may be in flight on each link, in each direction. The default depends on the schedule
+    /// ([`Credit::default_of`]). With [`Schedule::P3`] it is 1 MiB for all links to a peer together, and at least 64 KiB
+    /// for each link. With other schedules there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credit: Option<Credit>,
-    /// The members that push here: workers, or hubs below. Default workers.
+    /// The members that push to these hubs: workers, or hubs below. Default: workers.
     #[serde(skip_serializing_if = "is_default")]
     pub members: Members,
 }
 
-/// Terms that no job can have.
+/// An error: no job can have these terms.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum InvalidTerms {
@@ -159,7 +161,7 @@ pub enum InvalidTerms {
 /// The first difference between the terms of two ends.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Difference {
-    /// A term has two values.
+    /// The ends have different values of a term.
     Term {
         /// The term's name.
         what: &'static str,
@@ -168,12 +170,12 @@ pub enum Difference {
         /// The value of the other end.
         theirs: String,
     },
-    /// The keys are not the same.
+    /// The ends have different keys.
     Keys(manifest::Difference),
 }
 
 impl JobTerms {
-    /// Creates terms with the default of each term that has one.
+    /// Creates terms. Each term that has a default gets the default.
     pub fn new(workers: u32, keys: Vec<Key>, optimizer: Optimizer) -> Self {
         JobTerms {
             workers,
@@ -197,7 +199,7 @@ impl JobTerms {
         }
     }
 
-    /// Checks everything that can be checked without the layout of the model.
+    /// Checks everything that does not depend on the layout of the model.
     pub fn check(&self) -> Result<(), InvalidTerms> {
         if !(1..=MAX_WORKERS).contains(&self.workers) {
             return Err(InvalidTerms::Workers { seen: self.workers });
@@ -231,13 +233,13 @@ impl JobTerms {
         Ok(self.check_learning_rate(self.optimizer.learning_rate())?)
     }
 
-    /// Whether every worker has a separate weights window.
+    /// Whether each worker has its own weights window.
     pub fn has_own_weights(&self) -> bool {
         let LevelTerms { consistency, compression, .. } = self.level;
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
-    /// Returns the tensors that the hub which steps keeps of each key.
+    /// Returns the tensors of each key that a hub which steps keeps.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }
@@ -247,28 +249,28 @@ impl JobTerms {
         self.clip_norm.is_some() || self.skips()
     }
 
-    /// Whether the hubs find the norm of each round, for steps of this round or of the next.
+    /// Whether the hubs compute the norm of each round, for steps of the same round or of the next.
     pub fn finds_norms(&self) -> bool {
         self.waits_for_all() || self.clip_norm_last.is_some()
     }
 
-    /// Whether all workers skip some rounds because of their norm.
+    /// Whether some rounds are skipped at all workers because of their norm.
     pub fn skips(&self) -> bool {
         self.skip_nonfinite || self.skip_spikes.is_some()
     }
 
-    /// Whether the hub that steps keeps means until the whole key, or all keys, have arrived.
+    /// Whether a hub that steps keeps means until those of the whole key, or of all keys, are there.
     pub fn keeps_means(&self) -> bool {
         self.waits_for_all() || self.optimizer.adapts_keys()
     }
 
-    /// Returns the number of parameters above which a tensor is split over several hubs. Steps that use the norms of a
-    /// key split none, because the hubs do not exchange these norms.
+    /// Returns the number of parameters above which a tensor is split over several hubs. If steps use the norms of keys, no
+    /// tensor is split, because hubs do not exchange these norms.
     pub fn splits_above(&self) -> u64 {
         if self.optimizer.adapts_keys() { WHOLE_KEYS } else { self.split_above }
     }
 
-    /// Whether the hub that steps [answers bytes ahead](Self::answers_ahead).
+    /// Whether a hub that steps [answers bytes ahead](Self::answers_ahead).
     pub fn has_answers_ahead(&self) -> bool {
         let LevelTerms { consistency, compression, schedule, members, .. } = self.level;
         let is_bare = compression.is_none() && members == Members::Workers;
@@ -280,14 +282,14 @@ impl JobTerms {
             && !schedule.by_layer()
     }
 
-    /// Returns the terms between workers and a hub below others, for a job with these terms. A codec, SSP and ASP
-    /// are for the links between the hubs; workers share memory with their hub, and step together.
+    /// Returns the terms between workers and their hub, if the hub is below other hubs in a job with these terms. Codec,
+    /// SSP and ASP apply to the links between hubs. Workers share memory with their hub, and step together.
     pub fn beside(&self) -> JobTerms {
         let level = LevelTerms { compression: None, consistency: Consistency::Bsp, ..self.level };
         JobTerms { level, ..self.clone() }
     }
 
-    /// Checks that this job can be relayed to hubs above.
+    /// Checks that a hub below other hubs can take part in a job with these terms.
     ///
     /// # Errors
     /// Returns the combination of terms that prevents it.
@@ -295,10 +297,10 @@ impl JobTerms {
         refused::check_below(self)
     }
 
-    /// Returns the terms of this job at `hubs` hubs above, for one of `machines` hubs below them.
+    /// Returns the terms of this job at `hubs` hubs above. Each of `machines` hubs below is a member there.
     ///
     /// # Errors
-    /// Returns an error if the job cannot be relayed.
+    /// Returns an error if a hub below other hubs cannot take part in this job.
     pub fn above(&self, members: Members, hubs: u32, machines: u32) -> Result<JobTerms, Refused> {
         refused::check_below(self)?;
         let schedule = if self.level.schedule.pulls() { Schedule::default() } else { self.level.schedule };
@@ -316,7 +318,7 @@ impl JobTerms {
         manifest::first_difference(&theirs.keys, &self.keys).map(Difference::Keys)
     }
 
-    /// Returns all terms that workers agree on, except for the keys: by name, in the words of an error.
+    /// Returns all terms except the keys, each with its name and its value in words.
     fn spoken(&self) -> Vec<(&'static str, String)> {
         let JobTerms {
             workers,
@@ -366,13 +368,13 @@ impl JobTerms {
 }
 
 impl LevelTerms {
-    /// Returns the bytes that may be in flight on a link, if it is the only link to a peer.
+    /// Returns the bytes that may be in flight on a link, if it is the only link to its peer.
     pub fn credit(&self) -> Credit {
         self.credit.unwrap_or_else(|| Credit::default_of(self.schedule))
     }
 
-    /// Returns the terms of an end that has this number of links to each peer. The links share the default credit,
-    /// because all of a peer's links meet in one queue of the network.
+    /// Returns the terms of an end that has this number of links to each peer. The links share the default credit, because
+    /// all links of a peer lead into one queue of the network.
     pub fn with_links(self, links: usize) -> Self {
         let credit = match self.credit() {
             Credit::Bytes(bytes) if self.credit.is_none() => {
@@ -383,7 +385,8 @@ impl LevelTerms {
         LevelTerms { credit: Some(credit), ..self }
     }
 
-    /// Whether one post may carry a [group](crate::Layout::group) of small keys: bare values that leave as they come.
+    /// Whether one post may carry a [group](crate::Layout::group) of small keys. It may if bare values leave in the order
+    /// of pushes.
     pub fn posts_groups(&self) -> bool {
         self.compression.is_none() && !self.schedule.by_layer()
     }

@@ -1,12 +1,12 @@
-//! The moving average of weights, which follows each step: `average = d * average + (1 - d) * weight`, in f32.
+//! The moving average of weights: each step makes it `average = d * average + (1 - d) * weight`, in f32.
 //!
-//! The average is a separate pass over a chunk that the step has just written, and that is in the cache. In the loop of the
-//! step it would compile each optimizer twice.
+//! The average is a separate pass over a chunk that the step has just written and that is still in the cache. If it were in the
+//! loop of the step, each optimizer would be compiled twice.
 
 use super::compiled::Kernels;
 use super::isa::{Convert, Converter, Vector, Work};
 
-/// The numbers of an average.
+/// The numbers for an average.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decay {
     /// `d`.
@@ -16,13 +16,12 @@ pub struct Decay {
 }
 
 impl Decay {
-    /// Creates the numbers of the decay `d`. The distance of `d` from 1 counts, and f32 has few digits for
-    /// it.
+    /// Creates the numbers from the decay `d`. It is an f64, because `1 - d` is used, for which an f32 has too few digits.
     pub fn new(decay: f64) -> Self {
         Decay { keep: decay as f32, gain: (1.0 - decay) as f32 }
     }
 
-    /// Whether a decay lies above 0 and below 1, in f32 too.
+    /// Whether a decay is above 0 and below 1, also in f32.
     pub fn is_valid(decay: f64) -> bool {
         let keep = Decay::new(decay).keep;
         0.0 < keep && keep < 1.0
@@ -30,7 +29,7 @@ impl Decay {
 }
 
 impl Kernels {
-    /// Moves averages toward the weights, with the bits of [`oracle::average`](super::oracle::average).
+    /// Updates averages with the new weights. The bits are those of [`oracle::average`](super::oracle::average).
     ///
     /// # Panics
     /// Panics if lengths differ.

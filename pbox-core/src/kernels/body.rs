@@ -1,8 +1,8 @@
 //! The loop that all instruction sets, element types and optimizers share. It sums a block of every slot in f32, steps
 //! on the sum, and rounds the result into the window.
 //!
-//! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set. A closure is not compiled for it:
-//! with a closure that converted bf16, a mean and its step took 6 to 8 times as long (4 workers, in cache).
+//! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set. A closure is not compiled
+//! for it. With a closure that converted bf16, a mean and its step took 6 to 8 times as long (4 workers, in cache).
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use super::optimizer::Step;
 use super::rule::Rule;
 use crate::layout::Dtype;
 
-/// One chunk, with its kept values by kind. If the rule does not use a kind, it is empty.
+/// One chunk, with its kept values by kind. The slice of a kind that the rule does not use is empty.
 struct Chunk<'a, S, E> {
     step: &'a Step,
     slots: &'a Slots<'a, S>,
@@ -25,7 +25,7 @@ struct Chunk<'a, S, E> {
     third: &'a mut [f32],
 }
 
-/// Divides the kept values of a chunk by kind: the master weights, if there are any, then each state.
+/// Splits the kept values of a chunk by kind: the master weights, if there are any, then each state.
 pub(super) fn by_kind<E: Element, R: Rule>(kept: &mut [f32], elements: usize) -> [&mut [f32]; 4] {
     let (master, state) = kept.split_at_mut(if has_master::<E, R>() { elements } else { 0 });
     let (first, state) = state.split_at_mut(if R::STATE > 0 { elements } else { 0 });
@@ -43,7 +43,7 @@ pub(super) fn run<S: Element, E: Element, R: Rule, I: Convert<S> + Convert<E> + 
     [master, first, second, third]: [&mut [f32]; 4],
 ) {
     let elements = slots.elements();
-    // Here the compiler knows the lengths, and removes checks from the loop.
+    // With these lengths, the compiler removes checks from the loop.
     let of = |is_used: bool| if is_used { elements } else { 0 };
     let window = &mut window[..elements];
     let master = &mut master[..of(has_master::<E, R>())];
@@ -87,7 +87,7 @@ pub(super) fn narrow<E: Element, I: Convert<E> + Convert<f32>>(isa: I, values: &
     }
 }
 
-/// Whether master weights are kept beside the window, because the window's type is too coarse.
+/// Whether master weights are kept in addition to the window, because the window's type is too coarse.
 #[inline(always)]
 fn has_master<E: Element, R: Rule>() -> bool {
     R::KEEPS_WEIGHTS && !matches!(E::DTYPE, Dtype::F32)
@@ -126,7 +126,7 @@ impl<S: Element, E: Element> Chunk<'_, S, E> {
     }
 }
 
-/// Sums the elements of all slots from `at` on, of a vector's length.
+/// Sums the elements of all slots, for one vector from `at` on.
 #[inline(always)]
 pub(super) fn sum<S: Element, I: Convert<S>>(isa: I, slots: &Slots<S>, at: usize) -> I::Vector {
     let first = slot(isa, slots, 0, at);
@@ -135,9 +135,9 @@ pub(super) fn sum<S: Element, I: Convert<S>>(isa: I, slots: &Slots<S>, at: usize
 
 /// Adds the elements of some slots, in order.
 ///
-/// Each iteration adds four slots, and the last three or fewer are added after the loop. Sums of 5 to 8 slots
-/// in cache run at 195 to 218 GB/s this way (AVX-512). With one slot an iteration they run at 137 to 195 GB/s,
-/// depending on the loop's address.
+/// Each iteration adds four slots. The last three or fewer are added after the loop. Sums of 5 to 8 slots in cache run at
+/// 195 to 218 GB/s in this way (AVX-512). With one slot per iteration, they run at 137 to 195 GB/s, depending on the loop's
+/// address.
 #[inline(always)]
 fn add_slots<S: Element, I: Convert<S>>(
     isa: I,
@@ -172,8 +172,8 @@ fn slot<S: Element, I: Convert<S>>(isa: I, slots: &Slots<S>, rank: usize, at: us
     isa.widen_for_sum(&slots.slot(rank)[at..at + I::Vector::LENGTH])
 }
 
-/// Sums elements of many slots, from `at` on: one group of slots after another, so that the processor follows few streams at a
-/// time. The sums stay in its first cache meanwhile. Order and bits are those of [`run`].
+/// Sums elements of many slots, from `at` on, one group of slots after another. So the processor follows only a few streams
+/// at a time. The sums stay in its first-level cache meanwhile. The order of additions and the bits are those of [`run`].
 #[inline(always)]
 pub(super) fn sum_in_groups<S: Element, I: Convert<S> + Convert<f32>>(
     isa: I,
@@ -195,8 +195,8 @@ pub(super) fn sum_in_groups<S: Element, I: Convert<S> + Convert<f32>>(
     }
 }
 
-/// Adds a group of slots to the sums of one vector's length. Until the last group, the sums are in the internal order of a
-/// sum.
+/// Adds a group of slots to sums with the length of one vector. Until the last group, the sums are in the order of
+/// [`widen_for_sum`](Convert::widen_for_sum).
 #[inline(always)]
 fn add_group<S: Element, I: Convert<S> + Convert<f32>>(
     isa: I,

@@ -1,7 +1,7 @@
 //! The kernels for each instruction set, and the slots that they sum.
 //!
-//! On the `unsafe` list: calls of functions for instruction sets that were detected; addresses become slices that
-//! kernels read.
+//! On the `unsafe` list: calls of functions for instruction sets that were detected, and addresses that become slices for
+//! kernels.
 
 use std::marker::PhantomData;
 
@@ -13,15 +13,15 @@ use super::rule::{
     Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lamb, Lars, Lion, Momentum, Nesterov, Rule, Sgd,
 };
 
-/// The number of slots that are summed at a time if there are many slots. Each slot is a stream of memory.
+/// The number of slots that are summed together if there are many slots. Each slot is a stream of memory.
 pub(super) const GROUP: usize = 8;
 
-/// The least number of slots that are summed in groups. With groups, 128 slots are three times as fast, and 12 would be
-/// slower (`docs/decisions/0004-sum-at-last-arrival.md`).
+/// The number of slots from which on they are summed in groups. With groups, 128 slots are three times as fast, but 12
+/// slots would be slower (`docs/decisions/0004-sum-at-last-arrival.md`).
 pub(super) const MANY: usize = 16;
 
-/// The elements that are summed before the next group of slots is added: 16 KiB. With 2 or 4 KiB, sums of 32 slots and more
-/// have 0.75 to 0.95 of the speed.
+/// The number of elements that are summed before the next group of slots is added: 16 KiB. With 2 or 4 KiB, sums of 32
+/// slots or more have 0.75 to 0.95 of the speed.
 pub(super) const TILE: usize = 4096;
 
 /// Kernels that are compiled for one instruction set.
@@ -42,7 +42,7 @@ enum InstructionSet {
     Scalar,
 }
 
-/// The best kernels are first.
+/// The kernels, the best first.
 static ALL: &[Kernels] = &[
     #[cfg(target_arch = "x86_64")]
     Kernels {
@@ -61,7 +61,7 @@ static ALL: &[Kernels] = &[
     Kernels { name: "scalar", set: InstructionSet::Scalar, available: || true },
 ];
 
-/// `by_rule!(optimizer, R => work::<R>())`: the same work with the rule of an optimizer.
+/// `by_rule!(optimizer, R => work::<R>())`: does the same work with the rule of an optimizer.
 macro_rules! by_rule {
     ($optimizer:expr, $R:ident => $work:expr) => {
         by_rule!($optimizer, $R => $work;
@@ -80,12 +80,12 @@ macro_rules! by_rule {
 }
 
 impl Kernels {
-    /// Returns the best kernels that this processor runs.
+    /// Returns the best kernels that this processor can run.
     pub fn detect() -> &'static Kernels {
         Self::available().next().expect("scalar kernels run everywhere")
     }
 
-    /// Returns all kernels that this processor runs, best first.
+    /// Returns all kernels that this processor can run, the best first.
     pub fn available() -> impl Iterator<Item = &'static Kernels> {
         ALL.iter().filter(|kernels| (kernels.available)())
     }
@@ -95,12 +95,11 @@ impl Kernels {
         self.name
     }
 
-    /// Sums the slots in f32, steps in f32, and writes the rounded result into `window`, which is sent to the
-    /// workers.
+    /// Sums the slots in f32, steps in f32, and writes the rounded result into `window`, which is sent to workers.
     ///
-    /// `kept` stays in the hub: [`Optimizer::kept_per_element`] f32 for each element. The master weights are first, if there
-    /// are any; without them, `window` holds the weights. Then comes the optimizer's state: for Adam and AdamW, all first
-    /// moments of the chunk, then all second moments. AMSGrad has the highest second moments after these.
+    /// `kept` stays in the hub. It has [`Optimizer::kept_per_element`] f32 for each element. First come the master weights,
+    /// if there are any; otherwise `window` has the weights. Then comes the optimizer's state. For Adam and AdamW, it is
+    /// all first moments of the chunk, then all second moments. AMSGrad then has the highest second moments.
     ///
     /// # Panics
     /// Panics if lengths differ.
@@ -127,7 +126,7 @@ impl Kernels {
         by_rule!(optimizer, R => self.sum::<E, R>(step, slots, window, kept));
     }
 
-    /// Steps as [`run`](Self::run) on a gradient that is summed already.
+    /// Steps as [`run`](Self::run) does, on a gradient that is already summed.
     ///
     /// # Panics
     /// Panics if lengths differ.
@@ -155,7 +154,7 @@ impl Kernels {
         by_rule!(optimizer, R => self.step_on::<E, R>(step, slots, window, body::by_kind::<E, R>(kept, elements)));
     }
 
-    /// Converts the elements to f32, with the bits of [`Element::to_f32`] except for NaNs.
+    /// Converts the elements to f32. The bits are those of [`Element::to_f32`], except for NaNs.
     ///
     /// # Panics
     /// Panics if lengths differ.
@@ -168,7 +167,7 @@ impl Kernels {
         self.work(Widen { elements, wide });
     }
 
-    /// Converts the values to elements, with the bits of [`Element::from_f32`] except for NaNs.
+    /// Converts the values to elements. The bits are those of [`Element::from_f32`], except for NaNs.
     ///
     /// # Panics
     /// Panics if lengths differ.
@@ -181,7 +180,7 @@ impl Kernels {
         self.work(Narrow { values, elements });
     }
 
-    /// Sums and steps by one rule.
+    /// Sums and steps with one rule.
     fn sum<E: Element, R: Rule>(&self, step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32]) {
         let kept = body::by_kind::<E, R>(kept, slots.elements());
         match slots.workers() < MANY {
@@ -190,7 +189,7 @@ impl Kernels {
         }
     }
 
-    /// Sums and steps [many](MANY) slots: it sums a tile, and then steps on the sums as on one slot.
+    /// Sums and steps [many](MANY) slots. It sums a tile, and then steps on the sums as on one slot.
     #[inline(never)] // its tile is on the stack
     fn sum_many<E: Element, R: Rule>(
         &self,
@@ -210,8 +209,9 @@ impl Kernels {
         }
     }
 
-    /// Sums and steps by one rule. The function is not a [`Work`]: the slices are its parameters, so the compiler knows that
-    /// they do not overlap. With slices in a struct, a core was busy for 1.09 times as long (2 workers, shared memory).
+    /// Sums and steps with one rule. The function is not a [`Work`]: the slices are its parameters, so the compiler knows
+    /// that they do not overlap. With the slices in a struct, a core was busy for 1.09 times as long (2 workers, shared
+    /// memory).
     fn run_on<E: Element, R: Rule>(
         &self,
         step: &Step,
@@ -241,7 +241,7 @@ impl Kernels {
         }
     }
 
-    /// Steps on a slot in f32 as [`run_on`](Self::run_on) does.
+    /// Steps on one slot in f32, as [`run_on`](Self::run_on) does.
     fn step_on<E: Element, R: Rule>(
         &self,
         step: &Step,
@@ -271,7 +271,7 @@ impl Kernels {
         }
     }
 
-    /// Does work that is compiled for the instruction set. `codec` and `slim` define other work than sums.
+    /// Does work that is compiled for the instruction set. `codec` and `slim` define work other than sums.
     pub(crate) fn work<W: Work>(&self, work: W) -> W::Output {
         match self.set {
             // SAFETY: only `available` hands out kernels, after it detected their instruction set.
@@ -294,7 +294,7 @@ impl std::fmt::Debug for Kernels {
     }
 }
 
-/// Checks that the slots, the window and the kept values have the same elements.
+/// Checks that the slots, the window and the kept values have the same number of elements.
 fn check_lengths<S: Element, E: Element>(
     optimizer: &Optimizer,
     slots: &Slots<S>,
@@ -307,7 +307,7 @@ fn check_lengths<S: Element, E: Element>(
     assert_eq!(kept.len(), expected, "the kept values match the slots");
 }
 
-/// Sums [many](MANY) slots, from `at` on.
+/// The sum of [many](MANY) slots, from `at` on.
 pub(super) struct InGroups<'a, E> {
     pub slots: &'a Slots<'a, E>,
     pub at: usize,
@@ -351,7 +351,7 @@ impl<E: Element> Work for Narrow<'_, E> {
     }
 }
 
-/// `elements` elements from each of one or more workers, in worker order.
+/// The slots of one or more workers, in worker order, with `elements` elements each.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots<'a, E = f32> {
     starts: &'a [*const E],
@@ -363,16 +363,16 @@ impl<'a, E: Element> Slots<'a, E> {
     /// Creates slots at these addresses.
     ///
     /// # Safety
-    /// During `'a`, each start must be readable for `elements` elements, and nobody may write them.
+    /// During `'a`, `elements` elements from each start must be readable, and must not be written.
     pub unsafe fn new(starts: &'a [*const E], elements: usize) -> Self {
         assert!(!starts.is_empty(), "a sum has at least one worker");
         Slots { starts, elements, _borrowed: PhantomData }
     }
 
-    /// Gives `then` the slots of a single worker.
+    /// Calls `then` with the slot of a single worker.
     pub fn with_one(slot: &[E], then: impl FnOnce(&Slots<E>)) {
         let start = [slot.as_ptr()];
-        // SAFETY: the only start is that of `slot`, which is as long, is borrowed, and is written by nobody.
+        // SAFETY: the only start is that of `slot`, which has this length. It is borrowed, so it is not written.
         then(&unsafe { Slots::new(&start, slot.len()) });
     }
 
@@ -381,7 +381,7 @@ impl<'a, E: Element> Slots<'a, E> {
         self.starts.len()
     }
 
-    /// Returns the elements of each slot.
+    /// Returns the number of elements of each slot.
     pub fn elements(&self) -> usize {
         self.elements
     }
@@ -393,7 +393,7 @@ impl<'a, E: Element> Slots<'a, E> {
         unsafe { std::slice::from_raw_parts(self.starts[rank], self.elements) }
     }
 
-    /// Returns the first slots, at most `most` of them.
+    /// Returns the first slots, at most `most`.
     #[inline]
     pub fn at_most(&self, most: usize) -> Slots<'a, E> {
         Slots { starts: &self.starts[..self.starts.len().min(most)], ..*self }

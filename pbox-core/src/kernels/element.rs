@@ -1,6 +1,6 @@
 //! Element types: the numbers in a window, and their conversion to f32 and back.
 //!
-//! Plain data. These conversions follow IEEE 754. The kernels have faster conversions with the same bits.
+//! Plain data. These conversions follow IEEE 754. The kernels have faster conversions that give the same bits.
 
 use std::fmt::Debug;
 
@@ -15,26 +15,28 @@ use crate::layout::Dtype;
 
 /// An element type of keys: f32, `half::f16` or `half::bf16`.
 pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync {
-    /// The type as the manifest names it.
+    /// The type's name in the manifest.
     const DTYPE: Dtype;
 
     /// Returns the same number in f32, exactly.
     fn to_f32(self) -> f32;
 
-    /// Returns the nearest number of this type, ties to even. Numbers beyond the largest become infinite, and numbers
+    /// Returns the nearest number of this type, ties to even. Numbers beyond the largest number become infinite. Numbers
     /// below the smallest normal number become subnormal. A NaN stays a NaN.
     fn from_f32(value: f32) -> Self;
 }
 
-/// A type that all instruction sets convert. It is not named outside of the crate, so no other type is an [`Element`].
+/// A type that all instruction sets convert. It cannot be named outside of this crate, so no other type can be an
+/// [`Element`].
 ///
-/// The kernels' work on it is here, because these functions have no type parameters. Their loops, for each optimizer and
-/// instruction set, are compiled in this crate only. A crate that has a core of another port does not compile them again.
+/// The kernels' functions for this type are methods of the trait, because the methods have no type parameters of their own.
+/// So their loops are compiled only in this crate, for each optimizer and instruction set. A crate that has a core with
+/// another port does not compile them again.
 pub trait Converted: Sized {
     /// Returns the same instruction set, as a converter of this type.
     fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32>;
 
-    /// Works like [`Kernels::run`].
+    /// Does the same as [`Kernels::run`].
     fn run(
         kernels: &Kernels,
         optimizer: &Optimizer,
@@ -44,7 +46,7 @@ pub trait Converted: Sized {
         kept: &mut [f32],
     );
 
-    /// Steps on the only slot, see [`Kernels::step`].
+    /// Steps on the only slot, as [`Kernels::step`] does.
     fn step(
         kernels: &Kernels,
         optimizer: &Optimizer,
@@ -54,16 +56,16 @@ pub trait Converted: Sized {
         kept: &mut [f32],
     );
 
-    /// Works like [`Kernels::widen`].
+    /// Does the same as [`Kernels::widen`].
     fn widen_all(kernels: &Kernels, elements: &[Self], wide: &mut [f32]);
 
-    /// Works like [`Kernels::narrow`].
+    /// Does the same as [`Kernels::narrow`].
     fn narrow_all(kernels: &Kernels, values: &[f32], elements: &mut [Self]);
 
-    /// Works like [`Kernels::magnitude`].
+    /// Does the same as [`Kernels::magnitude`].
     fn magnitude(kernels: &Kernels, slots: &Slots<Self>, workers: u32) -> Magnitude;
 
-    /// Writes a mean, see [`Kernels::mean`].
+    /// Writes a mean, as [`Kernels::mean`] does.
     fn mean(kernels: &Kernels, slots: &Slots<Self>, rescale: f32, at: usize, means: &mut [f32]) -> Magnitude;
 }
 
@@ -127,10 +129,10 @@ macro_rules! converted {
         }
     )*};
 }
-// A step on f32 is the loop of one slot.
+// For f32, a step runs the loop with one slot.
 converted!(f32: run_as f16: step_as bf16: step_as);
 
-/// `typed!(dtype, E => work::<E>())`: the same work for the element type that `dtype` names.
+/// `typed!(dtype, E => work::<E>())`: does the same work for the element type that `dtype` names.
 #[macro_export]
 macro_rules! typed {
     ($dtype:expr, $E:ident => $work:expr) => {
@@ -166,8 +168,8 @@ impl Element for f32 {
     }
 }
 
-/// The `const` conversions of `half` are plain arithmetic. Its other conversions may check the processor's features
-/// at each element, which the round path must not do.
+/// The conversions that `half` offers as `const` are plain arithmetic. Its other conversions may check the processor's
+/// features at each element. The round path must not do that.
 impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 
@@ -182,17 +184,18 @@ impl Element for f16 {
     }
 }
 
-/// Integer arithmetic without branches. The compiler turns it into vector code, unlike the conversions of `half`.
+/// Integer arithmetic without branches. The compiler turns it into vector code, which it does not do with the conversions
+/// of `half`.
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 
-    /// Widens: bf16 is the upper half of an f32.
+    /// Widens a number: bf16 is the upper half of an f32.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    /// Rounds: half an ulp minus 1 is added, and 1 more if the kept part is odd. The sum carries into the kept part
+    /// Rounds a number. It adds half an ulp minus 1, and 1 more if the kept part is odd. The sum carries into the kept part
     /// exactly if the nearest even number is above.
     #[inline(always)]
     fn from_f32(value: f32) -> Self {

@@ -1,8 +1,8 @@
 //! The magnitude of a mean of slots, and the number of its values that are not finite.
 //!
-//! Measuring is not a part of the step. [`Gauge`](crate::weights) asks for it in a few rounds. A job with steps that
-//! wait for the whole gradient asks in each round. All instruction sets give the same bits. An element's square is
-//! added to the sum of its lane, which its index names, and the lanes are added in order.
+//! The measurement is not a part of the step. [`Gauge`](crate::weights) measures in a few rounds. A job whose steps wait for
+//! the whole gradient measures in each round. All instruction sets give the same bits. The index of an element decides to
+//! which lane its square is added, and the lanes are added in order.
 
 use super::compiled::{InGroups, Kernels, MANY, Slots, TILE};
 use super::element::Element;
@@ -15,7 +15,7 @@ use super::{LANES, body};
 pub struct Magnitude {
     /// The sum of the squares.
     pub squares: f64,
-    /// Infinities and NaNs.
+    /// The number of infinities and NaNs.
     pub not_finite: u64,
 }
 
@@ -35,11 +35,11 @@ impl Kernels {
         Magnitude { squares: squares / f64::from(workers).powi(2), not_finite }
     }
 
-    /// Writes the sum of the slots' elements from `at` on, times `rescale`, and returns the magnitude of that. It has the bits of
-    /// the mean in a [step](Self::run).
+    /// Writes the sum of the slots' elements from `at` on, times `rescale`, and returns the magnitude of the result. The
+    /// bits are those of the mean in a [step](Self::run).
     ///
     /// # Panics
-    /// Panics if the slots have fewer elements.
+    /// Panics if the slots do not have these elements.
     pub fn mean<E: Element>(
         &self,
         slots: &Slots<E>,
@@ -84,7 +84,7 @@ impl Kernels {
 
 const _: () = assert!(TILE.is_multiple_of(LANES), "a tile is whole lanes");
 
-/// The magnitude so far, lane by lane.
+/// The magnitude so far, by lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lanes {
     squares: [f64; LANES],
@@ -109,7 +109,7 @@ impl Lanes {
     }
 }
 
-/// The mean of some elements, and its magnitude. The elements before them are whole lanes.
+/// The mean of some elements, and its magnitude. The number of elements before them is a multiple of the number of lanes.
 struct Mean<'a, E> {
     slots: &'a Slots<'a, E>,
     rescale: f32,

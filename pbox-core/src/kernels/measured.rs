@@ -1,7 +1,7 @@
-//! The squares that LARS and LAMB sum: of weights, and of the gradient or the update.
+//! The squares that LARS and LAMB need: those of the weights, and those of the gradient or the update.
 //!
-//! A pass over a chunk after its mean was written. Nothing is changed: a chunk that is taken back is measured again. All
-//! instruction sets give the same bits, as those of a [magnitude](super::magnitude).
+//! They need another pass over a chunk, after its mean was written. The pass changes nothing, so a chunk that is taken back
+//! can be measured again. All instruction sets give the same bits, as with a [magnitude](super::magnitude).
 
 use super::LANES;
 use super::compiled::Kernels;
@@ -10,14 +10,14 @@ use super::isa::{Convert, Converter, Isa, Vector, Work};
 use super::optimizer::{Optimizer, Step};
 use super::rule::{Adapts, Lamb, Lars};
 
-/// Elements of a key before a step.
+/// The elements of a key before a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Before<'a> {
     /// The mean gradient.
     pub mean: &'a [f32],
     /// The weights in f32.
     pub weights: &'a [f32],
-    /// The states of the optimizer. Those that it does not have are empty.
+    /// The states of the optimizer. A state that the optimizer does not have is empty.
     pub states: [&'a [f32]; 2],
 }
 
@@ -25,7 +25,7 @@ impl Kernels {
     /// Returns the sum of the squares of the weights, and of the gradient (LARS) or the update (LAMB).
     ///
     /// # Panics
-    /// Panics for another optimizer, and if lengths differ.
+    /// Panics if the optimizer is another one, or if lengths differ.
     pub fn squares(&self, optimizer: &Optimizer, step: &Step, before: Before) -> [f64; 2] {
         let elements = before.mean.len();
         assert_eq!(before.weights.len(), elements, "a weight for each mean");
@@ -76,7 +76,7 @@ impl<R: Adapts> Work for Squares<'_, R> {
     }
 }
 
-/// Writes the values of a vector's length from `at` on.
+/// Writes the measured values of one vector, from `at` on.
 #[inline(always)]
 fn measure<R: Adapts, I: Convert<f32>>(
     isa: I,

@@ -1,13 +1,13 @@
-//! Kernels: the sum of a chunk's slots, fused with the optimizer's step, in one pass.
+//! Kernels: the sum of a chunk's slots and the optimizer's step, in one pass.
 //!
-//! One loop (`body`) is compiled once for each instruction set (`isa`), element type and optimizer (`rule`). The best
-//! instruction set of the processor is chosen at start (`compiled`). All of them give the bits of `oracle`. Each
-//! element is summed in worker order, and no multiplication is fused into an addition. So the width of a vector does
-//! not change the result. Sum and step are in f32 for every element type; the result is rounded last.
+//! One loop (`body`) is compiled once for each instruction set (`isa`), element type and optimizer (`rule`). At start, the
+//! best instruction set of the processor is chosen (`compiled`). All instruction sets give the bits of `oracle`. Each element
+//! is summed in worker order, and no multiplication is fused into an addition. So the width of a vector does not change the
+//! result. Sum and step are in f32 for every element type; the result is rounded last.
 //!
-//! The sum runs once, at the last arrival, and not as one addition at each arrival. So the accumulator stays in
-//! registers, and a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3). The
-//! memory limits the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
+//! The sum runs once, at the last arrival, instead of one addition at each arrival. So the accumulator stays in registers,
+//! and a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3). The memory limits the speed of
+//! the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
 
 mod average;
 mod body;
@@ -38,5 +38,5 @@ pub use optimizer::{
 };
 pub use tensors::{Tensor, Tensors};
 
-/// The lanes of a sum of squares: as many as the widest vector has values.
+/// The number of lanes of a sum of squares: the number of values in the widest vector.
 const LANES: usize = 32;

@@ -1,12 +1,11 @@
-//! The specification of the arithmetic, one element at a time. Every kernel must equal it bit for bit. Tests and
-//! the probe compare with it.
+//! The specification of the arithmetic, for one element at a time. Every kernel must equal it bit for bit. Tests and the
+//! probe compare results with it.
 //!
-//! The sum runs in worker order, `((g0 + g1) + g2) + ...`, and is then multiplied by `rescale`. No operation is
-//! fused or reordered. Additions, multiplications, divisions and square roots are those of IEEE 754, exactly
-//! rounded, so that the width of a vector does not change the result.
+//! The sum is in worker order, `((g0 + g1) + g2) + ...`, and is then multiplied by `rescale`. No operation is fused or
+//! reordered. Additions, multiplications, divisions and square roots are those of IEEE 754, which round exactly. So the
+//! width of a vector does not change the result.
 //!
-//! All arithmetic is in f32. Gradients of another type are converted first, which is exact, and the result is
-//! rounded last.
+//! All arithmetic is in f32. Gradients of another type are converted first, which is exact, and the result is rounded last.
 
 use super::element::Element;
 pub use super::optimizer::Step;
@@ -19,8 +18,8 @@ pub fn sum(gradients: impl IntoIterator<Item = f32>) -> f32 {
 
 /// Steps one element. The new `weight` is sent back; the new `state` stays in the hub.
 ///
-/// `state` belongs to the element and has at least [`state_per_element`](Optimizer::state_per_element) f32: `m`,
-/// then `v`, then the highest `v`.
+/// `state` belongs to the element. It has at least [`state_per_element`](Optimizer::state_per_element) f32: `m`, then `v`,
+/// then the highest `v`.
 pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, state: &mut [f32]) {
     let mean = sum * step.rescale;
     match optimizer {
@@ -70,11 +69,11 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
     }
 }
 
-/// Steps one element for a key of any type. The new `window` is sent back; the new `kept` stays in the hub
-/// ([`kept_per_element`](Optimizer::kept_per_element): the master weight, if there is one, then the state).
+/// Steps one element of a key of any type. The new `window` is sent back. The new `kept` stays in the hub
+/// ([`kept_per_element`](Optimizer::kept_per_element)): the master weight, if there is one, then the state.
 ///
-/// The step runs in f32 on the master weight, and the window gets the rounded result. For f32 the window itself is
-/// the master.
+/// The step is made in f32 on the master weight, and the window gets the rounded result. For f32, the window itself has the
+/// master weight.
 pub fn step_rounded<E: Element>(
     optimizer: &Optimizer,
     numbers: &Step,
@@ -93,20 +92,21 @@ pub fn step_rounded<E: Element>(
     }
 }
 
-/// Updates one element's average of weights after a step that has made this weight. Before the first step it is the
-/// weight.
+/// Updates the average of one element's weights after a step has made this weight. Before the first step, the average is
+/// the weight.
 pub fn average(decay: f64, weight: f32, average: &mut f32) {
     *average = decay as f32 * *average + (1.0 - decay) as f32 * weight;
 }
 
-/// The bytes of a block, in the type of its key: squares are added block by block. No block has elements of two chunks.
+/// The length of a block in bytes, in the type of its key. Squares are added block by block, and no block has elements of
+/// two chunks.
 pub const BLOCK_BYTES: usize = 32 << 10;
 
-/// The lanes of a block: an element's square is added to the lane of its index.
+/// The number of lanes of a block. An element's square is added to the lane of its index.
 pub const LANES: usize = super::LANES;
 
-/// Returns the squares of the mean gradients of a block, added in f64: each to the lane of its index, then lane after
-/// lane.
+/// Returns the sum of the squares of a block's mean gradients, in f64. Each square is added to the lane of its index, and
+/// then the lanes are added in order.
 pub fn squares(block: &[f32]) -> f64 {
     let mut lanes = [0.0; LANES];
     for (index, &mean) in block.iter().enumerate() {
@@ -115,10 +115,10 @@ pub fn squares(block: &[f32]) -> f64 {
     lanes.iter().sum()
 }
 
-/// Returns the sum of squares of f32, in any order, rounded once to the nearest f64: bit by bit, with a count for each
+/// Returns the sum of squares of f32, rounded once to the nearest f64. The order does not matter: bits are counted for each
 /// power of 2.
 pub fn exact_sum(squares: impl Iterator<Item = f64>) -> f64 {
-    const LOWEST: i32 = -350; // the lowest bit of 2^-298 in an f64
+    const LOWEST: i32 = -350; // the lowest bit of an f64 that is 2^-298
     let (mut counts, mut not_finite) = ([0u64; 700], 0.0);
     for square in squares.filter(|&square| square != 0.0) {
         if !square.is_finite() {
@@ -144,26 +144,27 @@ pub fn exact_sum(squares: impl Iterator<Item = f64>) -> f64 {
     if not_finite == 0.0 { rounded } else { not_finite }
 }
 
-/// Returns the norm of all blocks of a model.
+/// Returns the norm of a model from the sums of all its blocks.
 pub fn norm(squares: impl Iterator<Item = f64>) -> f32 {
     exact_sum(squares).sqrt() as f32
 }
 
-/// Returns the factor of a round's mean gradients that bounds their norm by `most`: that of
+/// Returns the factor for a round's mean gradients with which their norm is at most `most`, as in
 /// `torch.nn.utils.clip_grad_norm_`. An infinite norm makes the factor 0, and a NaN makes it NaN.
 pub fn clip_scale(norm: f32, most: f32) -> f32 {
     let scale = most / (norm + 1e-6);
     if scale > 1.0 { 1.0 } else { scale }
 }
 
-/// Returns the scale that brings a gradient to a norm of `most`, by the norm of the round before. It is 1 if that is 0 or not
-/// finite, as it says nothing of this gradient.
+/// Returns the factor that would bring a gradient with the norm of the round before to a norm of `most`. It is 1 if that
+/// norm is 0 or not finite, because such a norm says nothing about this gradient.
 pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
     if norm > 0.0 && norm.is_finite() { clip_scale(norm, most) } else { 1.0 }
 }
 
-/// Whether a round of this norm is skipped as a spike. It is then above `times` the mean of at least ten norms of rounds that were not
-/// skipped. A norm counts for a hundredth of the mean, or more if there are fewer.
+/// Whether a round with this norm is skipped as a spike. `norms` are the norms of the earlier rounds that were not skipped.
+/// A spike is above `times` their running mean, which needs at least ten norms. Each new norm has a weight of a hundredth
+/// in the mean, or more while there are fewer norms.
 pub fn is_spike(norms: &[f32], norm: f32, times: f32) -> bool {
     let counted = norms.iter().filter(|norm| **norm != 0.0).map(|&norm| f64::from(norm));
     let (mut mean, mut count) = (0.0, 0.0f64);
@@ -174,8 +175,7 @@ pub fn is_spike(norms: &[f32], norm: f32, times: f32) -> bool {
     !norm.is_finite() || count >= 10.0 && f64::from(norm) > f64::from(times) * mean
 }
 
-/// Returns an element of the vector that LARS and LAMB compare with the weights by its norm: the gradient, or the
-/// update.
+/// Returns an element of the vector whose norm LARS and LAMB compare with that of the weights: the gradient or the update.
 pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, state: &[f32]) -> f32 {
     match optimizer {
         Optimizer::Lamb { .. } => lamb(step, mean * step.rescale, weight, &mut [state[0], state[1]]),
@@ -183,8 +183,8 @@ pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, stat
     }
 }
 
-/// Computes the quotient of two norms of a key, from the squares of its blocks: the norm of the weights, and
-/// of the [`measured`] values. 0 if one is 0.
+/// Returns the quotient of two norms of a key, from the squares of its blocks: those of the weights, and those of the
+/// [`measured`] values. It is 0 if one of the norms is 0.
 pub fn quotient(blocks: impl Iterator<Item = [f64; 2]> + Clone) -> f32 {
     let [weights, other] = [0, 1].map(|which| exact_sum(blocks.clone().map(|squares| squares[which])).sqrt());
     if weights == 0.0 { 0.0 } else { (other / weights) as f32 }
@@ -222,7 +222,7 @@ mod tests {
         assert!(clip_scale(f32::NAN, 1.0).is_nan());
     }
 
-    /// The first step of Adam has size `lr` against the gradient's sign, for gradients of any size.
+    /// Adam's first step goes against the gradient's sign, and has size `lr` for gradients of any size.
     #[test]
     fn adams_first_step_has_the_size_of_the_learning_rate() {
         let (learning_rate, weight_decay, beta1, beta2, epsilon) = (0.5, 0.0, 0.9, 0.999, 1e-12);

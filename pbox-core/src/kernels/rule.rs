@@ -1,22 +1,22 @@
-//! The optimizers' arithmetic on vectors. `oracle` is the specification.
+//! The arithmetic of the optimizers on vectors. `oracle` is the specification.
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
 use super::isa::{Isa, Vector};
 use super::optimizer::Step;
 
-/// One optimizer's step.
+/// The step of one optimizer.
 pub(super) trait Rule {
-    /// Whether the step reads the weight, and does not only replace it.
+    /// True if the step reads the weight. Otherwise it only replaces the weight.
     const KEEPS_WEIGHTS: bool = true;
-    /// The f32 of state for each element, at most 3.
+    /// The number of f32 of state for each element, at most 3.
     const STATE: usize;
 
     /// Returns the new weight and state. State beyond `STATE` is not read and not written.
     fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, state: State<I>) -> Stepped<I>;
 }
 
-/// State, at most three f32 for each element.
+/// The state of an element: at most three f32.
 type State<I> = [<I as Isa>::Vector; 3];
 
 /// The new weight and the new state.
@@ -193,9 +193,9 @@ impl Adapts for Lamb {
     }
 }
 
-/// A rule that adapts its rate to the norm of a key's weights, and to another norm.
+/// A rule that adapts its rate to two norms of a key: the norm of the weights, and another one.
 pub(super) trait Adapts: Rule {
-    /// Returns the vector of the other norm: the gradient, or the update.
+    /// Returns a vector of the values of the other norm: of the gradient or of the update.
     fn measured<I: Isa>(
         isa: I,
         step: &Step,
@@ -205,21 +205,21 @@ pub(super) trait Adapts: Rule {
     ) -> I::Vector;
 }
 
-/// Returns the mean gradient with the L2 penalty.
+/// Returns the mean gradient plus the L2 penalty.
 #[inline(always)]
 fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I::Vector {
     sum * isa.splat(step.rescale) + isa.splat(step.weight_decay) * weight
 }
 
-/// Returns 1 or -1; a zero and a NaN stay as they are.
+/// Returns 1 or -1. A zero and a NaN stay as they are.
 #[inline(always)]
 fn sign<I: Isa>(isa: I, values: I::Vector) -> I::Vector {
     let zero = isa.splat(0.0);
     values.if_above(zero, isa.splat(1.0), zero.if_above(values, isa.splat(-1.0), values))
 }
 
-/// Returns the update that Adam subtracts from a weight, and the new moments. `HIGHEST`: divided by the highest second
-/// moment until now.
+/// Returns the update that Adam subtracts from a weight, and the new moments. `HIGHEST`: the division is by the highest
+/// second moment so far.
 #[inline(always)]
 fn update<I: Isa, const HIGHEST: bool>(
     isa: I,

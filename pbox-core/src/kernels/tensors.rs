@@ -1,25 +1,27 @@
-//! The tensors that a hub keeps of each key: weights, the optimizer's state, and the average of weights. A new one is a choice here.
+//! The tensors that a hub keeps of each key: weights, the optimizer's state, and the average of weights. A new kind of
+//! tensor is added here.
 //!
 //! ```text
-//!   beside a window, chunk by chunk:  [ master weights ][ first state | second | ... ][ averages ]
-//!   in a snapshot:                    [ weights        ][ first state | second | ... ][ averages ]
+//!   kept beside a window, chunk by chunk:  [ master weights ][ first state | second | ... ][ averages ]
+//!   in a snapshot:                         [ weights        ][ first state | second | ... ][ averages ]
 //! ```
 //!
-//! Masters are of weights in 16 bits: in f32 the window has them. To all but the kernels averages are one state more.
+//! Only weights of 16 bits have master weights; with f32, the window itself has them. Except in the kernels, averages are
+//! handled as one more state.
 
 use super::average::Decay;
 use super::optimizer::Optimizer;
 use crate::layout::Dtype;
 
-/// The name of averages in a state.
+/// The name of averages among the states.
 const EMA: &str = "ema";
 
-/// One of the tensors that a hub keeps for a key; each has the key's shape.
+/// One of the tensors that a hub keeps for a key. Each tensor has the key's shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tensor {
     /// The f32 master weights.
     Weights,
-    /// One of the states beside the weights, by its place in [`Tensors::state_names`].
+    /// One of the states, by its place in [`Tensors::state_names`].
     State(usize),
 }
 
@@ -48,12 +50,12 @@ impl From<Optimizer> for Tensors {
 }
 
 impl Tensors {
-    /// Adds the average of weights of this decay, if there is one.
+    /// Adds an average of weights with this decay, if there is one.
     pub fn with_ema(self, ema: Option<f64>) -> Self {
         Tensors { ema, ..self }
     }
 
-    /// Returns the optimizer that the state belongs to.
+    /// Returns the optimizer to which the state belongs.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
@@ -63,30 +65,31 @@ impl Tensors {
         self.ema
     }
 
-    /// Returns the decay of the average, in the numbers of a kernel.
+    /// Returns the decay of the average as the kernels need it.
     pub(crate) fn decay(&self) -> Option<Decay> {
         self.ema.map(Decay::new)
     }
 
-    /// Returns the names of the values kept beside the weights, in their order: PyTorch's names, and `ema`.
+    /// Returns the names of the values that are kept in addition to the weights, in their order: PyTorch's names, then
+    /// `ema`.
     pub fn state_names(&self) -> impl Iterator<Item = &'static str> {
         let own = names_of(&self.optimizer).iter().copied();
         own.chain(self.ema.is_some().then_some(EMA))
     }
 
-    /// Returns the f32 that the hub keeps for each parameter, besides the weights.
+    /// Returns the number of f32 that the hub keeps for each parameter, in addition to the weights.
     pub fn state_per_element(&self) -> usize {
         self.optimizer.state_per_element() + usize::from(self.ema.is_some())
     }
 
-    /// Returns the number of f32 that a checkpoint has for each parameter: the weight and the state, if the hub keeps
-    /// weights.
+    /// Returns the number of f32 that a checkpoint has for each parameter. They are the weight and the state; 0 if the hub
+    /// keeps no weights.
     pub fn saved_per_element(&self) -> usize {
         if self.optimizer.keeps_weights() { 1 + self.state_per_element() } else { 0 }
     }
 
-    /// Returns the number of f32 that the hub keeps for each element of a key of type `dtype`, besides the weights
-    /// window. It keeps the master weight, if the type is too coarse for it, then the state.
+    /// Returns the number of f32 that the hub keeps for each element of a key of type `dtype`, in addition to the window of
+    /// weights. They are the master weight, if the type is too coarse, and the state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.optimizer.master_per_element(dtype) + self.state_per_element()
     }

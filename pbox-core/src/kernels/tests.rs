@@ -1,6 +1,6 @@
-//! Every instruction set, element type and optimizer against the oracle, bit for bit.
+//! Tests of every instruction set, element type and optimizer against the oracle, bit for bit.
 //!
-//! The bits of a NaN are not compared: the compiler chooses which operand's NaN becomes the result.
+//! The bits of NaNs are not compared, because the compiler chooses which operand's NaN becomes the result.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -34,8 +34,8 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
     })
 }
 
-/// Ordinary numbers, zeros of both signs, numbers around the smallest normal number and around the limits of f16
-/// (2^-25, 2^-14, 65520), and any bits: infinities, NaNs, overflow.
+/// Draws ordinary numbers, zeros of both signs, and numbers around the smallest normal number and around the limits of f16
+/// (2^-25, 2^-14, 65520). Also draws any bits: infinities, NaNs, overflow.
 fn numbers() -> impl Strategy<Value = f32> {
     let signed = |bits: std::ops::Range<u32>| {
         (any::<bool>(), bits).prop_map(|(negative, bits)| f32::from_bits(u32::from(negative) << 31 | bits))
@@ -65,7 +65,7 @@ struct Case {
 fn cases() -> impl Strategy<Value = Case> {
     let round = prop_oneof![1u32..30, 1u32..u32::MAX];
     let values = proptest::collection::vec(numbers(), 64);
-    // Some have many slots, and more elements than a tile.
+    // Some cases have many slots, and more elements than a tile.
     let size = prop_oneof![9 => (1usize..9, 1usize..300), 1 => (9usize..40, 1usize..9000)];
     (optimizers(), round, size, values).prop_map(|(optimizer, round, (workers, elements), values)| Case {
         optimizer,
@@ -81,7 +81,7 @@ impl Case {
         self.values[(salt * 31 + i * 7) % self.values.len()]
     }
 
-    /// Returns `elements` of each worker.
+    /// Returns `elements` elements of each worker.
     fn slots<E: Element>(&self) -> Vec<Vec<E>> {
         let slot = |w| (0..self.elements).map(|i| E::from_f32(self.value(w, i))).collect();
         (0..self.workers).map(slot).collect()
@@ -91,7 +91,8 @@ impl Case {
         (0..self.elements).map(|i| E::from_f32(self.value(77, i))).collect()
     }
 
-    /// Returns master weights, first moments, second moments, highest second moments: those that the optimizer has.
+    /// Returns the kept values that the optimizer has: master weights, first moments, second moments, highest second
+    /// moments.
     fn kept<E: Element>(&self) -> Vec<f32> {
         let (state, per_element) =
             (self.optimizer.state_per_element(), self.optimizer.kept_per_element(E::DTYPE));
@@ -245,8 +246,8 @@ fn any_number_of_elements_is_converted() {
     check_conversions(&[0.1f32, -0.0, f32::MAX, f32::INFINITY, 1e-40].repeat(16));
 }
 
-/// Converts all elements, and the last 0 to 70 of them, so that every rest occurs, in memory that is not aligned to
-/// vectors.
+/// Converts all elements, and also the last 0 to 70 of them, so that every length of a rest occurs. The memory is not
+/// aligned to vectors.
 fn check_conversions<E: Element>(all: &[E]) {
     for kernels in Kernels::available() {
         for from in [0].into_iter().chain(all.len() - 70..=all.len()) {
@@ -268,7 +269,7 @@ fn every_tie_is_rounded_to_even() {
     check_ties::<bf16>();
 }
 
-/// Steps of size zero, from master weights just below, at and just above the middle between two numbers.
+/// Makes steps of size zero, from master weights just below, at and just above the middle between two numbers.
 fn check_ties<E: Element>() {
     const LOW: [u32; 12] =
         [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0xffff];

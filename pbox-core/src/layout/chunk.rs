@@ -5,19 +5,19 @@
 //!   [ content ][ round % 64 ][ chunk id                    ]
 //! ```
 //!
-//! The link identifies the sender, so PHub's sender id is not needed. Its bits hold the low bits of the round
-//! instead, which reveal a stale or repeated immediate, and the content of the post.
+//! PHub also sends the sender's id. Here the link identifies the sender. The bits hold the content of the post instead, and
+//! the low bits of the round, which show a late or repeated immediate.
 
 use fabric::Imm;
 use serde::{Deserialize, Serialize};
 
-/// The ids that an immediate can carry.
+/// The number of ids that an immediate can carry.
 const IDS: u32 = 1 << 24;
 
-/// The ids that name [lines](Immediate::line), the highest.
+/// The number of ids that name [lines](Immediate::line): the highest ids.
 pub(crate) const LINES: u32 = 256;
 
-/// The most chunks of a job: all other ids, which is 512 GiB of model in chunks of 32 KiB.
+/// The limit on the chunks of a job: all other ids. With chunks of 32 KiB this is a model of 512 GiB.
 pub const MAX_CHUNKS: u32 = IDS - LINES;
 
 /// The number of a chunk in its job's layout.
@@ -31,21 +31,21 @@ impl ChunkId {
     }
 }
 
-/// A synchronous step, counted from 0 for each chunk of a job.
+/// The number of a synchronous step, counted from 0 for each chunk of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "u32")]
 pub struct Round(pub u32);
 
 impl Round {
-    /// The round before which a job ends with an error: numbers of rounds have 32 bits, and must not begin again. The remaining
-    /// numbers give the hub time to detect that a job is so far.
+    /// The round before which a job ends with an error: round numbers have 32 bits, and must not start again. The remaining
+    /// numbers give the hub time to notice that a job has come so far.
     pub const LIMIT: Round = Round(u32::MAX - (1 << 28));
 
-    /// The most rounds between two chunks of one job at its hubs. Workers push every key in every round, so that chunks
-    /// differ by a round or two. A round of another hub is accepted within this bound.
+    /// The limit on the rounds between two chunks of one job, over all its hubs. Workers push every key in every round, so
+    /// chunks differ only by a round or two. A round that another hub reports must be within this limit.
     pub const APART: u32 = 64;
 
-    /// Whether another hub may report that a chunk is in this round, if this hub's highest is `ours`.
+    /// Whether another hub can have a chunk in this round, if the highest round of this hub's chunks is `ours`.
     pub fn is_near(self, ours: Round) -> bool {
         self.0 <= ours.0.saturating_add(Self::APART)
     }
@@ -55,21 +55,21 @@ impl Round {
         Round(self.0.wrapping_add(1))
     }
 
-    /// Returns the part of the round that fits in an immediate.
+    /// Returns the bits of the round that an immediate carries.
     pub fn low_bits(self) -> u8 {
         self.0 as u8 & ROUND_BITS
     }
 }
 
-/// A number from outside that is not a round.
+/// An error: the number from outside is not a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{seen} is not a round: a job ends before round {}", Round::LIMIT.0)]
 pub struct NoRound {
     seen: u32,
 }
 
-/// A round in a message or a file. Half of the numbers after the [limit](Round::LIMIT) are accepted, because a job may be
-/// there for a moment.
+/// Reads a round from a message or a file. Half of the numbers after the [limit](Round::LIMIT) are accepted, because a job
+/// may be there for a moment.
 impl TryFrom<u32> for Round {
     type Error = NoRound;
 
@@ -79,22 +79,22 @@ impl TryFrom<u32> for Round {
     }
 }
 
-/// The bits of a round in an immediate.
+/// The mask of a round's bits in an immediate.
 const ROUND_BITS: u8 = 0x3f;
 
 /// The content of a push or an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Content {
-    /// A gradient, or the push of one if its bytes came ahead. In an answer: the weights after the step.
+    /// A gradient, or the push of a gradient whose bytes were sent ahead. In an answer: the weights after the step.
     #[default]
     Gradient = 0,
-    /// No content: the worker has no gradient of the chunk in this round. In an answer: no worker had one, and the
-    /// weights do not change.
+    /// No values: the worker has no gradient of the chunk in this round. In an answer: no worker had a gradient, and the
+    /// weights stay.
     Nothing = 1,
-    /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
+    /// New weights. Of several pushes, the one of the lowest rank counts. In the broadcast, round 0, workers push weights.
     Weights = 2,
-    /// Bytes of a gradient whose push comes later. They do not count as an arrival, and may be sent again. From the hub: the
-    /// weights that the step would make of bytes ahead. The answer follows, with other bytes or without bytes.
+    /// Bytes of a gradient whose push comes later. They do not count as a push, and may be sent again. From the hub: the
+    /// weights that a step on bytes ahead would make. The answer follows, without bytes if the weights are the same.
     Ahead = 3,
 }
 
@@ -115,38 +115,36 @@ impl Content {
 pub struct Immediate {
     /// The chunk with the bytes that have arrived.
     pub chunk: ChunkId,
-    /// The low bits of their round.
+    /// The low bits of the round.
     pub round_bits: u8,
     /// The content of the post.
     pub content: Content,
 }
 
 impl Immediate {
-    /// Creates the immediate of `chunk` in `round`, for a gradient or the weights after its step. The layout has
+    /// Creates the immediate of `chunk` in `round`, for a gradient or for the weights after its step. The layout has
     /// checked that the id fits.
     pub fn new(chunk: ChunkId, round: Round) -> Self {
         Immediate { chunk, round_bits: round.low_bits(), content: Content::Gradient }
     }
 
-    /// Returns the immediate of another content.
+    /// Returns this immediate with another content.
     pub fn with(self, content: Content) -> Self {
         Immediate { content, ..self }
     }
 
-    /// Returns the immediate of a control message about the layer part that begins with `chunk`, in `round`. Its round
-    /// bits are half the range away, so that a late or repeated push or answer and a control message are never
-    /// confused.
+    /// Returns the immediate of a control message in `round`, about the layer part that begins with `chunk`. Its round bits
+    /// differ by half of their range. So a control message is never taken for a late or repeated push or answer.
     pub fn control(chunk: ChunkId, round: Round) -> Self {
         Immediate { round_bits: round.low_bits() ^ 0x20, ..Self::new(chunk, round) }
     }
 
-    /// Returns the immediate of the line that has a hub's part of the whole gradient in a round. Its id is not the
-    /// id of a chunk.
+    /// Returns the immediate of the line with a hub's part of the whole gradient in a round. Its id is not that of a chunk.
     pub fn line(hub: usize, round: Round) -> Self {
         Self::new(ChunkId(MAX_CHUNKS + hub as u32), round)
     }
 
-    /// Returns the hub if it names a [line](Self::line) of a hub.
+    /// Returns the number of the hub, if this is the immediate of a hub's [line](Self::line).
     pub fn hub(self) -> Option<usize> {
         self.chunk.0.checked_sub(MAX_CHUNKS).map(|hub| hub as usize)
     }
@@ -157,7 +155,7 @@ impl Immediate {
         Imm((self.content as u32) << 30 | u32::from(self.round_bits) << 24 | self.chunk.0)
     }
 
-    /// Decodes an immediate from the fabric. Every value decodes, but the chunk may not exist.
+    /// Decodes an immediate from the fabric. Every value can be decoded, but the chunk may not exist.
     pub fn decode(imm: Imm) -> Self {
         let content = match imm.0 >> 30 {
             0 => Content::Gradient,

@@ -1,15 +1,16 @@
-//! The size of a chunk that a model gets by default. Pure.
+//! The default size of a model's chunks. Pure functions.
 
 use super::{DEFAULT_CHUNK_BYTES, Key};
 
-/// The most chunks of a model by default, without the last chunk of each key. A NIC has a receive request for each chunk of
-/// a lane: 32,768 in a queue of mlx5. There are at least two lanes, and 112 further requests for other messages.
+/// The limit on the chunks of a model with the default size, not counting the last chunk of each key. A NIC has a receive
+/// request for each chunk of a lane, and a queue of mlx5 has 32,768 requests. There are at least two lanes, and 112 more
+/// requests for other messages.
 const MOST_CHUNKS: u64 = 64_000;
-/// The largest chunk that is allowed.
+/// The largest chunk size that is allowed.
 pub(super) const LARGEST: usize = 1 << 30;
 
-/// Returns the default size of a chunk: 32 KiB for models up to 2.1 GB. For larger models it is the next power of two
-/// that gives few enough chunks for a NIC.
+/// Returns the default chunk size. It is 32 KiB for models up to 2.1 GB. For larger models it is the next power of two with
+/// few enough chunks for a NIC.
 pub fn default_chunk_bytes(keys: &[Key]) -> usize {
     let total = keys.iter().filter_map(Key::bytes).fold(0, u64::saturating_add);
     let wanted = total.div_ceil(MOST_CHUNKS).min(LARGEST as u64) as usize;
@@ -23,11 +24,11 @@ mod tests {
     use crate::models::{MODELS, model};
     use crate::place::Placement;
 
-    /// Receive requests in a queue of mlx5, less those for other messages than chunks.
+    /// The receive requests for chunks in a queue of mlx5. Other messages use the rest.
     const REQUESTS: u32 = 32_768 - 112;
 
-    /// Returns the keys of a decoder: embeddings, and in each layer attention, a feed-forward part of these matrices,
-    /// and two norms.
+    /// Returns the keys of a decoder: embeddings, and in each layer attention, a feed-forward part with these matrices, and
+    /// two norms.
     fn decoder(dtype: Dtype, vocabulary: u64, width: u64, layers: u64, of_layer: &[[u64; 2]]) -> Vec<Key> {
         let key = |name: String, shape: &[u64]| Key::new(dtype, name, shape.to_vec());
         let layer = |layer| {

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The number of a key in its job's manifest. Keys are numbered in the order of the forward pass. A key with a lower id
+/// The number of a key in its job's manifest. Keys are numbered in the order of the forward pass. So a key with a lower number
 /// is needed earlier (P3, section 1.1: initial layers get the higher priority).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct KeyId(pub u32);
@@ -51,16 +51,16 @@ impl Dtype {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
-    /// Name, unique in its job, e.g. `layer1.0.conv1.weight`.
+    /// The name, unique in its job, e.g. `layer1.0.conv1.weight`.
     pub name: String,
     /// The extent of each dimension; empty for a scalar.
     pub shape: Vec<u64>,
-    /// Element type.
+    /// The element type.
     pub dtype: Dtype,
-    /// Multiplies the job's learning rate for this key.
+    /// The factor by which the job's learning rate is multiplied for this key.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub lr_mult: f32,
-    /// Multiplies the job's weight decay for this key.
+    /// The factor by which the job's weight decay is multiplied for this key.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub wd_mult: f32,
 }
@@ -74,12 +74,12 @@ fn is_one(value: &f32) -> bool {
 }
 
 impl Key {
-    /// Returns an f32 key with multipliers of one.
+    /// Returns an f32 key with multipliers of 1.
     pub fn f32(name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
         Key::new(Dtype::F32, name, shape)
     }
 
-    /// Creates a key with multipliers of one.
+    /// Creates a key with multipliers of 1.
     pub fn new(dtype: Dtype, name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
         Key { name: name.into(), shape: shape.into(), dtype, lr_mult: 1.0, wd_mult: 1.0 }
     }

@@ -1,4 +1,4 @@
-//! The layout of a window: the place of each key and of each of its chunks. Pure, and the same at both ends.
+//! The layout of a window: the place of each key and of each of its chunks. Pure functions, the same at both ends.
 //!
 //! ```text
 //!   key 0                      key 1      key 2
@@ -6,8 +6,8 @@
 //!   each key starts at a multiple of 64 bytes; a key's chunks are contiguous, so that cutting it copies nothing
 //! ```
 //!
-//! Neighbouring keys that are together no longer than a chunk are a *group*: one post carries all, if they are pushed
-//! together. A group has an id after those of the chunks.
+//! A *group* consists of neighbouring small keys that are together at most as long as a chunk. If the keys are pushed
+//! together, one post carries them all. The ids of groups follow the ids of chunks.
 
 mod chunk;
 mod chunk_size;
@@ -23,11 +23,11 @@ pub use chunk::{ChunkId, Content, Immediate, MAX_CHUNKS, Round};
 pub use chunk_size::default_chunk_bytes;
 pub use key::{Dtype, Key, KeyId};
 
-/// The size of a chunk of all but [large models](default_chunk_bytes): 8192 f32, PHub's choice (section 2). It is small
+/// The size of a chunk, except in [large models](default_chunk_bytes): 8192 f32, PHub's choice (section 2). It is small
 /// enough to spread a layer over all cores, and large enough to keep a NIC busy.
 pub const DEFAULT_CHUNK_BYTES: usize = 32 * 1024;
 
-/// Keys start on a cache line, so that no two owners share one.
+/// The alignment of keys, in bytes: a cache line, so that two owners never share one.
 const KEY_ALIGN: usize = 64;
 
 /// One chunk: the unit that one core owns.
@@ -35,11 +35,11 @@ const KEY_ALIGN: usize = 64;
 pub struct Chunk {
     /// The key.
     pub key: KeyId,
-    /// The bytes, which are the same in every window of the job.
+    /// The bytes of the chunk, at the same place in every window of the job.
     pub span: Span,
 }
 
-/// Keys cut into chunks and laid out in a window.
+/// The keys of a job, cut into chunks and laid out in a window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     keys: Vec<Key>,
@@ -54,19 +54,19 @@ pub struct Layout {
     window_bytes: usize,
 }
 
-/// Keys that cannot be laid out.
+/// An error: the keys cannot be laid out.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// A chunk size out of range.
+    /// The chunk size is out of its range.
     #[error("chunk size {seen} bytes: expected a multiple of 64, from 64 to 1 GiB; 32768 is the default")]
     ChunkBytes {
-        /// The size asked for.
+        /// The size that was asked for.
         seen: usize,
     },
-    /// A manifest without keys.
+    /// The manifest has no keys.
     #[error("the manifest has no keys; give at least one tensor")]
     NoKeys,
-    /// A key with a size of zero, or with a size that overflows.
+    /// The size of a key is zero, or overflows.
     #[error(
         "key {name:?} of shape {shape:?} has no usable size; every extent must be at least 1 and the product must fit"
     )]
@@ -76,12 +76,12 @@ pub enum LayoutError {
         /// The shape.
         shape: Vec<u64>,
     },
-    /// More chunks than an immediate can number.
+    /// There are more chunks than an immediate can number.
     #[error(
         "the model needs {chunks} chunks of {chunk_bytes} bytes, at most {MAX_CHUNKS} are allowed; use larger chunks"
     )]
     TooManyChunks {
-        /// The number of chunks that was counted until now.
+        /// The number of chunks that were counted so far.
         chunks: u64,
         /// The chunk size.
         chunk_bytes: usize,
@@ -116,12 +116,12 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Lays `keys` out. Where keys lie does not depend on the size of chunks.
+    /// Lays `keys` out. The places of keys do not depend on the chunk size.
     pub fn of_keys(keys: Vec<Key>) -> Result<Self, LayoutError> {
         Self::new(keys, 1 << 30)
     }
 
-    /// Returns a layout without keys, for a job that has no model any more.
+    /// Returns a layout without keys, for a job whose model was forgotten.
     pub fn none() -> Self {
         Layout {
             key_spans: Vec::new(),
@@ -156,8 +156,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Finds the groups: neighbouring keys that are one chunk each, as many as fit into a chunk together, from the first key
-    /// on.
+    /// Finds the groups. A group has as many neighbouring keys of one chunk each as fit into a chunk together. The search
+    /// goes from the first key on.
     fn find_groups(&self) -> Vec<Range<u32>> {
         let mut groups: Vec<Range<u32>> = Vec::new();
         for chunks in self.key_chunks.iter().filter(|chunks| chunks.len() == 1) {
@@ -214,7 +214,7 @@ impl Layout {
         ChunkId((self.chunks.len() + number) as u32)
     }
 
-    /// Returns the chunks of the group that has this id, if it is a group's.
+    /// Returns the chunks of the group with this id. `None` if it is not the id of a group.
     pub fn group(&self, id: ChunkId) -> Option<Range<u32>> {
         self.groups.get(id.index().checked_sub(self.chunks.len())?).cloned()
     }
@@ -237,17 +237,17 @@ impl Layout {
         self.window_bytes
     }
 
-    /// Returns the bytes of all keys, without the padding between them.
+    /// Returns the size of all keys in bytes, without the padding between them.
     pub fn model_bytes(&self) -> u64 {
         self.key_spans.iter().map(|span| span.bytes as u64).sum()
     }
 
-    /// Returns the elements of all keys.
+    /// Returns the number of elements of all keys.
     pub fn parameters(&self) -> u64 {
         self.keys.iter().zip(&self.key_spans).map(|(key, span)| (span.bytes / key.dtype.bytes()) as u64).sum()
     }
 
-    /// Returns the elements of the chunk with the most elements.
+    /// Returns the largest number of elements that a chunk has.
     pub fn max_chunk_elements(&self) -> usize {
         let of_key = |(key, span): (&Key, &Span)| span.bytes.min(self.chunk_bytes) / key.dtype.bytes();
         self.keys.iter().zip(&self.key_spans).map(of_key).max().unwrap_or(0)

@@ -1,7 +1,7 @@
-//! Collects the keys of a model, layer by layer, in the order of its forward pass.
+//! A collector of the keys of a model, layer by layer, in the order of the model's forward pass.
 //!
-//! Shapes are those of PyTorch and MXNet: a convolution's weight is `[out, in, height, width]`, a
-//! linear layer's `[out, in]`. Must not know any particular network.
+//! Shapes are those of PyTorch and MXNet: the weight of a convolution is `[out, in, height, width]`, and that of a linear
+//! layer is `[out, in]`. Must not know any particular network.
 
 use crate::layout::Key;
 
@@ -18,12 +18,12 @@ impl Builder {
         self.keys
     }
 
-    /// Adds a tensor of any shape, with its full name.
+    /// Adds a tensor of any shape. The name is the full name.
     pub fn tensor(&mut self, name: impl Into<String>, shape: &[u64]) {
         self.keys.push(Key::f32(name, shape));
     }
 
-    /// Adds a convolution without bias; a batch normalization follows it.
+    /// Adds a convolution without bias, for a batch normalization after it.
     pub fn conv(&mut self, name: &str, from: u64, to: u64, (height, width): Kernel) {
         self.tensor(format!("{name}.weight"), &[to, from, height, width]);
     }

@@ -1,11 +1,12 @@
 //! GoogLeNet (Inception v1): 6,998,552 parameters in 116 tensors, under Caffe's layer names.
 //!
-//! The network of the paper as the Caffe model zoo publishes it: no batch normalization, a bias on every convolution,
-//! and without the two auxiliary classifiers. With these it has 13,378,280 parameters. The papers count differently:
-//! Slim-DP says 13M parameters, which is the zoo's training network with the auxiliary classifiers. iBatch says 5M,
-//! which follows the GoogLeNet paper's "12 times fewer than AlexNet" and is less than the sum of its table 1.
-//! torchvision's `googlenet` is a different network: it has batch normalization, and 3x3 instead of 5x5. Must not know
-//! how its keys are used.
+//! The network is that of the paper, as the Caffe model zoo publishes it: no batch normalization, and a bias on every
+//! convolution. The two auxiliary classifiers are left out. With them the network has 13,378,280 parameters.
+//!
+//! The papers count differently. Slim-DP counts 13M parameters, because it uses the zoo's training network, which has the
+//! auxiliary classifiers. The iBatch paper counts 5M, which follows the GoogLeNet paper's "12 times fewer than AlexNet".
+//! That count is less than the sum of the GoogLeNet paper's table 1. The `googlenet` of torchvision is a different network.
+//! It has batch normalization, and 3x3 instead of 5x5. Must not know how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;
@@ -15,7 +16,7 @@ pub(super) const PAPER: &str = "GoogLeNet, ImageNet-1K, without auxiliary classi
 
 const CLASSES: u64 = 1000;
 
-/// Output channels of the convolutions in one inception module (the paper's table 1).
+/// The output channels of the convolutions in one inception module (the paper's table 1).
 struct Module {
     name: &'static str,
     one: u64,

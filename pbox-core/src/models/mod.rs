@@ -1,8 +1,8 @@
 //! Built-in models: the parameter tensors of the networks that the papers measure.
 //!
-//! The zero-compute probe and the figures use them. Names, shapes and order are those of the published networks, so
-//! that the sizes of the keys are real. Only trainable parameters are keys; running statistics of a batch
-//! normalization are not. The keys are in the order of the forward pass, which is the order of P3's priorities.
+//! The probe without computation and the figures use them. Names, shapes and order are those of the published networks, so
+//! that the sizes of keys are real. Only trainable parameters are keys; the running statistics of a batch normalization are
+//! not. The keys are in the order of the forward pass, which is also the order of P3's priorities.
 //!
 //! Plain data. Must not know chunks, rounds or values.
 
@@ -21,9 +21,9 @@ use crate::layout::Key;
 /// One built-in model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// The name for [`model`].
+    /// The name, as in [`model`].
     pub name: &'static str,
-    /// The network's paper, and which variant this is.
+    /// The paper of the network, and the variant.
     pub paper: &'static str,
     /// The trainable parameters, in the order of the forward pass.
     pub keys: Vec<Key>,
@@ -35,7 +35,7 @@ impl Model {
         self.keys.iter().filter_map(Key::elements).sum()
     }
 
-    /// Returns the size of all keys in bytes, which a worker pushes in each round and gets back.
+    /// Returns the size of all keys in bytes. A worker pushes this many bytes in each round, and gets as many back.
     pub fn bytes(&self) -> u64 {
         self.keys.iter().filter_map(Key::bytes).sum()
     }

@@ -1,7 +1,7 @@
 //! ResNet-50: 25,557,032 parameters in 161 tensors, under torchvision's names.
 //!
-//! Four stages of bottleneck blocks (1x1 down, 3x3, 1x1 up), and a projection on the first block
-//! of each stage. Must not know how its keys are used.
+//! It has four stages of bottleneck blocks (1x1 down, 3x3, 1x1 up), and a projection in the first block of each stage. Must
+//! not know how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;
@@ -9,9 +9,9 @@ use crate::layout::Key;
 pub(super) const PAPER: &str = "ResNet-50, ImageNet-1K: He et al., Deep Residual Learning for Image \
                                 Recognition, CVPR 2016; torchvision's names and order";
 
-/// The blocks and the inner width of each stage (the paper's table 1).
+/// The number of blocks and the inner width of each stage (the paper's table 1).
 const STAGES: [(usize, u64); 4] = [(3, 64), (4, 128), (6, 256), (3, 512)];
-/// A block's output is four times its inner width.
+/// The factor from a block's inner width to its output.
 const EXPANSION: u64 = 4;
 const STEM_CHANNELS: u64 = 64;
 const CLASSES: u64 = 1000;

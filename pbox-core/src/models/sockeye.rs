@@ -14,7 +14,7 @@
 //!   512           encoder_rnn l0 ---------->   att  ------->  hidden --> cls 7,710 x 512
 //! ```
 //!
-//! In this model alone, the heaviest layer, 32% of the model, is first in the forward pass. Its gradient comes
+//! Only in this model is the heaviest layer, with 32% of the model, the first layer of the forward pass. Its gradient comes
 //! last, and its weights are needed first (P3, section 5.3). Must not know how its keys are used.
 
 use super::builder::Builder;
@@ -23,13 +23,13 @@ use crate::layout::Key;
 pub(super) const PAPER: &str = "Sockeye 1.5, two-layer LSTM encoder-decoder with MLP attention, IWSLT15 \
                                 English-Vietnamese: Hieber et al., Sockeye, 2017; set up as in P3's artifact";
 
-/// Padding, unknown word, begin of a sentence, end of a sentence.
+/// The number of special symbols: padding, unknown word, begin of a sentence, end of a sentence.
 const SYMBOLS: u64 = 4;
 const SOURCE_WORDS: u64 = 17_188;
 const TARGET_WORDS: u64 = 7_706;
 /// The size of both embeddings, of the hidden state and of the attention.
 const HIDDEN: u64 = 512;
-/// An LSTM cell computes its three gates (input, forget, output) and its update in one product.
+/// The factor of an LSTM cell: its three gates (input, forget, output) and its update are computed in one product.
 const GATES: u64 = 4;
 
 pub(super) fn keys() -> Vec<Key> {
@@ -39,7 +39,7 @@ pub(super) fn keys() -> Vec<Key> {
     net.finish()
 }
 
-/// Adds the encoder. The first layer reads in both directions at half the width; the layer above it reads in one
+/// Adds the encoder. The first layer reads in both directions with half the width each. The layer above reads in one
 /// direction.
 fn encoder(net: &mut Builder, words: u64) {
     net.tensor("source_embed_weight", &[words, HIDDEN]);
@@ -56,12 +56,12 @@ fn decoder(net: &mut Builder, words: u64) {
     for state in 0..4 {
         linear(net, &format!("decoder_rnn_enc2decinit_{state}"), HIDDEN, HIDDEN);
     }
-    // Input feeding: the hidden output of the last step is appended to the embedded word.
+    // With input feeding, the hidden output of the last step is appended to the embedded word.
     lstm(net, "decoder_rnn_l0", HIDDEN + HIDDEN, HIDDEN);
     lstm(net, "decoder_rnn_l1", HIDDEN, HIDDEN);
     net.tensor("att_q2h_weight", &[HIDDEN, HIDDEN]);
     net.tensor("att_h2s_weight", &[1, HIDDEN]);
-    // The decoder's output with the attention's context.
+    // The input is the decoder's output, together with the attention's context.
     linear(net, "decoder_rnn_hidden", HIDDEN + HIDDEN, HIDDEN);
     linear(net, "decoder_rnn_cls", HIDDEN, words);
 }
@@ -98,8 +98,8 @@ mod tests {
         assert!(keys[1..].iter().all(|key| key.elements() < keys[0].elements()));
     }
 
-    /// A public log of Sockeye counts 79,638,799 parameters for the same layers with vocabularies of 49,410 and 42,767
-    /// words and a dot attention, which has no parameters.
+    /// A public log of Sockeye has 79,638,799 parameters for the same layers. Its vocabularies have 49,410 and 42,767 words,
+    /// and its dot attention has no parameters.
     #[test]
     fn other_vocabularies_give_the_total_that_is_known_for_them() {
         let mut net = Builder::default();

@@ -3,7 +3,7 @@
 use super::{MODELS, model};
 use crate::layout::manifest;
 
-/// Name, parameters, tensors, first key, last key.
+/// Each model's name, parameters, tensors, first key and last key.
 const KNOWN: [(&str, u64, usize, &str, &str); 7] = [
     ("resnet50", 25_557_032, 161, "conv1.weight", "fc.bias"),
     ("vgg16", 138_357_544, 32, "features.0.weight", "classifier.6.bias"),

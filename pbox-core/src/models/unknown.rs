@@ -1,17 +1,17 @@
-//! The error for an unknown model name: it lists the known names and suggests the most similar.
+//! The error for an unknown model name. It lists the known names and suggests the most similar one.
 //!
-//! Must not know what a model consists of.
+//! Must not know of what a model consists.
 
 use super::MODELS;
 
-/// A name comes from a command line or a request. This much of it is repeated and compared.
+/// The limit on the characters of a name that are repeated and compared: a name comes from a command line or a request.
 const ECHOED_CHARS: usize = 64;
 
-/// No built-in model has this name.
+/// An error: no built-in model has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no built-in model is called {asked:?}; the models are {}{}", MODELS.join(", "), self.hint())]
 pub struct UnknownModel {
-    /// The name asked for, cut to 64 characters.
+    /// The name that was asked for, cut to 64 characters.
     pub asked: String,
     /// The most similar known name, if any is similar enough.
     pub nearest: Option<&'static str>,
@@ -29,7 +29,7 @@ impl UnknownModel {
     }
 }
 
-/// Returns the known name with the fewest edits, if these are at most a third of its length.
+/// Returns the known name with the fewest edits, if the edits are at most a third of its length.
 fn nearest(asked: &str) -> Option<&'static str> {
     let asked = plain(asked);
     let (edits, name) = MODELS.iter().map(|&name| (distance(&asked, &plain(name)), name)).min()?;

@@ -6,9 +6,9 @@
 //! | vgg19     | 143,667,240 | 38      |
 //! | vgg19-22k | 229,052,817 | 38      |
 //!
-//! 71.5% of VGG-19 is its first fully connected layer (P3, section 3), so it shows the effect of slicing. VGG19-22K is
-//! VGG-19 with one output for each of the 21,841 categories of ImageNet-22K, which gives iBatch's 229M parameters
-//! (22,000 outputs would give 229.7M). Must not know how its keys are used.
+//! 71.5% of VGG-19 are its first fully connected layer (P3, section 3), so VGG-19 shows the effect of slicing. VGG19-22K is
+//! VGG-19 with one output for each of the 21,841 categories of ImageNet-22K. This gives iBatch's 229M parameters (22,000
+//! outputs would give 229.7M). Must not know how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;
@@ -20,11 +20,11 @@ pub(super) const PAPER_19: &str = "VGG-19 (configuration E), ImageNet-1K: Simony
 pub(super) const PAPER_19_22K: &str = "VGG-19 with 21,841 outputs, ImageNet-22K: Zhang et al., Poseidon, ATC \
                                        2017, and iBatch; torchvision's names and order";
 
-/// The convolutions in each of the five blocks; a max-pooling ends a block.
+/// The number of convolutions in each of the five blocks. A max-pooling ends a block.
 const BLOCKS_16: [usize; 5] = [2, 2, 3, 3, 3];
 const BLOCKS_19: [usize; 5] = [2, 2, 4, 4, 4];
 const CHANNELS: [u64; 5] = [64, 128, 256, 512, 512];
-/// Height and width of the last feature map, for the published input of 224x224.
+/// The height and width of the last feature map, for the published input of 224x224.
 const LAST_MAP: u64 = 7;
 const HIDDEN: u64 = 4096;
 const IMAGENET_1K: u64 = 1000;
@@ -45,7 +45,7 @@ pub(super) fn keys_19_22k() -> Vec<Key> {
 fn keys(blocks: [usize; 5], classes: u64) -> Vec<Key> {
     let mut net = Builder::default();
     let mut from = 3;
-    // torchvision numbers the modules of a sequence; activations and poolings are modules too.
+    // torchvision numbers the modules of a sequence, and counts activations and poolings as modules.
     let mut module = 0;
     for (convolutions, to) in blocks.into_iter().zip(CHANNELS) {
         for _ in 0..convolutions {

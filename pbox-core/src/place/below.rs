@@ -1,4 +1,4 @@
-//! The placement of a hub below other hubs. Pure; the hub and its workers compute the same.
+//! The placement of chunks at a hub below other hubs. Pure functions: the hub and its workers compute the same placement.
 //!
 //! ```text
 //!   above:  hub A  core 0  core 1  core 2     hub B  core 0  core 1
@@ -6,7 +6,8 @@
 //!   below:         core 0  core 1  core 0            core 0  core 1      two cores
 //! ```
 //!
-//! Core numbers are kept, so that a core has few links to hubs above, and all chunks of one of them.
+//! A chunk keeps the number of its core, modulo the number of cores here. So a core has links to few cores above, and owns
+//! all chunks of each.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,13 +21,13 @@ use crate::layout::{ChunkId, Layout};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Above {
-    /// The schedule of the level.
+    /// The schedule of the level between the hubs.
     pub schedule: Schedule,
     /// [`JobTerms::split_above`](crate::JobTerms::split_above).
     pub split_above: u64,
     /// The cores that the job has at each hub.
     pub cores: Vec<CoreNodes>,
-    /// The hubs above these hubs.
+    /// The hubs above these hubs, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<Box<Above>>,
 }
@@ -35,7 +36,7 @@ impl Above {
     /// Returns the placement of each hub's share.
     ///
     /// # Errors
-    /// Returns an error if such hubs are not possible.
+    /// Returns an error if there cannot be such hubs.
     pub fn placements(&self, layout: &Layout) -> Result<Vec<Placement>, String> {
         let Above { schedule, cores, above, .. } = self;
         let share = self.share()?;
@@ -48,10 +49,10 @@ impl Above {
         }
     }
 
-    /// Returns the first chunk of each hub at the top that owns chunks, in the order of these hubs.
+    /// Returns the first chunk of each top hub that owns chunks, in the order of the top hubs.
     ///
     /// # Errors
-    /// Returns an error if such hubs are not possible.
+    /// Returns an error if there cannot be such hubs.
     pub fn first_chunks(&self, layout: &Layout) -> Result<Vec<ChunkId>, String> {
         match &self.above {
             Some(further) => further.first_chunks(layout),
@@ -69,25 +70,26 @@ impl Above {
     }
 }
 
-/// The places of the chunks at a hub below other hubs, and the links by which their sums go up.
+/// The placement of chunks at a hub below other hubs, and the links over which their sums go up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Below {
     /// The placement on this hub's cores.
     pub placement: Placement,
-    /// The cores of the hubs above to which each core of this hub has a link, by core of this hub. Their numbers are those
-    /// of [`Placement::over_hubs`], ascending.
+    /// The cores of the hubs above to which each core of this hub has a link, by core of this hub. The numbers of these
+    /// cores, ascending, are those of [`Placement::over_hubs`].
     pub ways: Vec<Vec<usize>>,
-    /// The number of the link of its core that each chunk's sums take, by chunk.
+    /// The number of the link over which a chunk's sums go up, among the links of its core, by chunk.
     links: Vec<u32>,
 }
 
 impl Below {
-    /// Creates the placement of a hub with `cores` cores, at least 1, below hubs with these placements of their shares.
+    /// Creates the placement of a hub with `cores` cores, at least 1. `above` has the placements of the shares of the hubs
+    /// above.
     pub fn new(above: &[Placement], cores: usize) -> Self {
         let all = Placement::over_hubs(above);
         let here = above.iter().flat_map(|hub| (0..hub.cores()).map(|core| core % cores));
         let mut ways = vec![Vec::new(); cores];
-        // By core above: its core here, and the number of the link there.
+        // For each core above: its core at this hub, and the number of the link there.
         let mut link_to = Vec::with_capacity(all.cores());
         for (core_above, core) in here.enumerate() {
             link_to.push((core as u32, ways[core].len() as u32));
@@ -99,7 +101,7 @@ impl Below {
         Below { placement, ways, links }
     }
 
-    /// Returns the number of the link of its core here by which a chunk's sums go up.
+    /// Returns the number of the link over which a chunk's sums go up, among the links of its core.
     pub fn link(&self, chunk: ChunkId) -> u32 {
         self.links[chunk.index()]
     }

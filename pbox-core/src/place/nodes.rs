@@ -1,14 +1,14 @@
-//! NUMA nodes: which node's cores own a part of the window. Pure.
+//! NUMA nodes: the node whose cores own each part of the window. Pure functions.
 //!
 //! ```text
 //!   window   [ 2 MiB ][ 2 MiB ][ 2 MiB ][ 2 MiB ] ... [run][run][run][run]
 //!   node         0        1        0        1           0    1    1    0
 //! ```
 //!
-//! The memory of a chunk should lie on the node of its owner, and a huge page lies on one node. If a hub has cores on several
-//! nodes, its chunks are therefore dealt to nodes by huge pages of the window. The pages are dealt in the order of addresses,
-//! each to the node that is behind. The last ones are dealt by runs, so that all cores get as much
-//! (`docs/design/memory-and-numa.md`).
+//! The memory of a chunk should be on the node of its owner, and a huge page is on one node. If a hub has cores on several
+//! nodes, its chunks are therefore distributed over nodes by huge pages of the window. In the order of addresses, each page
+//! goes to the node that has least for its cores so far. The last pages are distributed by runs, so that all cores get the
+//! same amount (`docs/design/memory-and-numa.md`).
 
 use std::ops::Range;
 
@@ -17,25 +17,26 @@ use serde::{Deserialize, Serialize};
 use super::runs::{RUN_BYTES, bytes, units, weights};
 use crate::layout::{ChunkId, Layout};
 
-/// A huge page.
+/// The size of a huge page, in bytes.
 const PAGE_BYTES: u64 = 2 << 20;
 
-/// The least share with which a node gets several huge pages at a time. One call of the kernel collapses neighbours of one node,
-/// and each call interrupts all cpus of the machine.
+/// The least size of a hub's chunks at which a node gets several huge pages at a time. One call of the kernel collapses
+/// neighbouring pages of one node, and each call interrupts all cpus of the machine.
 const LARGE_BYTES: u64 = 4 << 30;
 const LARGE_BLOCK_BYTES: u64 = 32 << 20;
 
-/// Blocks for each node that are dealt by pages, and pages that are dealt by runs.
+/// The number of blocks for each node that are left when the blocks become smaller: first pages instead of large blocks,
+/// then runs.
 const LAST_BLOCKS: u64 = 2;
 
-/// The least pages for each node. With fewer pages, chunks are dealt only to cores: few huge pages would be gained, and layers
-/// would be less spread.
+/// The least number of pages for each node. With fewer pages, chunks are distributed to cores only: there would be few huge
+/// pages, and layers would be spread over fewer cores.
 const LEAST_PAGES: u64 = 8;
 
-/// The most cores of a hub.
+/// The limit on the cores of a hub.
 const MAX_CORES: usize = 4096;
 
-/// The cores of a hub that a job has: the NUMA node of each. A message has their number if they are of one node.
+/// The cores that a job has at a hub, with the NUMA node of each. If all are on one node, a message has only their number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "InMessages", into = "InMessages")]
 pub struct CoreNodes(Vec<u32>);
@@ -72,14 +73,14 @@ impl From<CoreNodes> for InMessages {
 }
 
 impl From<usize> for CoreNodes {
-    /// Creates `cores` cores of one node.
+    /// Creates `cores` cores on one node.
     fn from(cores: usize) -> Self {
         CoreNodes(vec![0; cores])
     }
 }
 
 impl From<Vec<u32>> for CoreNodes {
-    /// Creates cores of these nodes, for any numbers of nodes.
+    /// Creates cores on these nodes. The numbers of the nodes are arbitrary.
     fn from(nodes: Vec<u32>) -> Self {
         CoreNodes(nodes)
     }
@@ -92,17 +93,17 @@ pub(super) struct OfNode {
 }
 
 impl CoreNodes {
-    /// Returns how many cores there are.
+    /// Returns the number of cores.
     pub fn cores(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether all are of one node.
+    /// Whether all cores are on one node.
     pub fn is_one_node(&self) -> bool {
         self.0.windows(2).all(|pair| pair[0] == pair[1])
     }
 
-    /// Deals these pieces of a layout to the nodes.
+    /// Distributes these pieces of a layout over the nodes.
     pub(super) fn deal(&self, layout: &Layout, pieces: Vec<Range<u32>>) -> Vec<OfNode> {
         let mut nodes = self.by_node();
         let all = weights(layout, &pieces).iter().sum::<u64>();
@@ -123,7 +124,7 @@ impl CoreNodes {
         };
         for part in parts(layout, pieces, length) {
             let bytes: u64 = weights(layout, &part).iter().sum();
-            // Which would be done first? (load + bytes) / cores, without fractions.
+            // The node that would have least for its cores, (load + bytes) / cores, compared without fractions.
             let share = |node: usize, other: usize| (loads[node] + bytes) * nodes[other].cores.len() as u64;
             let behind = (0..nodes.len()).min_by(|&a, &b| share(a, b).cmp(&share(b, a)));
             let behind = behind.expect("there are cores");
@@ -133,7 +134,7 @@ impl CoreNodes {
         nodes
     }
 
-    /// Returns the cores of each node, in the order of its first core.
+    /// Returns the cores of each node. The nodes are in the order of their first cores.
     fn by_node(&self) -> Vec<OfNode> {
         let mut nodes: Vec<(u32, OfNode)> = Vec::new();
         for (&node, core) in self.0.iter().zip(0..) {
@@ -146,8 +147,8 @@ impl CoreNodes {
     }
 }
 
-/// Cuts pieces of a layout at the boundaries of blocks of the window. `length` takes the number of bytes
-/// before a block, and gives the block's length.
+/// Cuts pieces of a layout at the ends of blocks of the window. `length` gets the number of bytes before a block, and
+/// returns the block's length.
 fn parts(layout: &Layout, pieces: Vec<Range<u32>>, length: impl Fn(u64) -> u64) -> Vec<Vec<Range<u32>>> {
     let mut parts: Vec<Vec<Range<u32>>> = Vec::new();
     let (mut before, mut last) = (0, None);

@@ -1,19 +1,19 @@
-//! Placement: which of a hub's cores owns each chunk. Pure; the same at both ends of every link. When a job is spread
-//! over several hubs, [`share`](crate::share) first decides which hub owns a chunk.
+//! Placement: the core of a hub that owns each chunk. Pure functions, the same at both ends of every link. If a job is
+//! spread over several hubs, [`share`](crate::share) first decides which hub owns a chunk.
 //!
-//! A chunk goes to one core (PHub, section 2), by LPT on bytes as in PHub's public code, but in *runs* of
-//! neighbours:
+//! Each chunk goes to one core (PHub, section 2). Chunks are distributed by LPT on bytes, as in PHub's public code, but in
+//! *runs* of neighbours:
 //!
 //! ```text
 //!   key 0: [0 0 0 0 0 0 0 0][1 1 1 1 1 1 1 1][0 0 0 0]   one digit a chunk: its core
 //!           run of 512 KiB
 //! ```
 //!
-//! Small keys share runs, and a [group](crate::Layout::group) of them is on one core.
+//! Small keys share runs. A [group](crate::Layout::group) of them is always on one core.
 //!
-//! A core that owns every other chunk starts each of its `workers + 2` streams through memory again every 32 KiB,
-//! and prefetches its neighbour's data. With two cores, four workers and Nesterov this took a fifth of the memory's
-//! bandwidth. Runs of 16 chunks give it back (`docs/design/turn-of-a-core.md#placement-in-runs`).
+//! Without runs, a core would own every other chunk. It would start each of its `workers + 2` streams through memory again
+//! every 32 KiB, and prefetch its neighbour's data. With two cores, four workers and Nesterov, this cost a fifth of the
+//! memory's bandwidth. Runs of 16 chunks have the full bandwidth (`docs/design/turn-of-a-core.md#placement-in-runs`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,11 +31,11 @@ use crate::wire::Wire;
 /// The owner of a chunk that belongs to another hub.
 const ELSEWHERE: u32 = u32::MAX;
 
-/// Owners that the digest takes at a time.
+/// The number of owners that the digest takes at a time.
 const DIGESTED: usize = 1024;
 
-/// Neighbouring chunks of one core. With an owner for each chunk, the placements of 256 hubs took 846 MB for a model of 7 billion
-/// parameters in chunks of 32 KiB; the runs take 7 MB.
+/// A run: neighbouring chunks of one core. With an owner for each chunk, the placements of 256 hubs took 846 MB. That model
+/// had 7 billion parameters, in chunks of 32 KiB. The runs take 7 MB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     start: u32,
@@ -46,7 +46,7 @@ struct Run {
 /// The owner of every chunk: a core of the only hub, or of one of several hubs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The runs of chunks that are not another hub's, ascending. Neighbours have different cores.
+    /// The runs of all chunks that do not belong to another hub, ascending. Neighbouring runs have different cores.
     runs: Vec<Run>,
     /// The number of the layout's chunks.
     chunks: u32,
@@ -54,18 +54,19 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Places a layout's chunks on the cores of one hub, at least one. `cores` is a number of cores of one NUMA node,
-    /// or the node of each core.
+    /// Places a layout's chunks on the cores of one hub. `cores` is the number of cores of one NUMA node, or the node of
+    /// each core. There must be at least one core.
     pub fn new(layout: &Layout, cores: impl Into<CoreNodes>) -> Self {
         Self::of_share(layout, Schedule::default(), Share::WHOLE, cores)
     }
 
-    /// Places a hub's share of a layout's chunks on its cores, at least one.
+    /// Places a hub's share of a layout's chunks on its cores. There must be at least one core.
     pub fn of_share(layout: &Layout, schedule: Schedule, share: Share, cores: impl Into<CoreNodes>) -> Self {
         Self::of_pieces(layout, pieces(layout, schedule, share), &cores.into())
     }
 
-    /// Places the shares of all hubs of a job on the cores of each, in the order of the hubs. `share` is that of any of them.
+    /// Places the shares of all hubs of a job on the cores of each hub, in the order of the hubs. `share` is the share of
+    /// any of them.
     pub fn of_shares(layout: &Layout, schedule: Schedule, share: Share, cores: &[CoreNodes]) -> Vec<Self> {
         let pieces = pieces_of_all(layout, schedule, share);
         pieces.into_iter().zip(cores).map(|(pieces, cores)| Self::of_pieces(layout, pieces, cores)).collect()
@@ -107,13 +108,13 @@ impl Placement {
         self.runs.iter().map(|run| (run.start..run.end, run.core))
     }
 
-    /// Whether all chunks are those of this hub, or of these hubs.
+    /// Whether no chunk belongs to another hub.
     fn is_whole(&self) -> bool {
         self.runs.iter().map(|run| run.end - run.start).sum::<u32>() == self.chunks
     }
 
-    /// Combines the placements of several hubs' shares, in the order of the hubs: the first cores are the first
-    /// hub's, and so on.
+    /// Combines the placements of several hubs' shares, in the order of the hubs. The first cores are those of the first
+    /// hub, and so on.
     ///
     /// # Panics
     /// Panics if a chunk is in two shares or in none.
@@ -138,8 +139,8 @@ impl Placement {
         self.owner_near(chunk, &mut 0)
     }
 
-    /// Returns the core that owns a chunk, as [`owner`](Self::owner). `near` is any number at first, and the same variable for
-    /// neighbours: a link's posts are mostly of one run.
+    /// Returns the core that owns a chunk, as [`owner`](Self::owner) does. `near` may have any value at first. Pass the
+    /// same variable again for the next chunk: most posts of a link are of chunks in one run.
     #[inline]
     pub(crate) fn owner_near(&self, chunk: ChunkId, near: &mut u32) -> usize {
         let is_in = |run: &&Run| (run.start..run.end).contains(&chunk.0);
@@ -156,7 +157,8 @@ impl Placement {
         chunks.map(move |chunk| self.owner_near(ChunkId(chunk), &mut near))
     }
 
-    /// Returns a digest (XXH3) of all owners, four bytes for each chunk, by which two ends check that their placements agree.
+    /// Returns a digest (XXH3) of all owners, with four bytes for each chunk. Two ends compare digests to check that their
+    /// placements agree.
     pub fn digest(&self) -> String {
         let (mut digest, mut end) = (Xxh3::new(), 0);
         let mut owned = |chunks: u32, owner: u32| {
@@ -189,16 +191,16 @@ impl Placement {
         chunks
     }
 
-    /// Returns a weights window for the placed layout, and each core's part of it: its chunks, in the order of
-    /// [`chunks_by_core`](Self::chunks_by_core). A hub with a share uses only its own part.
+    /// Creates a weights window for the placed layout. Also returns each core's part of it: the core's chunks, in the order
+    /// of [`chunks_by_core`](Self::chunks_by_core). A hub with a share uses only its own part.
     pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let make = if self.is_whole() { SendWindow::new } else { SendWindow::sparse };
         let window = make(wire.weights_window_bytes())?;
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// Allocates a window like [`weights_window`](Self::weights_window), for the job. When each worker has its own
-    /// weights and they are sent in frames, the hub's own weights are not frames: then nothing touches the window.
+    /// Allocates the hub's own window, as [`weights_window`](Self::weights_window) does. If each worker has its own weights
+    /// and gets frames, the hub keeps its weights elsewhere, and nothing touches this window.
     pub fn job_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         if wire.framing().is_none() || !wire.has_own_weights() {
             return self.weights_window(wire);
@@ -207,8 +209,8 @@ impl Placement {
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// Allocates a window like [`job_window`](Self::job_window), for a hub with a share, if its workers read all
-    /// chunks in the window.
+    /// Allocates a window as [`job_window`](Self::job_window) does, for a hub with a share whose workers read all chunks in
+    /// its window.
     pub fn shown_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let window = SendWindow::new(wire.weights_window_bytes())?;
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
@@ -219,14 +221,14 @@ impl Placement {
         self.chunks_by_core().iter().map(|chunks| wire.weights_spans(chunks)).collect()
     }
 
-    /// Returns the places of each core's chunks, by the place of each chunk.
+    /// Returns the spans of each core's chunks. `place` returns the span of a chunk.
     pub fn spans_by_core(&self, place: impl Fn(ChunkId) -> Span) -> Vec<Vec<Span>> {
         let spans = |ids: Vec<ChunkId>| ids.into_iter().map(&place).collect();
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 
-    /// Returns the links to this hub, which has `ports` ports. Each core's port has one link, which carries the core's
-    /// chunks. The links end at the ports `joiner` of the other end, one after another.
+    /// Returns the links to this hub, which has `ports` ports. The port of each core has one link, for the core's chunks.
+    /// At the other end, the links are dealt to the ports `joiner` in turn.
     pub fn links(
         &self,
         wire: &Wire,
@@ -246,7 +248,7 @@ impl Placement {
         links
     }
 
-    /// Returns how many chunks each core owns: the link to the core must hold as many.
+    /// Returns the number of chunks of each core. The link to the core must have room for this number.
     pub fn capacities(&self) -> Vec<u32> {
         let mut counts = vec![0; self.cores];
         self.runs.iter().for_each(|run| counts[run.core as usize] += run.end - run.start);
@@ -277,7 +279,7 @@ mod tests {
         for name in crate::models::MODELS {
             let layout = Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap();
             let mut cores: Vec<CoreNodes> = [2, 4, 8, 10, 16, 20, 40].map(CoreNodes::from).into();
-            // Two nodes, in two orders; eight; and nodes with more cores than others.
+            // Two nodes in two orders, eight nodes, and nodes with different numbers of cores.
             cores.extend(
                 [4, 8, 20, 40]
                     .map(|cores| (0..cores).map(|core| core * 2 / cores).collect::<Vec<_>>().into()),
@@ -397,7 +399,7 @@ mod tests {
             let share = Share { hub, hubs: 3, split_above: 4096 };
             let placement = Placement::of_share(wire.layout(), terms.level.schedule, share, nodes.clone());
             let cores = nodes.len();
-            // Ports in another order than cores, and one without a core.
+            // The ports are in another order than the cores, and one port has no core.
             let links = placement.links(&wire, cores + 1, (1..=cores).rev(), &[PortId(0)]);
             prop_assert_eq!(links.len(), cores);
             let link_of = |core: usize| links.iter().find(|link| link.ports.hub.index() == cores - core).unwrap();
@@ -406,7 +408,7 @@ mod tests {
             for id in chunks.chain(groups) {
                 let chunks = wire.layout().group(id).unwrap_or(id.0..id.0 + 1);
                 let owner = placement.owner(ChunkId(chunks.start));
-                // A group leaves as one if all of it goes to one core.
+                // A group is posted as a whole if all of it goes to one core.
                 let is_posted = chunks.len() == 1
                     || wire.group(id).is_some()
                         && placement.owners(chunks.clone()).all(|each| each == owner);

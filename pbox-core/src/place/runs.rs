@@ -4,10 +4,12 @@ use std::ops::Range;
 
 use crate::layout::{ChunkId, Layout};
 
-/// The longest run: enough for the memory's full speed, and no more, so that a layer is spread over the cores.
+/// The longest run, in bytes. It is enough for the memory's full speed, and not longer, so that a layer is spread over the
+/// cores.
 pub(super) const RUN_BYTES: u64 = 512 * 1024;
 
-/// Runs that each core should have at least, so that LPT balances them; small models get shorter runs for it.
+/// The least number of runs for each core, which LPT needs to balance the cores. In small models, runs are shorter for this
+/// reason.
 const RUNS_PER_CORE: usize = 64;
 
 /// Cuts pieces of a layout into runs for `cores` cores.

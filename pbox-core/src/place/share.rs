@@ -1,5 +1,5 @@
-//! A hub's share of a job that is spread over several hubs: hub first, core second. Pure; every hub and every worker
-//! computes the same, regardless of the hubs' cores.
+//! A hub's share of a job that is spread over several hubs. First each chunk gets a hub, then a core of this hub. Pure
+//! functions: every hub and every worker computes the same shares, whatever cores the hubs have.
 //!
 //! ```text
 //!   two hubs     small keys        large ones
@@ -7,16 +7,16 @@
 //!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub, or from four chunks a part
 //! ```
 //!
-//! Where steps use the norms of a key, no key is split: the hub that has the key has the norms.
+//! If steps use the norms of keys, no key is split. So the hub that has a key also has its norms.
 //!
-//! If the share is by slices, the keys of a [group](Layout::group) go to one hub. A key of fewer chunks than hubs goes
-//! to as many hubs as it has four chunks for. One of 256 hubs would get a layer of 255 chunks from all machines at
-//! once.
+//! If the share is by slices, all keys of a [group](Layout::group) go to one hub. A key with fewer chunks than there are
+//! hubs is split into parts of at least four chunks, one for each hub. Otherwise one of 256 hubs could get a layer of 255
+//! chunks from all machines at the same time.
 //!
-//! The share by layer is that of the parameter server that the papers compare with (P3, section 4.1). Tensors of more
-//! than 10^6 parameters, by default, are split evenly over the servers. Each other tensor goes to one server, here by
-//! LPT and not at random. By slices spreads every layer over all hubs, so that all their NICs carry the layer that is
-//! needed first. Parts are contiguous, so that a hub touches few more pages of a window than it needs.
+//! The share by layer is that of the parameter server with which the papers compare (P3, section 4.1). There, tensors of
+//! more than 10^6 parameters, by default, are split evenly over the servers. Every other tensor goes to one server, here by
+//! LPT and not at random. The share by slices spreads every layer over all hubs, so that all their NICs carry the layer
+//! that is needed first. Parts are contiguous, so that a hub touches few more pages of a window than it needs.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -27,22 +27,22 @@ use super::runs::weights;
 use crate::job::{JobTerms, SPLIT_ABOVE, Schedule};
 use crate::layout::{ChunkId, Key, KeyId, Layout};
 
-/// The least chunks of a part, for a key that has fewer chunks than there are hubs.
+/// The least number of chunks in a part, for a key with fewer chunks than there are hubs.
 const CHUNKS_OF_A_PART: u32 = 4;
 
-/// One hub of a job, by number, and how the job is split over its hubs.
+/// One hub of a job, by its number, and the rule by which the job is split over its hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Share {
     /// The hub's number, from 0.
     pub hub: u32,
     /// The number of hubs.
     pub hubs: u32,
-    /// The number of parameters above which a tensor is split over the hubs, with schedules by layer. `u64::MAX`
-    /// splits no tensor with any schedule.
+    /// The number of parameters above which a schedule by layer splits a tensor over the hubs. With `u64::MAX`, no schedule
+    /// splits a tensor.
     pub split_above: u64,
 }
 
-/// The value of `split_above` with which each tensor goes whole to one hub.
+/// The value of `split_above` with which each tensor goes to one hub as a whole.
 pub const WHOLE_KEYS: u64 = u64::MAX;
 
 impl Share {
@@ -54,7 +54,7 @@ impl Share {
         Share { hub, hubs: terms.hubs, split_above: terms.splits_above() }
     }
 
-    /// Whether the share is the whole job.
+    /// Whether the share is the whole job, because there is only one hub.
     pub fn is_whole(&self) -> bool {
         self.hubs == 1
     }
@@ -71,14 +71,14 @@ impl std::fmt::Display for Share {
 pub struct Piece {
     /// The key.
     pub key: KeyId,
-    /// Ids of the chunks.
+    /// The ids of the chunks.
     pub chunks: Range<u32>,
     /// The key's elements in these chunks.
     pub elements: Range<usize>,
 }
 
 impl Share {
-    /// Returns the hub's part of each key, in the order of the keys; a hub owns at most one piece of a key.
+    /// Returns the hub's part of each key, in the order of the keys. A hub has at most one piece of a key.
     pub fn pieces(self, layout: &Layout, schedule: Schedule) -> Vec<Piece> {
         let piece = |chunks: Range<u32>| {
             let key = layout.chunk(ChunkId(chunks.start)).key;
@@ -92,8 +92,8 @@ impl Share {
     }
 }
 
-/// Returns the chunks of a hub's share, as ranges of chunk ids, ascending. No range crosses keys. With a small model a
-/// hub may have no chunks.
+/// Returns the chunks of a hub's share as ranges of chunk ids, ascending. No range has chunks of two keys. In a small
+/// model, a hub may have no chunks.
 pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u32>> {
     if share.is_whole() {
         return (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key))).collect();
@@ -104,7 +104,7 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
     ours
 }
 
-/// Returns the [pieces] of all hubs, in the order of the hubs. `share` is that of any of them.
+/// Returns the [pieces] of all hubs, in the order of the hubs. `share` is the share of any of them.
 pub fn pieces_of_all(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Vec<Range<u32>>> {
     if share.is_whole() {
         return vec![pieces(layout, schedule, share)];
@@ -137,7 +137,7 @@ fn shared(layout: &Layout, schedule: Schedule, share: Share) -> Vec<(usize, Rang
         false if chunks.len() >= hubs as usize => hubs,
         false => (chunks.len() as u32 / CHUNKS_OF_A_PART).max(1),
     };
-    // If the share is by slices, the keys of a group are dealt as one, so that they can leave together.
+    // If the share is by slices, a group of keys is distributed as one unit, so that its keys can be sent together.
     let mut groups = if schedule.by_layer() { [].iter() } else { layout.groups().iter() }.peekable();
     let mut items: Vec<(u64, Vec<Range<u32>>)> = keys
         .zip(layout.keys())
@@ -166,8 +166,8 @@ fn by_key(layout: &Layout, range: Range<u32>) -> impl Iterator<Item = Range<u32>
     range.clone().step_by(longest.max(1)).map(move |start| start..start + longest as u32)
 }
 
-/// Chooses hubs for the parts of one key, all different: a layer with two parts on one hub would wait for that hub's
-/// link. The largest part goes to the hub with the least load.
+/// Chooses a different hub for each part of one key. If one hub had two parts of a layer, the layer would wait for that
+/// hub's link. The largest part goes to the hub with the least load.
 fn deal(
     layout: &Layout,
     item: Vec<Range<u32>>,
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    /// Returns the keys of a transformer of GPT-2's shape.
+    /// Returns the keys of a transformer with the shape of GPT-2.
     fn transformer(vocabulary: u64, positions: u64, width: u64, layers: u64) -> Vec<Key> {
         let key = |name: String, shape: &[u64]| Key::f32(name, shape);
         let norm = |name: &str| ["weight", "bias"].map(|of| key(format!("{name}.{of}"), &[width]));

@@ -1,4 +1,4 @@
-//! Slices: the units in which a worker sends its keys. Pure, made once.
+//! Slices: the units in which a worker sends its keys. They are computed once. Pure functions.
 //!
 //! ```text
 //!   key:      [chunk 0][chunk 1][chunk 2][chunk 3][chunk 4]
@@ -7,7 +7,7 @@
 //!   by layer: [------------ 0 ---------+---1--+----- 0 --]     one for each core
 //! ```
 //!
-//! Without layers, a [group](crate::Layout::group) of keys that leave together is a slice as well.
+//! If the schedule is not by layer, a [group](crate::Layout::group) of keys that are sent together is a slice, too.
 
 use std::ops::Range;
 
@@ -15,16 +15,16 @@ use super::placement::Placement;
 use crate::job::Schedule;
 use crate::layout::{ChunkId, KeyId, Layout};
 
-/// Successive chunks of one key that go to one core, or a group.
+/// A slice: consecutive chunks of one key that go to one core, or a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The key; of a group the first.
+    /// The key; for a group its first key.
     pub key: KeyId,
-    /// The core that owns its chunks.
+    /// The core that owns the slice's chunks.
     pub core: usize,
-    /// The slice's priority in a queue; the lowest leaves first.
+    /// The slice's priority in a queue. The lowest number is sent first.
     pub priority: u32,
-    /// The place where its chunks are in the list of [`Slices::chunks`].
+    /// The indices of the slice's chunks in the list of [`Slices::chunks`].
     chunks: Range<u32>,
 }
 
@@ -32,23 +32,23 @@ pub struct Slice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slices {
     schedule: Schedule,
-    /// Every chunk, slice by slice, and the ids of groups.
+    /// All chunks, slice by slice, and the ids of groups.
     chunks: Vec<ChunkId>,
     slices: Vec<Slice>,
     of_key: Vec<Range<u32>>,
     of_chunk: Vec<u32>,
-    /// The number of its group, or [`NO_GROUP`], by key.
+    /// The number of each key's group, or [`NO_GROUP`], by key.
     groups: Vec<u32>,
-    /// The slice, if it goes to one core, by number of the group.
+    /// The number of each group's slice, if the group goes to one core, by number of the group.
     of_group: Vec<Option<u32>>,
 }
 
-/// The key is in no group that goes to one core.
+/// The value for a key that is in no group, or in a group that goes to several cores.
 const NO_GROUP: u32 = u32::MAX;
 
 impl Slices {
-    /// Cuts slices of at most `slice_bytes`, or of one chunk if the chunk is larger. When the schedule goes by
-    /// layers, all of a key's chunks on a core are one slice.
+    /// Cuts a layout into slices of at most `slice_bytes`, or of one chunk if a chunk is larger. If the schedule is by
+    /// layer, a slice has all of a key's chunks on a core.
     pub fn new(layout: &Layout, placement: &Placement, schedule: Schedule, slice_bytes: usize) -> Self {
         let mut slices = Slices {
             schedule,
@@ -95,7 +95,7 @@ impl Slices {
         let keys = || chunks().map(|chunk| layout.chunk(chunk).key);
         let (first, core) =
             (keys().next().expect("a group has chunks"), placement.owner(chunks().next().expect("as above")));
-        // If hubs above place by layer, its keys may be at different hubs.
+        // If hubs above place keys by layer, the keys of a group may be at different hubs.
         if placement.owners(layout.groups()[number].clone()).all(|owner| owner == core) {
             let slice = self.slices.len() as u32;
             self.of_group[number] = Some(slice);
@@ -111,7 +111,7 @@ impl Slices {
         }
     }
 
-    /// Groups leave key by key: their bytes on the wire are not bare.
+    /// Makes groups be sent key by key, because their bytes on the wire are not bare.
     #[must_use]
     pub fn without_groups(mut self) -> Self {
         self.groups.fill(NO_GROUP);
@@ -119,7 +119,7 @@ impl Slices {
         self
     }
 
-    /// Returns the number of a key's group, if it is in one that goes to one core.
+    /// Returns the number of a key's group. `None` if the key is in no group, or the group goes to several cores.
     #[inline]
     pub fn group(&self, key: KeyId) -> Option<u32> {
         Some(self.groups[key.index()]).filter(|&number| number != NO_GROUP)
@@ -142,7 +142,7 @@ impl Slices {
         }
     }
 
-    /// Returns the order in which slices leave.
+    /// Returns the order in which slices are sent.
     pub fn schedule(&self) -> Schedule {
         self.schedule
     }
@@ -157,7 +157,7 @@ impl Slices {
         self.of_key[key.index()].clone()
     }
 
-    /// Returns the number of the slice that a chunk is in.
+    /// Returns the number of the slice that has this chunk.
     pub fn of_chunk(&self, chunk: ChunkId) -> u32 {
         self.of_chunk[chunk.index()]
     }
@@ -179,7 +179,7 @@ impl Slices {
         &self.chunks[start as usize..end as usize]
     }
 
-    /// Returns how many slices go to each of `cores` cores.
+    /// Returns the number of slices that go to each of `cores` cores.
     pub fn by_core(&self, cores: usize) -> Vec<usize> {
         let mut counts = vec![0; cores];
         self.slices.iter().for_each(|slice| counts[slice.core] += 1);

@@ -1,5 +1,5 @@
-//! The cores of a hub select the significant set together. Each core counts its own chunks. The last core to hand in
-//! its part merges all parts.
+//! The board on which the cores of a hub select the significant set together. Each core counts the elements of its own
+//! chunks. The last core to hand in its part merges all parts.
 //!
 //! ```text
 //!   each core    sums of |w|, |g|     counts by the upper bits     counts by the lower bits
@@ -7,8 +7,8 @@
 //!   the board           mean |w| / mean |g|         the bucket of the edge        the least significance in the set
 //! ```
 //!
-//! The cores of a hub share the board. It is not on the path of chunks: each core hands in a part three times per
-//! selection, and rounds continue meanwhile (`docs/design/codecs-and-slim-dp.md#slim-dp`).
+//! All cores share the board, which has a lock. The path of chunks does not use it. Each core hands in a part three times
+//! per selection, and rounds continue meanwhile (`docs/design/codecs-and-slim-dp.md#slim-dp`).
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
@@ -21,9 +21,9 @@ use super::significance::{BUCKETS, Sums, balance};
 pub enum Found {
     /// The factor of a gradient, relative to a weight.
     Coefficient(f32),
-    /// The upper bits of the significance at the edge of the significant set.
+    /// The upper bits of the significance at the lower edge of the significant set.
     Upper(u32),
-    /// The bits of the least significance in the significant set.
+    /// All bits of the least significance in the significant set.
     Least(u32),
 }
 
@@ -43,12 +43,13 @@ struct Inner {
     wakers: Vec<Waker>,
     /// The number of cores that have handed in their part of the next result.
     given: usize,
-    /// The sums, by chunk of the job, so that the order of addition does not depend on the number of cores.
+    /// The sums of each chunk of the job. They are added by chunk, so that the result does not depend on the number of
+    /// cores.
     sums: Vec<Sums>,
     histogram: Vec<u64>,
-    /// The number of elements above the bucket of the edge.
+    /// The number of elements in the buckets above the bucket with the edge.
     above: u64,
-    /// The last finding.
+    /// The last result.
     found: Option<Found>,
     /// The number of results since the board was made.
     findings: u64,
@@ -75,9 +76,9 @@ impl Board {
         self.lock().wakers.push(waker);
     }
 
-    /// Takes one core's sums, by chunk id.
+    /// Takes the sums of one core's chunks, by chunk id.
     #[cold]
-    #[inline(never)] // a lock, which the round path does not have
+    #[inline(never)] // it takes a lock, and the round path takes none
     pub fn give_sums(&self, sums: impl Iterator<Item = (usize, Sums)>) {
         let mut inner = self.lock();
         sums.for_each(|(chunk, sum)| inner.sums[chunk] = sum);
@@ -87,9 +88,9 @@ impl Board {
         }
     }
 
-    /// Takes one core's counts of significance: by upper bits after the coefficient is found, then by lower bits.
+    /// Takes one core's counts of elements by significance: first by the upper bits, then by the lower bits at the edge.
     #[cold]
-    #[inline(never)] // a lock, which the round path does not have
+    #[inline(never)] // it takes a lock, and the round path takes none
     pub fn give_counts(&self, counts: &[u32]) {
         let mut inner = self.lock();
         inner.histogram.iter_mut().zip(counts).for_each(|(all, &count)| *all += u64::from(count));
@@ -103,7 +104,7 @@ impl Board {
             }
             _ => {
                 let (at, above) = edge(&inner.histogram, 0, self.room);
-                // If all elements fit, the edge is in the lowest bucket.
+                // If all elements fit, `at` is 0.
                 let upper = at.saturating_sub(1);
                 inner.above = if at == 0 { above - inner.histogram[0] } else { above };
                 Found::Upper(upper as u32)
@@ -113,9 +114,9 @@ impl Board {
         inner.find(found);
     }
 
-    /// Returns the result with this number, counted from 1 since the board was made. `None` until the board has found it.
+    /// Returns result number `finding`, counted from 1 since the board was made. `None` until the board has it.
     #[cold]
-    #[inline(never)] // a lock, which the round path does not have
+    #[inline(never)] // it takes a lock, and the round path takes none
     pub fn found(&self, finding: u64) -> Option<Found> {
         let inner = self.lock();
         inner.found.filter(|_| inner.findings == finding)
@@ -141,8 +142,8 @@ impl Inner {
     }
 }
 
-/// Returns the lowest bucket for which its elements, those of all higher buckets, and `above` more elements fit in
-/// `room`. Also returns the number of all these elements.
+/// Returns the lowest bucket at which all elements from the bucket upwards, and `above` more elements, fit in `room`. Also
+/// returns the number of all these elements.
 fn edge(histogram: &[u64], mut above: u64, room: u64) -> (usize, u64) {
     for (bucket, &count) in histogram.iter().enumerate().rev() {
         if above + count > room {

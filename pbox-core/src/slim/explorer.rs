@@ -1,8 +1,8 @@
 //! Draws the explorer: the elements of a chunk that a worker sends in a round in addition to the significant set
 //! (section 3.3, step 2).
 //!
-//! The draw is a part of the protocol: with [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw
-//! the same elements.
+//! The draw is a part of the protocol. With [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw the
+//! same elements.
 
 use crate::layout::{ChunkId, Round};
 
@@ -41,25 +41,25 @@ impl SplitMix64 {
         mixed ^ mixed >> 31
     }
 
-    /// Returns a random number below `end`, which has at most 17 bits. The number is the upper half of a product. The
-    /// probabilities of two numbers differ by at most one part in 2^15.
+    /// Returns a random number below `end`, which has at most 17 bits: the upper half of a product. The probabilities of
+    /// two numbers differ by at most one part in 2^15.
     fn below(&mut self, end: usize) -> usize {
         (((self.next() >> 32) * end as u64) >> 32) as usize
     }
 
-    /// Returns a number from 0 to 1, without 1.
+    /// Returns a random number from 0 up to, but not including, 1.
     fn part(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 }
 
 impl SlimDp {
-    /// Makes `set` the significant set and the explorer of a chunk of this many `elements`. Returns how many elements
-    /// are explored.
+    /// Draws the explorer of a chunk with this many `elements`: `set` becomes the significant set and the explorer. Returns
+    /// the number of explored elements.
     ///
-    /// Every chunk explores the same part of the elements outside the significant set, `(alpha - beta) / (1 - beta)`.
-    /// Over the whole model this is `alpha - beta` of the parameters. The number is rounded at random to a whole
-    /// number, so that keys of few elements are explored as often as others.
+    /// The explorer has the same part of each chunk's elements outside the significant set: `(alpha - beta) / (1 - beta)`.
+    /// Over the whole model this is `alpha - beta` of the parameters. The number of elements is rounded up or down at
+    /// random, so that keys of few elements are explored as often as other keys.
     pub fn explore(&self, elements: usize, significant: &[u64], set: &mut [u64], drawer: Drawer) -> usize {
         let mut random = SplitMix64::new(drawer);
         let others = elements - count(significant);
@@ -69,7 +69,7 @@ impl SlimDp {
             draw(&mut random, elements, set, explored);
             return explored;
         }
-        // Fewer elements are left out than explored. So draw the elements to leave out, and take all others.
+        // More elements are explored than left out. So draw the elements to leave out, and take all other elements.
         draw(&mut random, elements, set, others - explored);
         for (index, (word, significant)) in set.iter_mut().zip(significant).enumerate() {
             *word = (!*word & there(elements, index)) | significant;
@@ -77,7 +77,8 @@ impl SlimDp {
         explored
     }
 
-    /// Returns how many of `others`, the elements outside the significant set, are explored, before rounding.
+    /// Returns how many of the elements outside the significant set are explored, before rounding. `others` is the number
+    /// of these elements.
     pub(super) fn explored(&self, others: usize) -> f64 {
         let outside = 1.0 - f64::from(self.beta);
         let part = if outside > 0.0 { (f64::from(self.alpha) - f64::from(self.beta)) / outside } else { 0.0 };

@@ -1,6 +1,6 @@
-//! Slim-DP: workers send only the parameters that matter (Sun et al., section 3). This module does no input or output.
-//! It defines the bytes of each round, and their meaning. The hub's shard steps with it, and the worker's session
-//! pushes with it.
+//! Slim-DP: workers send only the most significant parameters (Sun et al., section 3). This module defines the bytes of
+//! each round and their meaning, and does no input or output. The hub's shard uses it to step, and the worker's session to
+//! push.
 //!
 //! ```text
 //!   round  0          1      2                3 .. q-1                q      q+1                     r mod q = 0
@@ -8,10 +8,10 @@
 //!                       \-- select --> set from round 3 on              \-- select --> next set from round q+2 on
 //! ```
 //!
-//! The *significant set* is the part `beta` of all parameters that has the largest significance `|w| + c |g|`. It is
-//! the same for all workers. The paper calls it the core. The *explorer* is the part `alpha - beta` of all parameters.
-//! Each worker draws it from the other parameters in each round. A worker pushes only the significant set and its
-//! explorer, and the hub answers with the weights of the same parameters.
+//! The *significant set* is the part `beta` of all parameters with the largest significance `|w| + c |g|`. The paper calls
+//! it the core. It is the same for all workers. The *explorer* is the part `alpha - beta` of all parameters, drawn anew by
+//! each worker in each round from the other parameters. A worker pushes only the significant set and its explorer. The hub
+//! answers with the weights of the same parameters.
 
 mod board;
 mod explorer;
@@ -43,8 +43,8 @@ pub struct SlimDp {
     /// The number of rounds from one selection of the significant set to the next, at least 1.
     #[serde(default = "default_q")]
     pub q: u32,
-    /// The factor of a gradient, relative to a weight. The default is `mean |w| / mean |g|` of the whole model
-    /// at each selection. Then weights and gradients count the same, for any scale and learning rate.
+    /// The factor of a gradient, relative to a weight. The default is `mean |w| / mean |g|` of the whole model, at each
+    /// selection. With it, weights and gradients have the same influence at any scale and learning rate.
     #[serde(default)]
     pub c: Option<f32>,
     /// The way in which the hub learns which parameters a worker explores.
@@ -63,18 +63,18 @@ pub enum Explorer {
     Seeded,
 }
 
-/// Returns the paper's choice for VGG-16, in mini-batches. For GoogLeNet it is 50,000 (section 4.2).
+/// Returns the paper's choice for VGG-16, in mini-batches. The paper chooses 50,000 for GoogLeNet (section 4.2).
 fn default_q() -> u32 {
     20_000
 }
 
-/// The most elements of a chunk: a place has 16 bits.
+/// The limit on the elements of a chunk: a place has 16 bits.
 pub const MAX_ELEMENTS: usize = 1 << 16;
 
 /// Settings that Slim-DP cannot work with.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum InvalidSlimDp {
-    /// Alpha is not above 0 and at most 1.
+    /// Alpha is not in the range: above 0, at most 1.
     #[error(
         "Slim-DP: alpha is {seen}: expected the part of the parameters to send, above 0 and at most 1, as 0.2"
     )]
@@ -82,7 +82,7 @@ pub enum InvalidSlimDp {
         /// The alpha of the settings.
         seen: f32,
     },
-    /// Beta is not from 0 to alpha.
+    /// Beta is not in the range from 0 to alpha.
     #[error(
         "Slim-DP: beta is {seen} with alpha {alpha}: expected the part of the parameters in the significant set, from 0 to alpha; half of alpha is the paper's choice"
     )]
@@ -92,7 +92,7 @@ pub enum InvalidSlimDp {
         /// The alpha of the settings.
         alpha: f32,
     },
-    /// There is no round between two selections.
+    /// Q is 0: there is no round between two selections.
     #[error(
         "Slim-DP: q is 0: expected the rounds from one selection of the significant set to the next, at least 1"
     )]
@@ -144,7 +144,7 @@ impl SlimDp {
         if elements > MAX_ELEMENTS { Err(InvalidSlimDp::Chunk { elements }) } else { Ok(()) }
     }
 
-    /// Whether all workers push all parameters in a round, and the significant set is selected after it. `first` is the
+    /// Whether all workers push all parameters in a round, after which the significant set is selected. `first` is the
     /// first round that the job trains in: 1, or the first round after its checkpoint.
     pub fn selects(&self, round: Round, first: Round) -> bool {
         round == first || (round > first && round.0.is_multiple_of(self.q))

@@ -1,4 +1,4 @@
-//! The bytes of a push and of its answer. All numbers are little endian. `docs/formats.md` says the same.
+//! The bytes of a push and of its answer. All numbers are little endian. `docs/formats.md` describes the same bytes.
 //!
 //! ```text
 //!   0          8       12       16
@@ -9,9 +9,9 @@
 //!              1 whole          [significant set: u64 x count][values of all]
 //! ```
 //!
-//! A push has the signature of the set that it was made with; an answer has the signature of the set to push with
-//! next. An answer brings the significant set if it is new, or if the worker may not have it. With a seeded explorer,
-//! `count` of a push is the number of explored elements, and no places follow.
+//! A push has the signature of the set that it was made with. An answer has the signature of the set for the next push. It
+//! brings the set itself if the set is new, or if the worker may not have it. With a seeded explorer, `count` of a push is the
+//! number of explored elements, and no places follow.
 
 use zerocopy::IntoBytes;
 
@@ -28,10 +28,10 @@ const WHOLE: u32 = 1;
 /// A payload that does not keep to the protocol.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SlimPayloadError {
-    /// The payload has another length than it must have.
+    /// The payload does not have the expected length.
     #[error("a Slim-DP payload of {seen} bytes, where {expected} were expected")]
     Length {
-        /// The length that its header and the chunk ask for.
+        /// The length that follows from the header and the chunk.
         expected: usize,
         /// The length of the payload.
         seen: usize,
@@ -69,14 +69,14 @@ pub enum SlimPayloadError {
     SignificantSet,
 }
 
-/// The kind of a push.
+/// The content of a push that the hub has checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Push {
-    /// Values of the significant set and the explorer.
+    /// The values of the significant set and the explorer.
     Set,
-    /// The payload has all values.
+    /// All values of the chunk.
     Whole,
-    /// A push with another significant set than the hub's. The hub cannot read it, and the worker must push the whole
+    /// Values of another significant set than the hub's. The hub cannot read this push, and the worker must push the whole
     /// chunk.
     OtherSet,
 }
@@ -114,7 +114,7 @@ fn what(set: Option<&[u64]>) -> u32 {
     if set.is_some() { SET } else { WHOLE }
 }
 
-/// Returns the most bytes of a payload, for a chunk of this many elements of this many bytes.
+/// Returns the length of the longest payload, for a chunk of this many elements of this many bytes.
 pub fn payload_bytes(elements: usize, element_bytes: usize) -> usize {
     let places = (elements * 2).next_multiple_of(8);
     HEADER + places.max(set::words(elements) * 8) + elements * element_bytes
@@ -122,7 +122,7 @@ pub fn payload_bytes(elements: usize, element_bytes: usize) -> usize {
 
 /// Writes all values of a chunk. Returns the bytes that the payload takes.
 pub fn push_whole<E: Element>(values: &[E], payload: &mut [u8]) -> usize {
-    Header::write(0, WHOLE, 0, payload); // of no significant set
+    Header::write(0, WHOLE, 0, payload); // there is no significant set
 
     let bytes = HEADER + size_of_val(values);
     payload[HEADER..bytes].copy_from_slice(values.as_bytes());
@@ -130,7 +130,7 @@ pub fn push_whole<E: Element>(values: &[E], payload: &mut [u8]) -> usize {
 }
 
 impl SlimDp {
-    /// Returns the bytes of the places that follow the header of a push.
+    /// Returns the length of the places that follow the header of a push.
     fn places_bytes(&self, count: usize) -> usize {
         match self.explorer {
             Explorer::Keys => (count * 2).next_multiple_of(8),
@@ -161,7 +161,7 @@ impl SlimDp {
         start + gather(set, values, &mut payload[start..])
     }
 
-    /// Returns the kind of the push that these bytes are, for a chunk of this many elements of this many bytes.
+    /// Checks the payload of a push, and returns its kind. The chunk has this many elements of this many bytes.
     /// `significant` is the hub's significant set with its signature, if the hub has selected a set.
     pub fn check_push(
         &self,
@@ -192,10 +192,9 @@ impl SlimDp {
         }
     }
 
-    /// Adds the values of a push to `sum`. `set` becomes the pushed elements, for the answer, unless the chunk is
-    /// whole. The function is total: it accepts any bytes, and reads and writes only within bounds.
+    /// Adds the values of a push to `sum`. Accepts any bytes, and reads and writes only within bounds.
     ///
-    /// Returns true for a whole chunk.
+    /// Returns true for a whole chunk. Otherwise `set` becomes the set of pushed elements, which the answer needs.
     pub fn add_push<E: Element>(
         &self,
         significant: &[u64],
@@ -247,9 +246,9 @@ fn check_places(elements: usize, significant: &[u64], places: &[u8]) -> Result<(
     Ok(())
 }
 
-/// Writes the answer to a push: the weights of `set`, or all weights if there is no set, and the signature of the
-/// significant set to push with next. The answer brings this set, too, if the worker lacks it: `brought` is the set, or
-/// is empty. Returns the bytes that the payload takes.
+/// Writes the answer to a push. The answer has the weights of `set`, or all weights if there is no set. It also has the
+/// signature of the significant set for the next push. If the worker lacks that set, `brought` is the set, and the answer
+/// brings it. Otherwise `brought` is empty. Returns the length of the payload.
 pub fn answer<E: Element>(
     set: Option<&[u64]>,
     signature: u64,
@@ -272,9 +271,9 @@ pub fn answer<E: Element>(
     }
 }
 
-/// Merges an answer into a worker's weights: the weights of `set`, which was pushed, or all weights if there is no set.
-/// If the answer brings a significant set, it is written to `significant`. Returns whether `significant` is now the
-/// hub's set. If not, the next push must be whole, and its answer brings the set.
+/// Merges an answer into a worker's weights: the weights of the pushed `set`, or all weights if there is no set. If the
+/// answer brings a significant set, writes it to `significant`. Returns whether `significant` is now the hub's set. If it
+/// is not, the next push must be whole, and its answer brings the set.
 ///
 /// # Errors
 /// Returns an error if the hub did not send what was requested. Then nothing is changed.

@@ -1,7 +1,6 @@
 //! One worker's end of Slim-DP: the significant set of each chunk, and the elements that the worker pushed last.
 //!
-//! Owned by the worker's windows. Knows chunks and rounds, and no keys or links. Allocates nothing after
-//! [`Pusher::new`].
+//! Owned by the worker's windows. Knows chunks and rounds, but no keys or links. Allocates nothing after [`Pusher::new`].
 
 use std::ops::Range;
 
@@ -33,9 +32,9 @@ struct Chunk {
     words: Range<usize>,
     /// Whether the hub has selected a significant set, and the worker has the same set.
     is_selected: bool,
-    /// Whether the last push was of the whole chunk.
+    /// Whether the last push had all values of the chunk.
     whole: bool,
-    /// The last push has no answer.
+    /// Whether the last push has no answer yet.
     is_open: bool,
 }
 
@@ -52,14 +51,14 @@ impl Pusher {
         Pusher { slim, seed, rank, first: Round(1), chunks, significant: vec![0; end], sets: vec![0; end] }
     }
 
-    /// Begins at round `first`. No set is in force until the first selection.
+    /// Begins at round `first`. There is no significant set until the first selection.
     pub fn begin(&mut self, first: Round) {
         self.first = first;
         self.chunks.iter_mut().for_each(|chunk| chunk.is_selected = false);
     }
 
-    /// Whether a significant set is selected after a round. Then the worker pushes all keys for this round before any
-    /// key for the next.
+    /// Whether a significant set is selected after a round. If so, the worker pushes all keys for this round before it
+    /// pushes any key for the next round.
     pub fn selects(&self, round: Round) -> bool {
         self.slim.selects(round, self.first)
     }
@@ -84,8 +83,8 @@ impl Pusher {
         slim.push_set(significant, set, Drawer { seed: *seed, rank: *rank, round, chunk }, values, payload)
     }
 
-    /// Forgets a significant set that the hub does not have. The worker pushes the whole chunk until an answer brings a set.
-    /// Returns false if the last push was already whole.
+    /// Forgets a chunk's significant set, because the hub has another set. The worker then pushes the whole chunk until an
+    /// answer brings a set. Returns false if the last push was already of the whole chunk.
     pub fn forget_significant(&mut self, chunk: ChunkId) -> bool {
         let chunk = &mut self.chunks[chunk.index()];
         chunk.is_selected = false;
@@ -115,8 +114,8 @@ impl Pusher {
         self.chunks[chunk.index()].is_open
     }
 
-    /// Sets the values of a chunk that were pushed last to zero. The values that were left out remain for a later push. (The
-    /// paper's algorithm 1 loses them; decision 21.)
+    /// Sets the values of a chunk's last push to zero. Values that were not pushed remain for a later push. (The paper's
+    /// algorithm 1 loses these values; decision 21.)
     pub fn clear_sent<E: Element>(&self, chunk: ChunkId, values: &mut [E]) {
         let Chunk { words, whole, .. } = &self.chunks[chunk.index()];
         let zero = E::from_f32(0.0);

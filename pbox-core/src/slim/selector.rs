@@ -1,9 +1,9 @@
 //! One core's part in the selection of the significant set: the significance of its chunks, and the stage of the count.
 //!
-//! Owned by the core, next to its shard. In a round that selects, the selector notes each chunk when it is stepped.
-//! Then the core counts one chunk at a time, between turns. The answers of the next round bring the new significant
-//! set. A chunk that has all pushes of that round before the selection is over waits for it. So a set comes into force
-//! in the same round in every run.
+//! Owned by the core, next to its shard. In a round after which a set is selected, the selector notes each chunk when the
+//! chunk is stepped. The core then counts one chunk at a time, between turns. The answers of the next round bring the new
+//! set. If a chunk has all pushes of that next round before the selection is over, its step waits. So a set takes effect in
+//! the same round in every run.
 
 use std::sync::Arc;
 
@@ -28,13 +28,13 @@ struct Part {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
-    /// The number of chunks that are noted in the next round that selects.
+    /// Chunks are noted in the next round that selects. The value is the number of chunks noted so far.
     Noting(usize),
-    /// Waiting for the board to find the next figure.
+    /// The core waits for the board's next result.
     Awaiting,
-    /// Weighing and counting. The chunk at `place` is next.
+    /// Significances are computed and counted by their upper bits. The chunk at `place` is next.
     Weighing { c: f32, place: usize },
-    /// Counting at the edge. The chunk at `place` is next.
+    /// The elements at the edge are counted by their lower bits. The chunk at `place` is next.
     Counting { upper: u32, place: usize },
 }
 
@@ -46,7 +46,7 @@ pub struct Selector {
     first: Round,
     board: Arc<Board>,
     parts: Vec<Part>,
-    /// The significance of all chunks: the noted gradients, then the significance.
+    /// First the noted gradients of all chunks, then their significance.
     significance: Slab,
     counts: Vec<u32>,
     stage: Stage,
@@ -59,8 +59,8 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Creates the selector for chunks by id and number of elements. A core without chunks has no part in selections.
-    /// Allocates and touches memory: on the thread that owns the core.
+    /// Creates the selector for chunks, given by id and number of elements. A core without chunks takes no part in
+    /// selections. Allocates and touches memory, so call it on the thread that owns the core.
     pub fn new(
         slim: SlimDp,
         first: Round,
@@ -94,7 +94,7 @@ impl Selector {
         (self.first, self.selecting) = (first, first);
     }
 
-    /// Whether a chunk that has all pushes of a round must wait for the selection of the round before.
+    /// Whether a chunk with all pushes of this round must wait for the selection after the previous round.
     pub fn is_awaited(&self, round: Round) -> bool {
         let former = Round(round.0.wrapping_sub(1));
         round > self.first
@@ -102,9 +102,9 @@ impl Selector {
             && self.selected.is_none_or(|(selected, _)| selected != former)
     }
 
-    /// Notes that a chunk was stepped in a round, with these weights after the step and this mean gradient. If the
-    /// round selects, the chunk is noted. If a significant set was selected after the round before, it is written to
-    /// `significant`, and workers push it from the next round on. Returns whether it was written.
+    /// Notes that a chunk was stepped in a round, with its new weights and the mean gradient. If the round selects, keeps
+    /// them for the selection. If a set was selected after the previous round, writes the chunk's set to `significant`;
+    /// workers push it from the next round on. Returns whether a set was written.
     pub fn stepped(
         &mut self,
         place: usize,
@@ -137,14 +137,14 @@ impl Selector {
         }
     }
 
-    /// Whether there may be work between turns.
+    /// Whether a selection is in progress, so that there may be work between turns.
     #[inline]
     pub fn is_selecting(&self) -> bool {
         !matches!(self.stage, Stage::Noting(_))
     }
 
-    /// Weighs or counts the next chunk, with the weights that `read` gives, or takes the board's next finding. Returns
-    /// whether there was something to do. The last finding ends the selection, and chunks that
+    /// Does the next part of a selection: counts one chunk, with the weights that `read` returns, or takes the board's next
+    /// result. Returns whether there was something to do. The last result ends the selection, and then the chunks that
     /// [waited](Self::is_awaited) continue.
     pub fn go_on(&mut self, read: impl FnOnce(usize, &mut Vec<f32>), scratch: &mut Vec<f32>) -> bool {
         match self.stage {
@@ -200,8 +200,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Deals chunks with these weights and gradients to cores one after another, and makes one selection
-    /// after round 1.
+    /// Deals chunks with these weights and gradients to cores in turn, and makes one selection after round 1.
     fn selection(slim: &SlimDp, chunks: &[Vec<(f32, f32)>], cores: usize) -> Vec<Vec<bool>> {
         let elements = chunks.iter().map(Vec::len).sum::<usize>() as u64;
         let cores = cores.min(chunks.len());
@@ -271,8 +270,7 @@ mod tests {
             };
             let balanced = (mean(|both| both.0) / mean(|both| both.1)) as f32;
             let c = c.unwrap_or(if balanced.is_finite() { balanced } else { 0.0 });
-            // The last bits of the means depend on the order of addition, so sizes that are almost equal count as
-            // equal.
+            // The last bits of the means depend on the order of addition. So sizes that are almost equal count as equal.
             let of = |(w, g): (f32, f32)| {
                 let s = w.abs() + c * g.abs();
                 if s.is_nan() { f32::INFINITY } else { s }
@@ -285,7 +283,7 @@ mod tests {
             let least = all.iter().filter(|(_, is)| *is).map(|(s, _)| *s).fold(f32::INFINITY, f32::min);
             let most = all.iter().filter(|(_, is)| !*is).map(|(s, _)| *s).fold(0.0, f32::max);
             prop_assert!(count == 0 || least >= most * (1.0 - 1e-5), "{} is in, {} is not", least, most);
-            // Room is left only if the elements at the edge are equal.
+            // Room is left only if all elements at the edge are equal.
             let edge = all.iter().filter(|(s, is)| !*is && *s >= most * (1.0 - 1e-5)).count();
             prop_assert!(count == room || count + edge > room, "{} in, room for {}, {} at the edge", count, room, edge);
         }

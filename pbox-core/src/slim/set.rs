@@ -1,8 +1,8 @@
 //! A set of elements of one chunk, with a bit for each element. The bytes that are sent for a set are the values of
 //! its elements, in the order of their places.
 //!
-//! Functions that are called for each element are inlined. Without LTO (decision 23), a generic adaptor or reader that is not
-//! marked so is a call for each element. Examples are `copied` of the standard library and `read_from_bytes` of zerocopy.
+//! Functions that are called for each element are marked `inline`. Without LTO (decision 23), an unmarked generic function
+//! is called once per element. Examples are `copied` of the standard library and `read_from_bytes` of zerocopy.
 
 use zerocopy::{FromBytes, IntoBytes, Unalign};
 
@@ -13,7 +13,7 @@ pub fn words(elements: usize) -> usize {
     elements.div_ceil(u64::BITS as usize)
 }
 
-/// Returns the bits of a set's word `index` that stand for elements, in a chunk of this many elements.
+/// Returns the bits of word `index` of a set that stand for elements, in a chunk of this many elements.
 pub fn there(elements: usize, index: usize) -> u64 {
     u64::MAX >> (64 - (elements - index * 64).min(64))
 }
@@ -66,12 +66,12 @@ impl Iterator for Ones {
     }
 }
 
-/// Returns a digest (XXH3) of the set's words. Two ends compare it to know that they have the same set.
+/// Returns a digest (XXH3) of the set's words. The two ends of a link compare digests to check that they have the same set.
 pub fn signature(set: &[u64]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(set.as_bytes())
 }
 
-/// Writes the values of the set's elements, one after the other. Returns the number of bytes that they take.
+/// Writes the values of the set's elements, one after the other. Returns the number of bytes written.
 pub fn gather<E: Element>(set: &[u64], values: &[E], out: &mut [u8]) -> usize {
     let (out, _) = <[Unalign<E>]>::mut_from_prefix(out).expect("elements without alignment");
     let mut written = 0;
@@ -82,8 +82,8 @@ pub fn gather<E: Element>(set: &[u64], values: &[E], out: &mut [u8]) -> usize {
     written * size_of::<E>()
 }
 
-/// Calls `with` for each element of the set and its value: the reverse of [`gather`]. It skips elements without bytes,
-/// and places beyond the end of `to`.
+/// Calls `with` for each element of the set and its value, as the reverse of [`gather`]. Skips elements whose value is
+/// missing in `bytes`, and places beyond the end of `to`.
 pub fn scatter<E: Element, T>(set: &[u64], bytes: &[u8], to: &mut [T], mut with: impl FnMut(&mut T, E)) {
     let (values, _) = <[Unalign<E>]>::ref_from_prefix(bytes).expect("elements without alignment");
     for (place, value) in places(set).zip(values) {

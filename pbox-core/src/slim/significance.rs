@@ -1,9 +1,10 @@
-//! The significance `|w| + c |g|` (section 3.2) of the parameters of one core's chunks. It is gathered when the chunks
-//! are stepped, and then counted by size.
+//! The significance `|w| + c |g|` (section 3.2) of the parameters of one core's chunks. Gradients are noted when the chunks
+//! are stepped. Their significance is computed and counted afterwards.
 //!
-//! Sizes are compared by their bits: for numbers that are not negative, the bits have the same order as the numbers.
+//! Significances are compared by their bits: for numbers that are not negative, bits and numbers have the same order.
 
-/// Returns the bits of a value's size, only for comparison. NaN is as large as infinity, so that it is sent and seen.
+/// Returns the bits of a value's size. Used for comparison only: NaN counts as infinity, so that NaN is sent and
+/// noticed.
 fn size(value: f32) -> u32 {
     value.abs().to_bits().min(f32::INFINITY.to_bits())
 }
@@ -33,7 +34,7 @@ fn sum(values: &[f32]) -> f64 {
     sums.iter().sum()
 }
 
-/// Returns the coefficient with which weights and gradients count the same.
+/// Returns the coefficient with which weights and gradients have the same influence.
 pub fn balance(sums: impl IntoIterator<Item = Sums>) -> f32 {
     let add =
         |a: Sums, b: Sums| Sums { weights: a.weights + b.weights, gradients: a.gradients + b.gradients };
@@ -42,7 +43,7 @@ pub fn balance(sums: impl IntoIterator<Item = Sums>) -> f32 {
     if c.is_finite() { c } else { 0.0 }
 }
 
-/// Replaces gradients by the significance of their parameters.
+/// Replaces each gradient by the significance of its parameter.
 pub fn weigh(weights: &[f32], gradients: &mut [f32], c: f32) {
     for (gradient, weight) in gradients.iter_mut().zip(weights) {
         let significance = weight.abs() + c * gradient.abs();
@@ -50,21 +51,21 @@ pub fn weigh(weights: &[f32], gradients: &mut [f32], c: f32) {
     }
 }
 
-/// The buckets of a histogram: one for each value of half of a size's bits.
+/// The number of buckets of a histogram: one for each value of half of the bits of a size.
 pub const BUCKETS: usize = 1 << 16;
 
-/// Counts sizes by their upper half.
+/// Counts significances by the upper half of their bits.
 pub fn count_upper(significance: &[f32], histogram: &mut [u32]) {
     significance.iter().for_each(|value| histogram[(size(*value) >> 16) as usize] += 1);
 }
 
-/// Counts the sizes that have this upper half by their lower half.
+/// Counts the significances with this upper half by the lower half of their bits.
 pub fn count_lower(significance: &[f32], upper: u32, histogram: &mut [u32]) {
     let within = significance.iter().map(|value| size(*value)).filter(|size| size >> 16 == upper);
     within.for_each(|size| histogram[(size & 0xffff) as usize] += 1);
 }
 
-/// Makes `set` the elements of at least this size.
+/// Makes `set` the set of all elements with at least this significance.
 pub fn select(significance: &[f32], least: u32, set: &mut [u64]) {
     for (word, values) in set.iter_mut().zip(significance.chunks(64)) {
         let bits = values.iter().enumerate().map(|(bit, value)| u64::from(size(*value) >= least) << bit);

@@ -1,7 +1,7 @@
-//! A core's part of a snapshot, while it is taken. Each chunk is copied when it has finished the last round before
-//! the cut, right after its step, while it is in the cache.
+//! A core's part of a snapshot, while the part is taken. Each chunk is copied right after its last step before the cut,
+//! while it is in the cache.
 //!
-//! Owned by the core. Knows chunks by their place in the shard, and no file.
+//! Owned by the core. Knows chunks by their place in the shard, and knows no file.
 
 use std::num::NonZeroU32;
 
@@ -19,8 +19,8 @@ pub enum Occasion {
     Due(Round),
     /// A client asked for the snapshot. Each request has a number.
     Asked(u64),
-    /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may take its place
-    /// until a chunk has reached the round.
+    /// A reader asked for the state before a round that may be far ahead. The number is that of the request, as in `Asked`.
+    /// Until the first chunk reaches the round, any other snapshot may take the place of this snapshot.
     Ahead(u64),
 }
 
@@ -29,11 +29,12 @@ pub enum Occasion {
 pub struct Taken {
     /// The reason for the snapshot.
     pub occasion: Occasion,
-    /// The part has the state before this round.
+    /// The round before which the state was taken.
     pub before: Round,
-    /// The last of several rounds before which a snapshot was due, if this one result is for all of them: no snapshot is taken.
+    /// The last round of a range, if one result reports that several due snapshots were not taken. Their rounds go from
+    /// `before` to this round.
     pub through: Option<Round>,
-    /// The part, or why there is none.
+    /// The part, or the reason why there is none.
     pub part: Result<SnapshotPart, String>,
 }
 
@@ -42,9 +43,9 @@ struct Current {
     occasion: Occasion,
     before: Round,
     values: Slab,
-    /// Steps of the chunk at each place.
+    /// The steps of each chunk, by place.
     steps: Vec<u32>,
-    /// Chunks that are not copied yet.
+    /// The number of chunks that are not copied yet.
     left: usize,
 }
 
@@ -58,10 +59,10 @@ pub(crate) struct Capture {
     /// The next round before which a snapshot is due.
     due: Round,
     current: Option<Current>,
-    /// Whether a part is being written to the disk. Its memory will be returned.
+    /// Whether a part has left the core, to be written to disk. Its memory will come back.
     out: bool,
     spare: Option<Slab>,
-    /// Results for the core's owner.
+    /// Results that wait for the core's owner.
     taken: Vec<Taken>,
 }
 
@@ -69,8 +70,8 @@ pub(crate) struct Capture {
 const NEVER: Round = Round(u32::MAX);
 
 impl Capture {
-    /// Snapshots of `chunks` with `elements` values. A snapshot is due every `every` rounds, first after round
-    /// `first`.
+    /// Creates the snapshots of `chunks`, which have `elements` values. A snapshot is due every `every` rounds. The first
+    /// one is due after round `first`.
     pub fn new(chunks: Vec<ChunkId>, elements: usize, every: Option<NonZeroU32>, first: Round) -> Self {
         let taken = Vec::new();
         let mut taking =
@@ -85,7 +86,7 @@ impl Capture {
         self.due = self.every.map_or(NEVER, after);
     }
 
-    /// Returns a part with memory of its own, which `copy` fills: values, and how many steps each chunk has made.
+    /// Returns a part with its own memory. `copy` fills in the values, and the number of steps of each chunk.
     pub fn apart(&self, copy: impl FnOnce(&mut [f32], &mut [u32])) -> Result<SnapshotPart, String> {
         let values = Slab::zeroed("a last state", self.elements);
         let mut values = values.map_err(|error| error.to_string())?;
@@ -100,15 +101,16 @@ impl Capture {
         round == self.due || self.current.as_ref().is_some_and(|current| current.before == round)
     }
 
-    /// Returns the rounds before which a chunk must be copied, when it passes from one round to a later one without a step.
-    /// There are two at most, for any number of passed rounds. If several snapshots are due, the first is taken.
+    /// Returns the rounds before which a chunk must be copied when it passes from one round to a later round without a
+    /// step. At most two rounds are returned, however many were passed. If several snapshots are due, only the first is
+    /// taken.
     pub fn pass(&self, was: Round, now: Round) -> impl Iterator<Item = Round> + use<> {
         let current = self.current.as_ref().map(|current| current.before);
         let of = [current, Some(self.due).filter(|_| current != Some(self.due))];
         of.into_iter().flatten().filter(move |&round| was < round && round <= now)
     }
 
-    /// Notes that a chunk has passed all rounds before `now`. Snapshots that are due before, and have not begun, will not be
+    /// Notes that a chunk has passed all rounds before `now`. Snapshots that were due in between and have not begun are not
     /// taken.
     pub fn skip_to(&mut self, now: Round) {
         let Some(every) = self.every.map(NonZeroU32::get).filter(|_| self.due <= now) else { return };
@@ -122,7 +124,8 @@ impl Capture {
         }
     }
 
-    /// Returns the place for a copy of a chunk that has reached `round`: `range` of the part's values.
+    /// Returns the memory for a copy of a chunk that has reached `round`: `range` of the part's values. `None` if no
+    /// snapshot of this round is taken.
     #[cold]
     pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
         if round == self.due {
@@ -134,8 +137,8 @@ impl Capture {
         Some(&mut current.values.as_mut_slice()[range])
     }
 
-    /// Notes that a chunk was copied to the [place](Self::place), and how many steps it has made. `squares` are the squares of
-    /// the chunks that have reached its round. The mean is over all norms before the round.
+    /// Notes that a chunk was copied to the [place](Self::place), and how many steps it has made. `squares` is the sum over
+    /// the chunks that have reached the chunk's round. `norm_mean` is the mean of all norms before that round.
     pub fn copied(
         &mut self,
         place: usize,
@@ -154,11 +157,11 @@ impl Capture {
         }
     }
 
-    /// Begins a snapshot. Returns whether it has begun. If another snapshot is not done, the result is in
-    /// [`taken`](Self::taken).
+    /// Begins a snapshot. Returns whether it has begun. If it cannot begin, because another snapshot is in progress or
+    /// there is no memory, [`taken`](Self::taken) returns the reason.
     pub fn begin(&mut self, occasion: Occasion, before: Round) -> bool {
         if self.chunks.is_empty() {
-            return false; // no part, and no hub expects one
+            return false; // such a core has no part, and the hub expects none
         }
         let memory = self.memory();
         let begins = memory.is_ok();
@@ -185,7 +188,7 @@ impl Capture {
         }
     }
 
-    /// Gives up a snapshot of a future round if no chunk has been copied yet. Returns its memory.
+    /// Gives up a snapshot of a future round if none of its chunks has been copied yet. Returns the snapshot's memory.
     fn yields(&mut self) -> Option<Slab> {
         let all = self.chunks.len();
         let waits = |it: &mut Current| matches!(it.occasion, Occasion::Ahead(_)) && it.left == all;
@@ -195,8 +198,8 @@ impl Capture {
         Some(values)
     }
 
-    /// Takes back the memory of a part that was written or given up. The memory is kept, unless lost, if another snapshot will
-    /// be due.
+    /// Takes back the memory of a part that was written or given up. Keeps the memory if further snapshots will be due.
+    /// `None` if the memory is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.out = false;
         self.spare = values.filter(|_| self.every.is_some());
@@ -222,7 +225,7 @@ mod tests {
         Capture::new(vec![ChunkId(3), ChunkId(4)], 4, NonZeroU32::new(rounds), Round(first))
     }
 
-    /// Notes that a chunk reaches a round.
+    /// Lets a chunk reach a round.
     fn reach(taking: &mut Capture, round: u32, place: usize) {
         if taking.concerns(Round(round))
             && let Some(values) = taking.place(Round(round), place * 2..place * 2 + 2)

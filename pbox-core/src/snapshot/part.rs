@@ -1,4 +1,4 @@
-//! A hub's state of a job at a cut between two rounds, as its cores give it to a checkpoint.
+//! A hub's state of a job at a cut between two rounds. The cores give it to a checkpoint.
 //!
 //! ```text
 //!   a part's values:  [ chunk 7: weights | state 0 | state 1 ][ chunk 9: weights | state 0 | state 1 ] ...
@@ -17,7 +17,7 @@ use crate::layout::{ChunkId, Layout, Round};
 use crate::place::{Piece, Share};
 use crate::whole::{ExactSum, NormMean};
 
-/// One core's part of a snapshot. A print shows only sizes.
+/// One core's part of a snapshot. Its debug output shows only sizes.
 pub struct SnapshotPart {
     /// The chunks that the core owns.
     pub chunks: Vec<ChunkId>,
@@ -25,8 +25,8 @@ pub struct SnapshotPart {
     pub values: Slab,
     /// The number of steps that each chunk has made.
     pub steps: Vec<u32>,
-    /// The squares of the mean gradients of these chunks in the round before. Only in a job whose next steps depend on that
-    /// round's norm.
+    /// The squares of these chunks' mean gradients in the round before. Only in a job whose next steps depend on the norm
+    /// of that round.
     pub squares: Option<ExactSum>,
     /// The mean of the norms so far, in a job that skips spikes.
     pub norm_mean: Option<NormMean>,
@@ -42,8 +42,8 @@ impl fmt::Debug for SnapshotPart {
     }
 }
 
-/// A hub's state of a job when every chunk has ended a round and none has begun the next. It is the state of the whole
-/// job, or of the hub's share.
+/// A hub's state of a job at a cut: every chunk has ended one round, and none has begun the next. It is the state of the
+/// whole job, or of the hub's share of the job.
 #[derive(Debug)]
 pub struct Snapshot {
     layout: Arc<Layout>,
@@ -57,17 +57,17 @@ pub struct Snapshot {
     places: Vec<Option<Place>>,
 }
 
-/// The place of a chunk in the parts.
+/// The place of a chunk's values in the parts.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     part: usize,
-    /// The place among the part's chunks.
+    /// The chunk's place among the part's chunks.
     index: usize,
-    /// The begin of its values.
+    /// The start of the chunk's values.
     start: usize,
 }
 
-/// Parts that do not make up a hub's share. Such parts are a bug of the hub: they must not become a checkpoint.
+/// An error of parts that do not make up a hub's share. It is a bug of the hub: such parts must not become a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum SnapshotError {
@@ -93,9 +93,9 @@ pub enum SnapshotError {
 }
 
 impl Snapshot {
-    /// Puts the parts of a job together. `tensors` are the tensors of the job's terms, and `round` is the next round. `numbers`
-    /// are the changes that matter from then on: (first round, numbers), with ascending rounds. The first is at `round` or
-    /// before.
+    /// Puts the parts of a job together. `tensors` are the tensors of the job's terms, and `round` is the next round.
+    /// `numbers` are the changes of the optimizer's numbers that matter from `round` on: (first round, numbers), in
+    /// ascending order of rounds. The first change is at `round` or before it.
     pub fn new(
         layout: Arc<Layout>,
         tensors: impl Into<Tensors>,
@@ -107,7 +107,7 @@ impl Snapshot {
         Self::of_share(layout, pieces, tensors, round, numbers, parts)
     }
 
-    /// Creates a snapshot like [`new`](Self::new), for the pieces of one of several hubs.
+    /// Creates a snapshot as [`new`](Self::new) does, for the pieces of one of several hubs.
     pub fn of_share(
         layout: Arc<Layout>,
         pieces: Vec<Piece>,
@@ -124,12 +124,12 @@ impl Snapshot {
         Ok(Snapshot { layout, pieces, tensors, round, numbers, ended: None, parts, places })
     }
 
-    /// Marks the snapshot as the last state of a job that ended like this.
+    /// Marks the snapshot as the last state of a job, which ended for this reason.
     pub fn with_end(self, ended: String) -> Self {
         Snapshot { ended: Some(ended), ..self }
     }
 
-    /// Returns how the job of this last state ended, if it failed.
+    /// Returns why the job ended, if this is the last state of a job that failed.
     pub fn ended(&self) -> Option<&str> {
         self.ended.as_deref()
     }
@@ -149,12 +149,12 @@ impl Snapshot {
         &self.pieces
     }
 
-    /// Returns the job's optimizer, as its workers asked for it.
+    /// Returns the optimizer of the job's terms.
     pub fn optimizer(&self) -> &Optimizer {
         self.tensors.optimizer()
     }
 
-    /// Returns the tensors of each of its keys.
+    /// Returns the tensors of each key of the job.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
     }
@@ -170,7 +170,7 @@ impl Snapshot {
     }
 
     /// Returns the squares of the hub's mean gradients of the round before, in a job whose next steps depend on their norm.
-    /// `None` if a core does not know its part: a job may fail when only some of the chunks have ended a round.
+    /// `None` if a core does not know its part: a job may have failed when only some of its chunks had ended the round.
     pub fn last_squares(&self) -> Option<ExactSum> {
         let mut parts = self.parts.iter().filter(|part| !part.chunks.is_empty()).map(|part| part.squares);
         let join = |mut sum: ExactSum, part: Option<ExactSum>| {
@@ -181,13 +181,13 @@ impl Snapshot {
         parts.try_fold(first, join)
     }
 
-    /// Returns the mean of the norms so far, in a job that skips spikes. Every core has the same.
+    /// Returns the mean of the norms so far, in a job that skips spikes. Every core has the same mean.
     pub fn norm_mean(&self) -> Option<NormMean> {
         self.parts.iter().find_map(|part| part.norm_mean)
     }
 
-    /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the job
-    /// failed when only some of the chunks had ended a round. In these cases the highest number counts.
+    /// Returns the number of steps of a piece. Its chunks have the same number, unless workers step alone, or the job
+    /// failed when only some chunks had ended a round. In those two cases the highest number counts.
     pub fn steps(&self, piece: &Piece) -> u32 {
         let of = |id| {
             let Place { part, index, .. } = self.place(id);
@@ -196,7 +196,7 @@ impl Snapshot {
         piece.chunks.clone().map(of).max().unwrap_or_default()
     }
 
-    /// Returns the values of one tensor of a piece: a slice for each of its chunks, in order.
+    /// Returns the values of one tensor of a piece, as one slice for each of its chunks, in their order.
     pub fn tensor(&self, piece: &Piece, tensor: Tensor) -> impl Iterator<Item = &[f32]> {
         piece.chunks.clone().map(move |id| self.values(id, tensor))
     }
@@ -213,8 +213,8 @@ impl Snapshot {
     }
 }
 
-/// Returns the place of each chunk's values, `tensors` of each. Every chunk of the pieces must be in one part, and every
-/// part as long as its chunks.
+/// Returns the place of each chunk's values. Each chunk has `tensors` tensors. Every chunk of the pieces must be in exactly
+/// one part, and every part must have the length of its chunks.
 fn places(
     layout: &Layout,
     pieces: &[Piece],
@@ -326,7 +326,7 @@ mod tests {
         let of = |squares: [Option<ExactSum>; 2]| {
             let parts = [part(&[0, 1], 0, 36), part(&[2], 36, 2)].into_iter().zip(squares);
             let mut parts: Vec<_> = parts.map(|(part, squares)| SnapshotPart { squares, ..part }).collect();
-            parts.push(part(&[], 0, 0)); // a core without chunks knows nothing, and lacks nothing
+            parts.push(part(&[], 0, 0)); // the part of a core without chunks has no squares, and none are missing
             snapshot(parts).unwrap().last_squares().map(|squares| squares.norm())
         };
         assert_eq!(of([sum(9.0), sum(16.0)]), Some(5.0));

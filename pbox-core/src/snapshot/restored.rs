@@ -1,4 +1,4 @@
-//! A job's whole state, as its cores take it from a checkpoint. Plain data; knows no file.
+//! A job's whole state from a checkpoint, for the hub's cores. Plain data; knows no file.
 
 use std::ops::Range;
 
@@ -8,27 +8,27 @@ use crate::kernels::{Numbers, NumbersByRound, Tensor};
 use crate::layout::{KeyId, Round};
 use crate::whole::{ExactSum, NormMean};
 
-/// A hub's state of a job from a checkpoint: tensors by key, of the hub's share of the elements.
+/// A hub's state of a job from a checkpoint: the tensors of each key, for the elements in the hub's share.
 #[derive(Debug)]
 pub struct Restored {
     round: Round,
     numbers: NumbersByRound,
     values: Slab,
     keys: Vec<RestoredKey>,
-    /// The steps of each key, if the state has them. Otherwise empty.
+    /// The number of steps of each key, if the state has the numbers. Otherwise empty.
     steps: Vec<Option<u32>>,
-    /// The squares of the round before, if the state has them.
+    /// The squares of the mean gradients of the round before, if the state has them.
     last_squares: Option<ExactSum>,
     /// The mean of the norms so far, if the state has it.
     norm_mean: NormMean,
 }
 
-/// The place where one key's tensors are among the values.
+/// The places of one key's tensors among the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredKey {
-    /// The key's elements that are present: all, unless the job is spread over several hubs.
+    /// The key's elements that this hub has: all elements, unless the job is spread over several hubs.
     pub elements: Range<usize>,
-    /// The place where each of its tensors begins, by [`Tensor::place`]; empty when no element of the key is present.
+    /// The start of each of the key's tensors, by [`Tensor::place`]. Empty if the hub has no element of the key.
     pub starts: Vec<usize>,
 }
 
@@ -36,8 +36,8 @@ impl Restored {
     /// Describes the values of a checkpoint.
     ///
     /// # Panics
-    /// Panics if a tensor is not inside `values`, or when there are no numbers of the optimizer: the reader of the
-    /// checkpoint has checked both.
+    /// Panics if a tensor is not inside `values`, or if there are no numbers of the optimizer. The reader of the checkpoint
+    /// has checked both.
     pub fn new(round: Round, numbers: Vec<(Round, Numbers)>, values: Slab, keys: Vec<RestoredKey>) -> Self {
         let total = values.as_slice().len();
         let inside = |key: &RestoredKey| {
@@ -56,7 +56,7 @@ impl Restored {
         }
     }
 
-    /// Adds how many steps each key has made, if known.
+    /// Adds the number of steps of each key, if known.
     pub fn with_steps(self, steps: Vec<Option<u32>>) -> Self {
         Restored { steps, ..self }
     }
@@ -86,7 +86,7 @@ impl Restored {
         self.round
     }
 
-    /// Returns how many steps a key has made, if the state has the number.
+    /// Returns the number of steps of a key, if the state has the number.
     pub fn steps(&self, key: KeyId) -> Option<u32> {
         self.steps.get(key.index()).copied().flatten()
     }
@@ -96,18 +96,19 @@ impl Restored {
         self.numbers.clone()
     }
 
-    /// Returns a range of a key's weights; panics beyond its last element.
+    /// Returns a range of a key's weights. Panics if the range ends beyond the last element.
     pub fn weights(&self, key: KeyId, elements: Range<usize>) -> &[f32] {
         self.tensor(key, Tensor::Weights, elements)
     }
 
-    /// Returns a range of a key's state; `which` is the place in [`Tensors::state_names`](crate::Tensors::state_names).
-    /// Panics beyond the last element, and for a state that the job does not have.
+    /// Returns a range of one state of a key. `which` is the state's place in
+    /// [`Tensors::state_names`](crate::Tensors::state_names). Panics if the range ends beyond the last element, or if the
+    /// job has no such state.
     pub fn state(&self, key: KeyId, which: usize, elements: Range<usize>) -> &[f32] {
         self.tensor(key, Tensor::State(which), elements)
     }
 
-    /// Returns a range of a key's tensor; panics like [`weights`](Self::weights) and [`state`](Self::state).
+    /// Returns a range of a key's tensor. Panics as [`weights`](Self::weights) and [`state`](Self::state) do.
     pub fn tensor(&self, key: KeyId, tensor: Tensor, elements: Range<usize>) -> &[f32] {
         let key = &self.keys[key.index()];
         let first = key.elements.start;

@@ -1,9 +1,10 @@
 //! Layer parts: a key's chunks on one core, in schedules that answer them together or not at all.
 //!
-//! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to it; knows no link and no
-//! weights. A worker pushes its keys whole, and gets one answer for a push. So all chunks of a part that may be sent to
-//! the worker are of one round, the worker's own. This holds even if other workers come or go, and however far ahead
-//! the worker is.
+//! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to the worker. Knows no link and no
+//! weights.
+//!
+//! A worker pushes its keys whole, and gets one answer for a push. So the chunks of a part that may be sent to a worker are
+//! all of one round: the worker's own. Neither other workers that join or leave nor the worker's lead change this.
 //!
 //! ```text
 //!   layerwise:  ready, ready, ready: whole -> all chunks
@@ -18,24 +19,25 @@ use crate::layout::KeyId;
 /// The layer parts of a job on a core.
 #[derive(Debug)]
 pub(super) struct LayerParts {
-    /// Places in the shard. Chunks are in the order of their ids, so a key's chunks are neighbours.
+    /// The places of each part's chunks in the shard. Chunks are in the order of their ids, so a key's chunks are
+    /// neighbours.
     parts: Vec<Range<u32>>,
-    /// One entry for each place in the shard.
+    /// The number of each chunk's part, by place in the shard.
     part_of: Vec<u32>,
     workers: usize,
-    /// The number of chunks that may be sent to this worker, and are not sent, by part, then by rank. For a whole part
-    /// these are all its chunks, until the worker pulls it.
+    /// The number of chunks that may be sent to a worker and are not sent, by part, then by rank. For a part that must be
+    /// pulled, this is the number of all its chunks until the worker pulls it.
     ready: Vec<u32>,
-    /// Whether the worker lost its links while chunks were ready and none was sent, in the order of `ready`. These chunks count
-    /// again when they are pushed again.
+    /// Whether the worker lost its links while some chunks of the part were ready and none was sent, in the order of
+    /// `ready`. These chunks count again when the worker pushes them again.
     counts_again: Vec<bool>,
     pulled: bool,
 }
 
-/// The result when a chunk of a part may be sent to a worker.
+/// The action when a chunk of a part may be sent to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// Nothing is sent: the part is not whole.
+    /// Nothing is sent: other chunks of the part are not ready.
     NotYet,
     /// The chunks at all these places must be sent.
     ToSend(Range<usize>),
@@ -92,8 +94,8 @@ impl LayerParts {
         }
     }
 
-    /// Notes that worker `rank` pushes the chunk at a place again after a loss of its links. `now`: the chunk is ready only
-    /// from now on. Otherwise it was ready before.
+    /// Notes that worker `rank` pushes the chunk at a place again, after it lost its links. `now`: the chunk becomes ready
+    /// only now. Otherwise it was already ready before the loss.
     pub fn ready_again(&mut self, place: usize, rank: u32, now: bool) -> Ready {
         let part = self.part_of[place] as usize;
         let counts = now || self.counts_again[part * self.workers + rank as usize];

@@ -1,6 +1,6 @@
-//! A look at a job's rounds from outside: whether they move, and for which workers they wait.
+//! A look is a check of a job's rounds: whether they move, and for which workers they wait.
 //!
-//! The core's thread makes it between two turns, now and then. The round path does not know of it.
+//! The core's thread takes a look between two turns, when the hub asks for one. The round path does not know of it.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,23 @@ use super::shard::ShardOf;
 use crate::layout::Round;
 use crate::weights::Mode;
 
-/// The state of a job as a core sees it.
+/// The result of a look at a job on one or several cores.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
-    /// The round of the first chunk, or of the chunk that is furthest ahead.
+    /// The round of the first chunk if rounds are moving, otherwise of the chunk that is furthest ahead.
     pub round: Round,
-    /// Whether rounds have finished since the last look. If so, nothing else was looked at.
+    /// Whether rounds have finished since the last look. If so, this look checked nothing else.
     pub is_moving: bool,
     /// The sum of the rounds and pushes of all chunks. If two looks have the same value, nothing happened in between.
     pub done: u64,
-    /// The workers that others wait for, or that wait, by rank.
+    /// The workers that wait for others, or that others wait for, by rank.
     pub workers: BTreeMap<u32, Waits>,
 }
 
-/// One worker's share in the waiting.
+/// One worker's part in the waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
-    /// Chunks that other workers have pushed, and that wait for this worker's push.
+    /// The number of chunks that other workers have pushed, and that wait for this worker's push.
     pub owes: u32,
     /// The lowest round of these chunks.
     pub round: Option<Round>,
@@ -42,7 +42,7 @@ impl Look {
         let mut look = Look::default();
         let chunks = shard.keys().len();
         if shard.is_held() || chunks == 0 {
-            look.is_moving = shard.is_held(); // for a moment: no worker is late
+            look.is_moving = shard.is_held(); // a hold is short, and no worker is late in it
             return look;
         }
         look.round = shard.pace.round(0);
@@ -81,8 +81,8 @@ impl Look {
         self
     }
 
-    /// Returns the workers that hold up the rounds. A worker that owes a push and waits itself is not one of them, unless all
-    /// owing workers wait.
+    /// Returns the workers that delay the rounds: those that owe a push and do not wait themselves. If all workers that owe
+    /// a push also wait, returns all of them.
     pub fn late(&self) -> impl Iterator<Item = (u32, Waits)> {
         let owes = |waits: &Waits| waits.owes > 0;
         let is_someone_idle = self.workers.values().any(|waits| owes(waits) && !waits.is_waiting);

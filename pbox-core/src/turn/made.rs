@@ -61,7 +61,7 @@ mod tests {
         core.add_job(JOB, ShardSpec::of_cores(&terms, &wire, [owned]).remove(0)).unwrap();
         let mut gradients = Vec::new();
         for rank in 0..2 {
-            // The simulated network has windows of its own: it keeps them.
+            // The simulated network keeps its own windows.
             let send = || Arc::new(SendWindow::new(256).unwrap());
             let recv = || Arc::new(RecvWindow::local(256).unwrap());
             let windows = || Windows { send: send(), recv: recv() };

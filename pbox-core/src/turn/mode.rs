@@ -33,7 +33,7 @@ pub(super) enum Shard {
     BelowCoded(ShardOf<Relayed, BelowCoded>),
 }
 
-/// `of_mode!(shard, name => work)`: the same work for a shard of any mode.
+/// `of_mode!(shard, name => work)`: does the same work for a shard of any mode.
 macro_rules! of_mode {
     ($shard:expr, $name:ident => $work:expr) => {
         match $shard {

@@ -30,7 +30,7 @@ pub struct Tally {
 pub struct AnswersAbove {
     /// The number of answers since the job began with round 0.
     pub came: u64,
-    /// Sums that had gone up without an answer.
+    /// Sums that were sent up and had no answer.
     pub awaited: u64,
 }
 
@@ -40,7 +40,7 @@ impl AnswersAbove {
         for place in 0..chunks {
             let awaited = u64::from(pace.asked(place).is_some());
             self.awaited += awaited;
-            // A chunk's round is that of its next sum.
+            // A chunk's round here is the round of its next sum.
             self.came += u64::from(pace.round(place).0) - awaited;
         }
     }
@@ -57,7 +57,7 @@ pub enum Notice {
         rank: u32,
         /// The reason, in words.
         reason: String,
-        /// Whether the link ended by itself, and the worker did not break the protocol.
+        /// Whether the link ended by itself. False if the worker broke the protocol.
         by_itself: bool,
     },
     /// A link to a hub above ended; it is detached in the next turn.

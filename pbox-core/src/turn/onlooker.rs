@@ -1,11 +1,11 @@
-//! The observer of a core's turns: none, or a timeline. A turn is compiled for each kind. The observer that does nothing
-//! costs nothing.
+//! Observers of a core's turns: a timeline, or an observer that does nothing. A turn is compiled for each
+//! kind, so the observer that does nothing costs nothing.
 //!
 //! ```text
 //!   polled -> (sum + step) -> posted, posted -> arrived -> done -> (sum + step) -> posted ...
 //! ```
 //!
-//! Must not read clocks: an onlooker does, if it wants to know the time.
+//! A core's turn reads no clock. An onlooker that needs the time reads a clock itself.
 
 use fabric::{Imm, LinkId, Port, Posted, Span};
 
@@ -17,21 +17,21 @@ pub trait Onlooker {
     /// Reports that a poll has brought arrivals. A call of [`arrived`](Self::arrived) for each arrival follows.
     fn polled(&mut self) {}
 
-    /// Reports one arrival. All work after the previous arrival has been reported, except for its end.
+    /// Names an arrival after its posts have been reported. Its [`done`](Self::done) follows, if it caused work.
     fn arrived(&mut self, _: JobId, _rank: u32, _: Immediate) {}
 
     /// Reports that an answer is about to be posted.
     fn posted(&mut self) {}
 
-    /// Reports that the work on an arrival is over. If `steps` is not 0, a chunk was stepped in this round. Due answers are
-    /// posted.
+    /// Reports that the work on an arrival or a chunk is over, and that its due answers were posted. `steps` is the number
+    /// of steps made in the round.
     fn done(&mut self, _: JobId, _: ChunkId, _: Round, _steps: u32) {}
 
-    /// Reports that answers which had waited for room were posted.
+    /// Reports that answers which waited for room in a link were posted.
     fn caught_up(&mut self, _: JobId) {}
 }
 
-/// Looks away.
+/// An onlooker that ignores every event.
 #[derive(Clone, Copy, Debug)]
 pub struct Nobody;
 

@@ -7,7 +7,7 @@
 //!   finished -> (whole layer? pulled?) -> post -- Full, and the link has credit --> queue -> next turns' posts
 //! ```
 //!
-//! While all links accept every post, nothing waits here. Links without credit accept every post.
+//! While every link accepts every post, the queues are empty. A link without credit accepts every post.
 
 use std::ops::Range;
 
@@ -43,19 +43,19 @@ impl Answer {
     }
 }
 
-/// The work after an arrival, except for posts.
+/// The result of the work on an arrival, without its posts.
 pub(super) struct Done {
     /// The steps that were made.
     pub steps: u32,
     pub bytes: usize,
     /// The round of the steps, if there were any.
     pub round: Round,
-    /// The shard has a task for the core between turns.
+    /// Whether the shard has a task for the core between turns.
     pub has_task: bool,
 }
 
 impl Done {
-    /// The turn did nothing but post.
+    /// The result of an arrival that caused posts, and no step.
     const POSTED: Done = Done { steps: 0, bytes: 0, round: Round(0), has_task: false };
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Replies {
     schedule: Schedule,
     /// The order in which sums go up, if there are hubs above.
     schedule_above: Option<Schedule>,
-    /// Whether groups go up as a whole.
+    /// Whether the sums of a group go up in one post.
     groups_above: bool,
     /// One entry for each link number.
     links: Vec<Option<LinkId>>,
@@ -81,9 +81,10 @@ pub(super) struct Replies {
     broken: Vec<(u32, Violation)>,
     /// The answers of one worker for the chunks of a group. Empty between arrivals.
     answers: Vec<Answer>,
-    /// The number of stepped pushes that a worker may repeat, by rank. It lost their answers with its links.
+    /// The number of stepped pushes that a worker may repeat, by rank. The worker lost the answers to these
+    /// pushes with its links.
     repeats: Vec<usize>,
-    /// Whether a worker takes part, and so gets the hub's parts of the whole gradient, by rank.
+    /// Whether a worker takes part, by rank. Such a worker gets the hub's parts of the whole gradient.
     listens: Vec<bool>,
 }
 
@@ -171,8 +172,8 @@ impl Replies {
         self.links.iter().copied().flatten()
     }
 
-    /// Makes room in the queue of a worker's link for one answer per chunk. The link has credit, and may be full with answers
-    /// in flight.
+    /// Makes room for `chunks` answers in the queue of a worker's link. Such a link may be full while answers are in
+    /// flight: it has credit, or it also gets answers ahead.
     pub fn make_room(&mut self, rank: u32, chunks: usize) {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
@@ -273,7 +274,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Returns a task for the core, if the arrival finished no chunk but the core's part of the whole gradient.
+    /// Returns a task for the core if an arrival that finished no chunk completed the core's part of the
+    /// whole gradient.
     #[inline]
     fn gathered(&self) -> Option<Done> {
         (M::Gather::WAITS && self.shard.has_task()).then_some(Done { has_task: true, ..Done::POSTED })
@@ -302,7 +304,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             return Ok(Some(Done { steps, bytes: finished.bytes, ..self.send(&finished) }));
         }
         let mut done = Done::POSTED;
-        // The chunks from the first up to `next` have finished in the same way.
+        // The chunks before place `next` have all finished the same round, for the same links.
         let (mut alike, mut next) = (None, places.start);
         for (chunk, place) in (first.0..).map(ChunkId).zip(places.clone()) {
             let arrived = match noted {
@@ -345,8 +347,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(done))
     }
 
-    /// Sends one worker the chunks of a group whose answers are due. They leave in one post if they are the whole group and of
-    /// one round.
+    /// Sends one worker those chunks of a group whose answers are due. If the whole group is due for one
+    /// round, its answers leave in one post.
     fn answer_beside(&mut self, group: ChunkId, places: Range<usize>, round: Round, rank: u32, whole: bool) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let first = places.start;
@@ -416,8 +418,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done::POSTED
     }
 
-    /// Gives a worker, which may have a round's answer for one chunk, its reply. The answer leaves now, with all of the layer
-    /// part, or when the worker pulls the part.
+    /// Answers a worker with a chunk that it may have, for a round. The answer leaves at once, or together
+    /// with its layer part, or when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
         match self.replies.parts(rank).map(|parts| parts.ready(place, rank)) {
@@ -441,13 +443,13 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Checks whether a worker's post is the pull of a layer part. If so, sends the part. A pull names the first chunk of the
-    /// part, and the round of the weights, as control messages do.
+    /// Checks whether a worker's post is the pull of a layer part. If so, sends the part. Like any control
+    /// message, a pull names the first chunk of the part and the round of the weights.
     #[cold]
     fn pull(&mut self, rank: u32, immediate: Immediate) -> bool {
         let Some(parts) = self.replies.parts(rank) else { return false };
         let Some(place) = self.shard.place(immediate.chunk) else { return false };
-        // A part is whole for the worker only after a finished round.
+        // The weights to pull are those of the round before the worker's next push.
         let round = Round(self.shard.pace.next_round(place, rank).0.wrapping_sub(1));
         if immediate != Immediate::control(immediate.chunk, round) {
             return false;
@@ -457,8 +459,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Checks whether a worker's post repeats a push whose answer was lost with the worker's links. If so, answers the chunk
-    /// again. In BSP no step was made since, because this worker has not pushed the next round.
+    /// Checks whether a worker's post repeats a push whose answer was lost with the worker's links. If so,
+    /// answers the chunk again. In BSP the weights are still those of that answer: no later step can be made
+    /// without this worker's next push.
     #[cold]
     fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
         let place = self.shard.place(immediate.chunk).filter(|_| immediate.content != Content::Ahead);
@@ -504,7 +507,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         let tells = self.shard.stages.gather.tells();
         let Some(hub) = line.hub().filter(|_| tells) else { return Err(violation) };
         match self.shard.take_line(rank, line, hub) {
-            // A worker that does not take part yet may be late. Its line may already have another round's values.
+            // A worker that does not take part yet may send its line late. The line's memory may then have the values of a
+            // later round.
             Err(violation) if self.replies.leads_up(rank) || self.replies.listens[rank as usize] => {
                 return Err(violation);
             }
@@ -513,8 +517,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED }))
     }
 
-    /// Sends a hub's part of a round to all workers once the part is complete. They pass it on, so it is sent before the result
-    /// of the round is known. Below other hubs, the part goes up. Returns whether there was a part to send.
+    /// Sends a hub's part of a round to all workers once the part is complete. The workers pass the part on
+    /// to the other hubs, so it leaves before the result of the round is known. Below other hubs, the part
+    /// goes up. Returns whether there was a part to send.
     #[cold]
     pub fn tell(&mut self) -> bool {
         let line = self.shard.stages.gather.untold();

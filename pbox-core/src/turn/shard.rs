@@ -3,8 +3,8 @@
 //! Owned by the core's thread. The same thread made it: its memory lies on the core's NUMA node. Knows no link;
 //! `core` brings arrivals, and `replies` sends the answers.
 //!
-//! A shard is *held* while the hub looks for a cut: arrivals are noted, but no chunk is stepped and no worker gets an
-//! answer. So no round in flight is overtaken (`docs/modes.md`, Cuts).
+//! A shard is *held* while the hub looks for a cut. Arrivals are noted, but no chunk is stepped and no worker gets an
+//! answer. So no chunk can pass the rounds in flight (`docs/modes.md`, Cuts).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -43,15 +43,15 @@ pub(crate) struct ShardOf<P, M: Mode> {
     pub(super) stages: Staged<M>,
     /// The first round in which no chunk is stepped: 0 while the shard is held.
     pub(super) until: Round,
-    /// The first round in which no chunk is stepped when the shard is not held. It is 0 if a worker was lost before all workers
-    /// had the first weights.
+    /// The value of `until` while the shard is not held. It is 0 if a worker was lost before all workers had the first
+    /// weights.
     end: Round,
     wire: Wire,
     /// The place of each chunk, by id; `None` if another core owns the chunk.
     places: Vec<Option<u32>>,
     /// One entry for each place.
     keys: Vec<KeyId>,
-    /// The place at which a group makes its one step, if this core owns the group, by number of the group.
+    /// The place at which this core steps a group in one step, by number of the group. `None` for other groups.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
     /// The reason why the job cannot continue, until the core [takes](Self::take_failure) it.
@@ -89,16 +89,16 @@ impl Finished {
 pub(crate) enum Arrived {
     /// The push waits for other pushes.
     Noted,
-    /// The chunk is finished with it.
+    /// The push has finished the chunk.
     Finished(Finished),
-    /// The chunk at this place has weights of this round to send ahead.
+    /// The chunk at this place can send the weights of this round ahead.
     Ahead(usize, Round),
     /// The push cannot be decoded, and does not count. The worker must push the chunk again for this round.
     Unread(Round),
 }
 
 impl ShardOf<Arrivals, Bare> {
-    /// Joins groups that [can](Staged::join) make one step.
+    /// Makes one step of each group that [can](Staged::join) be stepped as one.
     pub fn joining(mut self) -> Self {
         let layout = self.wire.layout();
         let groups = Vec::from_iter((0..layout.groups().len()).map(|number| layout.group_id(number)));
@@ -166,7 +166,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
         P::take_back(self);
         if !self.snapshots.begin(occasion, before) {
-            return; // the step that is not done may be before the same round, and has copied these chunks
+            return; // the snapshot in progress may be of this same round, and has these chunks already
         }
         for place in 0..self.keys.len() {
             if self.pace.has_come_to(place, before) {
@@ -175,7 +175,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Copies a chunk that has reached a round, if a snapshot of that round is being taken.
+    /// Copies a chunk that has reached a round, if a snapshot is due before that round.
     #[inline]
     pub fn capture(&mut self, place: usize, round: Round) {
         if self.snapshots.concerns(round) {
@@ -183,8 +183,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Copies a chunk that has passed from one round to a later one without a step. Costs the same for any number
-    /// of rounds.
+    /// Copies a chunk that has passed from one round to a later round without a step. The cost does not depend on the
+    /// number of rounds.
     #[cold]
     pub fn capture_passed(&mut self, place: usize, was: Round, now: Round) {
         for round in self.snapshots.pass(was, now) {
@@ -203,8 +203,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Returns the state before round `before`, which no chunk is past, of a job that is over. Chunks that are behind end their
-    /// rounds with the pushes that have arrived.
+    /// Returns the state of a job that is over, before round `before`. No chunk is past this round. Chunks that are behind
+    /// end their rounds with the pushes that have arrived.
     pub fn last_state(&mut self, kernels: &Kernels, before: Round) -> Result<SnapshotPart, String> {
         P::take_back(self);
         self.stages.gather.hear();
@@ -232,7 +232,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.give_back(values);
     }
 
-    /// Whether the job continues without lost workers.
+    /// Whether the job continues when workers are lost.
     pub fn goes_on(&self) -> bool {
         self.terms.on_loss == OnLoss::Continue
     }
@@ -289,7 +289,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
 
-    /// Takes the line of another hub, which a worker has passed on or a hub above has sent.
+    /// Takes a line with a hub's part of the whole gradient. A worker has passed the line on, or a hub above has sent it.
     ///
     /// # Errors
     /// Returns an error if the line breaks the protocol.
@@ -326,9 +326,10 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Continues without worker `rank`. Its pushes that are not stepped do not count. Call `settle` afterwards.
     ///
     /// # Errors
-    /// Returns an error if the broadcast of the weights is not complete: possibly no other worker has them. From then
-    /// on no chunk is stepped and no worker gets an answer: the remaining workers would broadcast other weights.
-    /// Below other hubs, this also holds when no worker is left to push a round and the hub above waits for its sum.
+    /// Returns an error if the broadcast of the weights is not complete, because perhaps no other worker has the weights.
+    /// From then on no chunk is stepped and no worker gets an answer: otherwise the remaining workers would broadcast other
+    /// weights. Below other hubs, also returns an error if no worker is left to push a round whose sum the hubs above wait
+    /// for.
     pub fn remove_worker(&mut self, rank: u32, discarded: &mut Discarded) -> Result<(), String> {
         P::take_back(self);
         self.pace.remove(rank);
@@ -358,8 +359,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.unlink(rank, discarded);
     }
 
-    /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front does not
-    /// move.
+    /// Holds the shard: until [`release`](Self::release) no chunk is stepped and no worker is answered, so the front stays.
     pub fn hold(&mut self) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -387,21 +387,21 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. A round counts as almost over once this hub's
-    /// part of the whole gradient is [complete](Gather::open).
+    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of the whole gradient
+    /// is complete for a round, `highest` is at least the [next round](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
         Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })
     }
 
-    /// Returns the places of the chunks that have finished the round before `from`. Workers that take part from `from` on get
-    /// their answer at once.
+    /// Returns the places of the chunks that have finished the round before `from`. Workers that take part from `from` on
+    /// get these chunks' weights at once.
     pub fn finished_before(&self, from: Round) -> Vec<usize> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// Settles the next of the chunks at these places. Does the work that waited for the end of a hold, for a change of
-    /// workers, or for other cores. Also returns the place to continue from.
+    /// Settles the next chunk at these places that can finish. Does the work that waited for the end of a hold, for a
+    /// change of workers, or for other cores. Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {
             return None;
@@ -412,15 +412,15 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     /// Changes the optimizer's numbers from a round on.
     pub fn set_numbers(&mut self, from: Round, changed: Numbers) {
-        // No round that is in flight or still to come needs older numbers.
+        // Neither a round in flight nor a later round needs older numbers.
         let oldest = self.front().map_or(from, |front| front.lowest.min(from));
         let numbers = self.stages.numbers();
         numbers.change(from, changed);
         numbers.forget_before(oldest);
     }
 
-    /// Sets the optimizer state of keys to zero before a round of workers that step together. The keys are sorted. No chunk may
-    /// be past the round; the caller has checked this.
+    /// Sets the optimizer state of keys to zero before a round, if workers step together. The keys are sorted. The caller
+    /// has checked that no chunk is past the round.
     pub fn reset_state(&mut self, from: Round, keys: &[KeyId]) {
         for place in 0..self.keys.len() {
             if keys.binary_search(&self.keys[place]).is_ok() && self.pace.round(place) == from {
@@ -541,13 +541,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { ranks: 0..0, ..self.finished(place, self.pace.round(place), 0) }
     }
 
-    /// Returns the reason why the job cannot continue, once.
+    /// Takes the reason why the job cannot continue: returns it once.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }
 
-    /// Notes worker `rank`'s pushes of all chunks at these places. It must be the rank's turn for each, for the same round, and
-    /// each push must be readable. Returns which chunks then have all their pushes; `None` if the pushes must come one by one.
+    /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes. Returns
+    /// `None`, and notes nothing, unless each push is the worker's turn, readable, and for the same round. In that case the
+    /// pushes must come one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         self.pace.turn_of_all(places.clone(), rank, round_bits)?;
@@ -555,14 +556,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         reads.all(|read| read == Ok(true)).then(|| self.pace.note_all(places, rank))
     }
 
-    /// Returns the work for a group whose chunks at these places have all their pushes, if it can be done at once.
+    /// Steps a group whose chunks at these places have all their pushes, if this is possible in one step.
     #[inline]
     pub fn settle_group(&mut self, kernels: &Kernels, id: ChunkId, places: Range<usize>) -> Option<Finished> {
         let joined = self.joined(id)?;
         P::settle_joined(self, kernels, places, joined)
     }
 
-    /// Returns the work for the chunk at a place, if all its pushes are noted.
+    /// Finishes the chunk at a place, if all its pushes are noted and the shard is not held.
     #[inline]
     pub fn settle_at(&mut self, kernels: &Kernels, place: usize) -> Option<Finished> {
         if self.is_held() { None } else { P::settle(self, kernels, place) }
@@ -573,7 +574,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Violation::Frame { chunk: self.chunk(place), round, why }
     }
 
-    /// Prepares the weights that other workers have, for workers that have none.
+    /// Prepares a chunk's weights for workers that have none. The other workers have these weights already.
     pub fn greet(&mut self, place: usize) {
         self.stages.greet(place);
     }
@@ -585,30 +586,32 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.has_task() | self.snapshots.has_taken() | self.failure.is_some()
     }
 
-    /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task is left, or
-    /// earlier for the [places](Self::take_heard) of chunks that may step.
+    /// Does one chunk's part of a task of the stages. Returns whether there was something to do. Call `settle` when no task
+    /// is left, or earlier for the [places](Self::take_heard) of chunks that may step.
     pub fn work(&mut self) -> bool {
         self.stages.work()
     }
 
-    /// Whether chunks may step once their [places](Self::take_heard) are taken, before the last task is done.
+    /// Whether some chunks may step before the last task is done. The caller gets their places from
+    /// [`take_heard`](Self::take_heard).
     pub fn steps_where_heard(&self) -> bool {
         M::Gather::WAITS
     }
 
-    /// Takes the places of chunks whose steps waited for other cores, and can be made now. A hold delays these steps.
+    /// Takes the places of chunks whose steps waited for other cores, and can be made now. During a hold these steps wait.
     pub fn take_heard(&mut self) -> Option<Range<usize>> {
         self.stages.gather.take_heard()
     }
 
-    /// Returns a chunk's new weights of a round, for all workers whose answer is due.
+    /// Describes a chunk's new weights of a round, for all workers whose answer is due.
     #[inline]
     pub fn finished(&self, place: usize, round: Round, steps: u32) -> Finished {
         let bytes = self.stages.chunk(place).bytes;
         Finished { place, round, bytes, steps, skipped: 0, ranks: 0..self.terms.workers }
     }
 
-    /// Answers worker `rank` with a chunk that it may have, for a round. Returns the span to post, and its content.
+    /// Answers worker `rank` with a chunk, for a round whose weights it may have. Returns the span to post, and its
+    /// content.
     #[inline]
     pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> (Span, Content) {
         self.pace.note_answer(place, rank);
@@ -625,7 +628,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.note_ahead(place, rank).then(|| self.stages.chunk(place).span)
     }
 
-    /// Sends a worker an answer that it has lost.
+    /// Sends a worker again an answer that it has lost.
     pub fn answer_again(
         &mut self,
         kernels: &Kernels,

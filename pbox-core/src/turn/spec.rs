@@ -23,9 +23,9 @@ pub struct ShardSpec {
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
-    /// The spans of these chunks in the job's weights, in the same order, and the [lines](Wire::weights_line) that the core
-    /// writes. With BSP they are in the window that all workers read. Below other hubs they are in the window of sums, with the
-    /// lines that the core passes on. Otherwise they are in a window that only the hub sees.
+    /// The spans of these chunks in the job's weights, in the same order, then the [lines](Wire::weights_line) that the
+    /// core writes. With BSP the spans are in the window that all workers read. Below other hubs they are in the window of
+    /// sums, with the lines that the core passes on. Otherwise they are in a window that only the hub sees.
     pub weights: Spans,
     /// The state to continue with. Without it, weights and state are zero and the job begins with round 0.
     pub restored: Option<Arc<Restored>>,
@@ -35,8 +35,8 @@ pub struct ShardSpec {
     pub(super) above: Option<AboveSpec>,
     /// The board on which the hub's cores meet to select the significant set, in a job with Slim-DP.
     pub(super) board: Option<Arc<Board>>,
-    /// The scopes in which steps wait for each other, in the order of the chunks: all chunks, or key by key. Empty if a step
-    /// waits only for pushes of its own chunk.
+    /// The scopes in which steps wait for each other, in the order of the chunks: the whole model, or each key. Empty if a
+    /// step waits only for the pushes of its own chunk.
     pub(super) scopes: Vec<Scope>,
 }
 
@@ -46,13 +46,13 @@ pub(super) struct AboveSpec {
     /// The terms of the links between the two levels.
     pub level: LevelTerms,
     pub form: SumForm,
-    /// The number of the link that carries each chunk's sums up, in the same order.
+    /// The number of the link that carries each chunk's sums up, in the order of the chunks.
     pub links: Vec<u32>,
     /// The number of the core's links to hubs above.
     pub ways: u32,
     /// Whether the job's first weights come from another hub's workers.
     pub keeps_first: bool,
-    /// The path of lines down and up.
+    /// The path of lines up and down.
     pub passes: PassSpec,
 }
 
@@ -69,7 +69,7 @@ pub(super) enum SumForm {
         /// window themselves.
         shown: Option<Spans>,
     },
-    /// Frames: [`ShardSpec::weights`] are their places in the window of sums.
+    /// Frames. [`ShardSpec::weights`] are the places of the frames in the window of sums.
     Coded(CodedWays),
 }
 
@@ -83,9 +83,9 @@ pub struct WindowsBelow {
 }
 
 impl ShardSpec {
-    /// Returns the shards of a job's cores at a hub below others, and the windows for its hubs above and its workers. `here`
-    /// and `above` are the terms of the links to workers and to hubs above. `machine` is this hub's number among the members
-    /// above: the job's first weights are those of the workers of machine 0.
+    /// Returns the shards of a job's cores at a hub below others, and the windows for its hubs above and its workers.
+    /// `here` and `above` are the terms of the links to workers and to hubs above. `machine` is this hub's number among the
+    /// members above. The job's first weights come from the workers of machine 0.
     ///
     /// # Errors
     /// Returns an error if there is no memory for the windows.
@@ -97,7 +97,7 @@ impl ShardSpec {
     ) -> Result<(WindowsBelow, Vec<ShardSpec>), WindowError> {
         let ((terms, wire), (level, wire_above)) = (here, above);
         let chunks = below.placement.chunks_by_core();
-        // In a mesh in which machines step alone, each machine also needs its own answers for its own share.
+        // In a mesh whose machines step alone, each machine also needs a copy of the answers for its own share.
         let copies = level.members == Members::Mesh && level.consistency.steps_alone();
         let shown = match copies || wire_above.framing().is_some() {
             true => {
@@ -215,7 +215,7 @@ impl ShardSpec {
     }
 }
 
-/// Returns a window that is split between its owners.
+/// Returns a window, split into spans by owner.
 fn split(bytes: usize, owners: Vec<Vec<Span>>) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
     Ok(SendWindow::new(bytes)?.split(owners).expect("chunks are disjoint, aligned and inside"))
 }

@@ -22,21 +22,21 @@ pub enum Violation {
     Again {
         /// The chunk.
         chunk: ChunkId,
-        /// The round it is in.
+        /// The chunk's round in flight.
         round: Round,
     },
     /// The worker pushed a chunk again before its answer.
     Unanswered {
         /// The chunk.
         chunk: ChunkId,
-        /// The round of the push before.
+        /// The round of the push that has no answer.
         round: Round,
     },
     /// The worker pushed a chunk for another round than its next one.
     OtherRound {
         /// The chunk.
         chunk: ChunkId,
-        /// The round it is in.
+        /// The worker's next round of the chunk.
         expected: Round,
         /// The low bits of the round that the immediate named.
         seen: u8,
@@ -45,7 +45,7 @@ pub enum Violation {
     Frame {
         /// The chunk.
         chunk: ChunkId,
-        /// The round it was pushed for.
+        /// The round of the push.
         round: Round,
         /// The error in the frame.
         why: FrameError,
@@ -54,14 +54,14 @@ pub enum Violation {
     Content {
         /// The name of the chunk's key, or of a group's first key.
         key: String,
-        /// The round it was pushed for.
+        /// The round of the push.
         round: Round,
         /// The content that the immediate named.
         content: Content,
         /// The expected value, in words.
         why: &'static str,
     },
-    /// A hub's part of the whole gradient is impossible.
+    /// A hub's part of the whole gradient is invalid.
     Line {
         /// The number of the hub whose part it is.
         hub: usize,
@@ -70,13 +70,13 @@ pub enum Violation {
         /// The fault, in words.
         why: &'static str,
     },
-    /// The worker needs more answers than a round in flight has.
+    /// The worker's ring of answers is full: it pushed without reading its answers.
     RingFull,
     /// The worker pushed a chunk in a round in which it does not take part.
     NotYet {
         /// The chunk.
         chunk: ChunkId,
-        /// The round it is in.
+        /// The chunk's round in flight.
         round: Round,
     },
 }

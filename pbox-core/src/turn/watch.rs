@@ -1,20 +1,21 @@
-//! The waits of a core: a window over the last rounds of one shard, with the time for which each worker was waited for.
+//! The waits of a core: a window over the last rounds of one shard, with the time that the core waited for each worker.
 //!
 //! ```text
-//!   the core has done all that arrived, and waits    --> look: who owes the push that others have made?
-//!   the core wakes                                   --> the time since goes to these
-//!   the core has done all again                      --> the time since goes to those who still owe
+//!   the core has handled all arrivals, and waits     --> look: who owes a push that other workers have made?
+//!   the core wakes                                   --> the time since the look is counted for each of them
+//!   the core has handled all arrivals again          --> the time since then is counted for those who still owe
 //! ```
 //!
-//! The watch runs between two turns, when a core begins or ends to wait: the path of a chunk does not know of it. A core that
-//! never waits looks at nothing: then no worker is late. Must not read clocks: the driver of the core says what time it is.
+//! The watch runs between two turns, when a core begins or ends a wait. The path of a chunk does not know of it. A core
+//! that never waits takes no look, and then no worker is late. Must not read clocks: the driver of the core passes the
+//! time.
 
 use super::pace::Pace;
 use crate::layout::Round;
 
 /// The most rounds of a window.
 const ROUNDS: usize = 200;
-/// Numbers in a window, which bounds it for jobs with many workers.
+/// The limit on the numbers in a window. Jobs with many workers have fewer rounds in it.
 const NUMBERS: usize = 1 << 16;
 /// The fewest rounds of a window.
 const FEWEST: usize = 16;
@@ -30,7 +31,7 @@ pub struct Watched {
     pub last: Round,
     /// The rounds in which the core waited for a worker: the microseconds by rank.
     pub rows: Vec<(Round, Vec<u32>)>,
-    /// The workers that others wait for now.
+    /// The workers for which other workers wait now.
     pub waits_for: Vec<u32>,
 }
 
@@ -38,9 +39,9 @@ pub struct Watched {
 #[derive(Debug)]
 pub(super) struct Watch {
     workers: usize,
-    /// The chunk that was looked at last.
+    /// The place of the chunk that the last look checked.
     place: usize,
-    /// The round.
+    /// The round of that chunk at the last look.
     round: Round,
     /// The workers that owed their push at the last look, by rank.
     owes: Vec<u32>,
@@ -50,9 +51,9 @@ pub(super) struct Watch {
     since: u64,
     /// The first and the last round in which the core waited for a worker.
     seen: Option<(Round, Round)>,
-    /// One entry for each round modulo their number.
+    /// The round whose waits are in each row, by round modulo the number of rows.
     rounds: Vec<Option<Round>>,
-    /// The time of the waits, by round modulo the number of rounds, and rank.
+    /// The time of the waits in microseconds, by row, then by rank.
     waits: Vec<u32>,
 }
 
@@ -139,7 +140,7 @@ impl Watch {
 }
 
 impl Watched {
-    /// Combines the observations of two cores, or of two shards: of each wait, the longer time.
+    /// Combines the windows of two cores, or of two shards. For each wait, keeps the longer time.
     pub fn with(mut self, other: Watched) -> Self {
         if other.is_empty() || self.is_empty() {
             return if self.is_empty() { other } else { self };

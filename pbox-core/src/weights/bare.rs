@@ -1,7 +1,5 @@
-//! The stages of bare BSP: the core reads workers' gradients directly in the windows that the workers wrote. The
-//! step writes the window that all workers read. Nothing is copied.
-//!
-//! On the `unsafe` list: addresses in workers' windows become slices that kernels read.
+//! The stages of bare BSP. The core reads gradients directly from the windows that the workers wrote. The step writes
+//! directly to the window that all workers read. Nothing is copied.
 
 use std::sync::Arc;
 
@@ -119,17 +117,17 @@ impl Gradients {
     /// Returns worker `rank`'s push of the chunk at `span`. Panics if the worker or the span was not added.
     ///
     /// # Safety
-    /// By the protocol, the worker must not write there while the result lives: it has posted the chunk, and has
-    /// no answer yet.
+    /// The worker must not write the span while the result lives. The protocol forbids it: the worker has posted the chunk,
+    /// and has no answer yet.
     #[inline]
     pub unsafe fn push(&self, rank: u32, span: Span) -> Push<'_> {
         Push { gradients: self, rank, span }
     }
 
-    /// Returns the pushes of `ranks`, like [`push`](Self::push).
+    /// Returns the pushes of `ranks`, as [`push`](Self::push) does for one worker.
     ///
     /// # Safety
-    /// The conditions of `push` hold for all these workers.
+    /// The conditions of `push` must hold for all these workers.
     #[inline]
     pub unsafe fn pushes<I>(&mut self, ranks: I, span: Span) -> Pushes<'_, I> {
         Pushes { gradients: self, ranks, span }
@@ -152,7 +150,7 @@ impl<'a> Push<'a> {
     /// Returns the bytes of the push.
     #[inline]
     pub fn bytes(&self) -> &'a [u8] {
-        // SAFETY: by the contract of `Gradients::push` nobody writes them.
+        // SAFETY: by the contract of `Gradients::push` the worker does not write the bytes.
         unsafe { self.gradients.window(self.rank).elements(self.span) }.expect("checked by add")
     }
 }

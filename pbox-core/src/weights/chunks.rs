@@ -14,7 +14,7 @@ use crate::wire::Wire;
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub id: ChunkId,
-    /// The key. For neighbours that are joined into one chunk, the key of the first.
+    /// The key. For neighbours that are joined into one chunk, the key of the first neighbour.
     pub key: KeyId,
     /// The place in gradient windows.
     pub push: Span,
@@ -25,9 +25,9 @@ pub(crate) struct Chunk {
     pub elements: usize,
     /// The type of the weights at the hub.
     pub dtype: Dtype,
-    /// The start of its master weights and state, in f32.
+    /// The start of the chunk's kept values: its master weights and state, in f32.
     pub kept: usize,
-    /// The values in a snapshot's part: weights, when they are kept, then state.
+    /// The chunk's values in a snapshot's part: its weights, if the hub keeps them, then its state.
     pub in_snapshot: Range<usize>,
     /// The multipliers of the job's terms.
     pub lr_mult: f32,
@@ -64,10 +64,10 @@ impl Chunk {
         ids.iter().map(chunk).collect()
     }
 
-    /// Joins neighbours into one chunk of this id, if one step of it equals the steps of all. Their values must lie side by
-    /// side in every window and in the kept values, with one type and one learning rate. If there are several kept values per
-    /// element, they lie chunk by chunk. The chunks may have made different numbers of steps, so the number must not matter in
-    /// a step.
+    /// Joins neighbouring chunks into one chunk of this id, if one step of it has the same result as a step of each
+    /// neighbour. The neighbours' values must lie side by side in every window and in the kept values, with one type and
+    /// one learning rate. Several kept values per element would lie chunk by chunk, so at most one is possible. A step must
+    /// not depend on the number of steps, because the neighbours may have made different numbers of steps.
     pub fn joined(tensors: &Tensors, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
         let (first, last) = (chunks.first()?, chunks.last()?);
         let follows = |pair: &[Chunk]| {

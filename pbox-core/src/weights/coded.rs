@@ -1,7 +1,7 @@
-//! Coded replies: a codec writes the part of the weights that workers lack.
+//! Coded replies: a codec writes the difference between the weights and the workers' copies of them.
 //!
-//! In BSP all workers have the same weights and get one frame. In SSP and ASP each worker has the weights of its last
-//! answer, and gets its own frame. For means the hub keeps only the values that former answers left out.
+//! In BSP all workers have the same weights, and get one common frame. In SSP and ASP each worker has the weights of its
+//! last answer, and gets its own frame. If answers are means, the hub keeps only the values that former answers left out.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(crate) struct CodedForAll {
     shadow: Shadow,
     /// The payload bytes of the last coded answer, and whether the raw frame has the workers' current weights, by place.
     sent: Vec<(usize, bool)>,
-    /// The values that the answers until now left out, for means.
+    /// The values that all answers so far have left out, if answers are means.
     left_out: Option<HubWeights>,
 }
 
@@ -49,7 +49,7 @@ impl CodedForAll {
         })
     }
 
-    /// Sends these weights to the workers uncoded: new weights, and the first weights after a checkpoint.
+    /// Sends weights to all workers uncoded. Used for new weights, and for the first weights after a checkpoint.
     fn send_raw(&mut self, chunk: &Chunk, place: usize, weights: &[f32]) {
         let frames = self.encoder.framing.frames(chunk.id);
         self.shadow.replace(frames.dtype, place, weights);
@@ -93,8 +93,8 @@ impl<R> Reply<R, HubWeights> for CodedForAll {
         chunks.iter().enumerate().for_each(|(place, chunk)| self.send_raw(chunk, place, weights.of(place)));
     }
 
-    /// Writes a raw frame of the workers' weights. While the frame is there and no worker has newer weights, it is
-    /// not written again: a worker may read it.
+    /// Writes a raw frame with the workers' current weights. If the frame already has them, it is not written again,
+    /// because a worker may be reading it.
     fn greet(&mut self, chunk: &Chunk, place: usize) {
         if !std::mem::replace(&mut self.sent[place].1, true) {
             let frames = self.encoder.framing.frames(chunk.id);
@@ -109,7 +109,7 @@ impl<R> Reply<R, HubWeights> for CodedForAll {
 pub(crate) struct CodedForEach {
     encoder: Encoder,
     own: OwnWindows,
-    /// One entry for each rank.
+    /// The shadow of each worker, by rank.
     shadows: Vec<Shadow>,
 }
 
@@ -158,7 +158,7 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
         }
     }
 
-    /// Returns the frame that is already written: the shadow includes it.
+    /// Returns the frame that is already written. The shadow already includes it.
     fn answer_again(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
         let CodedForEach { encoder: Encoder { framing, .. }, own, .. } = self;
         let (frames, kind) = (framing.frames(chunk.id), Framing::answer_kind(to.content, to.round, to.first));

@@ -1,4 +1,4 @@
-//! Sums that hubs below pushed: bare slots, each with the number of gradients in it.
+//! Pushes of hubs below. Each push is a bare sum, with the number of gradients in the sum.
 
 use zerocopy::FromBytes;
 
@@ -50,7 +50,7 @@ impl Read for CountedSlots {
         pushes: Pushes<impl Iterator<Item = u32> + Clone>,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
-        // Any bytes are accepted: another process owns the counts, and may have changed them since they were checked.
+        // Accepts any bytes: another process owns the counts, and may have changed them after the check.
         let gradients = pushes.bytes().map(|bytes| counted::read(bytes).unwrap_or(1)).sum();
         then(&pushes.first(chunk.bytes).slots::<E>().at_most(self.most), gradients);
     }

@@ -1,7 +1,7 @@
-//! The number of steps that each chunk of a shard has made. It differs from the round: a round may leave the weights
-//! unchanged, or replace them.
+//! The number of steps that each chunk of a shard has made. It can differ from the round, because a round may leave the
+//! weights unchanged, or replace them.
 //!
-//! Owned by the core, as a part of its shard. Knows no rounds, except for a state that has no number of steps.
+//! Owned by the core, as a part of its shard. Uses rounds only for a restored state that has no number of steps.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use crate::job::JobTerms;
 use crate::layout::{KeyId, Round};
 use crate::snapshot::Restored;
 
-/// The steps of a shard's chunks.
+/// The step counts of a shard's chunks.
 #[derive(Debug)]
 pub(super) struct StepCounts {
-    /// Steps of the chunk at each place.
+    /// The number of steps of the chunk at each place.
     steps: Vec<u32>,
-    /// The chunks of each group that makes one step. The places of groups follow the places of chunks.
+    /// The chunks of each group that makes one step. The places of the groups follow the places of the chunks.
     groups: Vec<Range<usize>>,
     /// The number of steps in a round in which every worker pushes.
     of_a_round: u32,
@@ -32,13 +32,13 @@ impl StepCounts {
         self.groups.push(chunks);
     }
 
-    /// Returns the steps that the chunk at a place has made.
+    /// Returns the number of steps that the chunk at a place has made.
     pub fn of(&self, place: usize) -> u32 {
         self.steps[place]
     }
 
-    /// Counts a step of the chunk at a place, or of each chunk if a group is there. Returns the step's number, from 1; for a
-    /// group, the number of its first chunk.
+    /// Counts a step of the chunk at a place; for a group, of each of its chunks. Returns the number of this step, from 1.
+    /// For a group it is the number of the first chunk's step.
     #[inline]
     pub fn count(&mut self, place: usize) -> Round {
         let chunks = match place.checked_sub(self.steps.len()) {
@@ -56,8 +56,8 @@ impl StepCounts {
         self.steps[place] = 0;
     }
 
-    /// Restores the steps of the chunk at a place from a state. A state without numbers counts as one step per round after the
-    /// broadcast. If workers step alone, it counts as one per round and worker.
+    /// Restores the number of steps of the chunk at a place from a state. If the state has no number, one step is counted
+    /// for each round after the broadcast. If workers step alone, one step is counted for each round and worker.
     pub fn restore(&mut self, place: usize, key: KeyId, restored: &Restored) {
         let of_rounds = || restored.round().0.saturating_sub(1).saturating_mul(self.of_a_round);
         self.steps[place] = restored.steps(key).unwrap_or_else(of_rounds);

@@ -1,19 +1,19 @@
-//! The memory that a core releases, so that another thread frees it and not the core between two rounds.
+//! Memory that a core no longer needs. Another thread frees it, so that the core does not free it between two rounds.
 
-/// Memory that a core no longer needs. Dropping it frees it, which takes long if there is much, so drop it on another
+/// Memory that a core no longer needs. Dropping this value frees the memory, which can take long. So drop it on another
 /// thread.
 #[derive(Default)]
 pub struct Discarded(Vec<Box<dyn Send>>);
 
 impl Discarded {
-    /// Wraps one thing to free.
+    /// Wraps one value that must be freed.
     pub fn of(something: impl Send + 'static) -> Self {
         let mut discarded = Self::default();
         discarded.add(something);
         discarded
     }
 
-    /// Adds something.
+    /// Adds a value that must be freed.
     pub(crate) fn add(&mut self, something: impl Send + 'static) {
         self.0.push(Box::new(something));
     }

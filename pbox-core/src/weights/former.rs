@@ -1,5 +1,5 @@
-//! The former weights of chunks whose window shows weights ahead: the weights that the step would make of gradients that
-//! arrived before their pushes.
+//! The former weights of chunks whose window shows weights ahead. Weights ahead are those that the step would make of
+//! gradients whose bytes have arrived before their pushes.
 //!
 //! ```text
 //!   show    window -> former; a trial of the step on the window, with a copy of the state
@@ -7,7 +7,7 @@
 //!   step    on the former weights, with the state itself; window <- former, if their bits differ
 //! ```
 //!
-//! Owned by the core, and laid out by place. Knows no rounds. Memory is touched when it is used.
+//! Owned by the core, and laid out by place. Knows no rounds. Memory is touched at its first use.
 
 use fabric::{MapError, Slab};
 use zerocopy::{FromBytes, IntoBytes};
@@ -29,7 +29,7 @@ pub(super) struct Former {
 }
 
 impl Former {
-    /// Allocates room for chunks with at most `kept` kept values an element, besides the weights.
+    /// Allocates room for these chunks. `kept` returns the number of a chunk's kept values, besides its weights.
     pub fn new(chunks: &[Chunk], kept: impl Fn(&Chunk) -> usize) -> Result<Self, MapError> {
         let mut end = 0;
         let start = |chunk: &Chunk| {

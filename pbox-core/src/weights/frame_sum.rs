@@ -1,4 +1,4 @@
-//! Coded pushes: each frame is decoded, and adds to the chunk's sum.
+//! Coded pushes: each frame is decoded, and its values are added to the chunk's sum.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ pub(crate) struct FrameSum {
     codec: Codec,
     /// Whether only the first frame is read, because the job leaves out the sum.
     only_first: bool,
-    /// Whether the frames come from hubs below. Then each is a sum, with the number of its gradients.
+    /// Whether the frames come from hubs below. Then each frame has a sum, and the number of gradients in it.
     sums: bool,
-    /// Sum of the chunk that is stepped.
+    /// The sum of the chunk that is stepped.
     sum: Vec<f32>,
 }
 
@@ -35,7 +35,7 @@ impl FrameSum {
         FrameSum { framing: Arc::clone(framing), codec, only_first, sums: level.members.are_hubs(), sum }
     }
 
-    /// Returns how many gradients are in a frame.
+    /// Returns the number of gradients in a frame.
     fn gradients(&self, frame: &[u8]) -> Result<u32, FrameError> {
         match (self.sums, frame::count(frame)) {
             (false, 0) => Ok(1),
@@ -83,7 +83,7 @@ impl Read for FrameSum {
         of_chunk.fill(0.0);
         let mut gradients = 0;
         for (_, bytes) in pushes.each() {
-            // Any bytes are accepted: they may have changed since they were checked.
+            // Accepts any bytes: they may have changed after the check.
             if (gradients == 0 || !self.only_first)
                 && let Ok(payload) = frames.coded(bytes)
             {
@@ -101,7 +101,7 @@ pub(super) fn longest(chunks: &[Chunk]) -> usize {
     chunks.iter().map(|chunk| chunk.elements).max().unwrap_or(0)
 }
 
-/// Takes a raw frame as the chunk's new weights. A frame that has become invalid changes nothing.
+/// Takes a raw frame as the chunk's new weights. If the frame has become invalid since its check, changes nothing.
 pub(super) fn begin_raw<E: Element>(framing: &Framing, chunk: &Chunk, push: Push, weights: &mut [E]) {
     let weights = <[f32]>::mut_from_bytes(weights.as_mut_bytes()).expect("the hub's own weights are f32");
     framing.frames(chunk.id).read_raw(push.bytes(), weights);

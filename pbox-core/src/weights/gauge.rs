@@ -1,7 +1,7 @@
-//! The size of a shard's gradients: the mean over the workers, measured in one round of 64 when it is summed.
+//! The size of a shard's gradients: the mean over the workers, measured at the sum in one round of 64.
 //!
-//! Owned by the core, as a part of its shard. Allocates nothing after its creation. Chunks may differ by a round, so a
-//! round is complete when all elements of the shard were measured.
+//! Owned by the core, as a part of its shard. Allocates nothing after its creation. Chunks may differ by a round, so the
+//! measurement of a round is complete only when all elements of the shard were measured.
 
 use super::chunks::Chunk;
 use crate::job::JobTerms;
@@ -9,33 +9,33 @@ use crate::kernels::{Element, Kernels, Magnitude, Slots};
 use crate::layout::Round;
 use crate::whole::Told;
 
-/// The interval of rounds that are looked at, first round 1: round 0 has weights, and no gradients.
+/// The interval of measured rounds. The first is round 1, because round 0 has weights and no gradients.
 ///
-/// A look reads the slots a second time, right before the step, which then finds them in the cache.
+/// A measurement reads the slots a second time, right before the step. The step then finds the slots in the cache.
 const EVERY: u32 = 64;
 const FIRST: u32 = 1;
 /// The number of rounds that are kept.
 const KEPT: usize = 32;
 
-/// The observed gradients of a job, on one core or several.
+/// The measured gradients of a job, on one core or several.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gauged {
-    /// Values of a round.
+    /// The number of values in a round.
     pub elements: u64,
-    /// Values that were not finite, in all rounds that were looked at.
+    /// The number of values that were not finite, in all measured rounds.
     pub not_finite: u64,
-    /// The last rounds that were looked at, in any order.
+    /// The last measured rounds, in any order.
     pub rounds: Vec<GaugedRound>,
-    /// The last round for which all cores have the result, if steps wait for results.
+    /// The last round whose result all cores have, if steps wait for results.
     pub found: Option<Told>,
 }
 
-/// The observed gradients of one round.
+/// The measured gradients of one round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GaugedRound {
     /// The round.
     pub round: Round,
-    /// Values that were looked at.
+    /// The number of measured values.
     pub elements: u64,
     /// The mean over the workers.
     pub mean: Magnitude,
@@ -44,17 +44,18 @@ pub struct GaugedRound {
 /// The gauge of one shard.
 #[derive(Debug)]
 pub(super) struct Gauge {
-    /// The remainder of the round numbers that are measured. If the gauge is off, no round has it.
+    /// The remainder of the numbers of measured rounds, divided by the interval. If the gauge is off, no round has this
+    /// remainder.
     remainder: u32,
     elements: u64,
     not_finite: u64,
-    /// The observed rounds, by number of the look modulo the length; empty when the gauge is off.
+    /// The measured rounds, by number of the measurement modulo the length. Empty if the gauge is off.
     rounds: Vec<Option<GaugedRound>>,
 }
 
 impl Gauge {
-    /// Creates a gauge of a shard that steps. It is off if workers step alone, because then no round has the pushes of
-    /// all workers. It is also off if the job leaves out the sum.
+    /// Creates the gauge of a shard that steps. The gauge is off if workers step alone, because then no round has the
+    /// pushes of all workers. It is also off if the job leaves out the sum.
     pub fn new(terms: &JobTerms, chunks: &[Chunk]) -> Self {
         if terms.level.consistency.steps_alone() || terms.ablate.aggregate {
             return Self::off();
@@ -63,7 +64,7 @@ impl Gauge {
         Gauge { remainder: FIRST, elements, not_finite: 0, rounds: vec![None; KEPT] }
     }
 
-    /// Returns a gauge that looks at nothing.
+    /// Returns a gauge that is off.
     pub fn off() -> Self {
         Gauge { remainder: EVERY, elements: 0, not_finite: 0, rounds: Vec::new() }
     }
@@ -74,7 +75,7 @@ impl Gauge {
         round.0 % EVERY == self.remainder
     }
 
-    /// Looks at a chunk's gradients of `workers` workers, in a round that it [concerns](Self::concerns).
+    /// Measures a chunk's gradients of `workers` workers, in a round that the gauge [must measure](Self::concerns).
     #[cold]
     #[inline(never)]
     pub fn look<E: Element>(&mut self, kernels: &Kernels, slots: &Slots<E>, workers: u32, round: Round) {
@@ -89,7 +90,7 @@ impl Gauge {
         row.add(slots.elements() as u64, seen);
     }
 
-    /// Returns its observations.
+    /// Returns the measurements.
     pub fn gauged(&self) -> Gauged {
         let Gauge { elements, not_finite, .. } = *self;
         Gauged { elements, not_finite, rounds: self.rounds.iter().flatten().copied().collect(), found: None }
@@ -105,7 +106,7 @@ impl GaugedRound {
 }
 
 impl Gauged {
-    /// Returns the joint observations of two shards.
+    /// Combines the measurements of two shards.
     pub fn with(mut self, other: Gauged) -> Self {
         self.elements += other.elements;
         self.not_finite += other.not_finite;
@@ -119,7 +120,7 @@ impl Gauged {
         self
     }
 
-    /// Returns the rounds that were looked at as a whole, the oldest first.
+    /// Returns the rounds whose measurement is complete, the oldest first.
     pub fn whole(&self) -> impl Iterator<Item = GaugedRound> {
         let mut whole = self.rounds.clone();
         whole.retain(|round| round.elements == self.elements);
@@ -127,7 +128,7 @@ impl Gauged {
         whole.into_iter()
     }
 
-    /// Returns the interval of rounds that are looked at.
+    /// Returns the interval of measured rounds.
     pub fn every(&self) -> u32 {
         EVERY
     }

@@ -1,5 +1,5 @@
-//! The three stages of a core for a chunk: read the workers' pushes, step, and reply. Between the first two a mode may wait for the
-//! whole gradient.
+//! The three stages of a core for a chunk: read the workers' pushes, step, and reply. In some modes a chunk waits between
+//! reading and step, for the whole gradient.
 //!
 //! ```text
 //!   mode                  read             step into                        reply
@@ -17,8 +17,8 @@
 //!   below, link coded     bare slots       memory for one sum               a frame up; the window, decoded
 //! ```
 //!
-//! A mode is a row: a [`Mode`] with one type for each stage, chosen when the shard is made, so that no stage asks for
-//! another mode. Owned by the core, and laid out by place: the chunks' order in the shard.
+//! A mode is a row of this table: a [`Mode`] with one type for each stage. It is chosen when the shard is made, so that no
+//! stage checks for another mode. Owned by the core, and laid out by place: the order of the chunks in the shard.
 
 #[allow(unsafe_code)]
 mod bare;
@@ -61,7 +61,7 @@ pub(crate) use relay::{CodedRelay, CodedWays, OneSum, Relay};
 pub(crate) use slim::{SlimPushes, SlimReply};
 pub(crate) use staged::Staged;
 
-/// The types of the stages.
+/// The types of a mode's stages.
 pub(crate) trait Mode {
     type Read: Read;
     type Gather: Gather;
@@ -117,7 +117,7 @@ pub(crate) trait Read {
         Ok(true)
     }
 
-    /// Checks that pushes of a content are allowed, in the broadcast or later. The error names the content that a push must
+    /// Checks that a push may have this content, in the broadcast or later. The error names the content that a push must
     /// have.
     fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
         match content {
@@ -126,7 +126,7 @@ pub(crate) trait Read {
         }
     }
 
-    /// Returns how many workers a push without a gradient stands for.
+    /// Returns the number of workers for which a push without a gradient counts.
     fn workers_without(&self, _push: Push) -> u32 {
         1
     }
@@ -134,7 +134,7 @@ pub(crate) trait Read {
     /// Takes one worker's push as the chunk's new weights.
     fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]);
 
-    /// Gives `then` the slots of the pushes, and the number of workers that pushed.
+    /// Calls `then` with the slots of the pushes, and the number of workers that pushed.
     fn sum<E: Element>(
         &mut self,
         kernels: &Kernels,
@@ -151,81 +151,81 @@ pub(crate) trait Weights {
     /// Returns a chunk's weights.
     fn elements<E: Element>(&self, place: usize) -> &[E];
 
-    /// Returns a chunk's weights, to write.
+    /// Returns a chunk's weights for writing.
     fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E];
 }
 
-/// A chunk that was stepped, or got new weights.
+/// A chunk that was stepped, or whose weights were replaced.
 pub(crate) struct Stepped<'a> {
     pub kernels: &'a Kernels,
     pub chunk: &'a Chunk,
     pub place: usize,
     pub round: Round,
-    /// The kind of the chunk's current weights: those after a step, or new ones.
+    /// The kind of the chunk's current weights: the result of a step, or new weights.
     pub content: Content,
-    /// The number of workers with a push in the step; 0 for new weights.
+    /// The number of workers whose pushes are in the step; 0 for new weights.
     pub workers: u32,
 }
 
-/// A worker that gets a chunk's weights.
+/// The receiver of a chunk's weights, with the round.
 pub(crate) struct To {
     pub rank: u32,
     /// The round that the weights answer.
     pub round: Round,
-    /// The first round of the worker: before it, the worker has no weights to add a difference to.
+    /// The worker's first round. Before it, the worker has no weights to which a difference could be added.
     pub first: Round,
     /// The content of the answer.
     pub content: Content,
 }
 
-/// The third stage: how weights are sent to workers. A mode implements only the methods that it needs.
+/// The third stage: sends weights to workers. A mode implements only the methods that it needs.
 pub(crate) trait Reply<R, W> {
-    /// Returns the span to post to a worker. The values at this span are then ready to be read.
+    /// Returns the span to post to a worker. The values at this span are then complete.
     fn answer(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span;
 
     /// Adds a worker. In modes with own weights windows, `own` is the worker's window.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
 
-    /// Works like [`answer`](Self::answer), for a worker that lost this answer with its links.
+    /// Does the same as [`answer`](Self::answer), for a worker that lost this answer with its links.
     fn answer_again(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span {
         self.answer(kernels, chunk, place, weights, to)
     }
 
-    /// Takes over a worker's window from before it lost its links. It has answers that cannot be written again. The worker must
-    /// have been [added](Self::add_worker).
+    /// Takes over a worker's window from before a loss of its links, because the window has answers that cannot be written
+    /// again. The worker must have been [added](Self::add_worker) again.
     fn take_over(&mut self, _rank: u32, _former: &Spans) {}
 
-    /// Removes a worker that is gone. Returns the window for its weights, if it had its own.
+    /// Removes a worker that is gone. Returns the window for its weights, if it had one of its own.
     fn remove_worker(&mut self, _rank: u32) -> Option<Spans> {
         None
     }
 
-    /// Prepares the answers of a round, right after its step.
+    /// Prepares the answers of a round, right after the step.
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// Prepares the chunk that a hub below others sends up if none of its `workers` workers has a gradient.
+    /// Prepares the push to the hubs above, at a hub below others none of whose `workers` workers has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
-    /// Restores weights that no step made: the job continues from `first`, and workers get these weights
-    /// next.
+    /// Sets weights that no step made: the job continues from round `first`, and workers get these weights next.
     fn restore(&mut self, _chunks: &[Chunk], _weights: &W, _first: Round) {}
 
-    /// Prepares the weights of the other workers for workers that have none. The other workers may still read their
-    /// answers.
+    /// Prepares a chunk's weights for workers that have none. The other workers have these weights, and may still read
+    /// their answers.
     fn greet(&mut self, _chunk: &Chunk, _place: usize) {}
 
-    /// Returns the place of a chunk's answer in the window that the hubs above write, if workers read another window.
+    /// Returns the span of a chunk's answer in the window that the hubs above write. `None` if workers read that window
+    /// themselves.
     #[inline]
     fn place_of_answers(&self, _chunk: &Chunk) -> Option<Span> {
         None
     }
 
-    /// Takes the answer of a round from the window that the hubs above write. This hub takes part at the hubs above from round
-    /// `first` on, over the link of this rank.
+    /// Takes the answer of a round from the window that the hubs above write. `to` has the link's number, the round, and
+    /// the first round in which this hub takes part there.
     ///
     /// # Errors
-    /// Returns an error if it is no frame of this chunk and round.
+    /// Returns an error if the answer is not a frame of this chunk and round.
     fn take_answer(
         &mut self,
         _kernels: &Kernels,
@@ -237,7 +237,7 @@ pub(crate) trait Reply<R, W> {
         Ok(())
     }
 
-    /// Whether a chunk with all pushes of a round must wait for a task of the core.
+    /// Whether a chunk with all its pushes of a round must wait for a task of the core.
     #[inline]
     fn awaits_task(&self, _round: Round) -> bool {
         false
@@ -249,7 +249,7 @@ pub(crate) trait Reply<R, W> {
         false
     }
 
-    /// Does the task for one chunk. Returns whether there was a chunk to do.
+    /// Does the task for one chunk. Returns whether there was something to do.
     fn work(&mut self, _weights: &W) -> bool {
         false
     }

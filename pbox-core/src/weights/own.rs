@@ -1,5 +1,5 @@
-//! Raw replies for each worker: each worker has its own weights window, and the hub writes the weights there with the
-//! answer.
+//! Raw replies to each worker separately. Each worker has its own weights window, and the hub writes the weights there for
+//! each answer.
 
 use fabric::{Span, Spans};
 
@@ -7,7 +7,7 @@ use super::chunks::Chunk;
 use super::{Reply, To};
 use crate::kernels::Kernels;
 
-/// The weights windows of single workers, by rank.
+/// The weights windows of the workers, by rank.
 #[derive(Debug)]
 pub(crate) struct OwnWindows {
     windows: Vec<Option<Spans>>,
@@ -21,14 +21,14 @@ impl OwnWindows {
     /// Adds a worker's window.
     ///
     /// # Panics
-    /// Panics if there is no window, or when it does not have one span per chunk.
+    /// Panics if there is no window, or if it does not have one span per chunk.
     pub fn add(&mut self, chunks: &[Chunk], rank: u32, own: Option<Spans>) -> &mut Spans {
         let own = own.expect("each worker has a weights window of its own");
         assert_eq!(own.len(), chunks.len(), "one span a chunk");
         self.windows[rank as usize].insert(own)
     }
 
-    /// Copies a worker's former window into its new one.
+    /// Copies the content of a worker's former window into its new one.
     pub fn take_over(&mut self, rank: u32, former: &Spans) {
         let Some(own) = self.of(rank) else { return };
         let copy = |place| own.elements_mut::<u8>(place).copy_from_slice(former.elements(place));
@@ -51,7 +51,7 @@ impl OwnWindows {
     }
 }
 
-/// Replies with a copy of the weights.
+/// The reply that copies the weights to each worker's window.
 #[derive(Debug)]
 pub(crate) struct RawForEach {
     own: OwnWindows,

@@ -1,4 +1,4 @@
-//! Weights in f32 that only the hub sees, and room for means that are not kept.
+//! Weights in f32 that only the hub sees. Also room for means that are not kept.
 //!
 //! Owned by the core, and laid out by place. Knows no frames and no rounds.
 
@@ -15,7 +15,7 @@ use crate::kernels::Element;
 #[derive(Debug)]
 pub(crate) struct HubWeights {
     slab: Slab,
-    /// The place where each chunk's weights are.
+    /// The place of each chunk's weights.
     chunks: Vec<Range<usize>>,
 }
 
@@ -28,7 +28,7 @@ impl HubWeights {
         }))
     }
 
-    /// Allocates room for the values of one chunk at a time, which are not kept. All chunks use the same place.
+    /// Allocates room for the values of one chunk at a time. All chunks use the same room, so the values are not kept.
     pub fn of_one(chunks: &[Chunk]) -> Result<Self, MapError> {
         Self::in_places(chunks.iter().map(|chunk| 0..chunk.elements))
     }

@@ -1,10 +1,10 @@
-//! The shadow: the hub's copy of a worker's values of each chunk, and the coded answers that follow from it.
+//! The shadow: the hub's copy of the values that a worker has of each chunk. Coded answers are computed from it.
 //!
 //! ```text
-//!   weights   f32, that only the hub sees
-//!   shadow    what the worker has, in the keys' types
-//!   answer    encode(weights - shadow), then merged into the shadow as the worker merges it: what an answer
-//!             leaves out is in the next difference
+//!   weights   in f32; only the hub sees them
+//!   shadow    the values that the worker has, in the keys' types
+//!   answer    encode(weights - shadow), which is then merged into the shadow as the worker merges it: the values that
+//!             an answer leaves out are in the next difference
 //! ```
 //!
 //! Owned by the core, and laid out by place.
@@ -24,16 +24,16 @@ use crate::layout::Dtype;
 use crate::wire::frame::{self, HEADER_BYTES, Kind};
 use crate::wire::{Answer, Framing, difference, merge};
 
-/// The weights of one worker, or the common weights of all workers.
+/// The shadow of one worker, or the common shadow of all workers.
 #[derive(Debug)]
 pub(super) struct Shadow {
     slab: Slab,
-    /// The place where each chunk's values are, in bytes.
+    /// The place of each chunk's values, in bytes.
     chunks: Vec<Range<usize>>,
 }
 
 impl Shadow {
-    /// Creates a shadow of chunks in their keys' types. The memory is touched at the first write.
+    /// Creates a shadow of chunks in their keys' types. Its memory is touched at the first write.
     pub fn new(framing: &Framing, chunks: &[Chunk]) -> Result<Self, MapError> {
         let mut end = 0;
         let place = |chunk: &Chunk| {
@@ -55,7 +55,7 @@ impl Shadow {
         <[E]>::mut_from_bytes(bytes).expect("whole elements, from a multiple of 4 bytes on")
     }
 
-    /// Replaces the shadow by weights that the worker gets raw.
+    /// Replaces a chunk's shadow by weights that the worker gets raw.
     pub fn replace(&mut self, dtype: Dtype, place: usize, weights: &[f32]) {
         typed!(dtype, E => {
             let have = self.of_mut::<E>(place).iter_mut();
@@ -81,7 +81,7 @@ impl Encoder {
     }
 
     /// Encodes the difference between the weights and the worker's values into the worker's frame of a round. Returns the
-    /// number of payload bytes.
+    /// length of the payload in bytes.
     pub fn encode_weights(
         &mut self,
         of: &Stepped,
@@ -96,7 +96,8 @@ impl Encoder {
         })
     }
 
-    /// Encodes a mean and the values that former answers left out, like [`encode_weights`](Self::encode_weights).
+    /// Encodes a mean, plus the values that former answers left out, as [`encode_weights`](Self::encode_weights) encodes a
+    /// difference.
     pub fn encode_mean(
         &mut self,
         of: &Stepped,
@@ -112,7 +113,7 @@ impl Encoder {
             let bytes = self.encode::<E>(of, Answer::Values, have, frame);
             for ((left_out, value), have) in left_out.iter_mut().zip(&self.difference).zip(&*have) {
                 let rest = value - have.to_f32();
-                // A rest that is not finite would be in every later answer, so it is dropped.
+                // A value that is not finite would stay in every later answer, so it is dropped.
                 *left_out = if rest.is_finite() { rest } else { 0.0 };
             }
             bytes
@@ -131,7 +132,7 @@ impl Encoder {
         let frames = framing.frames(chunk.id);
         let room = &mut frame[HEADER_BYTES..frames.coded_bytes];
         let draw = framing.answer_draw(round, chunk.id);
-        // The codec's own state is not used: the next difference already contains the values that were left out.
+        // The codec keeps no state here: the next difference already has the values that this one leaves out.
         let encoded = codec.encode(kernels, &difference[..chunk.elements], &mut [], draw, room);
         frame::write_header(frame, Kind::Coded, encoded.bytes);
         let payload = &frame[HEADER_BYTES..][..encoded.bytes];

@@ -1,11 +1,10 @@
-//! Slim-DP: pushes of the significant set and of the elements that each worker explored, and each worker's own
-//! answers.
+//! Slim-DP. Workers push the significant set and the elements that they explored, and each worker gets its own answers.
 //!
 //! ```text
 //!   push of worker 0 --+
-//!   push of worker 1 --+-- sum --step--> weights, f32, that only the hub sees
-//!                                           | significant set and what worker 0 explored --> its window
-//!                                           | significant set and what worker 1 explored --> its window
+//!   push of worker 1 --+-- sum --step--> weights in f32, which only the hub sees
+//!                                           | significant set, and elements that worker 0 explored --> its window
+//!                                           | significant set, and elements that worker 1 explored --> its window
 //! ```
 
 use std::ops::Range;
@@ -27,22 +26,22 @@ use crate::slim::{self, Board, Drawer, Selector, SlimDp, answer, set};
 use crate::wire::Framing;
 use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
 
-/// The reader of pushes of sets.
+/// The reader of Slim-DP's pushes.
 #[derive(Debug)]
 pub(crate) struct SlimPushes {
     slim: SlimDp,
     framing: Arc<Framing>,
-    /// One entry for each place.
+    /// The significant set of each chunk, by place.
     significant: Vec<Significant>,
-    /// The significant sets of all chunks.
+    /// The words of the significant sets of all chunks.
     words: Vec<u64>,
     /// Whether only the first push is added, because the job leaves out the sum.
     only_first: bool,
-    /// Sum of the chunk that is stepped.
+    /// The sum of the chunk that is stepped.
     sum: Vec<f32>,
-    /// The pushes in the sum.
+    /// The pushes that are in the sum.
     pushed: Vec<Pushed>,
-    /// Scratch for values that the sum leaves out.
+    /// Scratch memory for values that the sum leaves out.
     ignored: Vec<f32>,
 }
 
@@ -60,7 +59,7 @@ struct Significant {
 struct Pushed {
     rank: u32,
     whole: bool,
-    /// The elements that were pushed, unless the whole chunk was pushed.
+    /// The pushed elements, unless the whole chunk was pushed.
     set: Vec<u64>,
 }
 
@@ -98,11 +97,11 @@ impl Read for SlimPushes {
         }
     }
 
-    /// Checks a push. Returns false for a push of a significant set that the hub does not have.
+    /// Checks a push. Returns false if it was made with another significant set than the hub's.
     fn check(&self, chunk: &Chunk, place: usize, content: Content, push: Push) -> Result<bool, FrameError> {
         let frames = self.framing.frames(chunk.id);
         if content == Content::Nothing {
-            return Ok(true); // the broadcast is of another rank's weights
+            return Ok(true); // in the broadcast, another rank's weights count
         }
         if Framing::kind(content) == Kind::Raw {
             return frames.raw(push.bytes()).map(|_| true);
@@ -133,7 +132,7 @@ impl Read for SlimPushes {
         sum[..chunk.elements].fill(0.0);
         let mut workers = 0;
         for ((rank, bytes), pushed) in pushes.each().zip(pushed) {
-            // Total: the bytes may have changed since they were checked.
+            // The bytes may have changed after the check. The reader accepts any bytes.
             let payload = frames.coded(bytes).unwrap_or_default();
             let sum = if workers > 0 && *only_first { &mut *ignored } else { &mut *sum };
             let drawer = Drawer { seed: framing.seed(), rank, round, chunk: chunk.id };
@@ -148,7 +147,7 @@ impl Read for SlimPushes {
     }
 }
 
-/// Replies to each worker with the elements that it pushed, and takes part in the selection of the significant set.
+/// The reply of Slim-DP. It answers each worker with the elements that the worker pushed, and selects the significant set.
 #[derive(Debug)]
 pub(crate) struct SlimReply {
     framing: Arc<Framing>,
@@ -156,15 +155,15 @@ pub(crate) struct SlimReply {
     selector: Selector,
     /// The payload bytes of the last answer, by place and rank.
     answers: Vec<Vec<u32>>,
-    /// A chunk's weights in its key's type.
+    /// A chunk's weights in the type of its key.
     rounded: Vec<u64>,
-    /// The weights of the chunk for which the selection runs now.
+    /// The weights of the chunk that the selection looks at.
     scratch: Vec<f32>,
 }
 
 impl SlimReply {
-    /// Allocates and touches memory: call it on the thread that owns the core. `first` is the first round with
-    /// training.
+    /// Creates the reply. Allocates and touches memory: call it on the thread that owns the core. `first` is the first
+    /// round with training.
     pub fn new(
         framing: &Arc<Framing>,
         slim: SlimDp,
@@ -210,7 +209,7 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
                 let Some(own) = own.of(*rank) else { continue };
                 let window = own.elements_mut::<u8>(place);
                 let set = (!whole).then_some(&set[..significant.len()]);
-                // A worker that pushes the whole chunk may do so because it has no significant set.
+                // A worker may push the whole chunk because it has no significant set. So it gets the set.
                 let brought = if *is_selected && (is_new || *whole) { &*significant } else { &[] };
                 let room = &mut window[HEADER_BYTES..frames.coded_bytes];
                 let bytes = answer::<E>(set, *signature, brought, rounded, room);
@@ -228,7 +227,7 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
         }
     }
 
-    /// Adds a worker. If the job continues from a checkpoint, the worker first gets these weights.
+    /// Adds a worker. If the job continues from a checkpoint, prepares these weights as the worker's first answer.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &HubWeights, rank: u32, own: Option<Spans>) {
         let own = self.own.add(chunks, rank, own);
         for (place, chunk) in chunks.iter().enumerate() {

@@ -1,6 +1,6 @@
-//! The three stages together, and the [step](Steps) between them. All modes use this step.
+//! A shard's three stages: reading, the [step](Steps), and the reply. All modes use the same step.
 //!
-//! Owned by the core, as a part of its shard. The caller says which workers step.
+//! Owned by the core, as a part of its shard. The caller decides which workers' pushes a step uses.
 //!
 //! On the `unsafe` list: the calls that read the workers' pushes.
 
@@ -26,14 +26,14 @@ use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
-    /// The chunks, by place. The groups that make one step follow the shard's chunks.
+    /// The chunks, by place. After the shard's chunks come the groups that make one step.
     chunks: Vec<Chunk>,
-    /// The number of the shard's chunks.
+    /// The number of the shard's chunks, without groups.
     single: usize,
     gradients: Gradients,
     gauge: Gauge,
     steps: Steps,
-    /// Room for former weights, if [weights ahead](Self::show) are shown.
+    /// Room for former weights, if the stages can [show weights ahead](Self::show).
     former: Option<Former>,
     read: M::Read,
     pub gather: M::Gather,
@@ -42,7 +42,7 @@ pub(crate) struct Staged<M: Mode> {
 }
 
 impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
-    /// Gives a separate place to the group of the chunks at these places, if it can [make one step](Chunk::joined).
+    /// Gives its own place to the group of the chunks at these places, if the group can [make one step](Chunk::joined).
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
         let joined = Chunk::joined(&self.steps.tensors, id, &self.chunks[places.clone()])?;
         let place = self.weights.join(places.clone())?;
@@ -54,7 +54,8 @@ impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
 }
 
 impl<M: Mode<Gather = NoGather>> Staged<M> {
-    /// Allocates and touches memory: call it on the thread that owns the core.
+    /// Creates the stages of a shard whose steps wait only for pushes. Allocates and touches memory: call it on the thread
+    /// that owns the core.
     pub fn new(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -67,7 +68,8 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
 }
 
 impl<M: Mode<Gather = PassOn>> Staged<M> {
-    /// Creates the stages without an optimizer: a step writes the sum. `ways` links lead to hubs above.
+    /// Creates the stages of a hub below others, which has no optimizer: a step writes the sum. `ways` is the number of
+    /// links to hubs above.
     pub fn summing(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -93,7 +95,7 @@ impl<M: Mode<Gather = PassOn>> Staged<M> {
 }
 
 impl<M: Mode> Staged<M> {
-    /// Makes a shard, as [`new`](Self::new), whose steps wait for gathered values.
+    /// Creates the stages of a shard whose steps wait for gathered values, and otherwise does what [`new`](Self::new) does.
     pub fn gathering(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -106,7 +108,7 @@ impl<M: Mode> Staged<M> {
         Ok(Staged { chunks, single, gradients, gauge, steps, former: None, read, gather, weights, reply })
     }
 
-    /// Lets the stages [show](Self::show) weights ahead.
+    /// Makes room so that the stages can [show](Self::show) weights ahead.
     pub fn showing(mut self) -> Result<Self, MapError> {
         let tensors = &self.steps.tensors;
         let kept = |chunk: &Chunk| chunk.elements * tensors.kept_per_element(chunk.dtype);
@@ -120,14 +122,14 @@ impl<M: Mode> Staged<M> {
         &self.chunks[..self.single]
     }
 
-    /// Returns the chunk at a place, or the group that has a separate place.
+    /// Returns the chunk, or the group with its own place, at a place.
     #[inline]
     pub fn chunk(&self, place: usize) -> &Chunk {
         &self.chunks[place]
     }
 
-    /// Whether the chunks at these places have the same optimizer's numbers in a round, so that a group of them can make one
-    /// step.
+    /// Whether the optimizer's numbers for the chunks at these places are the same in a round. Then a group of these chunks
+    /// can make one step.
     #[inline]
     pub fn steps_alike(&self, places: Range<usize>, round: Round) -> bool {
         let numbers = self.steps.numbers.at(round);
@@ -139,16 +141,16 @@ impl<M: Mode> Staged<M> {
         self.chunks[places].windows(2).all(|pair| of(&pair[0]) == of(&pair[1]))
     }
 
-    /// Checks a worker's push before it counts, as [`Read::check`].
+    /// Checks a worker's push before it counts, as [`Read::check`] does.
     #[inline]
     pub fn check_push(&self, place: usize, rank: u32, content: Content) -> Result<bool, FrameError> {
         let chunk = &self.chunks[place];
-        // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
-        // same, the result is read as bytes, and every byte is a value.
+        // SAFETY: the worker has posted this chunk, and gets no answer before this function returns. If the worker writes
+        // nevertheless, the result is read as bytes, and every byte is a value.
         self.read.check(chunk, place, content, unsafe { self.gradients.push(rank, chunk.push) })
     }
 
-    /// Takes an answer of a hub above by the link of this number, as [`Reply::take_answer`].
+    /// Takes an answer of a hub above from the link of this number, as [`Reply::take_answer`] does.
     #[inline]
     pub fn take_answer(
         &mut self,
@@ -160,13 +162,15 @@ impl<M: Mode> Staged<M> {
     ) -> Result<(), FrameError> {
         let chunk = &self.chunks[place];
         let Some(span) = self.reply.place_of_answers(chunk) else { return Ok(()) };
-        // SAFETY: the hub above has posted this chunk, and posts it again only when it has this hub's next sum, which
-        // goes up after this returns. If it writes nevertheless, the result is read as bytes, and every byte is a value.
+        // SAFETY: the hub above has posted this chunk. It posts the chunk again only after this hub's next sum, which goes
+        // up after this function returns. If it writes nevertheless, the result is read as bytes, and every byte is a
+        // value.
         let answer = unsafe { self.gradients.push(link, span) };
         self.reply.take_answer(kernels, chunk, place, answer, To { rank: link, round, first, content })
     }
 
-    /// Adds the window that a hub above writes for the link of this number, with the chunks at these places, and its lines.
+    /// Adds the window that a hub above writes, for the link of this number. Checks the spans of the chunks at these
+    /// places, and of its lines.
     pub fn add_above(
         &mut self,
         link: u32,
@@ -179,8 +183,8 @@ impl<M: Mode> Staged<M> {
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
-    /// Gathers a chunk for `round`, with the mean of the pushes of `ranks`. The arguments are those of the [step](Self::step)
-    /// that uses this mean.
+    /// Gathers a chunk for `round`: keeps the mean of the pushes of `ranks` for the later [step](Self::step). The arguments
+    /// are those of that step.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -215,8 +219,8 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. `missing`: the number of other workers, which
-    /// count as if they had pushed zeros.
+    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. `missing` is the number of other
+    /// workers, which count as if they had pushed zeros.
     ///
     /// # Safety
     /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
@@ -237,8 +241,8 @@ impl<M: Mode> Staged<M> {
         reply.prepare(stepped, read, weights);
     }
 
-    /// Puts the first push of `ranks` as a chunk's weights in `round`, and prepares its answers. The optimizer's state
-    /// does not change.
+    /// Replaces a chunk's weights in `round` by the first push of `ranks`, and prepares the chunk's answers. The
+    /// optimizer's state stays.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -258,8 +262,8 @@ impl<M: Mode> Staged<M> {
         reply.prepare(stepped, read, weights);
     }
 
-    /// Puts weights, like [`put`](Self::put), in a job that is over: its workers may still read the answers of the
-    /// round before.
+    /// Replaces weights, as [`put`](Self::put) does, but prepares no answers: the job is over, and workers may still read
+    /// the answers of the round before.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -274,7 +278,7 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// Returns the number of workers that the pushes of `ranks`, which are without a gradient, count for.
+    /// Returns the number of workers for which the pushes of `ranks` count. These pushes have no gradient.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -285,22 +289,22 @@ impl<M: Mode> Staged<M> {
         ranks.map(|rank| self.read.workers_without(push(rank))).sum()
     }
 
-    /// Notes that no push of `ranks` has a gradient, and that `ranks` are all workers. The hubs above are notified.
+    /// Prepares the notice to the hubs above that no worker has a gradient. `ranks` are all workers.
     ///
     /// # Safety
     /// See [`step`](Self::step).
     #[cold]
     pub unsafe fn relay_nothing(&mut self, place: usize, ranks: impl Iterator<Item = u32>) {
         if M::Gather::WAITS {
-            return; // this hub steps; and since the chunk was gathered, its workers may have lost their links
+            return; // this hub steps; its workers may have lost their links since the chunk was gathered
         }
         // SAFETY: the caller guarantees it.
         let workers = unsafe { self.without_gradient(place, ranks) };
         self.reply.prepare_nothing(&self.chunks[place], place, workers);
     }
 
-    /// Shows in the window of a chunk the weights that a step with the pushes of `ranks` would make; nothing else
-    /// changes. They are kept until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
+    /// Shows in a chunk's window the weights that a step with the pushes of `ranks` would make. Nothing else changes. The
+    /// chunk's own weights are kept until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
     ///
     /// # Safety
     /// All of `ranks` have posted bytes of this chunk.
@@ -322,13 +326,13 @@ impl<M: Mode> Staged<M> {
             let step = |slots: &Slots<E>, workers| {
                 steps.run_trial(kernels, (place, chunk), slots, workers, weights, round, former);
             };
-            // SAFETY: the caller guarantees it. A worker that writes them again meanwhile alters only this trial.
+            // SAFETY: the caller guarantees it. A worker that writes its bytes again during the call changes only this trial.
             let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
             read.sum(kernels, chunk, place, round, pushes, step);
         });
     }
 
-    /// Writes a chunk's own weights to its window again.
+    /// Restores a chunk's own weights in its window.
     #[cold]
     pub fn hide(&mut self, place: usize) {
         let Staged { chunks, former: Some(former), weights, .. } = self else { return };
@@ -338,8 +342,8 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// Makes the [step](Self::step) of a chunk whose weights ahead [are shown](Self::show). Returns whether the step has made
-    /// the same weights, bit by bit.
+    /// Makes the [step](Self::step) of a chunk whose window [shows](Self::show) weights ahead. Returns whether the step's
+    /// weights are the shown ones, bit by bit.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -366,8 +370,8 @@ impl<M: Mode> Staged<M> {
         })
     }
 
-    /// Steps a chunk of a job that is over: its workers may still read the answers of the round before. Returns the
-    /// number of workers in the sum.
+    /// Steps a chunk of a job that is over, and prepares no answers: workers may still read the answers of the round
+    /// before. Returns the number of workers in the sum.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -384,7 +388,7 @@ impl<M: Mode> Staged<M> {
         unsafe { self.step_on::<false>(kernels, place, ranks, missing, round) }
     }
 
-    /// Steps the weights in the window, or the former weights.
+    /// Steps the weights in the window or, if `FORMER`, the former weights.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -428,7 +432,7 @@ impl<M: Mode> Staged<M> {
                 let Some(found) = found else {
                     return steps.run(kernels, (place, chunk), slots, workers, weights, round);
                 };
-                // All chunks use the same place for this mean, which stays in the cache.
+                // All chunks use the same memory for the mean, which stays in the cache.
                 gather.take_in(kernels, chunk, place, round, slots, workers);
                 let (mean, _) = gather.mean(chunk, place);
                 steps.run_on_mean(kernels, (place, chunk), (mean, workers), found, weights, round);
@@ -441,21 +445,21 @@ impl<M: Mode> Staged<M> {
         workers
     }
 
-    /// Returns the span to post to a worker, like [`Reply::answer`].
+    /// Returns the span to post to a worker, as [`Reply::answer`] does.
     #[inline]
     pub fn answer(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
         self.reply.answer(kernels, &self.chunks[place], place, &self.weights, to)
     }
 
-    /// Works like [`answer`](Self::answer), for an answer that was lost.
+    /// Does the same as [`answer`](Self::answer), for an answer that was lost.
     #[cold]
     pub fn answer_again(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
         self.reply.answer_again(kernels, &self.chunks[place], place, &self.weights, to)
     }
 
-    /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every
-    /// span once, also those of the lines that it may pass on. A worker that lost its links had other ones
-    /// before.
+    /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every span
+    /// once, also those of the lines that the worker may pass on. If the worker had lost its links, the new windows replace
+    /// its former ones.
     pub fn add_worker(
         &mut self,
         rank: u32,
@@ -475,8 +479,8 @@ impl<M: Mode> Staged<M> {
         Ok(())
     }
 
-    /// Unlinks a worker that has lost its links: its pushes are no longer read. Its answers are kept until it has
-    /// [new](Self::add_worker) links.
+    /// Removes the gradient window of a worker that has lost its links. The window with its answers stays until the worker
+    /// has [new](Self::add_worker) links.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         discarded.add(self.gradients.remove(rank));
     }
@@ -487,7 +491,8 @@ impl<M: Mode> Staged<M> {
         discarded.add(self.reply.remove_worker(rank));
     }
 
-    /// Takes weights, state and the optimizer's numbers from a checkpoint, or from workers. Missing parts do not change.
+    /// Takes weights, optimizer state and the optimizer's numbers from a checkpoint or from workers. Values that are
+    /// missing there do not change.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let Staged { chunks, single, steps, weights, reply, .. } = self;
         let chunks = &chunks[..*single];
@@ -507,37 +512,38 @@ impl<M: Mode> Staged<M> {
         reply.restore(chunks, weights, restored.round());
     }
 
-    /// Writes a chunk's values into a snapshot. Returns how many steps it has made.
+    /// Writes a chunk's values into a snapshot. Returns the number of steps that the chunk has made.
     pub fn copy_to_snapshot(&self, place: usize, values: &mut [f32]) -> u32 {
         let chunk = &self.chunks[place];
         if self.steps.keeps_weights() {
             typed!(chunk.dtype, E => {
                 self.steps.copy_to_snapshot(chunk, self.weights.elements::<E>(place), values);
             });
-        } // else nothing of it is saved
+        } // otherwise a snapshot has no values of the chunk
         self.steps.counts.of(place)
     }
 
-    /// Takes the line that a worker has passed on at this span, or that a hub above has sent by the link of this number.
+    /// Takes a line that a worker has passed on, or that a hub above has sent. It is at this span of the window of this
+    /// link's peer.
     pub fn take_line(&mut self, link: u32, line: Immediate, span: Span) -> Result<(), Refused> {
-        // SAFETY: the other end has posted this line. If it writes nevertheless, the result is read as words, and all words are
-        // looked at.
+        // SAFETY: the other end has posted this line. If it writes nevertheless, the result is read as words, and every
+        // word is checked.
         let bytes = unsafe { self.gradients.push(link, span) }.bytes();
         self.gather
             .take_line(line, <[u64]>::ref_from_bytes(bytes).expect("lines are whole words, on 64 bytes"))
     }
 
-    /// Works like [`Reply::greet`].
+    /// Prepares a chunk's weights for workers that have none, as [`Reply::greet`] does.
     pub fn greet(&mut self, place: usize) {
         self.reply.greet(&self.chunks[place], place);
     }
 
-    /// Returns the observations of the gradients.
+    /// Returns the measurements of the gradients.
     pub fn gauged(&self) -> Gauged {
         Gauged { found: self.gather.last_found(), ..self.gauge.gauged() }
     }
 
-    /// Sets a chunk's optimizer state to zero, as if the chunk had made no step. Its weights and their average do not change.
+    /// Sets a chunk's optimizer state to zero, as if the chunk had made no step. Its weights and their average stay.
     pub fn reset_state(&mut self, place: usize) {
         let Staged { chunks, steps, .. } = self;
         let chunk = &chunks[place];
@@ -559,7 +565,7 @@ impl<M: Mode> Staged<M> {
         self.reply.has_task() | self.gather.awaits_others()
     }
 
-    /// Does [the reply's work](Reply::work), or takes the values that the other cores have gathered.
+    /// Does [the reply's work](Reply::work), or takes the results of other cores for which steps wait.
     pub fn work(&mut self) -> bool {
         if M::Gather::WAITS { self.gather.hear() } else { self.reply.work(&self.weights) }
     }

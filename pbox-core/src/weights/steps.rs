@@ -1,5 +1,5 @@
-//! The step of a chunk on the sum of its pushes, or on their mean. A step has the optimizer's rule, its numbers, and the values
-//! that it keeps of each chunk in addition to the weights.
+//! The step of a chunk, on the sum or on the mean of its pushes. A step uses the optimizer's rule and numbers, and the
+//! values that the hub keeps for each chunk in addition to the weights.
 //!
 //! Owned by the core, and laid out by place.
 
@@ -33,7 +33,7 @@ pub(super) struct Steps {
     kept: Slab,
 }
 
-/// The use of a sum by a step.
+/// The way in which a step uses the sum.
 #[derive(Debug)]
 enum Rule {
     /// The sum is not used: the job leaves out both sum and step.
@@ -42,12 +42,12 @@ enum Rule {
     Sum,
     /// The mean replaces the weights: the job leaves out the step.
     Mean,
-    /// The optimizer's.
+    /// The optimizer's step is made.
     Step,
 }
 
 impl Steps {
-    /// Steps of a shard that posts its sums to a hub above.
+    /// Creates the steps of a shard that posts its sums to the hubs above.
     pub fn sums(terms: &JobTerms, chunks: usize) -> Result<Self, MapError> {
         let JobTerms { ablate, .. } = terms;
         let rule = if ablate.optimize && ablate.aggregate { Rule::Nothing } else { Rule::Sum };
@@ -58,7 +58,7 @@ impl Steps {
         Ok(Steps { tensors, decay: None, rule, sign: 1.0, numbers, counts, kept })
     }
 
-    /// Allocates and touches memory: call it on the thread that owns the core.
+    /// Creates the steps of a shard. Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(terms: &JobTerms, chunks: &[Chunk]) -> Result<Self, MapError> {
         let (tensors, sign) = (terms.tensors(), if terms.maximize { -1.0 } else { 1.0 });
         let of = |chunk: &Chunk| chunk.elements * tensors.kept_per_element(chunk.dtype);
@@ -74,12 +74,12 @@ impl Steps {
         Ok(Steps { tensors, decay: tensors.decay(), rule, sign, numbers, counts, kept })
     }
 
-    /// Whether a checkpoint has values of this shard.
+    /// Whether a snapshot has values of this shard.
     pub fn keeps_weights(&self) -> bool {
         self.tensors.optimizer().keeps_weights()
     }
 
-    /// Sums the slots, which are the pushes of this many workers, steps the weights of the chunk at a place, and counts the
+    /// Sums the slots, which are pushes of this many workers, steps the weights of the chunk at a place, and counts the
     /// step.
     #[inline]
     pub fn run<E: Element>(
@@ -99,7 +99,7 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Works like [`run`](Self::run), on the mean of this many workers and with the result of the round.
+    /// Does the same as [`run`](Self::run), on the mean of this many workers and with the result of the round.
     pub fn run_on_mean<E: Element>(
         &mut self,
         kernels: &Kernels,
@@ -123,8 +123,8 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Returns the squares for the norms of a chunk's key, before the chunk's step on the mean of this many workers. Nothing
-    /// changes.
+    /// Returns the squares for the norms of a chunk's key, as they are before the chunk's step on the mean of this many
+    /// workers. Changes nothing.
     pub fn squares<E: Element>(
         &self,
         kernels: &Kernels,
@@ -156,7 +156,7 @@ impl Steps {
         sums
     }
 
-    /// Moves the average of a chunk's weights, which a step has just made, if the job keeps one.
+    /// Updates the average of a chunk's weights after a step, if the job keeps an average.
     #[inline]
     fn average<E: Element>(&mut self, kernels: &Kernels, chunk: &Chunk, weights: &[E]) {
         let Some(decay) = self.decay else { return };
@@ -167,7 +167,7 @@ impl Steps {
         kernels.average(decay, weights, averages);
     }
 
-    /// Makes a trial of the [step](Self::run): nothing changes except the weights.
+    /// Makes a trial of the [step](Self::run) on `weights`. Nothing else changes.
     #[allow(clippy::too_many_arguments)]
     pub fn run_trial<E: Element>(
         &self,
@@ -185,14 +185,15 @@ impl Steps {
         kernels.run(&rule, &step, slots, weights, former.trial(kept));
     }
 
-    /// Returns the rule and the numbers of a chunk's step with this number. `None` if a step leaves the weights unchanged.
+    /// Returns the rule and the numbers of a chunk's step with this number. `None` if the step leaves the weights
+    /// unchanged.
     #[inline]
     fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
         let numbers = self.numbers.at(round);
         let optimizer = numbers.of(chunk.key);
         let (rule, workers) = match self.rule {
             Rule::Nothing => return None,
-            Rule::Sum => (Optimizer::Average, 1), // divided by the hub that steps
+            Rule::Sum => (Optimizer::Average, 1), // the hub that steps divides the sum
             Rule::Mean => (Optimizer::Average, workers),
             Rule::Step => (*optimizer, workers),
         };
@@ -205,7 +206,7 @@ impl Steps {
         Some((rule, step))
     }
 
-    /// Begins with new weights of a chunk. They also become the master weights and, if the chunk has made no step, the average.
+    /// Takes new weights of a chunk. They become its master weights, too, and its average if it has made no step.
     pub fn begin<E: Element>(&mut self, (place, chunk): (usize, &Chunk), weights: &[E]) {
         let is_first = self.counts.of(place) == 0;
         let (master, _, averages) = self.kept_of::<E>(chunk);
@@ -225,8 +226,8 @@ impl Steps {
         (master, state, averages)
     }
 
-    /// Takes a chunk's state from a checkpoint, and with the state the number of its steps. The chunk's elements begin at `start`
-    /// in the key. Returns the chunk's weights in the checkpoint.
+    /// Takes a chunk's state and its number of steps from a checkpoint. The chunk's elements begin at element `start` of
+    /// the key. Returns the chunk's weights in the checkpoint.
     pub fn restore<'a, E: Element>(
         &mut self,
         (place, chunk): (usize, &Chunk),
@@ -248,10 +249,11 @@ impl Steps {
         weights
     }
 
-    /// Writes a chunk's values for a snapshot: its weights (the master weights, if there are any), then its state.
+    /// Writes a chunk's values for a snapshot: its weights, then its state. If there are master weights, writes them as the
+    /// weights.
     pub fn copy_to_snapshot<E: Element>(&self, chunk: &Chunk, weights: &[E], values: &mut [f32]) {
         let kept = chunk.elements * self.tensors.kept_per_element(E::DTYPE);
-        // Kept values are laid out as in a snapshot. Weights without a master come before them.
+        // Kept values have the same layout as in a snapshot. If there are no master weights, the weights come before them.
         let (rounded, rest) = values.split_at_mut(values.len() - kept);
         rounded.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight.to_f32());
         rest.copy_from_slice(&self.kept.as_slice()[chunk.kept..][..kept]);

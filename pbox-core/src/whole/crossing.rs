@@ -1,13 +1,14 @@
-//! The parts of the whole gradient that pass through a hub below several others. They arrive at one of its cores, and go up
-//! from other cores.
+//! Parts of the whole gradient that pass through a hub below several top hubs. A part arrives at one core of this hub, and
+//! goes up from other cores.
 //!
 //! ```text
-//!   hub above 0 --part--> core 0 --> line in the window of sums, and its round here
-//!                         core 1 <-- wakes, and posts the line --> hub above 1
+//!   top hub 0 --part--> core 0 --> writes the line into the window of sums, and publishes its round here
+//!                       core 1 <-- wakes, and posts the line --> top hub 1
 //! ```
 //!
-//! The cores of the hub share it. No lock and no allocation: a core writes the line, then its round. A line is kept until the
-//! round four later, and at that time all cores have posted it (`docs/design/norms-and-averages.md#steps-that-know-the-norm`).
+//! The cores of the hub share this memory. There is no lock and no allocation: a core writes the line first, and then its
+//! round. A line's memory is used again four rounds later. By then all cores have posted the line
+//! (`docs/design/norms-and-averages.md#steps-that-know-the-norm`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,20 +16,20 @@ use std::task::Waker;
 
 use crate::layout::Round;
 
-/// The last rounds for which parts have come, of one job at one hub below others.
+/// The last rounds whose parts have arrived, of one job at one hub below others.
 #[derive(Debug)]
 pub struct Crossing {
-    /// The last two rounds of each hub above.
+    /// The last two rounds of each top hub.
     hubs: Vec<AtomicU64>,
-    /// The cores' wakers; a core that gets lines from no hub has none.
+    /// The wakers of the cores. A core that gets lines from no hub has none.
     wakers: Vec<OnceLock<Waker>>,
 }
 
-/// The last two rounds, the older first.
+/// The last two rounds, the older one first.
 pub type LastTwo = [Option<Round>; 2];
 
 impl Crossing {
-    /// Creates a place for the parts of this number of hubs, at a hub with this number of cores.
+    /// Creates the memory for the parts of this number of top hubs, at a hub with this number of cores.
     pub fn new(hubs: usize, cores: usize) -> Self {
         Crossing {
             hubs: (0..hubs).map(|_| AtomicU64::new(0)).collect(),
@@ -41,19 +42,19 @@ impl Crossing {
         _ = self.wakers[core].set(waker);
     }
 
-    /// Publishes the last two rounds of a hub, after this core has written their lines, and wakes the other
-    /// cores.
+    /// Publishes the last two rounds of a top hub, and wakes the other cores. The calling core must have written the lines
+    /// of these rounds.
     #[cold]
-    #[inline(never)] // an atomic store, and system calls, which the path of a chunk does not have
+    #[inline(never)] // it has an atomic store and system calls; the path of a chunk has none
     pub fn say(&self, core: usize, hub: usize, rounds: LastTwo) {
         let [older, newer] = rounds.map(|round| round.map_or(0, |round| u64::from(round.0) + 1));
-        // Releases the lines.
+        // Makes the lines visible to a core that loads the rounds.
         self.hubs[hub].store(older << 32 | newer, Ordering::Release);
         let others = self.wakers.iter().enumerate().filter(|(other, _)| *other != core);
         others.filter_map(|(_, waker)| waker.get()).for_each(Waker::wake_by_ref);
     }
 
-    /// Returns the last two rounds of a hub. Their lines may be posted.
+    /// Returns the last two rounds of a top hub. The lines of these rounds may be posted.
     pub fn said(&self, hub: usize) -> LastTwo {
         let word = self.hubs[hub].load(Ordering::Acquire);
         [word >> 32, word & u64::from(u32::MAX)].map(|round| Some(Round(round.checked_sub(1)? as u32)))

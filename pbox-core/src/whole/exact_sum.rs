@@ -1,23 +1,24 @@
-//! The exact sum of squares. It does not depend on the order of addition, so its bits do not depend on who adds which part
+//! The exact sum of squares. The order of additions does not matter, so its bits do not depend on which core or hub adds
 //! first.
 //!
 //! ```text
 //!   bit 0 of word 0 is 2^-298, the square of the smallest f32       bit 63 of word 9 is 2^341
-//!   [ word 0 ][ word 1 ] ......................................... [ word 9 ][ what is not finite ]
+//!   [ word 0 ][ word 1 ] ......................................... [ word 9 ][ sum of values that are not finite ]
 //! ```
 //!
-//! The largest square of an f32 is below 2^256, so 2^85 of them have room. The sum is rounded once, when it is read.
+//! The largest square of an f32 is below 2^256, so there is room for 2^85 squares. The sum is rounded only once: when it is
+//! read.
 
-/// The weight of the lowest bit, as a power of 2.
+/// The exponent of the weight of the lowest bit, as a power of 2.
 const LOWEST: i32 = -298;
 
 /// The number of 64-bit words of the sum.
 const WORDS: usize = 10;
 
-/// A sum of squares of f32, or of sums of them that were rounded to f64.
+/// An exact sum. Its terms are squares of f32, or sums of such squares that were rounded to f64.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExactSum {
-    /// An integer, the lowest word first.
+    /// The sum of the finite values as an integer, the lowest word first.
     words: [u64; WORDS],
     /// The sum of the values that were not finite: 0, infinite, or NaN.
     not_finite: f64,
@@ -54,7 +55,7 @@ impl ExactSum {
         self.not_finite += other.not_finite;
     }
 
-    /// Adds words, the first at this index.
+    /// Adds words, beginning at this index.
     fn add_words(&mut self, index: usize, more: &[u64]) {
         let mut carry = false;
         for (word, more) in self.words[index..].iter_mut().zip(more.iter().chain(std::iter::repeat(&0))) {
@@ -77,13 +78,13 @@ impl ExactSum {
         let (next, rest) = below.split_last().map_or((0, below), |(&next, rest)| (next, rest));
         let empty = self.words[top].leading_zeros();
         let both = (u128::from(self.words[top]) << 64 | u128::from(next)) << empty;
-        // The lowest bit stands for all bits below it: f64 has 11 bits less than a word.
+        // The lowest bit is set if any bit below it is set. So the rounding is right: f64 has 11 bits less than a word.
         let is_more = both as u64 != 0 || rest.iter().any(|&word| word != 0);
         let rounded = ((both >> 64) as u64 | u64::from(is_more)) as f64;
         rounded * 2f64.powi(64 * top as i32 - empty as i32 + LOWEST)
     }
 
-    /// Returns the norm of the values from the sum of their squares.
+    /// Returns the norm of the values whose squares were added: the root of the sum.
     pub fn norm(&self) -> f32 {
         self.value().sqrt() as f32
     }
@@ -95,7 +96,7 @@ impl ExactSum {
         words
     }
 
-    /// Reads the words that [`to_words`](Self::to_words) has written. `None` if the last word is not a possible value.
+    /// Reads words that [`to_words`](Self::to_words) has written. Returns `None` if the last word has an impossible value.
     pub fn of_words(words: &[u64; Self::WORDS]) -> Option<Self> {
         let (sum, not_finite) = words.split_at(WORDS);
         let not_finite = f64::from_bits(not_finite[0]);
@@ -159,7 +160,7 @@ mod tests {
             (infinite.value(), infinite.norm(), infinite.is_finite()),
             (f64::INFINITY, f32::INFINITY, false)
         );
-        let mut none = sum(&[-f64::NAN]); // the sign that x86 gives it
+        let mut none = sum(&[-f64::NAN]); // x86 gives NaN this sign
         none.join(&infinite);
         assert!(none.value().is_nan() && none.norm().is_nan() && !none.is_finite());
     }

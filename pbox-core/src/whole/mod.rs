@@ -1,4 +1,4 @@
-//! The whole gradient: a number that no core knows alone, and that the steps of a round wait for.
+//! The whole gradient: a number for which the steps of a round wait, and which no core knows alone.
 //!
 //! ```text
 //!   core 0   means of its chunks   the sum of their squares --+--> one core adds --> the hub's part --> workers --> other hubs
@@ -6,11 +6,13 @@
 //!                                                        scale <-- finds the round <-- parts of the other hubs <-- workers
 //! ```
 //!
-//! The cores of a hub share it. No lock and no allocation: a core writes its sum, then counts itself in. The last one wakes the
-//! core of the hub's first chunk. This core sends the hub's part, and [computes the result](WholeGradient::find) of the round
-//! when it has the parts of all hubs. Then it wakes the other cores. At the only hub of a job the last core computes the result
-//! at once. The sums are [exact](ExactSum), so that the bits do not depend on cores, hubs or arrival. One round is open at a
-//! time: no chunk gets pushes of the next one before it has stepped.
+//! The cores of a hub share this memory. There is no lock and no allocation: a core writes its sum, and then counts itself.
+//! The last core wakes the core of the hub's first chunk. That core sends the hub's part, and [computes the
+//! result](WholeGradient::find) of the round once it has the parts of all hubs. Then it wakes the other cores. If the job
+//! has only one hub, the last core computes the result itself.
+//!
+//! The sums are [exact](ExactSum), so their bits do not depend on the number of cores or hubs, or on the order of arrivals.
+//! One round is open at a time: no chunk gets pushes of the next round before it has stepped.
 
 mod crossing;
 mod exact_sum;
@@ -39,34 +41,35 @@ pub struct WholeGradient {
     finds: Finds,
     /// Whether the result of a round is for the steps of the next round.
     of_former: bool,
-    /// The mean of the norms before the last round with a result, and the mean after it.
+    /// The mean of the norms before the last round with a result, then the mean after that round.
     means: [SharedMean; 2],
-    /// A place for each core that owns chunks.
+    /// The memory of each core that owns chunks.
     cores: Vec<OfCore>,
     /// The number of the core that sends the hub's part.
     first: usize,
     /// Whether this hub's part is the whole gradient.
     is_alone: bool,
-    /// The round, and the number of cores that have given their sum for it. The hub's part is complete when all cores have.
+    /// The round, and the number of cores that have given their sums for it. The hub's part is complete when all cores have
+    /// given theirs.
     given: AtomicU64,
     /// The last round with a result, and its scale.
     found: AtomicU64,
-    /// The squares of that round, if the last core finds the result. Cores may be in the next round before the first one sends
-    /// the part.
+    /// The squares of the last round with a result, if the last core finds the result. Other cores may be in the next round
+    /// before the first core sends the part.
     found_sum: [AtomicU64; ExactSum::WORDS],
 }
 
-/// The way from the sums of a round to its result.
+/// The way to compute a round's result from its sums.
 #[derive(Clone, Copy, Debug)]
 enum Finds {
-    /// The scale of all means, from the first sum: the norm may be at most `most`. Some rounds are skipped.
+    /// A scale for all means, from the first sum, so that the norm is at most `most`. Rounds may be skipped.
     Scale { most: Option<f32>, skips: Skips },
-    /// The quotient of the norms of a key: the norm of the second sum by that of the first. It is 0 if one
-    /// norm is 0.
+    /// The quotient of two norms of a key: that of the second sum divided by that of the first. It is 0 if one of the norms
+    /// is 0.
     Quotient,
 }
 
-/// A mean of norms that all cores read. Only the core that finds a round writes it.
+/// A mean of norms that all cores read. Only the core that finds the result of a round writes it.
 #[derive(Debug, Default)]
 struct SharedMean {
     bits: AtomicU64,
@@ -85,35 +88,35 @@ impl SharedMean {
     }
 }
 
-/// The sums of a core's squares in a round. The first is of a key's weights or of the whole gradient; the second is of a
-/// key's gradient or update.
+/// The sums of a core's squares in a round. The first is over a key's weights or over the whole gradient. The second is
+/// over a key's gradient or update.
 pub type Sums = [ExactSum; 2];
 
-/// The work of a round's steps.
+/// The result of a round, for its steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
-    /// The numbers are adapted to a key by this quotient of two norms.
+    /// The key's numbers are adapted by this quotient of two norms.
     Quotient(f32),
-    /// The means are multiplied by this scale.
+    /// All means are multiplied by this scale.
     Scale(f32),
-    /// The steps change nothing: values of the round are not finite, or its norm is a spike.
+    /// No step is made: some values of the round are not finite, or its norm is a spike.
     Skip,
 }
 
-/// The scale of a skipped round: a bit pattern that no operation gives.
+/// The scale of a skipped round. No operation has this bit pattern as its result.
 const SKIP: u32 = u32::MAX;
 
-/// The place of one core.
+/// The memory of one core.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct OfCore {
-    /// The core, once it has registered its waker.
+    /// The core's waker, once it is registered.
     waker: OnceLock<Waker>,
-    /// The squares of its chunks.
+    /// The sums of the squares of the core's chunks.
     sums: [[AtomicU64; ExactSum::WORDS]; 2],
 }
 
-/// Returns a round and 32 bits more.
+/// Packs a round and 32 more bits into a word.
 fn pack(round: Round, low: u32) -> u64 {
     u64::from(round.0) << 32 | u64::from(low)
 }
@@ -130,20 +133,20 @@ fn load(places: &[AtomicU64; ExactSum::WORDS]) -> Option<ExactSum> {
     ExactSum::of_words(&places.each_ref().map(|word| word.load(Ordering::Relaxed)))
 }
 
-/// One core's part of the values that steps wait for together: of all its chunks, or of those of a key.
+/// One core's part of a set of chunks whose steps wait for each other: all chunks, or those of one key.
 #[derive(Debug)]
 pub struct Scope {
-    /// The meeting place of the cores that own chunks of the scope.
+    /// The memory that the cores with chunks of the scope share.
     pub whole: Arc<WholeGradient>,
-    /// The core's number there.
+    /// The core's number in this memory.
     pub core: usize,
-    /// The core's chunks in the scope, which are neighbours.
+    /// The number of the core's chunks in the scope. They are neighbours.
     pub chunks: usize,
 }
 
 impl WholeGradient {
-    /// Makes the meeting place of the cores of a job that own chunks. The core with number `first` sends the hub's part. `hubs`
-    /// is the number of hubs that have a part.
+    /// Creates the shared memory for the cores of a job that own chunks. The core with number `first` sends the hub's part.
+    /// `hubs` is the number of hubs that have a part.
     pub fn new(terms: &JobTerms, cores: usize, first: usize, hubs: usize) -> Self {
         WholeGradient {
             finds: Finds::Scale {
@@ -161,7 +164,7 @@ impl WholeGradient {
         }
     }
 
-    /// Makes the meeting place of the cores that own chunks of a key with a rate adapted to its norms.
+    /// Creates the shared memory for the cores with chunks of a key whose learning rate is adapted to the key's norms.
     pub fn of_key(cores: usize) -> Self {
         WholeGradient {
             finds: Finds::Quotient,
@@ -176,35 +179,36 @@ impl WholeGradient {
         }
     }
 
-    /// Whether the sum is for a key whose rate is adapted to the key's norms.
+    /// Whether the sums are those of a key whose learning rate is adapted to the key's norms.
     pub fn is_of_key(&self) -> bool {
         matches!(self.finds, Finds::Quotient)
     }
 
-    /// Whether the result of a round is for the steps of the next round.
+    /// Whether the result of a round is used by the steps of the next round.
     pub fn is_of_former(&self) -> bool {
         self.of_former
     }
 
-    /// Returns the result of the round before, for the steps of a round. Before the first round the steps multiply by 1.
+    /// Returns the result of the round before `round`, for the steps of `round`. Before the job's first round the scale is
+    /// 1.
     #[inline]
     pub fn found_before(&self, round: Round) -> Option<Found> {
         self.found(Round(round.0.wrapping_sub(1)))
     }
 
-    /// Begins with this mean of norms. Each core must call it before it gives a sum.
+    /// Begins with this mean of norms. Each core must call this before it gives a sum.
     pub fn begin_with(&self, mean: NormMean) {
         self.means.iter().for_each(|each| each.set(mean));
     }
 
-    /// Returns the mean of the norms of the rounds with a result, if spikes are skipped. The mean stays until all cores have
-    /// given their sums of the next round.
+    /// Returns the mean of the norms of all rounds with a result, if spikes are skipped. The mean stays the same until all
+    /// cores have given their sums of the next round.
     pub fn norm_mean(&self) -> Option<NormMean> {
         let skips_spikes = matches!(self.finds, Finds::Scale { skips: Skips::Spikes(_), .. });
         skips_spikes.then(|| self.means[1].get())
     }
 
-    /// Returns the mean of the norms before a round: the last one with a result, or the next one.
+    /// Returns the mean of the norms before a round. The round must be the last one with a result, or the next one.
     pub fn mean_before(&self, round: Round) -> NormMean {
         self.means[usize::from(self.found(round).is_none())].get()
     }
@@ -214,9 +218,9 @@ impl WholeGradient {
         _ = self.cores[core].waker.set(waker);
     }
 
-    /// Takes the squares of one core's chunks in a round. Called once a round for each core.
+    /// Takes the sums of one core's squares in a round. Each core calls this once a round.
     #[cold]
-    #[inline(never)] // a locked instruction, which the path of a chunk does not have
+    #[inline(never)] // it has a locked instruction; the path of a chunk has none
     pub fn give(&self, round: Round, core: usize, sums: &Sums) {
         self.cores[core].sums.iter().zip(sums).for_each(|(places, sum)| store(places, sum));
         let all = self.cores.len() as u32;
@@ -224,7 +228,7 @@ impl WholeGradient {
             (open, given) if open == round => Some(pack(round, all.min(given + 1))),
             _ => Some(pack(round, 1)),
         };
-        // Releases the sums.
+        // Makes the sums visible to the core that reads the count.
         let before = self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         let given = match before.map(unpack) {
             Ok((open, given)) if open == round => given + 1,
@@ -238,8 +242,8 @@ impl WholeGradient {
         }
     }
 
-    /// Returns the hub's part of a round once it is complete; at the only hub of a job, once the result is known. No core gives
-    /// a sum of the next round earlier.
+    /// Returns the hub's part of a round once it is complete. If the job has only one hub, returns it once the result is
+    /// known. Before that, no core gives a sum of the next round.
     pub fn part(&self, round: Round) -> Option<ExactSum> {
         if self.is_alone {
             self.found(round)?;
@@ -259,7 +263,7 @@ impl WholeGradient {
         self.is_whole(round).then(|| self.cores.iter().try_fold(Sums::default(), join)).flatten()
     }
 
-    /// Finds the result of a round, from the squares at all hubs and the mean of the norms before it, and wakes the cores.
+    /// Finds the result of a round from the parts of all hubs, and wakes the cores.
     pub fn find(&self, whole: &Told) {
         self.means[1].set(whole.mean);
         self.find_by(whole.round, &[whole.sum, ExactSum::default()]);
@@ -280,7 +284,7 @@ impl WholeGradient {
         self.cores.iter().filter_map(|core| core.waker.get()).for_each(Waker::wake_by_ref);
     }
 
-    /// Whether a round is skipped. If not, its norm is in the mean from now on.
+    /// Whether a round is skipped. If it is not, its norm is added to the mean.
     fn is_skipped(&self, skips: Skips, sum: &ExactSum) -> bool {
         let mean = self.means[1].get();
         let is_skipped = skips.skips(sum, mean);
@@ -291,7 +295,8 @@ impl WholeGradient {
         is_skipped
     }
 
-    /// Takes back one core's sum of a round. Returns false if the hub's part is complete: it is posted, or will be at once.
+    /// Takes back one core's sum of a round. Returns false if the hub's part is complete: then it was posted, or will be
+    /// posted at once.
     pub fn take_back(&self, round: Round) -> bool {
         let cores = self.cores.len() as u32;
         let fewer = |word| match unpack(word) {
@@ -345,7 +350,7 @@ mod tests {
         assert_eq!(whole.found_before(Round(5)), Some(Found::Scale(1.0)));
     }
 
-    /// Gives a spike of 1000 and then 3: with 1000 in the mean, which would be 92, 3 would not be a spike.
+    /// Gives a spike of 1000, then 3. If 1000 were in the mean, the mean would be 92, and 3 would not be a spike.
     #[test]
     fn the_norm_of_a_round_that_is_left_out_is_not_in_the_mean() {
         let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
@@ -363,7 +368,8 @@ mod tests {
         assert_eq!(found(12, 2.0), Some(Found::Scale(1.0)), "not above twice the mean");
     }
 
-    /// Core 0 is busy while core 1 ends the round, gets all pushes of the next round, and gives its sum of them.
+    /// Core 0 is busy. Meanwhile core 1 ends the round, gets all pushes of the next round, and gives its sum of the next
+    /// round.
     #[test]
     fn the_only_hub_has_its_part_while_a_core_is_in_the_next_round() {
         let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);

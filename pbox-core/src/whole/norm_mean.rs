@@ -1,20 +1,20 @@
-//! The running mean of the norms of rounds. A round is a spike if its norm is above a multiple of that mean.
+//! The running mean of the norms of rounds. A round is a *spike* if its norm is above a multiple of this mean.
 
 use serde::{Deserialize, Serialize};
 
-/// A norm counts for at least a hundredth of the mean, so the mean follows about the last hundred.
+/// The weight of a new norm is at least one part in this number, so that the mean follows about the last hundred norms.
 const MEMORY: u32 = 100;
 
-/// No round is a spike before this number of norms is in the mean.
+/// The number of norms in the mean from which on a round may be a spike.
 const WARM_UP: u32 = 10;
 
-/// The mean of the norms of rounds that were not skipped. Up to 100 norms it is the mean of all. From then on each new norm
-/// has a weight of a hundredth.
+/// The running mean of the norms of rounds that were not skipped. Up to 100 norms, it is the mean of all norms. From then
+/// on, each new norm has a weight of a hundredth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NormMean(f64, u32);
 
 impl NormMean {
-    /// Creates a mean of this number of norms; `None` if it is impossible.
+    /// Creates a mean of this number of norms. Returns `None` for values that no mean can have.
     pub fn new(mean: f64, norms: u32) -> Option<Self> {
         let is_mean = mean.is_finite() && mean >= 0.0 && (norms > 0 || mean == 0.0);
         is_mean.then_some(NormMean(mean, norms))
@@ -25,7 +25,7 @@ impl NormMean {
         self.0
     }
 
-    /// Returns the number of norms in it.
+    /// Returns the number of norms in the mean.
     pub fn norms(self) -> u32 {
         self.1
     }
@@ -36,7 +36,7 @@ impl NormMean {
         !norm.is_finite() || norms >= WARM_UP && f64::from(norm) > f64::from(times) * mean
     }
 
-    /// Returns the mean with one more norm. A norm of 0 is of a round without gradients, and does not count.
+    /// Returns the mean with one more norm. A norm of 0 comes from a round without gradients, and does not count.
     pub fn with(self, norm: f32) -> Self {
         if norm == 0.0 {
             return self;

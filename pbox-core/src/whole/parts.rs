@@ -1,7 +1,7 @@
 //! The hubs' parts of the whole gradient, as a hub or a worker knows them.
 //!
-//! A hub is at most one round ahead of another: its next round needs the other hub's part. So nobody needs more than the
-//! last two rounds of each hub.
+//! A hub is at most one round ahead of another hub: it needs the other hub's part before it enters the next round. So only
+//! the last two rounds of each hub are needed.
 
 use super::{Skips, Told};
 use crate::layout::Round;
@@ -13,14 +13,14 @@ pub struct Parts {
     of_hubs: Vec<[Option<Told>; 2]>,
 }
 
-/// The news in a part, compared with the parts that this end knows.
+/// The result of comparing a part with the known parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// No part of this hub is known for this round.
+    /// No part of its hub was known for its round.
     New,
-    /// A part that is known already, or whose round is over.
+    /// The part was known already, or its round is over.
     Known,
-    /// The part differs from the known one: one of the two is false.
+    /// The part differs from the known one. One of the two must be wrong.
     Other,
 }
 
@@ -58,8 +58,8 @@ impl Parts {
         parts.into_iter().flatten()
     }
 
-    /// Returns the whole gradient of a round, if all its parts have arrived. The mean of norms is that of the first hub, so all
-    /// ends agree.
+    /// Returns the whole gradient of a round, if the parts of all hubs have arrived. It uses the mean of norms of the first
+    /// hub's part, so that all ends agree.
     pub fn whole(&self, round: Round, skips: Skips) -> Option<Told> {
         let part = |parts: &[Option<Told>; 2]| parts[round.0 as usize % 2].filter(|part| part.round == round);
         let mut parts = self.of_hubs.iter().map(part);

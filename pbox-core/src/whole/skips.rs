@@ -1,23 +1,23 @@
-//! The rounds that all workers of a job skip, by the norm of the mean gradient.
+//! The rounds that all workers of a job skip, because of the norm of the mean gradient.
 
 use super::{ExactSum, NormMean};
 use crate::job::JobTerms;
 
-/// The rounds without steps.
+/// The kind of rounds in which no step is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Skips {
     /// No round is skipped.
     #[default]
     Never,
-    /// Rounds whose mean has a value that is not finite.
+    /// Rounds whose mean gradient has a value that is not finite.
     NotFinite,
-    /// Rounds whose mean has a value that is not finite, and rounds with a norm above this multiple of the mean of the norms
+    /// The rounds of [`NotFinite`](Self::NotFinite), and rounds whose norm is above this multiple of the mean of all norms
     /// before.
     Spikes(f32),
 }
 
 impl Skips {
-    /// Returns the rounds that the terms of a job say.
+    /// Returns the kind of rounds to skip, from the terms of a job.
     pub fn of_terms(terms: &JobTerms) -> Self {
         match terms.skip_spikes {
             Some(times) => Skips::Spikes(times),
@@ -26,12 +26,12 @@ impl Skips {
         }
     }
 
-    /// Whether any round may be skipped.
+    /// Whether rounds may be skipped at all.
     pub fn skips_any(self) -> bool {
         self != Skips::Never
     }
 
-    /// Whether a round with this sum of squares is skipped, after norms with this mean.
+    /// Whether a round with this sum of squares is skipped. `mean` is the mean of the norms before.
     pub fn skips(self, sum: &ExactSum, mean: NormMean) -> bool {
         match self {
             Skips::Never => false,

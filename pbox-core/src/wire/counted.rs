@@ -1,16 +1,16 @@
-//! Sums that a hub pushes to a hub above it: a chunk's values, then a line that says how many gradients are in the sum.
+//! Sums that a hub pushes to a hub above. A sum has a chunk's values, then a line with the number of gradients in the sum.
 //!
-//! Pure functions of the layout and of bytes, at both ends. The bytes belong to another process, and may change while
-//! they are read.
+//! Pure functions of the layout and of bytes, used at both ends. The bytes belong to another process, and may change during
+//! a read.
 
 use fabric::Span;
 
 use crate::layout::{ChunkId, Layout};
 
-/// The bytes of a count: a cache line, so that the next chunk's values are aligned.
+/// The length of a count in bytes: a cache line, so that the next chunk's values are aligned.
 const LINE: usize = 64;
 
-/// The most gradients in a sum.
+/// The limit on the gradients in a sum.
 pub const MAX_GRADIENTS: u32 = 1 << 20;
 
 /// Returns the size of a gradient window for sums.
@@ -30,10 +30,10 @@ pub fn line(span: Span) -> Span {
     Span { offset: span.offset + span.bytes - LINE, bytes: LINE }
 }
 
-/// Returns the number of gradients that a chunk's bytes give.
+/// Reads the number of gradients from a chunk's bytes.
 ///
 /// # Errors
-/// Returns the number, if no sum can have that many.
+/// Returns the number, if it is above the limit of a sum.
 pub fn read(bytes: &[u8]) -> Result<u32, u32> {
     let line = bytes.last_chunk::<LINE>().expect("the bytes of a sum end in a cache line");
     let count = u32::from_le_bytes(*line.first_chunk().expect("a cache line has more bytes"));

@@ -1,19 +1,19 @@
-//! The bytes that may come over a link: for each chunk the span that its layout gives it, and nothing else. TCP asks before
-//! it writes a byte ([`FrameRule`]). RDMA asks when the NIC has written, and knows only the length.
+//! The bytes that may arrive over a link: for each chunk, only the span that the chunk has in the layout. TCP asks before
+//! it writes a byte ([`FrameRule`]). RDMA asks after the NIC has written, and knows only the length.
 //!
 //! | bytes of | must be |
 //! | --- | --- |
-//! | bare values, a sum with its count | all of the chunk's or group's, at its place |
-//! | a raw frame of a compressed job | the same |
-//! | a coded frame | at most its room, at its place |
-//! | no bytes, for a gradient or its answer | requested by a pull, which repeats a notice's immediate; or sent ahead for the round |
-//! | a hub's part of the whole gradient | all of that hub's line; only its own part comes from a hub, and to a hub only others' |
-//! | nothing, without a gradient | all; of a hub below, the count of its workers |
+//! | bare values, or a sum with its count | all bytes of the chunk or group, at its place |
+//! | a raw frame of a compressed job | all bytes of the chunk, at the frame's place |
+//! | a coded frame | at most the frame's room, at its place |
+//! | a gradient or its answer without bytes | a pull, with the immediate of a notice; or their bytes must have been sent ahead for the round |
+//! | a hub's part of the whole gradient | that hub's whole line; a hub sends only its own line, and gets only those of other hubs |
+//! | a push or answer with nothing | empty; from a hub below, the count of its workers |
 //!
-//! Weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
+//! If a hub below others broadcasts first weights, only those of the first machine count. Another machine sends no values.
 //!
-//! Each link has one value, on the thread of its port. Knows no rounds. Of each chunk it keeps at most one notice, and one round
-//! of bytes ahead.
+//! Each link has one such value, on the thread of its port. The value knows no rounds. It keeps at most one notice, and one
+//! round of bytes ahead, for each chunk.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -32,9 +32,9 @@ use crate::place::Placement;
 pub struct Expected {
     wire: Wire,
     end: End,
-    /// The round bits of each chunk whose bytes came ahead, without the push or answer yet.
+    /// The round bits of the bytes that were sent ahead and whose push or answer has not arrived, by chunk.
     ahead: HashMap<ChunkId, u8>,
-    /// The core that the link leads to, in this placement. Only its chunks may cross the link.
+    /// The core to which the link leads, in this placement. Only this core's chunks may cross the link.
     core: Option<(Arc<Placement>, usize)>,
     /// The [place](Placement::owner_near) of the last chunk's run.
     near: u32,
@@ -42,31 +42,31 @@ pub struct Expected {
 
 #[derive(Debug)]
 enum End {
-    /// This end is a hub, and gets pushes.
+    /// This end is a hub, and receives pushes.
     Hub {
-        /// The round bits of notices that were not pulled, by chunk.
+        /// The round bits of the notices that were not pulled yet, by chunk.
         noticed: HashMap<ChunkId, u8>,
-        /// Whether the other end is a hub with first weights that do not count.
+        /// Whether the other end is a hub whose first weights do not count.
         may_keep_first: bool,
-        /// Chunks for which the other end sent no first weights.
+        /// The chunks for which the other end has sent its push of first weights without values.
         kept: HashSet<ChunkId>,
     },
-    /// This end is a member of a job, and gets answers.
+    /// This end is a member of a job, and receives answers.
     Member {
-        /// Whether the hub gives notices or asks for a push again.
+        /// Whether the hub sends notices, or asks for a push again.
         has_notices: bool,
     },
 }
 
 impl Expected {
-    /// Returns the bytes that a hub expects from member `rank`.
+    /// Returns the rules of a hub for bytes from member `rank`.
     pub fn of_member(wire: &Wire, rank: u32) -> Self {
         let may_keep_first = wire.members.are_hubs() && rank > 0;
         let (noticed, kept) = (HashMap::new(), HashSet::new());
         Self::new(wire, End::Hub { noticed, may_keep_first, kept })
     }
 
-    /// Returns the bytes that a member expects from a hub.
+    /// Returns the rules of a member for bytes from a hub.
     pub fn of_hub(wire: &Wire, schedule: Schedule) -> Self {
         let asks_again = wire.framing().is_some_and(|framing| framing.codecs().is_none());
         Self::new(wire, End::Member { has_notices: schedule.pulls() || asks_again })
@@ -76,20 +76,20 @@ impl Expected {
         Expected { wire: wire.clone(), end, ahead: HashMap::new(), core: None, near: 0 }
     }
 
-    /// Limits the link to the chunks of the core that owns it. All links of a member lead to one window: bytes of another
-    /// core's link would be written while the chunk's own core reads it.
+    /// Limits the link to the chunks of the core to which it leads. All links of a member lead to one window. Without this
+    /// limit, bytes over another core's link could be written while the chunk's own core reads them.
     pub fn on_core(self, placement: &Arc<Placement>, core: usize) -> Self {
         Expected { core: Some((Arc::clone(placement), core)), ..self }
     }
 
-    /// Whether a chunk, or each chunk of a group, crosses the link.
+    /// Whether a chunk, or each chunk of a group, may cross the link.
     fn is_of_core(&mut self, chunk: ChunkId) -> bool {
         let Expected { wire, core: Some((placement, core)), near, .. } = self else { return true };
         let mut chunks = wire.group(chunk).unwrap_or(chunk.0..chunk.0 + 1);
         chunks.all(|chunk| placement.owner_near(ChunkId(chunk), near) == *core)
     }
 
-    /// Checks that a frame without bytes may come now.
+    /// Checks whether a frame without bytes may arrive now.
     fn takes_empty(&mut self, Immediate { chunk, round_bits, content }: Immediate) -> bool {
         let is_of = |bits: u8| bits == round_bits;
         let mut came = || self.ahead.remove(&chunk).is_some_and(is_of);
@@ -108,7 +108,7 @@ impl Expected {
         }
     }
 
-    /// Notes bytes that may come. Either bytes ahead are now used up, or their push or answer will follow.
+    /// Notes bytes that may arrive. Either they are sent ahead of a push or answer, or they use up earlier bytes ahead.
     fn note_bytes(&mut self, Immediate { chunk, round_bits, content }: Immediate) {
         match content {
             Content::Ahead => _ = self.ahead.insert(chunk, round_bits),
@@ -145,8 +145,8 @@ impl Expected {
         placed.inspect(|()| self.note_bytes(immediate))
     }
 
-    /// Checks a hub's part of the whole gradient. The core of the hub's first chunk posts it to members, and they pass it on to the other
-    /// hubs.
+    /// Checks a line with a hub's part of the whole gradient. The core of the hub's first chunk posts the line to members,
+    /// and they pass it on to the other hubs.
     fn takes_line(
         &mut self,
         hub: usize,
@@ -170,7 +170,7 @@ impl Expected {
         }
     }
 
-    /// Checks that the bytes are a chunk's bytes of a content. The error names the expected bytes.
+    /// Checks that the bytes are those of a chunk, for this content. The error names the expected bytes.
     fn is_place(
         &self,
         Immediate { chunk, content, round_bits }: Immediate,
@@ -226,7 +226,7 @@ impl FrameRule for Expected {
     fn posted_empty(&mut self, imm: Imm) {
         if let End::Hub { noticed, .. } = &mut self.end {
             let Immediate { chunk, round_bits, content } = Immediate::decode(imm);
-            // An answer without weights is not a notice.
+            // An answer without weights is not a notice, so it is no request.
             if content == Content::Gradient {
                 noticed.insert(chunk, round_bits);
             }

@@ -1,23 +1,23 @@
-//! Frames: in a compressed job they cross instead of a chunk's bare values. A frame is a header, then the payload.
+//! Frames. In a compressed job, frames cross instead of a chunk's bare values. A frame has a header, then the payload.
 //!
 //! ```text
 //!   0          1                4                 8
 //!   [ kind: u8 ][ gradients: u24 ][ payload bytes: u32 ][ payload ... ]      little endian
 //! ```
 //!
-//! A worker's frame has 0 gradients; a hub's says how many are in its sum.
+//! A worker's frame has 0 in `gradients`. A hub's frame has the number of gradients in its sum.
 //!
-//! Pure functions of bytes, at both ends. The codec or the key's type defines the payload. Every function is total:
-//! the bytes belong to another process, and may change while they are read.
+//! Pure functions of bytes, used at both ends. The codec or the key's type defines the payload. Every function accepts any
+//! bytes, because the bytes belong to another process and may change during a read.
 
 use super::counted::MAX_GRADIENTS;
 use crate::codec::PayloadError;
 use crate::slim;
 
-/// Bytes before a payload. Eight, so that values of four bytes in the payload stay aligned.
+/// The length of the header, in bytes. With eight, payload values of four bytes stay aligned.
 pub const HEADER_BYTES: usize = 8;
 
-/// The content of a frame.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The chunk's unchanged values, in the key's type.
@@ -36,7 +36,7 @@ impl Kind {
     }
 }
 
-/// A frame that differs from the expected frame.
+/// The difference between a frame and the expected one.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum FrameError {
@@ -70,24 +70,24 @@ pub fn write_header(frame: &mut [u8], kind: Kind, payload_bytes: usize) {
     frame[4..HEADER_BYTES].copy_from_slice(&bytes.to_le_bytes());
 }
 
-/// Writes into a frame's header how many gradients are in its values.
+/// Writes the number of gradients in the values into a frame's header.
 ///
 /// # Panics
-/// Panics if no sum can have that many.
+/// Panics if the number is not possible for a sum.
 pub fn write_count(frame: &mut [u8], gradients: u32) {
     assert!((1..=MAX_GRADIENTS).contains(&gradients), "{gradients} gradients in a sum");
     frame[1..4].copy_from_slice(&gradients.to_le_bytes()[..3]);
 }
 
-/// Returns the number of gradients from a frame's header.
+/// Reads the number of gradients from a frame's header.
 pub fn count(frame: &[u8]) -> u32 {
     u32::from_le_bytes([frame[1], frame[2], frame[3], 0])
 }
 
-/// Returns the payload of a frame, which lies at the beginning of `room`.
+/// Returns the payload of a frame. The frame lies at the beginning of `room`.
 ///
 /// # Errors
-/// Returns an error if the frame is of another kind, or its header says that it is longer than the room.
+/// Returns an error if the frame is of another kind, or if its header gives a length that is larger than the room.
 pub fn payload(room: &[u8], expected: Kind) -> Result<&[u8], FrameError> {
     let (header, room) = room.split_at(HEADER_BYTES);
     let kind = header[0];
@@ -98,7 +98,7 @@ pub fn payload(room: &[u8], expected: Kind) -> Result<&[u8], FrameError> {
     room.get(..seen as usize).ok_or(FrameError::Room { room: room.len(), seen })
 }
 
-/// Works like [`payload`], for raw frames of a chunk of this many bytes.
+/// Returns the values of a raw frame, as [`payload`] does, for a chunk of this many bytes.
 pub fn raw(room: &[u8], bytes: usize) -> Result<&[u8], FrameError> {
     let payload = payload(room, Kind::Raw)?;
     if payload.len() != bytes {

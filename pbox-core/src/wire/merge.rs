@@ -1,6 +1,8 @@
-//! Merging: how an answer changes a worker's weights, both at the worker and in the hub's shadow of them.
+//! Merging: the way in which an answer changes a worker's weights. The worker merges, and so does the hub in its shadow of
+//! the weights.
 //!
-//! Both must come to the same bits, so both call this. Pure functions of memory; they know no frames and no rounds.
+//! Both ends must get the same bits, so both call these functions. Pure functions of memory: they know no frames and no
+//! rounds.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -8,7 +10,7 @@ use crate::codec::Codec;
 use crate::kernels::{Element, Kernels};
 use crate::layout::Dtype;
 
-/// Values that are converted at once: they fit in the nearest cache, and are enough for a call of a kernel.
+/// The number of values that are converted at once. They fit in the nearest cache, and are enough for one call of a kernel.
 const BLOCK: usize = 1024;
 
 /// The content of an answer.
@@ -16,15 +18,15 @@ const BLOCK: usize = 1024;
 pub enum Answer {
     /// A difference, which is added to the weights.
     Difference,
-    /// The values themselves, in a job without weights.
+    /// The values themselves, in a job that keeps no weights.
     Values,
 }
 
-/// Merges a payload into a worker's values of a chunk. `scratch` is at least as long; f32 keys do not need
-/// it.
+/// Merges a payload into a worker's values of a chunk. `scratch` must have at least the chunk's length; f32 keys do not
+/// need it.
 ///
-/// A value of a 16-bit key that had become infinite or NaN counts as zero: the difference from it is the whole weight
-/// (see `base`).
+/// If a value of a 16-bit key had become infinite or NaN, it counts as zero. The difference then is the whole weight (see
+/// `base`).
 ///
 /// # Panics
 /// Panics if `scratch` is too short.
@@ -61,10 +63,10 @@ pub fn merge<E: Element>(
     }
 }
 
-/// Computes a [difference](Answer::Difference): weights less the worker's values.
+/// Computes a [difference](Answer::Difference): the weights minus the worker's values.
 pub(crate) fn difference<E: Element>(kernels: &Kernels, weights: &[f32], have: &[E], difference: &mut [f32]) {
     if E::DTYPE != Dtype::F16 {
-        // The compiler vectorizes these conversions. One pass instead of two saves a third of the time for f32.
+        // The compiler vectorizes these conversions. For f32, one pass instead of two saves a third of the time.
         let each = difference.iter_mut().zip(weights).zip(have);
         return each.for_each(|((value, weight), &have)| *value = weight - base::<E>(have.to_f32()));
     }
@@ -75,8 +77,8 @@ pub(crate) fn difference<E: Element>(kernels: &Kernels, weights: &[f32], have: &
     }
 }
 
-/// Returns the base of a difference, for a value of the worker. A weight of a 16-bit key may be larger than the largest
-/// number of its type. The worker then has an infinity, which no addition would remove.
+/// Returns the value to which a difference is added, for a value of the worker. A weight of a 16-bit key may be larger than
+/// the largest number of its type. Then the worker's value is infinite, and no addition would change that.
 #[inline(always)]
 fn base<E: Element>(value: f32) -> f32 {
     if E::DTYPE == Dtype::F32 || value.is_finite() { value } else { 0.0 }
@@ -106,7 +108,7 @@ mod tests {
         assert_eq!(merged::<f16>(Answer::Values, &[1.0, f32::NAN], &[0.5, 2.0]), [0.5, 2.0]);
     }
 
-    /// Longer than a block, and no multiple of it.
+    /// The chunk is longer than a block, and its length is not a multiple of a block.
     #[test]
     fn long_chunks_are_merged_element_by_element() {
         fn check<E: Element>() {
@@ -129,7 +131,7 @@ mod tests {
         check::<half::bf16>();
     }
 
-    /// 65520 is the least value that rounds to infinity in f16.
+    /// 65520 is the smallest value that becomes infinite in f16.
     #[test]
     fn a_weight_of_16_bits_comes_back_from_infinity() {
         let beyond = merged::<f16>(Answer::Difference, &[65504.0], &[1024.0]);

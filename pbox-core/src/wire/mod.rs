@@ -1,6 +1,6 @@
-//! The wire: where each chunk lies in a job's windows, and in what form. Pure; the same at both ends.
+//! The wire: the place and the form of each chunk in a job's windows. Pure functions, the same at both ends.
 //!
-//! Without compression a window is laid out as the model is, and the chunks' bare values cross. With compression each
+//! Without compression, a window has the layout of the model, and the bare values of chunks cross. With compression, each
 //! chunk has room for two frames in both windows:
 //!
 //! ```text
@@ -8,17 +8,17 @@
 //!   [coded frame  ][raw frame  ][coded frame  ][raw frame  ]     aligned to 64 bytes, sized for the longest
 //! ```
 //!
-//! There are two frames because all workers of a machine read the same window. A worker that joins a running job gets
-//! a raw frame while others may still read the coded frame.
+//! There are two frames because all workers of a machine read the same window. A worker that joins a running job gets a raw
+//! frame, while other workers may still read the coded frame.
 //!
-//! Where steps wait for the whole gradient, [lines](Wire::weights_line) follow the chunks: of each hub that steps [`LINES`], for
-//! one round after the other. Gradient windows have them, too, if members have links to several of these hubs:
+//! If steps wait for the whole gradient, [lines](Wire::weights_line) follow the chunks. Each hub that steps has [`LINES`]
+//! lines, which its rounds use in turn. Gradient windows have these lines, too, if members have links to several such hubs:
 //!
 //! ```text
 //!   chunks   hub 0: [line][line][line][line]   hub 1: [line][line][line][line]     a line has 128 bytes
 //! ```
 //!
-//! If the members of a level are hubs, each chunk of a gradient window is a sum, with its [count](counted) after it:
+//! If the members of a level are hubs, a chunk of a gradient window has a sum, followed by its [count](counted):
 //!
 //! ```text
 //!   chunk 0               chunk 1
@@ -52,14 +52,14 @@ use frame::{FrameError, HEADER_BYTES, Kind};
 /// Frames start on a cache line, as keys do.
 const FRAME_ALIGN: usize = 64;
 
-/// The lines of a hub in a window. A line is written again when the round three later has begun: at that time all members that
-/// take part have read it.
+/// The number of lines of a hub in a window. A line is written again only after the round three later has begun. By then
+/// all members that take part have read it.
 const LINES: usize = 4;
 
-/// The rank that stands for the hub when it draws randomness for its answers. No worker has it.
+/// The rank that the hub uses for the random numbers of its answers. No worker has this rank.
 const HUB: u32 = u32::MAX;
 
-/// The place where chunks lie in the windows of a job.
+/// The places of chunks in the windows of a job, and their form.
 #[derive(Clone, Debug)]
 pub struct Wire {
     layout: Arc<Layout>,
@@ -68,12 +68,11 @@ pub struct Wire {
     has_own_weights: bool,
     has_groups: bool,
     broadcasts: bool,
-    /// The first chunk of each hub that steps and owns chunks; nothing if steps wait only for the pushes of their own
-    /// chunk.
+    /// The first chunk of each hub that steps and owns chunks. Empty if steps wait only for the pushes of their own chunk.
     hubs: Arc<[ChunkId]>,
-    /// Whether members pass parts of the whole gradient from hub to hub.
+    /// Whether members pass on parts of the whole gradient from hub to hub.
     passes_on: bool,
-    /// Whether rounds are skipped for their norm.
+    /// The rounds that are skipped because of their norm.
     skips: Skips,
 }
 
@@ -83,38 +82,38 @@ pub struct Framing {
     compression: Compression,
     seed: u64,
     keeps_weights: bool,
-    /// The number of different sets of weights that the workers have; 1 if all workers have the same. Answers are differences
-    /// to these weights.
+    /// The number of different sets of weights that workers have: 1 if all workers have the same weights. Answers are
+    /// differences from these weights.
     shadows: u32,
     codecs: Option<Codecs>,
     frames: Vec<Frames>,
     window_bytes: usize,
 }
 
-/// The codecs that write values, if a codec does.
+/// The codecs that write values, if values are written by a codec.
 #[derive(Clone, Copy, Debug)]
 pub struct Codecs {
-    /// Pushes.
+    /// The codec of pushes.
     pub push: Codec,
-    /// Answers.
+    /// The codec of answers.
     pub answer: Codec,
 }
 
-/// Room for one chunk's frames, and the chunk's size and type.
+/// The room for one chunk's frames, with the chunk's length and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frames {
-    /// Both frames, one after the other.
+    /// The span of both frames, one after the other.
     pub span: Span,
-    /// Bytes for the coded frame, which is first.
+    /// The length of the coded frame, which comes first, in bytes.
     pub coded_bytes: usize,
-    /// Values of the chunk.
+    /// The number of the chunk's values.
     pub elements: usize,
-    /// The type.
+    /// The type of the values.
     pub dtype: Dtype,
 }
 
 impl Wire {
-    /// Creates a wire of bare values, in windows with the layout of the model.
+    /// Creates a wire of bare values. Windows have the layout of the model.
     pub fn plain(layout: Arc<Layout>) -> Self {
         Wire {
             layout,
@@ -149,8 +148,8 @@ impl Wire {
         }
     }
 
-    /// Returns the wire for members of a hub below others that place chunks as `above` says. This hub hands the lines
-    /// of the hubs at the top down, and passes them on itself.
+    /// Returns the wire for the members of a hub below others. `above` says how the top hubs place chunks. This hub sends
+    /// the lines of the top hubs down, and passes them on to the other top hubs itself.
     ///
     /// # Errors
     /// Returns an error if such hubs are not possible.
@@ -169,7 +168,7 @@ impl Wire {
         Ok(Wire::new(Arc::new(layout), terms))
     }
 
-    /// Whether each worker has a separate weights window.
+    /// Whether each worker has its own weights window.
     pub fn has_own_weights(&self) -> bool {
         self.has_own_weights
     }
@@ -185,7 +184,7 @@ impl Wire {
         Immediate::new(chunk, round).with(if is_first { Content::Weights } else { Content::Gradient })
     }
 
-    /// Returns the layout of the model: keys and chunks, as both ends hold them.
+    /// Returns the layout of the model: its keys and chunks.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
@@ -205,29 +204,29 @@ impl Wire {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
-    /// Returns the first chunk of each hub that steps and owns chunks, if steps need the norm of a round. The core
-    /// of that chunk sends the hub's part.
+    /// Returns the first chunk of each hub that steps and owns chunks, if steps need the norm of a round. The core with
+    /// this chunk sends the hub's part.
     pub fn hubs(&self) -> &Arc<[ChunkId]> {
         &self.hubs
     }
 
-    /// Returns the rounds that are skipped for their norm.
+    /// Returns the rounds that are skipped because of their norm.
     pub fn skips(&self) -> Skips {
         self.skips
     }
 
-    /// Returns the line in a weights window by which a hub sends its part of the whole gradient in a round.
+    /// Returns the span of a line in a weights window. In this line a hub sends its part of the whole gradient in a round.
     pub fn weights_line(&self, hub: usize, round: Round) -> Span {
         line(self.chunks_bytes(), hub, round)
     }
 
-    /// Returns the line in a gradient window by which a member passes on another hub's part.
+    /// Returns the span of a line in a gradient window. In this line a member passes on another hub's part.
     pub fn gradient_line(&self, hub: usize, round: Round) -> Span {
         line(self.gradients_bytes(), hub, round)
     }
 
-    /// Returns all [lines](Self::gradient_line) of a gradient window, hub by hub, by round; none if members
-    /// [pass](Self::passes_on) nothing on.
+    /// Returns all [lines](Self::gradient_line) of a gradient window: hub by hub, and by round. There are none if members
+    /// do not [pass on](Self::passes_on) parts.
     pub fn gradient_lines(&self) -> impl Iterator<Item = Span> {
         (0..self.hubs.len()).flat_map(|hub| self.gradient_lines_of(hub))
     }
@@ -243,14 +242,14 @@ impl Wire {
         (0..LINES as u32).map(move |round| self.weights_line(hub, Round(round)))
     }
 
-    /// Returns the spans of a core's chunks in a gradient window, and after them the spans of the lines that
-    /// it takes.
+    /// Returns the spans of a core's chunks in a gradient window, followed by the spans of the lines that the core takes.
     pub fn gradient_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
         let lines = self.hub_of(chunks).into_iter().flat_map(|_| self.gradient_lines());
         chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
     }
 
-    /// Whether members pass parts of the whole gradient from hub to hub: they have links to several hubs, which have none to each other.
+    /// Whether members pass on parts of the whole gradient from hub to hub. They do if they have links to several hubs,
+    /// which have no links to each other.
     pub fn passes_on(&self) -> bool {
         self.passes_on
     }
@@ -261,8 +260,8 @@ impl Wire {
         self.hubs.iter().position(|of_hub| of_hub == first)
     }
 
-    /// Returns the hubs whose first chunk is among these ascending chunks. At a hub below others, a core may have the first
-    /// chunks of several hubs.
+    /// Returns the hubs whose first chunk is among these ascending chunks. At a hub below others, one core may own the
+    /// first chunks of several hubs.
     pub fn hubs_of<'a>(&'a self, chunks: &'a [ChunkId]) -> impl Iterator<Item = usize> + 'a {
         let is_here = |(_, first): &(usize, &ChunkId)| chunks.binary_search(first).is_ok();
         self.hubs.iter().enumerate().filter(is_here).map(|(hub, _)| hub)
@@ -275,14 +274,14 @@ impl Wire {
         chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(lines).collect()
     }
 
-    /// Returns the number of posts that the link of a core with this number of chunks must hold. Three lines of each hub may wait
-    /// in addition to the answers: two when a member begins, and the one of its first round.
+    /// Returns the number of posts that the link of a core with this number of chunks must hold. In addition to the
+    /// answers, three lines of each hub may wait: two when a member begins, and the line of its first round.
     pub fn posts(&self, chunks: usize) -> u32 {
         (chunks.max(1) + 3 * self.hubs.len()) as u32
     }
 
-    /// Whether each chunk of a gradient window is followed by a line that counts gradients. Frames count them in
-    /// their headers.
+    /// Whether each chunk of a gradient window is followed by a line with the number of gradients. With frames, the number
+    /// is in the frame's header.
     fn has_counts(&self) -> bool {
         self.members.are_hubs() && self.framing.is_none()
     }
@@ -318,13 +317,14 @@ impl Wire {
         }
     }
 
-    /// Returns the chunks of the group that has this id, if it is a group's and the job posts groups.
+    /// Returns the chunks of the group with this id. `None` if it is not the id of a group, or the job does not post
+    /// groups.
     pub fn group(&self, id: ChunkId) -> Option<Range<u32>> {
         if self.has_groups { self.layout.group(id) } else { None }
     }
 
-    /// Returns the number of bytes that the hub keeps in addition to the windows. They are state, weights that no window
-    /// holds, and with compression a copy of the workers' weights.
+    /// Returns the number of bytes that the hub keeps in addition to the windows. They are the optimizer state, and weights
+    /// that no window has. With compression there is also a copy of the workers' weights.
     pub fn kept_bytes(&self, tensors: &Tensors) -> u64 {
         let Some(framing) = &self.framing else {
             let of_key = |(key, bytes): (&Key, usize)| {
@@ -338,14 +338,14 @@ impl Wire {
         let parameters = self.layout.parameters();
         let beside = match framing.compression {
             Compression::Codec(_) => u64::from(framing.shadows) * self.layout.model_bytes(),
-            // How significant each parameter is, and a bit for each in the significant set.
+            // The significance of each parameter, and one bit for each parameter for the significant set.
             Compression::Slim(_) => parameters * 4 + parameters / 8,
         };
         parameters * of_an_element as u64 + beside
     }
 }
 
-/// Returns a hub's line for a round, in a window with chunks up to here.
+/// Returns a hub's line for a round, in a window whose chunks end at `chunks_end`.
 fn line(chunks_end: usize, hub: usize, round: Round) -> Span {
     let number = hub * LINES + round.0 as usize % LINES;
     Span { offset: chunks_end + number * Told::BYTES, bytes: Told::BYTES }
@@ -384,12 +384,12 @@ impl Framing {
         framing
     }
 
-    /// Returns how frames are written.
+    /// Returns the compression with which frames are written.
     pub fn compression(&self) -> Compression {
         self.compression
     }
 
-    /// Returns the seed of the randomness of compression.
+    /// Returns the seed for the random numbers of the compression.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -399,7 +399,7 @@ impl Framing {
         self.keeps_weights
     }
 
-    /// Returns the codecs that write values, if a codec does.
+    /// Returns the codecs that write values, if values are written by a codec.
     pub fn codecs(&self) -> Option<Codecs> {
         self.codecs
     }
@@ -409,23 +409,23 @@ impl Framing {
         &self.frames[chunk.index()]
     }
 
-    /// Returns the kind of frame for a push or an answer of some content: new weights are raw.
+    /// Returns the kind of frame for a push or an answer of this content. New weights are sent raw.
     pub fn kind(content: Content) -> Kind {
         if content == Content::Weights { Kind::Raw } else { Kind::Coded }
     }
 
-    /// Returns the kind of frame for the answer of a round, to a worker that takes part from `first` on. The frame is raw if
-    /// the worker has no weights to which a difference can be added.
+    /// Returns the kind of frame for the answer of a round, to a worker that takes part from round `first` on. The frame is
+    /// raw if the worker has no weights to which a difference could be added.
     pub fn answer_kind(content: Content, round: Round, first: Round) -> Kind {
         if round < first { Kind::Raw } else { Self::kind(content) }
     }
 
-    /// Returns the source of randomness for a worker's encoding of a chunk.
+    /// Returns the source of random numbers for a worker's encoding of a chunk.
     pub fn draw(&self, rank: u32, round: Round, chunk: ChunkId) -> Draw {
         Draw { seed: self.seed, rank, round, chunk }
     }
 
-    /// Returns the source of randomness for the hub's answers.
+    /// Returns the source of random numbers for the hub's answers.
     pub fn answer_draw(&self, round: Round, chunk: ChunkId) -> Draw {
         self.draw(HUB, round, chunk)
     }
@@ -453,8 +453,8 @@ impl Frames {
         frame::raw(&bytes[self.coded_bytes..], self.value_bytes())
     }
 
-    /// Reads the values of the raw frame among the chunk's bytes. The frame was checked when it came. Another process
-    /// owns the memory: if the header no longer fits, `weights` do not change.
+    /// Reads the values of the raw frame among the chunk's bytes. The frame was checked when it arrived, but its memory
+    /// belongs to another process. If the header is no longer valid, `weights` stay unchanged.
     pub fn read_raw(&self, bytes: &[u8], weights: &mut [f32]) {
         let Ok(values) = self.raw(bytes) else { return };
         typed!(self.dtype, E => {
@@ -471,7 +471,7 @@ impl Frames {
         });
     }
 
-    /// Begins a raw frame among the chunk's bytes; returns the place of its values.
+    /// Begins a raw frame among the chunk's bytes. Returns the place of its values.
     pub fn begin_raw<'a>(&self, bytes: &'a mut [u8]) -> &'a mut [u8] {
         let frame = &mut bytes[self.coded_bytes..];
         frame::write_header(frame, Kind::Raw, self.value_bytes());

@@ -1,9 +1,9 @@
-//! The machine code of a program, by objdump: its functions, and the functions that each refers to. Also the
-//! instructions that a round path must not have. Reads x86-64, AT&T syntax.
+//! The machine code of a program, from objdump. It has the functions, the functions to which each function refers, and the
+//! instructions that a round path must not have. Reads x86-64 in AT&T syntax.
 //!
-//! A function refers to every function whose address one of its instructions names. The address may be the
-//! target of a call or a jump, or in a slot of the global offset table, and may be called or only loaded.
-//! Calls through a pointer in memory are not followed.
+//! A function refers to every function whose address one of its instructions names. The address may be the target of a call
+//! or a jump, or may be in a slot of the global offset table. The function may be called, or its address may only be
+//! loaded. Calls through a pointer in memory are not followed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -12,11 +12,11 @@ use std::process::Command;
 /// One function.
 #[derive(Debug, Default)]
 pub struct Function {
-    /// Demangled.
+    /// The demangled name.
     pub name: String,
-    /// Addresses that its instructions name.
+    /// The addresses that the function's instructions name.
     references: Vec<u64>,
-    /// Locked or atomic read-modify-write instructions, as objdump shows them.
+    /// Locked or atomic read-modify-write instructions, in objdump's words.
     pub locked: Vec<String>,
     /// Instructions that enter the kernel.
     pub system_calls: Vec<String>,
@@ -25,7 +25,8 @@ pub struct Function {
 /// All functions of a program.
 pub struct Program {
     functions: BTreeMap<u64, Function>,
-    /// Slots of the global offset table: the function's address here, or its name in a library.
+    /// The slots of the global offset table. A slot has the address of a function of the program, or the name of a function
+    /// of a library.
     slots: HashMap<u64, Slot>,
 }
 
@@ -34,11 +35,11 @@ enum Slot {
     Library(String),
 }
 
-/// The functions that can be reached from some functions.
+/// The functions that can be reached from a set of functions.
 #[derive(Debug, Default)]
 pub struct Reached<'a> {
     pub functions: Vec<&'a Function>,
-    /// Functions of libraries, which are not followed.
+    /// The functions of libraries. They are not followed.
     pub libraries: Vec<&'a str>,
 }
 
@@ -72,7 +73,7 @@ impl Program {
         program
     }
 
-    /// Addresses of the functions whose demangled name is so.
+    /// Returns the addresses of the functions whose demangled name satisfies `is`.
     pub fn named(&self, is: impl Fn(&str) -> bool) -> Vec<u64> {
         self.functions
             .iter()
@@ -81,7 +82,7 @@ impl Program {
             .collect()
     }
 
-    /// Returns everything that can be reached from `roots`, except through functions whose name holds one of `stops`.
+    /// Returns everything that can be reached from `roots` without passing a function whose name contains one of `stops`.
     pub fn reached_from(&self, roots: &[u64], stops: &[&str]) -> Reached<'_> {
         let mut reached = Reached::default();
         let mut seen = std::collections::HashSet::new();
@@ -101,7 +102,7 @@ impl Program {
                     reached.functions.push(function);
                     open.extend(&function.references);
                 }
-                // Data, or a place inside a function.
+                // The address is that of data, or lies inside a function.
                 (None, None) => {}
             }
         }
@@ -114,7 +115,7 @@ impl Program {
 impl Function {
     fn read(&mut self, instruction: &str) {
         let (mnemonic, operands) = instruction.split_once(' ').unwrap_or((instruction, ""));
-        // "xchg" with memory is locked without saying so; between registers it is a no-op's spelling.
+        // With memory, "xchg" is locked even without a prefix. Between registers, it is a form of no-op.
         let (operands, comment) = operands.split_once('#').unwrap_or((operands, ""));
         if mnemonic == "lock" || (mnemonic.starts_with("xchg") && operands.contains('(')) {
             self.locked.push(instruction.to_owned());

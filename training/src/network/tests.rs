@@ -1,4 +1,4 @@
-//! The network's derivatives, against differences of its loss.
+//! Tests of the network's derivatives against differences of its loss.
 
 use super::*;
 use crate::Weights;
@@ -34,7 +34,7 @@ fn gradients_are_the_slopes_of_the_loss() {
         pass.weight_gradient(layer, gradients.key_mut(Network::weight(layer)));
         pass.bias_gradient(layer, gradients.key_mut(Network::bias(layer)));
     }
-    // Large enough that the loss's last bits do not matter, small enough that few kinks are crossed.
+    // It is so large that the last bits of the loss do not matter, and so small that few kinks are crossed.
     let width = 1e-3;
     for key in 0..network.keys().len() as u32 {
         let key = KeyId(key);

@@ -1,4 +1,4 @@
-//! A hub, its jobs and its names, with events in any order.
+//! A hub with its jobs and names, for events in any order.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,33 +19,33 @@ const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A worker of an address asks for a name.
+    /// A worker with this address asks for a name.
     Comes(&'static str, Option<IpAddr>),
     /// A job that is being made needs this number of gigabytes.
     Needs(Index, u64),
-    /// A job is made.
+    /// A job that is being made begins.
     Made(Index),
-    /// The job could not be made; or the last state of a failed job is saved.
+    /// A job could not be made, or the last state of a failed job is saved.
     Released(Index),
     Joins(&'static str, u32),
-    /// All ranks of a job are there, and it begins.
+    /// All ranks of a job have connected, and it begins.
     Runs(&'static str),
     /// The member with one of the tokens leaves, is lost, or is notified that its job failed.
     Leaves(Index),
     Lost(Index),
     Told(Index),
-    /// A job fails. Its last state may be saved.
+    /// A job fails. The flag says whether its last state is saved.
     Fails(&'static str, bool),
-    /// A join that needs this number of gigabytes is being read, or is read.
+    /// A join that needs this number of gigabytes is being read, or has been read.
     Reads(u64),
     IsRead(Index),
-    /// Some seconds are over.
+    /// This number of seconds passes.
     Swept(u64),
     Drained,
     /// The hub begins to stop, or stops at once.
     Stops,
     Stopped,
-    /// A job is saved at the stop, or is not.
+    /// A job is saved at the stop, or cannot be saved.
     Saved(Index, bool),
     /// A stop takes too long.
     TooLong,
@@ -79,23 +79,23 @@ fn event() -> impl Strategy<Value = Event> {
 /// A job that is being made, with its owner and its promise.
 type Making = (JobId, Option<IpAddr>, u64);
 
-/// A hub, and its driver's knowledge of it.
+/// A hub, and what its driver knows of it.
 struct Driven {
     hub: Hub,
     begun: Instant,
     now: Instant,
     /// The record of all inputs.
     record: Vec<String>,
-    /// Reserved names. The last state of the other jobs is being saved.
+    /// The reserved names. If there is no job that is being made, the last state of a failed job is being saved.
     reserved: BTreeMap<&'static str, Option<Making>>,
-    /// All tokens, with the job's name, and the member.
+    /// All tokens, each with the name of its job, and its member.
     given: Vec<(Token, &'static str, MemberOf)>,
     reads: Vec<u64>,
     /// The members that were lost.
     lost: u64,
     /// The number of the last job.
     last: Option<JobId>,
-    /// The jobs that the hub waits for at its stop.
+    /// The jobs for which the hub waits at its stop.
     stopping: Vec<JobId>,
 }
 
@@ -243,7 +243,7 @@ impl Driven {
         }
     }
 
-    /// Frees a reserved name. If a last state was being saved, it cannot be.
+    /// Frees a reserved name. If a last state was to be saved, it could not be saved.
     fn release(&mut self, name: &'static str) {
         if self.reserved.remove(name) == Some(None) {
             let saved = self
@@ -367,7 +367,7 @@ impl Driven {
         }
     }
 
-    /// Notifies all members, ends all that is reserved and read, and lets time pass.
+    /// Notifies all members, ends everything that is reserved or being read, and lets time pass.
     fn comes_to_rest(&mut self) {
         for (_, _, member) in self.given.clone() {
             self.ask(Told { member });
@@ -384,7 +384,7 @@ impl Driven {
     }
 }
 
-/// Returns one of several, if there are any.
+/// Returns one of several values, if there are any.
 fn pick<T>(at: Index, mut all: Vec<T>) -> Option<T> {
     (!all.is_empty()).then(|| all.swap_remove(at.index(all.len())))
 }

@@ -1,4 +1,4 @@
-//! The events of a cut: it is requested, a step is done, hub 0 releases the job, the job fails, time passes.
+//! The events of a cut: its request, the results of its steps, its release by hub 0, and a timeout.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::hubs::StaleCut;
 use crate::job::{Effect, Job};
 
 impl Job {
-    /// Begins a cut, after the cuts that wait before it. Also returns its number.
+    /// Begins a cut, or lets it wait for the cuts before it. Also returns the cut's number.
     pub(crate) fn cut(&mut self, purpose: Purpose, now: Instant) -> (CutId, Vec<Effect>) {
         self.cuts.last += 1;
         let id = CutId(self.cuts.last);
@@ -22,7 +22,7 @@ impl Job {
     /// Notes that hub 0 releases the job.
     ///
     /// # Errors
-    /// Returns an error if the job is not held by the cut, or the cut cannot be where hub 0 says.
+    /// Returns an error if the cut does not hold the job, or if hub 0's round for the cut is impossible.
     pub(crate) fn released_by_lead(
         &mut self,
         request: ReleaseRequest,
@@ -34,7 +34,7 @@ impl Job {
             return Err(StaleCut { asked, last: asked }.into());
         };
         let (id, is_held) = (cut.id, cut.waits_for == WaitsFor::Lead);
-        // Hub 0 did not wait for the hold, so its release may ask for nothing else.
+        // Hub 0 has given up its hold before this hub held the job. Such a release must not ask for anything else.
         let may = if is_held {
             self.hubs.check_release(&request)
         } else if request.asks_for_nothing() {
@@ -43,7 +43,7 @@ impl Job {
             Err(format!("cut {asked} does not hold the job yet"))
         };
         if let Err(why) = may {
-            // A wrong request ends nothing, and hub 0 may still send a right one.
+            // A wrong release does not end the cut: hub 0 may still send a right one.
             self.cuts.now = Some(cut);
             return Err(NotReleased::Wrong(why));
         }
@@ -58,7 +58,7 @@ impl Job {
         Ok((id, effects))
     }
 
-    /// Notes the result of a step of a cut. A result that the cut does not wait for changes nothing.
+    /// Notes the result of a step of a cut. Ignores a result for which the cut does not wait.
     pub(crate) fn stepped(&mut self, id: CutId, stepped: Stepped, now: Instant) -> Vec<Effect> {
         let Some(cut) = self.cuts.now.take_if(|cut| cut.id == id) else { return Vec::new() };
         let mut moved = Moved { job: self, cut };
@@ -83,7 +83,7 @@ impl Job {
                         moved.held_everywhere()
                     }
                     Err(why) => {
-                        // The hub that did not answer may hold the job nevertheless. It is released with the other hubs.
+                        // A hub that did not answer may still hold the job. So it is released together with the other hubs.
                         (cut.failed, cut.before) = (Some(NotCut::Hub(why)), cut.front.unwrap_or_default());
                         moved.release()
                     }
@@ -92,7 +92,7 @@ impl Job {
             (WaitsFor::Lines, Stepped::Lines(lines)) => moved.take_snapshot(lines),
             (WaitsFor::End, Stepped::Ends) => moved.end_with_snapshot(),
             (WaitsFor::OthersRelease, Stepped::OthersReleased(released)) => {
-                // A hub that did not answer the hold may not answer the release either.
+                // A hub that did not answer the hold may not answer the release either. That does not fail the job.
                 cut.unreleased = released.err().filter(|_| !matches!(cut.failed, Some(NotCut::Hub(_))));
                 moved.release_here()
             }
@@ -106,16 +106,16 @@ impl Job {
 }
 
 impl Cuts {
-    /// Returns the effects when hub 0 holds the job for longer than any cut takes.
+    /// Returns an effect if hub 0 has held the job for longer than a cut can take.
     pub(in crate::job) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
         let cut = self.now.as_ref().filter(|cut| cut.waits_for == WaitsFor::Lead)?;
-        // Hub 0 asks all hubs to hold and then to release. It waits for each answer at most this long.
+        // In a cut, hub 0 asks all hubs to hold, and later to release. It waits for each answer at most `limit`.
         let limit = 3 * limit;
         (now - cut.since > limit).then_some(Effect::HeldTooLong(limit))
     }
 }
 
-/// Returns the highest round of the chunks of all hubs.
+/// Returns the highest round of the chunks of all hubs. Fails if the hubs' rounds are too far apart.
 fn highest(fronts: impl Iterator<Item = Option<Round>> + Clone) -> Result<Option<Round>, String> {
     let (lowest, highest) = (fronts.clone().flatten().min(), fronts.flatten().max());
     match lowest.zip(highest) {

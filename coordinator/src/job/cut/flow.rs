@@ -4,7 +4,7 @@
 //!   next -> hold -> held here -> held everywhere -> snapshot -> release of other hubs -> release here -> over -> next
 //! ```
 //!
-//! Owned by the job. Every method of [`Moved`] takes the cut, and gives it back to the job unless the cut is over.
+//! Owned by the job. Every method of [`Moved`] takes the cut from the job, and gives it back unless the cut is over.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::hubs::Hubs;
 use crate::job::{Blame, Cause, Effect, Job, JobSpec, Life, Ranks};
 
 impl Cut {
-    /// Whether the cut ends with a snapshot, and whether the job ends there.
+    /// Returns whether the cut takes a snapshot, and whether the job ends at the cut.
     fn snapshot(&self) -> (bool, bool) {
         match (&self.purpose, &self.release) {
             _ if self.failed.is_some() => (false, false),
@@ -27,7 +27,7 @@ impl Cut {
         }
     }
 
-    /// Returns the release of the other hubs, if they hold the job for this cut.
+    /// Returns the release for the other hubs, if hub 0 has asked them to hold the job for this cut.
     pub(super) fn release_of_others(&self, hubs: &Hubs, members: &Ranks) -> Option<ReleaseRequest> {
         let (number, secret, (snapshot, ends)) = (self.others?, hubs.secret.show(), self.snapshot());
         let admitted = self.admitted(members).iter().filter_map(|&rank| members.worker(rank)).collect();
@@ -46,7 +46,7 @@ impl Cut {
 }
 
 impl Cuts {
-    /// Begins the next cut that waits, if no cut is in progress.
+    /// Begins the next waiting cut, if no cut is in progress.
     pub(super) fn next(
         &mut self,
         (spec, life): (&JobSpec, &Life),
@@ -86,7 +86,7 @@ impl Cuts {
         effects
     }
 
-    /// Ends all cuts of a failed job. The other hubs that hold the job for a cut are released.
+    /// Ends all cuts of a failed job. Releases the other hubs that hold the job for a cut.
     pub(in crate::job) fn end(&mut self, hubs: &Hubs, members: &Ranks) -> Vec<Effect> {
         self.waiting.clear();
         let Some(mut cut) = self.now.take() else { return Vec::new() };
@@ -102,7 +102,7 @@ impl Cuts {
     }
 }
 
-/// Returns the round before which the snapshot of a cut is taken, if the job has reached `front`.
+/// Returns the round before which the snapshot of a cut is taken. `front` is the round of the furthest chunk.
 fn place(at: CutAt, front: Round) -> Result<Round, NotCut> {
     match at {
         _ if front == Round(0) => Err(NotCut::NoWeights),
@@ -118,7 +118,7 @@ pub(super) struct Moved<'job> {
 }
 
 impl Moved<'_> {
-    /// Gives the cut back unchanged: it continues to wait.
+    /// Keeps the cut unchanged, waiting for the same result.
     pub fn stays(self) -> Vec<Effect> {
         self.goes_on_with(Vec::new())
     }
@@ -128,14 +128,14 @@ impl Moved<'_> {
         effects
     }
 
-    /// Takes a step; the cut then waits for its result.
+    /// Takes a step. The cut then waits for the result.
     pub fn waits(mut self, waits_for: WaitsFor, step: Step) -> Vec<Effect> {
         self.cut.waits_for = waits_for;
         let effects = vec![Effect::Cut(self.cut.id, step)];
         self.goes_on_with(effects)
     }
 
-    /// Moves on: all cores of this hub hold the job.
+    /// Continues after all cores of this hub hold the job.
     pub fn held(mut self, front: Option<Round>, now: Instant) -> Vec<Effect> {
         let (cut, hubs) = (&mut self.cut, &mut self.job.hubs);
         cut.front = front;
@@ -148,14 +148,15 @@ impl Moved<'_> {
                         let held = vec![Effect::CutHeld(cut.id, front)];
                         self.goes_on_with(held)
                     }
-                    // Only hub 0 waits for the end.
+                    // The release has already arrived: hub 0 does not wait for this hub's hold any more.
                     Some(_) => {
                         cut.before = front.unwrap_or_default();
                         self.release()
                     }
                 }
             }
-            // All hubs begin with the same round. No worker pushes before it takes part at all hubs.
+            // Other hubs need not hold: all hubs begin with the same round, and no worker pushes before it takes part at
+            // all hubs.
             Purpose::Admit(_) if cut.begins => self.held_everywhere(),
             Purpose::Snapshot(CutAt::ThisHub | CutAt::Before(_)) => self.held_everywhere(),
             _ if hubs.share.is_whole() => self.held_everywhere(),
@@ -167,12 +168,12 @@ impl Moved<'_> {
         }
     }
 
-    /// Moves on: all hubs that the cut is for hold the job.
+    /// Continues after all hubs that take part in the cut hold the job.
     pub fn held_everywhere(mut self) -> Vec<Effect> {
         let (cut, job) = (&mut self.cut, &self.job);
         match cut.purpose {
-            // With several hubs, each hub would need the progress of the workers at all hubs. So the workers continue to step, as
-            // if the hub were killed after the cut.
+            // With several hubs, each hub would need the lines of the workers at all hubs. So the workers continue to step
+            // after the cut, and their later rounds are lost, as if the hub had been killed after the cut.
             Purpose::Snapshot(CutAt::LastRound) if job.hubs.share.is_whole() => {
                 self.waits(WaitsFor::Lines, Step::Lines)
             }
@@ -184,7 +185,8 @@ impl Moved<'_> {
         }
     }
 
-    /// Makes the cores take a snapshot, if the cut is for one.
+    /// Decides the round of the cut, if the cut is for a snapshot. Then stops the chunks at the end of the job, or takes
+    /// the snapshot.
     pub fn take_snapshot(mut self, lines: Arc<[Option<Round>]>) -> Vec<Effect> {
         let cut = &mut self.cut;
         if let Purpose::Snapshot(at) = cut.purpose {
@@ -198,7 +200,7 @@ impl Moved<'_> {
             }
         }
         match cut.snapshot() {
-            // A worker that has pushed the next round makes this push again when the job continues.
+            // A worker may have pushed the round after the end. It pushes that round again when the job continues.
             (_, true) => {
                 let step = Step::EndBefore(cut.before, lines);
                 self.waits(WaitsFor::End, step)
@@ -207,7 +209,7 @@ impl Moved<'_> {
         }
     }
 
-    /// Makes the cores take the snapshot of a cut that ends, if the cut is for one.
+    /// Lets the cores take the snapshot, if the cut is for one. Then releases the job.
     pub fn end_with_snapshot(mut self) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (&mut self, Vec::new());
         if cut.snapshot().0 {
@@ -220,7 +222,7 @@ impl Moved<'_> {
         effects
     }
 
-    /// Releases the job: first at the other hubs, if they hold it.
+    /// Releases the job, first at the other hubs, if they hold it.
     pub fn release(self) -> Vec<Effect> {
         match self.cut.release_of_others(&self.job.hubs, &self.job.members) {
             Some(request) => self.waits(WaitsFor::OthersRelease, Step::ReleaseOthers(request)),
@@ -236,11 +238,11 @@ impl Moved<'_> {
         self.waits(WaitsFor::Release, Step::Release { from, admitted, ahead })
     }
 
-    /// Ends the cut. The next cut begins.
+    /// Ends the cut, and begins the next one that waits.
     pub fn over(self, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (self, Vec::new());
         if let Some(why) = cut.unreleased {
-            // The workers would wait for each other.
+            // If another hub still holds the job, its workers and those of this hub would wait for each other.
             let reason = format!("a cut did not end: {why}");
             return vec![Effect::CutOver(cut.id, Err(NotCut::Hub(why))), Effect::Fail(reason, Blame::Hub)];
         }
@@ -251,7 +253,7 @@ impl Moved<'_> {
                 let lost = ranks.map(|rank| (rank, Cause::Other, why(rank))).collect();
                 effects.extend(job.lose_all(lost));
                 if matches!(effects.last(), Some(Effect::Fail(..))) {
-                    return effects; // which ends all cuts
+                    return effects; // the failure ends all cuts
                 }
             }
             (Some(why), _) => {

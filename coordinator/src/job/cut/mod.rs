@@ -1,22 +1,22 @@
-//! Cuts: a running job is stopped between two rounds, for new members and for snapshots.
+//! Cuts: a running job is held between two rounds, for new members and for snapshots.
 //!
 //! | a cut | its steps |
 //! | --- | --- |
 //! | lets all members of a job begin | the hubs above begin, if there are any; hold; release |
-//! | lets a newcomer take part | hold; the other hubs hold; the other hubs are released; release |
+//! | lets a newcomer take part | hold; the other hubs hold; release of the other hubs; release |
 //! | takes a snapshot | the same, and the cores take the snapshot before a release |
-//! | takes a snapshot of this hub alone, now or before a later round | hold; the cores take it; release |
-//! | is led by hub 0 | hold; wait until hub 0 releases; the cores take a snapshot, if hub 0 requests one; release |
+//! | takes a snapshot of this hub alone, now or before a later round | hold; the cores take the snapshot; release |
+//! | follows a cut of hub 0 | hold; wait until hub 0 releases; the cores take a snapshot, if hub 0 requests one; release |
 //!
 //! ```text
-//!   hold ----> every core: finish no round, say which are in flight
+//!   hold ----> every core: finish no round, report the rounds in flight
 //!        <---- fronts: chunk a is in round 7, chunk b in round 8: the cut is before round 8
 //!   release -> every core: admitted workers take part from round 8 on, and get the weights of round 7:
-//!              the chunks that have them are sent now, the rest when they do; likewise a snapshot
+//!              a chunk that has these weights sends them now, any other chunk when it has them; likewise for a snapshot
 //! ```
 //!
-//! There is one cut at a time, and the next one waits. A hold lasts as long as two messages to each core, and two to each hub.
-//! No hold waits for a worker.
+//! A job has one cut at a time, and further cuts wait. A hold lasts as long as two messages to each core, and two to each
+//! other hub. A hold never waits for a worker.
 
 mod events;
 mod flow;
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
 
-/// The furthest round that a reader may name, counted from the round of the furthest chunk.
+/// The limit on the round that a reader may name, counted from the round of the furthest chunk.
 const AHEAD: u32 = 1024;
 
 /// The number of a cut at this hub.
@@ -42,11 +42,12 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers, by their numbers at all hubs, take part from the cut on. By then a rank may have another worker.
+    /// Workers take part from the cut on. They are given by their numbers at all hubs, because a rank may have another
+    /// worker by then.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),
-    /// Hub 0 cuts the job; the number is hub 0's number of the cut.
+    /// This hub follows a cut of hub 0, which has this number at hub 0.
     Follow(u64),
 }
 
@@ -54,44 +55,44 @@ pub enum Purpose {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum CutAt {
-    /// All hubs of the job are cut before the same round: hub 0 leads.
+    /// All hubs of the job are cut before the same round. Hub 0 leads the cut.
     AllHubs,
-    /// This hub is cut before its own round. The other hubs are not notified.
+    /// This hub alone is cut, before the round of its furthest chunk. The other hubs do not take part.
     ThisHub,
-    /// This hub takes the snapshot before this round, which may be in the future. The other hubs are not notified: a reader
-    /// names the same round to each hub.
+    /// This hub alone takes the snapshot before this round, which may be in the future. A reader asks each hub for the same
+    /// round.
     Before(Round),
-    /// All hubs of the job are cut, and the job is about to end. Its workers make no round after the cut, because that round
+    /// All hubs of the job are cut, because the job is about to end. The job's workers make no round after the cut: it
     /// would be lost.
     LastRound,
 }
 
-/// A step of a cut, which the driver takes. The driver answers each step except the snapshot with its result.
+/// A step of a cut, which the driver takes. The driver reports the result of each step except `TakeSnapshot`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Join the job at the hubs above.
     BeginAbove,
-    /// Have all cores begin with the round of the hubs above.
+    /// Let all cores begin with this round of the hubs above.
     BeginBelow(Round),
     /// Hold the job on all cores.
     Hold,
-    /// Have the other hubs hold the job.
+    /// Ask the other hubs to hold the job.
     HoldOthers(HoldRequest),
-    /// Ask all cores how far each worker has come.
+    /// Ask all cores for each worker's line.
     Lines,
-    /// Let no chunk pass this round, or the line of each worker.
+    /// Let no chunk pass this round or, if there are lines, the line of each worker.
     EndBefore(Round, Arc<[Option<Round>]>),
-    /// Have all cores take a snapshot before this round.
+    /// Let all cores take a snapshot before this round.
     TakeSnapshot(Occasion, Round),
-    /// Have the other hubs release the job.
+    /// Ask the other hubs to release the job.
     ReleaseOthers(ReleaseRequest),
     /// Release the job on all cores.
     Release {
-        /// The round that admitted ranks begin with.
+        /// The round from which the admitted ranks take part.
         from: Round,
         /// The admitted ranks.
         admitted: Arc<[u32]>,
-        /// The rounds that each rank is ahead by.
+        /// Each rank's lead over the slowest worker, in rounds.
         ahead: Arc<[u32]>,
     },
 }
@@ -100,15 +101,15 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Stepped {
-    /// The hubs above have begun with this round. There may be none.
+    /// The hubs above have begun with this round. `None` without hubs above.
     Above(Result<Option<Round>, String>),
     /// All cores begin with the round of the hubs above.
     Below,
-    /// All cores hold the job. Their chunks have reached this round; `None` if they have no chunks.
+    /// All cores hold the job. The round is that of the furthest chunk; `None` without chunks.
     Held(Option<Round>),
-    /// The other hubs hold the job, with the round that the chunks of each have reached.
+    /// The other hubs hold the job. Each reports the round of its furthest chunk.
     OthersHeld(Result<Vec<Option<Round>>, String>),
-    /// The round that each worker has reached.
+    /// The line of each worker.
     Lines(Arc<[Option<Round>]>),
     /// No chunk can pass the end.
     Ends,
@@ -118,10 +119,10 @@ pub enum Stepped {
     Released,
 }
 
-/// The reason why a cut is impossible.
+/// The reason why a cut failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCut {
-    /// There is no state for a snapshot.
+    /// There is no state for a snapshot, because no round is over.
     #[error(
         "its state is not there: it has no weights yet, because no round is over; try again after the first round"
     )]
@@ -129,7 +130,7 @@ pub enum NotCut {
     /// No snapshot can be taken before the round that a reader named.
     #[error(transparent)]
     Before(#[from] NotBefore),
-    /// Hub 0 has ended the cut already.
+    /// Hub 0 has already ended the cut.
     #[error(transparent)]
     Stale(#[from] StaleCut),
     /// Another hub did not do its part of the cut.
@@ -137,10 +138,10 @@ pub enum NotCut {
     Hub(String),
 }
 
-/// The reason why there will be no state before a round that a reader named.
+/// The reason why no state can be taken before a round that a reader named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotBefore {
-    /// The job is past that round.
+    /// The job has passed the named round.
     #[error(
         "the state before round {} is gone, because the job has reached round {}; ask for a later round",
         asked.0,
@@ -152,7 +153,7 @@ pub enum NotBefore {
         /// The round that the furthest chunk has reached.
         front: Round,
     },
-    /// The job would need too long to reach the round.
+    /// The named round is too far in the future.
     #[error(
         "round {} is too far ahead, because the job has reached round {}; ask for at most {AHEAD} rounds more",
         asked.0,
@@ -167,7 +168,7 @@ pub enum NotBefore {
 }
 
 impl NotBefore {
-    /// Checks that a job which has reached `front` can give the state before the round `asked`.
+    /// Checks that a job whose furthest chunk is in round `front` can give the state before the round `asked`.
     fn check(asked: Round, front: Round) -> Result<(), Self> {
         match asked.0.checked_sub(front.0) {
             None => Err(NotBefore::Passed { asked, front }),
@@ -184,13 +185,13 @@ impl NotBefore {
     }
 }
 
-/// The reason why hub 0 cannot release a job at this hub.
+/// The reason why this hub refuses hub 0's release of a job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotReleased {
     /// The cut does not hold the job.
     #[error(transparent)]
     Stale(#[from] StaleCut),
-    /// Hub 0 names an impossible place for the cut.
+    /// Hub 0 names an impossible round for the cut.
     #[error("{0}")]
     Wrong(String),
 }
@@ -209,25 +210,25 @@ struct Cut {
     id: CutId,
     purpose: Purpose,
     waits_for: WaitsFor,
-    /// Whether the job begins with the cut.
+    /// Whether the job begins with this cut.
     begins: bool,
-    /// The round that the furthest chunk has reached.
+    /// The round of the furthest chunk.
     front: Option<Round>,
-    /// The number of the cut by which other hubs hold the job.
+    /// Hub 0's number of the cut, once the other hubs are asked to hold.
     others: Option<u64>,
-    /// The cut is before this round, once that is decided.
+    /// The round before which the job is cut, once it is decided.
     before: Round,
-    /// The time at which the hold began, at another hub than hub 0.
+    /// The time at which the wait for hub 0's release began, at another hub than hub 0.
     since: Instant,
-    /// The release by hub 0, at another hub than hub 0.
+    /// The release by hub 0, once it has arrived, at another hub than hub 0.
     release: Option<ReleaseRequest>,
-    /// The reason why the cut changes nothing.
+    /// The reason why the cut failed, if it did. The job is then released unchanged.
     failed: Option<NotCut>,
-    /// The reason why another hub may hold the job forever.
+    /// The reason why another hub may hold the job forever, if its release failed.
     unreleased: Option<String>,
 }
 
-/// The result that a cut waits for.
+/// The result for which a cut waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitsFor {
     Above,

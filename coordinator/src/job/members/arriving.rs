@@ -1,5 +1,4 @@
-//! Members that arrive: they connect, and cores get their links. The job begins when all that it needs is
-//! present.
+//! Members that arrive: they connect, and the cores get their links. The job begins when everything that it needs is there.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,13 +11,13 @@ use crate::job::{Brought, Effect, Gathering, Job, Life, News, Purpose};
 /// The consequence of a new link at a core.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// No effect: other members are missing.
+    /// No effect: other members are missing, or other links of this member.
     Waiting,
     /// All workers have joined this hub, and the job can begin.
     Complete(Arc<[u32]>),
     /// The job runs, and this worker wants to take part.
     Newcomer(u32),
-    /// The worker takes part, and has made new links.
+    /// The worker takes part, and has reconnected.
     Relinked(u32),
 }
 
@@ -51,8 +50,8 @@ impl Job {
         }
     }
 
-    /// Notes, at hub 0, that a hub has all links of a newcomer. Once all hubs have its links, a cut lets the newcomer take
-    /// part.
+    /// Notes, at hub 0, that a hub has all links of a newcomer. Once all hubs have its links, begins a cut that lets the
+    /// newcomer take part.
     pub(crate) fn arrived_at(&mut self, hub: u32, worker: u64, now: Instant) -> Vec<Effect> {
         let hubs = self.hubs.share.hubs;
         let is_member = self.members.rank(worker).is_some() && hub < hubs && self.hubs.leads();
@@ -64,15 +63,15 @@ impl Job {
 }
 
 impl Life {
-    /// Notes that all members of a hub below have joined.
+    /// Notes that a hub below is ready, because all its own members have joined.
     pub(crate) fn ready(&mut self, rank: u32, members: &mut Ranks, news: &mut News) -> Arrival {
         match members.standing(rank).is_some_and(Standing::make_ready) {
             true => self.arrived(rank, members, news),
-            false => Arrival::Waiting, // a request that was made again, because its answer was lost
+            false => Arrival::Waiting, // a repeated request, whose first answer was lost
         }
     }
 
-    /// Returns the effects of an event after which a member may be ready to take part.
+    /// Returns the consequence of an event after which a member may be ready to take part.
     pub(in crate::job) fn arrived(&mut self, rank: u32, members: &Ranks, news: &mut News) -> Arrival {
         if !members.waits_for_cut(rank) {
             return Arrival::Waiting;
@@ -84,7 +83,8 @@ impl Life {
         }
     }
 
-    /// Notifies the members which ranks are missing in a job that has not begun.
+    /// Notifies the members which ranks are still missing, in a job that has not begun. If none is missing, the job can
+    /// begin.
     pub(in crate::job) fn gathered(&mut self, members: &Ranks, news: &mut News) -> Arrival {
         let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
         let there = |rank: u32| (rank > 0 || !waits_for_state) && members.waits_for_cut(rank);
@@ -94,7 +94,7 @@ impl Life {
         if complete { Arrival::Complete((0..members.count()).collect()) } else { Arrival::Waiting }
     }
 
-    /// Notifies the members that all workers have joined this hub, and that machines are missing at the hubs above.
+    /// Notifies the members that all workers have joined this hub, and which machines are still missing at the hubs above.
     pub(crate) fn wait_for_machines(&mut self, machines: Vec<u32>, news: &mut News) {
         let differs = |now: &Gathering| !now.missing.is_empty() || now.machines != machines;
         if self.gathering().is_some_and(differs) {

@@ -1,10 +1,10 @@
-//! Workers that hold up a job's rounds: they send heartbeats, and do not push.
+//! Late workers: they delay a job's rounds, because they send heartbeats but do not push.
 //!
 //! ```text
-//!   a look at all cores --> did anything move since the last look?
-//!       no, and who owes a push has left: the job fails, because nobody makes that push
-//!       no, for the warning's time: who owes pushes that another worker has made --> the news name them
-//!       no, for the limit:          they are lost
+//!   a look, which is a check of all cores --> did anything change since the last look?
+//!       no, and a worker that owes a push has left:  the job fails, because the push will never come
+//!       no, for the time of the warning:             the news names the late workers
+//!       no, for the time of the limit:               these workers are lost
 //! ```
 
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 use super::Ranks;
 use crate::job::{Blame, Cause, Effect, Job, JobSpec};
 
-/// The limits after which workers are late.
+/// The times after which workers count as late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LateLimits {
-    /// The time after which late workers are named.
+    /// The time after which the news names late workers.
     pub warning: Duration,
-    /// The time after which late workers are lost, if there is a limit.
+    /// The time after which late workers are lost, if there is such a limit.
     pub limit: Option<Duration>,
 }
 
@@ -34,7 +34,8 @@ impl LateLimits {
 }
 
 impl Job {
-    /// Judges a look at all cores of the job. The workers in `above` hold up its rounds at the hubs above. Returns the effects.
+    /// Judges a look at all cores of the job. `above` has the workers that delay its rounds at the hubs above. Returns the
+    /// effects.
     pub(crate) fn judge(
         &mut self,
         look: &Look,
@@ -69,13 +70,14 @@ impl Job {
             let lost = late.iter().map(|late| (late.rank, Cause::Late, why(late)));
             return self.lose_all(lost.collect());
         }
-        // All workers of this hub have pushed. The hubs above may know the workers that they wait for.
+        // All workers of this hub have pushed. The hubs above may have reported for which workers they wait.
         let late = if late.is_empty() { above } else { late };
         Vec::from_iter(self.news.held_up_by(late).then_some(Effect::HeldUp))
     }
 }
 
-/// Names a member that left before a round that another member has pushed, if there is one.
+/// Returns the reason why a round can never end: a member has left before a round that another member has pushed. `None` if
+/// there is no such member.
 fn waits_for_ever(look: &Look, members: &Ranks, spec: &JobSpec) -> Option<String> {
     let has_left = |rank| members.get(rank).is_some_and(|member| member.standing.has_left());
     let (&rank, waits) = look.workers.iter().find(|&(&rank, waits)| waits.owes > 0 && has_left(rank))?;
@@ -88,7 +90,7 @@ fn waits_for_ever(look: &Look, members: &Ranks, spec: &JobSpec) -> Option<String
     ))
 }
 
-/// Returns the workers that are late, when nothing has moved for `time`.
+/// Returns the late workers of a look. Nothing has changed for `time`.
 fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Late> {
     let late = look.late().map(|(rank, waits)| Late {
         rank,
@@ -100,8 +102,8 @@ fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Lat
     late.collect()
 }
 
-/// Names the worker that is waited for. On another machine it is the worker that the machine's hub reports, if it reports
-/// one.
+/// Names the worker for which a rank's round waits. On another machine it is the late worker that the machine's hub
+/// reports, if it reports one.
 fn awaited(rank: u32, members: &Ranks, spec: &JobSpec) -> String {
     let latest = members.get(rank).and_then(|member| member.latest.as_ref());
     match latest.filter(|latest| latest.waited_us > 0) {

@@ -1,4 +1,4 @@
-//! Members that leave, and the end of the job.
+//! Members that leave a job, and the end of a job.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,23 +8,23 @@ use pbox_core::control::{Left, LeftAt, missing};
 
 use crate::job::{Effect, Gathering, Job, Life, Model, Standing};
 
-/// The consequence of a leave.
+/// The consequence of a member's leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// No effect: the job has failed. Another job may have its name.
+    /// No effect, because the job has failed. Another job may have its name by now.
     Nothing,
     /// Refused: no member of the job can have left at this round.
     Refused(String),
     /// The job fails for this reason: it cannot begin without the worker.
     Fails(String),
-    /// All cores remove the worker. The job has other members.
+    /// All cores must remove the worker. The job has other members.
     Left,
     /// The worker was the last, and the job ends.
     Last,
 }
 
 impl Job {
-    /// Lets a worker leave normally: each key before a round. Returns the effects.
+    /// Lets a worker leave normally. For each key, it leaves before a round. Returns the consequence.
     pub(crate) fn leave(&mut self, rank: u32, at: LeftAt) -> Leave {
         match &self.life {
             Life::Failed { .. } => return Leave::Nothing,
@@ -53,15 +53,15 @@ impl Job {
         }
     }
 
-    /// Notes that a core has removed a worker. After the last core the rank is free, and the news report that no round waits
-    /// for it.
+    /// Notes that a core has removed a worker. After the last core the rank is free, and the news no longer names the
+    /// worker.
     pub(crate) fn removed(&mut self, rank: u32) {
         if self.members.removed(rank) {
             self.news.tell(&self.life, |news| news.members.retain(|member| member.rank != rank));
         }
     }
 
-    /// Ends the job for all its workers: because of a failure, or because the hub stops.
+    /// Ends the job for all its workers, because it failed or because the hub stops.
     pub(crate) fn fail(&mut self, reason: &str, hub_stops: bool, now: Instant) -> Vec<Effect> {
         self.life = Life::Failed { at: now, reason: reason.to_owned(), hub_stops };
         self.news.tell(&self.life, |_| {});
@@ -69,7 +69,7 @@ impl Job {
         self.cuts.end(&self.hubs, &self.members)
     }
 
-    /// Returns the model of a failed job, which is kept only for its news.
+    /// Takes the model of a failed job, so that it can be freed: only the job's news is still needed.
     pub(crate) fn forget_model(&mut self) -> Option<Model> {
         if self.spec.terms.keys.is_empty() {
             return None;

@@ -1,13 +1,13 @@
-//! Members that are lost: their job fails, or continues without them.
+//! The loss of members: the job fails, or continues without them.
 //!
-//! | the job | what follows |
+//! | the job | consequence |
 //! | --- | --- |
-//! | has not begun, or does not go on without lost members | it fails |
-//! | goes on, and no other member takes part | it fails: no worker is left |
-//! | goes on, and another member takes part | cores remove the member, other hubs are notified, and its tokens give the reason |
-//! | has failed | nothing |
+//! | has not begun, or does not continue without lost members | it fails |
+//! | continues without lost members, and no other member takes part | it fails, because no worker is left |
+//! | continues, and another member takes part | cores remove the member, other hubs are notified, and its tokens give the reason |
+//! | has failed | nothing happens |
 //!
-//! A member that has left closes its links, and is not lost.
+//! A member that has left closes its links, and does not count as lost.
 
 use crate::job::{Cause, Effect, Job};
 
@@ -34,12 +34,12 @@ impl Job {
             Effect::RemoveWorker(rank),
             Effect::TellLost(worker, reason.to_owned()),
             Effect::Forget(rank, why),
-            // A request for new links by the lost worker may be waiting.
+            // The lost worker may have a request for new links that waits. The request then fails.
             Effect::Wake,
         ]
     }
 
-    /// Loses several members, one after another, until the job fails or all are lost.
+    /// Loses several members, one after another. Stops if the job fails.
     pub(crate) fn lose_all(&mut self, lost: Vec<(u32, Cause, String)>) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (rank, cause, reason) in lost {

@@ -4,20 +4,21 @@
 //! | --- | --- | --- |
 //! | (a free rank) | a join | `Joined` |
 //! | `Joined` | the member connects to the data path | `Connecting` |
-//! | `Connecting` | the connection leads nowhere | `Joined` |
+//! | `Connecting` | the connection fails | `Joined` |
 //! | `Connecting` | a core has the member's link | `Connecting`, with one core more |
 //! | `Connecting` | a cut lets the member take part | `TakesPart` |
-//! | `TakesPart` | a link ends | `Unlinked`, `Dropping` by all cores |
-//! | `Dropping` | a core has dropped its link | `Dropping` by one core less |
-//! | `Dropping` by no core | the member asks for links | `Making`, by a new token |
+//! | `TakesPart` | a link ends | `Unlinked`: all cores are `Dropping` the links |
+//! | `Dropping` | a core has dropped the member's link | `Dropping`, with one core less |
+//! | `Dropping`, and no core is left | the member asks for links | `Making`, with a new token |
 //! | `Making` | the member connects by the token | `Making`, connected |
 //! | `Making` | a core has the member's link | `Making`; after the last core `TakesPart` |
-//! | `Making` | the member asks for new links | `Dropping` by all cores |
-//! | all of these | the member is lost, or leaves a job that continues | `Leaving` |
-//! | all of these | the member leaves a job that stops without it | `Left` |
-//! | `Leaving` | a core has removed the member | `Leaving`; after the last core a free rank |
+//! | `Making` | the member asks for new links | `Dropping`, by all cores |
+//! | each of these states | the member is lost, or leaves a job that continues without its rank | `Leaving` |
+//! | each of these states | the member leaves a job that keeps its rank taken | `Left` |
+//! | `Leaving` | a core has removed the member | `Leaving`; after the last core the rank is free |
 //!
-//! Every other event changes nothing: a core's report may be late. Owned by the job. Knows no job, no core and no news.
+//! Every other event changes nothing, because a core's report may be late. Owned by the job. Knows no job, no core and no
+//! news.
 
 use std::time::{Duration, Instant};
 
@@ -28,62 +29,62 @@ use crate::asker::Asker;
 use crate::links::{MemberLink, by_nic};
 use crate::tokens::Token;
 
-/// A living worker notices the loss of its link within this time.
+/// The time within which a living worker without links sends a heartbeat, after the hub's news.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
-/// The heartbeat of a worker that dies ends within this time after the worker's links. News would answer the heartbeat
-/// earlier.
+/// The time within which the heartbeat of a dying worker ends after its links. The hub sends no news before, because news
+/// would answer the heartbeat.
 const DIES_WITHIN: Duration = Duration::from_millis(100);
 
-/// A worker, or a hub below, that joined.
+/// A worker, or a hub below, that has joined.
 #[derive(Debug)]
 pub struct Member {
     /// The state.
     pub standing: Standing,
-    /// The party that joined.
+    /// The client that joined.
     pub(crate) from: Option<Asker>,
-    /// The time of its last heartbeat.
+    /// The time of the member's last heartbeat.
     pub heard: Instant,
-    /// The late worker of a hub below, by the hub's last report.
+    /// The late worker below this member, if the member is a hub, from its last report.
     pub latest: Option<Latest>,
-    /// The transport of its links, once it has some.
+    /// The transport of the member's links, once it has links.
     pub transport: Option<Transport>,
-    /// The links, one for each core of the job.
+    /// The member's links, one for each core of the job.
     pub links: Vec<MemberLink>,
     /// The number of the worker at all hubs of the job.
     pub(crate) worker: u64,
-    /// Whether the member makes new links when links are lost.
+    /// Whether the member reconnects when it loses its links.
     pub relinks: bool,
-    /// The last heartbeat ended without an answer.
+    /// Whether the member's last heartbeat request ended before it was answered.
     pub hung_up: bool,
 }
 
 /// The state of a member.
 #[derive(Debug)]
 pub enum Standing {
-    /// Has joined. A hub below is ready once all its own members have joined; a worker is always ready.
+    /// The member has joined. A hub below is ready once all its own members have joined; a worker is always ready.
     Joined {
-        /// Whether the member needs nothing but links.
+        /// Whether the member lacks nothing but links.
         is_ready: bool,
     },
-    /// Has connected to the data path. This many cores have its link.
+    /// The member has connected to the data path.
     Connecting {
-        /// Whether the member needs nothing but links.
+        /// Whether the member lacks nothing but links.
         is_ready: bool,
-        /// The number of cores.
+        /// The number of cores that have the member's link.
         attached: usize,
     },
-    /// The member takes part. If its links were replaced, this is the token of their connection.
+    /// The member takes part.
     TakesPart {
-        /// The token.
+        /// The token of the connection that replaced the member's links, if they were replaced.
         relinked_by: Option<Token>,
     },
     /// The member takes part, and its links are lost.
     Unlinked(Unlinked),
-    /// Left normally, in a job that does not continue without its ranks. The rank stays taken.
+    /// The member left normally a job that does not continue without its rank. The rank stays taken.
     Left,
-    /// Was lost or left, and the job continues. This many cores have not removed the member yet.
+    /// The member was lost or left, and the job continues.
     Leaving {
-        /// The number of cores.
+        /// The number of cores that have not removed the member yet.
         cores: usize,
     },
 }
@@ -91,20 +92,20 @@ pub enum Standing {
 /// The lost links of a member that takes part.
 #[derive(Debug)]
 pub struct Unlinked {
-    /// The reason why the member is lost if it makes no new links.
+    /// The reason for the member's loss, if it does not reconnect.
     pub why: String,
     since: Instant,
-    /// The time since which news of the loss wait for the member.
+    /// The time at which the hub sent the member news, to see whether it is alive.
     told: Option<Instant>,
     relink: Relink,
 }
 
-/// The path to other links.
+/// The steps to new links.
 #[derive(Debug)]
 enum Relink {
     /// The number of cores that have not dropped the old links yet.
     Dropping { cores: usize },
-    /// The member makes new links by a connection with this token. `attached` cores have its link.
+    /// The member connects again by this token. `attached` cores have its new link.
     Making { token: Token, is_connected: bool, attached: usize },
 }
 
@@ -127,20 +128,20 @@ impl Member {
         }
     }
 
-    /// Whether a member of a running job may make new links now.
+    /// Whether a member of a running job may reconnect now.
     pub(crate) fn may_relink(&self) -> bool {
         self.relinks && self.transport.is_some() && !self.hung_up && self.standing.takes_part()
     }
 
-    /// Whether a member of a running job may make new links after a link ended by itself. If so, it is not lost yet.
+    /// Whether a member of a running job may reconnect after a link ended by itself, and so is not lost yet.
     pub(crate) fn waits_for_links(&self) -> bool {
-        // A link on shared memory ends only by the worker's death, unless the worker gives it up. A worker that makes new links
-        // gives up its links to this hub if it gets none to another hub.
+        // A link on shared memory ends only if the worker dies or closes it. A worker that has reconnected may close it
+        // itself: it closes its links to this hub if it gets none to another hub.
         let lives = self.transport != Some(Transport::Shm) || self.standing.has_relinked();
         lives && self.may_relink()
     }
 
-    /// Notes that the member's heartbeat ended without an answer. If its links are lost, returns why the member is lost.
+    /// Notes that the member's heartbeat ended without an answer. If the member has no links, returns why it is lost.
     pub(crate) fn hangs_up(&mut self) -> Option<String> {
         self.hung_up = true;
         self.standing.why_unlinked().map(str::to_owned)
@@ -148,7 +149,7 @@ impl Member {
 }
 
 impl Standing {
-    /// Notes a connection. Returns false if the token is not valid for one now.
+    /// Notes a connection. Returns false if the token is not valid for a connection now.
     pub(crate) fn connect(&mut self, by: Token) -> bool {
         match self {
             Standing::Joined { is_ready } => {
@@ -173,7 +174,8 @@ impl Standing {
         }
     }
 
-    /// Notes that one of the job's `cores` has the member's link. Returns true if lost links are being replaced.
+    /// Notes that one of the job's `cores` has the member's link. Returns true after the last link of a member that
+    /// reconnects.
     pub(crate) fn attach(&mut self, cores: usize) -> bool {
         match self {
             Standing::Connecting { attached, .. } => *attached += 1,
@@ -189,7 +191,7 @@ impl Standing {
         false
     }
 
-    /// Notes that a hub below has all its members. Returns false if that was known.
+    /// Notes that all members of a hub below have joined. Returns false if this was known.
     pub(crate) fn make_ready(&mut self) -> bool {
         match self {
             Standing::Joined { is_ready } | Standing::Connecting { is_ready, .. } => {
@@ -204,7 +206,7 @@ impl Standing {
         matches!(self, Standing::Connecting { is_ready: true, attached } if *attached >= cores)
     }
 
-    /// Lets the member take part. Returns false if it does not wait for that.
+    /// Lets the member take part. Returns false if the member was not waiting for that.
     pub(crate) fn take_part(&mut self) -> bool {
         let waits = matches!(self, Standing::Connecting { .. });
         if waits {
@@ -218,17 +220,18 @@ impl Standing {
         matches!(self, Standing::TakesPart { .. } | Standing::Unlinked(_))
     }
 
-    /// Whether the member is still there: it has not left and is not lost.
+    /// Whether the member still belongs to the job: it has not left and is not lost.
     pub fn is_member(&self) -> bool {
         !matches!(self, Standing::Left | Standing::Leaving { .. })
     }
 
-    /// Whether the member has left a job that does not continue without its ranks.
+    /// Whether the member has left a job that does not continue without its rank.
     pub(crate) fn has_left(&self) -> bool {
         matches!(self, Standing::Left)
     }
 
-    /// Notes the loss of a member's links: all `cores` drop them. Returns the token of a connection that is lost, too.
+    /// Notes that a member has lost its links: all `cores` drop them. Returns the token of the connection that is lost,
+    /// too, if the member had reconnected.
     pub(crate) fn unlink(&mut self, cores: usize, why: &str, now: Instant) -> Option<Token> {
         let token = match self {
             Standing::TakesPart { relinked_by } => *relinked_by,
@@ -255,7 +258,7 @@ impl Standing {
         }
     }
 
-    /// Returns why the member is lost unless it makes new links.
+    /// Returns the reason for the member's loss, if it has no links and does not reconnect.
     pub fn why_unlinked(&self) -> Option<&str> {
         match self {
             Standing::Unlinked(unlinked) => Some(&unlinked.why),
@@ -268,17 +271,17 @@ impl Standing {
         matches!(self, Standing::Unlinked(unlinked) if unlinked.is_dropped())
     }
 
-    /// Whether the member has lost links since it began to take part. If so, it has ended links by itself, or may do so.
+    /// Whether the member has lost links since it began to take part. Such a member may close links by itself.
     pub fn has_relinked(&self) -> bool {
         matches!(self, Standing::Unlinked(_) | Standing::TakesPart { relinked_by: Some(_) })
     }
 
-    /// Whether the cores drop lost links, and the member has no token for new ones.
+    /// Whether the cores are dropping the lost links, or the member has no token for new links yet.
     pub fn is_dropping(&self) -> bool {
         matches!(self, Standing::Unlinked(Unlinked { relink: Relink::Dropping { .. }, .. }))
     }
 
-    /// Begins the end of a member of a job that continues: all `cores` remove it.
+    /// Begins the removal of a member from a job that continues: all `cores` remove it.
     pub(crate) fn lose(&mut self, cores: usize) {
         *self = Standing::Leaving { cores };
     }
@@ -292,8 +295,8 @@ impl Standing {
 }
 
 impl Unlinked {
-    /// Lets the member connect by a new token, once all cores have dropped the old links. Returns the old token, if the request
-    /// was repeated.
+    /// Lets the member connect by a new token. All cores must have dropped the old links. If the member had got a token
+    /// already, returns that former token.
     pub(crate) fn grant(&mut self, token: Token) -> Option<Token> {
         let (former, attached) = match self.relink {
             Relink::Dropping { .. } => (None, 0),
@@ -308,15 +311,15 @@ impl Unlinked {
         !matches!(self.relink, Relink::Dropping { cores: 1.. })
     }
 
-    /// Whether it is time for news, which a living member answers.
+    /// Whether the hub must send news now, which a living member answers. Returns true only once.
     pub(crate) fn is_to_be_told(&mut self, now: Instant) -> bool {
         let is_time = self.told.is_none() && now - self.since > DIES_WITHIN;
         self.told = self.told.or(is_time.then_some(now));
         is_time
     }
 
-    /// Whether a member without links is dead. News waited for it, and it has sent no heartbeat since; `heard` is the time of
-    /// its last.
+    /// Whether a member without links is dead: it has sent no heartbeat since the hub sent news. `heard` is the time of the
+    /// member's last heartbeat.
     pub fn is_dead(&self, heard: Instant, now: Instant) -> bool {
         self.told.is_some_and(|told| heard < told && now - told > LIVES_WITHIN)
     }

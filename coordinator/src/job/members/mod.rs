@@ -1,4 +1,4 @@
-//! The members of a job, from their join until nothing is left of them.
+//! The members of a job, from their join until all cores have removed them.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | `arriving` | leads members from their join until they take part |
 //! | `reached` | has the rounds that members had reached when they lost their hub |
 //! | `late` | decides which members delay rounds |
-//! | `relink` | lets members that lost their links make new links |
+//! | `relink` | lets members that lost their links reconnect |
 //! | `leaving` | lets members leave, and ends the job |
 //! | `loss` | handles the loss of members |
 

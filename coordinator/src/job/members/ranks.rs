@@ -1,4 +1,4 @@
-//! The ranks of a job at this hub, each with its member, if it has one.
+//! The ranks of a job at this hub. Each rank may have a member.
 
 use std::time::Instant;
 
@@ -14,12 +14,12 @@ use crate::verdict::latest_below;
 #[derive(Debug)]
 pub struct Ranks {
     all: Vec<Option<Member>>,
-    /// The number of this hub's cores that have a link of each member.
+    /// The number of this hub's cores to which each member has a link.
     cores: usize,
 }
 
 impl Ranks {
-    /// Makes this number of ranks without members. Their links will lead to this number of cores.
+    /// Creates this number of ranks without members. Each member will have links to this number of cores.
     pub(crate) fn new(ranks: u32, cores: usize) -> Self {
         Ranks { all: (0..ranks).map(|_| None).collect(), cores }
     }
@@ -34,7 +34,7 @@ impl Ranks {
         self.all.get(rank as usize)?.as_ref()
     }
 
-    /// Returns the member of a rank, to be changed.
+    /// Returns the member of a rank, for a change.
     pub(crate) fn get_mut(&mut self, rank: u32) -> Option<&mut Member> {
         self.all.get_mut(rank as usize)?.as_mut()
     }
@@ -44,7 +44,7 @@ impl Ranks {
         (0..).zip(&mut self.all).filter_map(|(rank, member)| Some((rank, member.as_mut()?)))
     }
 
-    /// Returns those that have not left, in the order of their ranks.
+    /// Returns the members that have not left, in the order of their ranks.
     pub fn present(&self) -> impl Iterator<Item = (u32, &Member)> {
         let all = (0..).zip(&self.all).filter_map(|(rank, member)| Some((rank, member.as_ref()?)));
         all.filter(|(_, member)| member.standing.is_member())
@@ -85,16 +85,16 @@ impl Ranks {
         self.get(rank).is_some_and(|member| member.standing.takes_part())
     }
 
-    /// Whether a member has all that it needs to take part.
+    /// Whether the member of a rank is ready and has all its links, so that a cut may let it take part.
     pub(crate) fn waits_for_cut(&self, rank: u32) -> bool {
         self.get(rank).is_some_and(|member| member.standing.waits_for_cut(self.cores))
     }
 
-    /// Notes that a worker of this job connects to the data path. It may do so only once, because a rank has one link to each
-    /// core.
+    /// Notes that a worker of this job connects to the data path. It may connect only once, because a rank has one link to
+    /// each core.
     ///
     /// # Errors
-    /// Returns an error if the token is good for no connection now.
+    /// Returns an error if the token is not valid for a connection now.
     pub(crate) fn connect(&mut self, rank: u32, token: Token, name: &str) -> Result<(), String> {
         if self.standing(rank).is_some_and(|standing| standing.connect(token)) {
             return Ok(());
@@ -104,31 +104,31 @@ impl Ranks {
         ))
     }
 
-    /// Notes that a core has a worker's link. Returns true if lost links are being replaced.
+    /// Notes that a core has a worker's link. Returns true after the last link of a worker that reconnects.
     pub(crate) fn attach(&mut self, rank: u32) -> bool {
         let cores = self.cores;
         self.standing(rank).is_some_and(|standing| standing.attach(cores))
     }
 
-    /// Notes that a worker has lost its links, and that its job waits until it makes new ones.
+    /// Notes that a worker has lost its links. Its job waits until it reconnects.
     pub(crate) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
         let cores = self.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
         Effect::DropLinks(rank, token)
     }
 
-    /// Returns the record of the lost links of a worker that has no other links.
+    /// Returns the record of the lost links of a worker that has not reconnected.
     pub(crate) fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
         self.standing(rank)?.unlinked()
     }
 
-    /// Notes that a worker is not a member any more, and that the job continues.
+    /// Notes that a worker is no longer a member, and that the job continues without it.
     pub(crate) fn lose(&mut self, rank: u32) {
         let cores = self.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }
 
-    /// Notes that a core has removed a worker. Returns true after the last core: the rank is free.
+    /// Notes that a core has removed a worker. Returns true after the last core: then the rank is free.
     pub(crate) fn removed(&mut self, rank: u32) -> bool {
         let is_free = self.standing(rank).is_some_and(Standing::removed);
         if is_free {
@@ -137,7 +137,7 @@ impl Ranks {
         is_free
     }
 
-    /// Returns which of all workers below this hub is late in its last rounds, if one is.
+    /// Returns the worker that is late in the last rounds, of all workers below this hub, if one is.
     pub fn latest(&self, last: &LastRounds) -> Option<Latest> {
         latest_below(&last.reply()?, |rank| self.get(rank)?.latest.clone())
     }

@@ -1,4 +1,4 @@
-//! The rounds that members had reached when they lost their hub. A job that begins again continues from there.
+//! The rounds that members had reached when they lost their hub. A job that begins again continues from these rounds.
 
 use pbox_core::control::RefusalCode;
 use pbox_core::{Consistency, Round};
@@ -7,8 +7,8 @@ use crate::job::{JobSpec, Life, News};
 use crate::refused::Refused;
 
 impl Life {
-    /// Notes that a worker of some machine had reached this round when it lost a hub. Machines that step alone have no common
-    /// round.
+    /// Notes that a worker of some machine had reached this round when it lost a hub. Ignored if machines step alone,
+    /// because they have no common round.
     pub(crate) fn machines_have_reached(&self, round: Round, spec: &JobSpec, news: &mut News) {
         if spec.terms.level.consistency == Consistency::Bsp {
             news.has_reached(self, round);
@@ -23,11 +23,11 @@ impl Life {
         news.has_reached(self, round);
     }
 
-    /// Checks the round that a member of this hub reports from the time when it lost the hub. With SSP all rounds are within
-    /// the staleness.
+    /// Checks the round that a member of this hub had reached when it lost the hub, as the member reports it. With SSP all
+    /// members' rounds are within the staleness.
     ///
     /// # Errors
-    /// Returns an error if the member cannot have reached it.
+    /// Returns an error if the member cannot have reached this round.
     pub(crate) fn check_reached(
         &self,
         rank: u32,
@@ -55,8 +55,9 @@ impl Life {
         }
     }
 
-    /// Returns how far each worker begins ahead of the slowest, by rank. The job begins again, and its workers step alone. Each
-    /// worker keeps its lead, so that all have made equally many steps at the end. Returns nothing for other jobs.
+    /// Returns each worker's lead over the slowest worker, by rank, in a job that begins again and whose workers step
+    /// alone. Each worker keeps its lead, so that all workers have made equally many steps at the end. Empty for other
+    /// jobs.
     pub(crate) fn ahead(&self, spec: &JobSpec, first_round: Round) -> Vec<u32> {
         let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
         let slowest = reached.iter().flatten().min();

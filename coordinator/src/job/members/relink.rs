@@ -1,4 +1,4 @@
-//! Heartbeats of members, and new links for living members that have lost theirs.
+//! Heartbeats of members, and the reconnect of living members that have lost their links.
 
 use std::time::{Duration, Instant};
 
@@ -9,25 +9,25 @@ use crate::job::{Effect, Job, JobSpec, Life, News};
 use crate::refused::Refused;
 use crate::tokens::Token;
 
-/// The interval at which a hub reports to the hubs above which of its workers is late. The hubs above hold its heartbeats
-/// for this time.
+/// The interval at which a hub reports to the hubs above which of its workers is late. The hubs above answer its heartbeats
+/// after this time, even without news.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
-/// The answer to a worker that has asked for other links.
+/// The answer to a worker that has asked for new links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// No effect yet: some cores have not dropped the old links.
+    /// The worker must wait: some cores have not dropped the old links.
     Waits,
-    /// The worker gets a connection.
+    /// The worker may connect.
     Connection {
-        /// The token of an earlier try of this request, if its answer was lost. It is no longer valid.
+        /// The token from an earlier answer to the same request, if that answer was lost. The token is no longer valid.
         former: Option<Token>,
     },
 }
 
 impl Member {
-    /// Notes a heartbeat of a member and, if the member is a hub, its report about its own workers. Returns how long this hub
-    /// may hold a heartbeat back until it has news.
+    /// Notes a heartbeat of a member. If the member is a hub, also notes its report about its own workers. Returns how long
+    /// this hub may hold the answer back while it has no news.
     ///
     /// # Errors
     /// Returns the fault of the report, in words.
@@ -50,10 +50,10 @@ impl Member {
 }
 
 impl Job {
-    /// Notes that a worker reports lost links, and asks for new ones. Returns the effects.
+    /// Notes that a worker has lost its links and asks for new ones. Returns the effect, if there is one.
     ///
     /// # Errors
-    /// Returns an error if the worker cannot have new ones.
+    /// Returns an error if the worker cannot reconnect.
     pub(crate) fn ask_for_links(
         &mut self,
         rank: u32,
@@ -76,7 +76,7 @@ impl Job {
             );
             return Err(Refused::new(RefusalCode::NoRelink, why));
         }
-        // The cores may be about to drop the links, and the worker has not been notified of the drop.
+        // The cores may already be dropping the links, although the worker does not know.
         let is_dropping = self.members.get(rank).is_some_and(|member| member.standing.is_dropping());
         let why = format!("{who} is gone: {why}");
         Ok((!is_dropping).then(|| self.members.unlink(rank, &why, now)))
@@ -84,7 +84,8 @@ impl Job {
 }
 
 impl Ranks {
-    /// Grants one connection by this token to a worker that has asked for new links. All cores must have dropped the old links.
+    /// Grants one connection by this token to a worker that has asked for new links. Until all cores have dropped the old
+    /// links, the worker must wait.
     ///
     /// # Errors
     /// Returns an error if the job has ended.
@@ -101,8 +102,8 @@ impl Ranks {
         }
     }
 
-    /// Returns the workers that have no links and are dead, each with the reason for its loss. Notifies the workers that may be
-    /// alive.
+    /// Returns the members that have no links and are dead, each with the reason for its loss. Makes the news change, so
+    /// that a living member without links answers with a new heartbeat.
     pub(crate) fn unlinked_dead(&mut self, life: &Life, news: &mut News, now: Instant) -> Vec<(u32, String)> {
         let (mut dead, mut is_news) = (Vec::new(), false);
         for (rank, Member { standing, heard, .. }) in self.iter_mut() {

@@ -1,6 +1,6 @@
-//! Jobs that go on without lost workers, with cores that carry out their commands late, and events in any order.
+//! Jobs that continue without lost workers. Cores carry out their commands late, and events come in any order.
 //!
-//! Where a job fails, the workers make another one.
+//! If a job fails, its workers make another job.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::{Tokens, job};
 const WORKERS: u32 = 3;
 const CORES: usize = 2;
 
-/// A command about a rank that a core has, and has not obeyed yet.
+/// A command about a rank that a core has received and not carried out yet.
 #[derive(Clone, Copy, Debug)]
 enum Command {
     Add,
@@ -24,7 +24,7 @@ enum Command {
 enum Event {
     /// A worker wants to join.
     Join(u32),
-    /// The member connects, by the token that it has.
+    /// The member connects with the token that it has.
     Connect(u32),
     /// A core carries out its next command, and reports.
     Core(usize),
@@ -56,18 +56,18 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A hub with one job, as far as the job sees it.
+/// A hub with one job, as the job sees the hub.
 struct Hub {
     job: Job,
     cores: Vec<VecDeque<(Command, u32)>>,
-    /// The last token of each rank, and that of its join.
+    /// The last token of each rank, and the token of its join.
     tokens: Vec<Token>,
     joined: Vec<Token>,
     served: Tokens,
     given: u8,
-    /// The steps of cuts that are due.
+    /// The steps of cuts that must be taken.
     steps: VecDeque<(CutId, Step)>,
-    /// The news as the workers have them.
+    /// The news that the workers have.
     told: HeartbeatReply,
     edition: u64,
 }
@@ -80,7 +80,7 @@ impl Hub {
         Hub { told, edition: 0, job, cores, tokens, joined, served, given: 0, steps: VecDeque::new() }
     }
 
-    /// Returns a hub whose job has begun.
+    /// Returns a hub whose job is running.
     fn running() -> Self {
         let mut hub = Hub::new();
         let cores = || (0..CORES).map(Event::Core);
@@ -269,7 +269,7 @@ proptest! {
             hub.happens(event);
             hub.check();
         }
-        // The cores come to rest: lost members are gone, and members without links may make new ones.
+        // Now the cores do all their work. Then lost members are gone, and members without links may reconnect.
         for core in 0..CORES {
             while !hub.cores[core].is_empty() {
                 hub.happens(Event::Core(core));

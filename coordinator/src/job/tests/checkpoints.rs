@@ -1,4 +1,4 @@
-//! Snapshots whose cores answer in any order, and the messages of a part to hub 0.
+//! Tests of snapshots whose cores answer in any order, and of the messages to hub 0 about a part.
 
 use pbox_core::control::{WholeRounds, WrittenReply};
 
@@ -6,14 +6,14 @@ use super::*;
 use crate::job::checkpoints::{Over, TakenBy};
 use crate::job::{AskedId, CutAt, NoState, NotBefore, Parts, Saving, Use, WantId};
 
-/// Returns a core's answer: its part before a round that is due, or none before the rounds from one to another.
+/// Returns the effects of a core's answer: it has a part before a due round, or no part before the rounds of a range.
 fn answers(job: &mut Job, core: usize, before: u32, through: Option<u32>) -> Vec<Effect> {
     let (before, refused) = (Round(before), through.map(|_| "passed".to_owned()));
     let (occasion, through) = (Occasion::Due(before), through.map(Round));
     Saving { job, now: Instant::now() }.taken(TakenBy { core, occasion, before, through, refused })
 }
 
-/// Returns the effects when all cores have answered for the snapshots that are due before a round.
+/// Returns the effects when all cores have answered for the due snapshots before a round.
 fn over(before: u32, parts: Parts) -> Vec<Effect> {
     vec![Effect::Snapshot(Occasion::Due(Round(before)), Round(before), parts)]
 }
@@ -82,7 +82,7 @@ fn hub_0_hears_how_a_part_is() {
     );
 }
 
-/// Seed 12 of the simulated lives: hub 0 waited for round 12 until a later checkpoint.
+/// Seed 12 of the simulated lives found this case: hub 0 waited for round 12 until a later checkpoint.
 #[test]
 fn a_part_that_failed_is_not_forgotten_when_an_earlier_one_ends_after_it() {
     let mut job = running();
@@ -95,7 +95,7 @@ fn a_part_that_failed_is_not_forgotten_when_an_earlier_one_ends_after_it() {
     assert_eq!(job.checkpoints.part_before(Round(9)), PartState::Writing);
 }
 
-/// A job whose states are wanted, and a clock.
+/// A job whose states are wanted, with a clock.
 struct Wanted {
     job: Job,
     now: Instant,
@@ -122,7 +122,7 @@ impl Wanted {
         self.job.handle(event, self.now)
     }
 
-    /// The driver takes the steps of a cut before a round. Returns the snapshot.
+    /// Takes the steps of a cut before a round, as the driver does. Returns the snapshot.
     fn cut(&mut self, mut effects: Vec<Effect>, before: u32) -> Occasion {
         let mut occasion = None;
         while let Some((cut, step)) = effects.iter().find_map(|effect| match effect {
@@ -197,7 +197,7 @@ fn a_want_ends_with_its_time_and_says_why() {
     assert_eq!(wanted.happens(crate::Event::Freed(0)), []);
 }
 
-/// The end of a job waited two seconds for the file before, and had no last checkpoint if the disk was slower.
+/// The end of a job once waited only two seconds for the file before it. With a slower disk, there was no last checkpoint.
 #[test]
 fn a_file_waits_for_the_file_before_it_as_long_as_the_disk_takes() {
     let mut wanted = Wanted::new(1);
@@ -276,7 +276,8 @@ fn hub_0_gets_its_answer_when_the_part_is_decided_or_its_wait_is_over() {
     assert_eq!(effects, [answer(id, PartState::Written(5))]);
 }
 
-/// Hub 0 of a job of three hubs, whose file before round 7 is written within a time. Returns the questions.
+/// Makes hub 0 of a job of three hubs write its file before round 7, within a time limit. Returns its questions to the
+/// other hubs.
 fn follows(wanted: &mut Wanted) -> (WantId, Vec<Effect>) {
     wanted.job.hubs.share.hubs = 3;
     for hub in 0..3 {
@@ -332,12 +333,12 @@ fn a_checkpoint_is_not_whole_if_a_hub_does_not_answer() {
     assert_eq!(told, [Effect::NotWhole(Round(7), why()), Effect::Wanted(id, Err(NoState::Other(why())))]);
 }
 
-/// A reader's want of the state before a round.
+/// Makes a reader want the state before a round.
 fn wants_before(wanted: &mut Wanted, before: u32) -> (WantId, Vec<Effect>) {
     wanted.saving().want(Use::Client, CutAt::Before(Round(before)), LIMIT)
 }
 
-/// All steps of a cut of a job that has reached `front`. Returns the last effects.
+/// Takes all steps of a cut of a job that has reached `front`. Returns the last effects.
 fn cut_at(wanted: &mut Wanted, effects: Vec<Effect>, front: u32) -> Vec<Effect> {
     let [Effect::Cut(cut, Step::Hold)] = effects[..] else { panic!("{effects:?}") };
     let held = wanted.happens(crate::Event::Cut(cut, Stepped::Held(Some(Round(front)))));
@@ -391,7 +392,7 @@ fn a_reader_whose_round_does_not_come_ends_with_its_time_and_holds_up_no_cut() {
     let mut wanted = Wanted::new(1);
     let (id, effects) = wants_before(&mut wanted, 100);
     cut_at(&mut wanted, effects, 7);
-    // Meanwhile others get their cut, here a file.
+    // Meanwhile, other wants get their cuts. Here it is the want of a file.
     let (_, effects) = wanted.want(Use::File);
     let occasion = wanted.cut(effects, 8);
     assert_eq!(wanted.taken(0, occasion, None).len(), 1);
@@ -420,7 +421,7 @@ fn a_reader_whose_snapshot_gave_way_tries_again_and_hears_if_the_round_has_passe
     assert!(effects.contains(&Effect::Wanted(id, Err(NoState::Before(passed)))), "{effects:?}");
 }
 
-/// A record may have any time, which no clock can add.
+/// A record may have any duration, and a clock cannot add every duration.
 #[test]
 fn a_time_is_never_longer_than_a_year() {
     let mut wanted = Wanted::new(1);

@@ -1,5 +1,5 @@
-//! Cuts of a job over two hubs. Steps are taken late. Requests of hub 0 to the other hub are delivered late, or given
-//! up by hub 0.
+//! Cuts of a job over two hubs. Steps are taken late. Requests of hub 0 to the other hub are delivered late, or hub 0 gives
+//! them up.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,19 +10,19 @@ use crate::job;
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A hub cuts the job for a snapshot at all hubs, which hub 0 leads, or at itself.
+    /// A hub cuts the job for a snapshot: at all hubs, which hub 0 leads, or only at itself.
     Snapshot(usize),
-    /// Rank 1 takes part from a cut of hub 0 on.
+    /// Hub 0 makes a cut from which on rank 1 takes part.
     Admit,
-    /// A hub takes its next step; its chunks have reached this round.
+    /// A hub takes its next step. Its chunks have reached this round.
     Step(usize, u32),
-    /// A request of hub 0 is delivered: the one at this place among those that are not.
+    /// A request of hub 0 is delivered. The number is its place among the requests that were not delivered.
     Deliver(usize),
-    /// A request of hub 0 that was delivered is delivered once more. Nobody waits for the answer.
+    /// A request of hub 0 is delivered a second time. Nobody waits for this answer.
     Repeat(usize),
     /// The job fails at hub 0.
     Fail,
-    /// Hub 0 gives up a request. It may be delivered even so.
+    /// Hub 0 gives up a request, which may nevertheless be delivered.
     GiveUp(usize),
 }
 
@@ -37,7 +37,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A request of hub 0 that has not been delivered, or not been answered.
+/// A request of hub 0 that was not delivered or not answered yet.
 struct Ask {
     cut: CutId,
     step: Step,
@@ -45,7 +45,7 @@ struct Ask {
     is_given_up: bool,
 }
 
-/// A hub of the job.
+/// One of the two hubs.
 struct Hub {
     job: Job,
     steps: VecDeque<(CutId, Step)>,
@@ -53,9 +53,9 @@ struct Hub {
     /// The round that its chunks had reached at the last hold.
     front: Round,
     failed: bool,
-    /// The cuts that somebody waits for.
+    /// The cuts for which a caller waits.
     waited_for: Vec<CutId>,
-    /// The snapshots that were taken, by the cut.
+    /// The snapshots that were taken, each with its cut.
     taken: Vec<(CutId, Round)>,
     /// The rounds from which rank 1 takes part.
     admitted: Vec<Round>,
@@ -65,7 +65,7 @@ struct Hub {
 struct Hubs {
     hubs: [Hub; 2],
     asks: Vec<Ask>,
-    /// The request of hub 0 that each cut at the other hub answers.
+    /// The request of hub 0 to answer at the end of each of the other hub's cuts.
     answers: HashMap<CutId, usize>,
     has_given_up: bool,
 }
@@ -180,7 +180,7 @@ impl Hubs {
         self.carry_out(1, effects);
     }
 
-    /// Has the other hub take a request in.
+    /// Gives a request to the other hub.
     fn request(&mut self, ask: usize, now: Instant) -> Result<(CutId, Vec<Effect>), NotReleased> {
         let job = &mut self.hubs[1].job;
         match self.asks[ask].step.clone() {
@@ -213,7 +213,7 @@ impl Hubs {
                 }
                 Effect::Cut(cut, step) => hub.steps.push_back((cut, step)),
                 Effect::CutHeld(cut, front) => {
-                    // Hub 0 does not wait for the answer of a request that was delivered twice.
+                    // Nobody waits for the answer to a request that was delivered twice.
                     if let Some(ask) = self.answers.remove(&cut) {
                         let waits_for_hold = matches!(self.asks[ask].step, Step::HoldOthers(_));
                         assert!(waits_for_hold, "a release is answered at its end");
@@ -264,7 +264,7 @@ proptest! {
         prop_assert!(lead.failed || !lead.is_held, "hub 0 is held");
         if other.is_held && !other.failed {
             prop_assert!(hubs.has_given_up, "hub 0 ends what it has begun");
-            // Hub 0 does not know that it holds the other hub. The hold ends nevertheless.
+            // Hub 0 does not know that it holds the other hub. The hold must end nevertheless.
             let limit = Duration::from_secs(1);
             let later = Instant::now() + 4 * limit;
             let overdue = hubs.hubs[1].job.cuts.held_too_long(limit, later);

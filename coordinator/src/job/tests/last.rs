@@ -1,5 +1,5 @@
-//! The last state of a job over one to three hubs. Steps are taken late. Requests and answers are late, lost or given
-//! up. Hubs fail by themselves or die, and disks fail.
+//! The last state of a job over one to three hubs. Steps are taken late. Requests and answers are late, lost, or given up.
+//! Hubs fail by themselves or die, and disks fail.
 
 use std::collections::VecDeque;
 
@@ -14,17 +14,17 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A hub's job fails without a cause from outside.
+    /// The job fails at a hub, without a cause from outside.
     Fail(usize),
-    /// A hub takes its next step on its cores or its disk, which work, or not.
+    /// A hub takes its next step on its cores or its disk. The flag says whether the step succeeds.
     Step(usize, bool),
-    /// A request or an answer is delivered: the one at this place among those under way.
+    /// A request or an answer is delivered. The number is its place among those that are on their way.
     Deliver(usize),
-    /// A hub gives a request up, which may be lost.
+    /// A hub gives up a request. The flag says whether the request is lost.
     GiveUp(usize, bool),
     /// A hub dies.
     Die(usize),
-    /// Twice the limit passes, and a hub sees it.
+    /// Twice the limit passes, and a hub notices it.
     Sweep(usize),
 }
 
@@ -41,7 +41,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Whether a hub saves, and the rounds of its chunks, if it has chunks.
+/// Draws whether a hub saves, and the rounds of its chunks, if it has chunks.
 fn hub() -> impl Strategy<Value = (bool, Option<(u32, u32)>)> {
     let lowest = prop_oneof![9 => 0..9_u32, 1 => 80..90_u32];
     (prop::bool::weighted(0.95), prop::option::weighted(0.9, (lowest, 0..2_u32)))
@@ -59,7 +59,7 @@ enum Reply {
     Part(LastReply),
 }
 
-/// A request to a hub, its answer, and the sender's knowledge of the answer.
+/// A request to a hub, its answer, and the result that the sender has.
 struct Ask {
     to: usize,
     request: Request,
@@ -73,13 +73,13 @@ struct Hub {
     saves: bool,
     front: Option<Front>,
     steps: VecDeque<LastStep>,
-    /// The requests that it waits for the answers of.
+    /// The requests whose answers the hub waits for.
     asks: Vec<usize>,
-    /// The requests of other hubs that wait for its answer.
+    /// The requests of other hubs to which this hub has not answered yet.
     asked: Vec<usize>,
     is_dead: bool,
     is_held: bool,
-    /// The time since which hub 0 is silent, at another hub.
+    /// The time since which hub 0 has been silent, at another hub.
     silent: Instant,
     written: Option<Round>,
     over: Option<Saved>,
@@ -89,7 +89,7 @@ struct Hubs {
     hubs: Vec<Hub>,
     asks: Vec<Ask>,
     now: Instant,
-    /// Whether something has failed beside the job.
+    /// Whether something other than the job has failed.
     has_trouble: bool,
 }
 
@@ -237,7 +237,7 @@ impl Hubs {
         }
     }
 
-    /// Gives an answer to the hub that asks, or ends its wait. The hub goes on when it has all answers.
+    /// Gives an answer to the hub that asked, or ends its wait. The hub continues once it has all answers.
     fn comes(&mut self, ask: usize, result: Result<Reply, String>) {
         if self.asks[ask].result.is_some() {
             return;
@@ -348,7 +348,7 @@ impl Hubs {
         (0..100).for_each(|_| self.happens(Event::Deliver(0)));
     }
 
-    /// Checks the saved states if nothing went wrong.
+    /// Checks that all hubs have saved the state, if nothing went wrong.
     fn check_all_saved(&self, saved: u32) {
         let fronts = || self.hubs.iter().filter_map(|hub| hub.front);
         let (lowest, highest) =

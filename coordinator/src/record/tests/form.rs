@@ -1,21 +1,20 @@
-//! The form of records: a record of a known life, which this program must be able to read.
+//! The format of records: this program must be able to read the record of a known life.
 //!
-//! `life.record` is the record of [`life`](super::life) at the time when it was made. Nobody changes it by
-//! hand.
+//! `life.record` is the record of [`life`](super::life) from the time when it was made. It must not be changed by hand.
 
 use std::fs::{read_to_string, write};
 use std::path::PathBuf;
 
 use super::*;
 
-/// The variable that makes the test write the record again.
+/// The variable with which the test writes the record again.
 const MAKE: &str = "PHUB_MAKE_RECORD";
 
 fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/record/tests/life.record")
 }
 
-/// Returns the advice when the record has another outcome here than it had.
+/// Returns what to do if the replay of the record has another result than before.
 fn remedy(error: &NotReplayed) -> String {
     let make = format!("make the record of the life again: {MAKE}=1 cargo test -p coordinator record");
     match error {
@@ -35,7 +34,7 @@ fn a_record_of_this_form_can_be_read_and_has_the_same_answers() {
     if std::env::var_os(MAKE).is_some() {
         let former =
             read_to_string(path()).map(|text| replayed(&Vec::from_iter(text.lines().map(str::to_owned))));
-        // Nobody writes it again in place of the new number that the form needs.
+        // Writing the record again would hide that the format needs a new number.
         if let Ok(Err(error @ NotReplayed::Line { .. })) = &former {
             panic!("{}", remedy(error));
         }
@@ -54,7 +53,7 @@ fn a_record_of_this_form_can_be_read_and_has_the_same_answers() {
     );
 }
 
-/// Each form of an input that a program may have instead of this one's is found.
+/// Each form of an input that differs from this program's form is detected.
 #[test]
 fn a_record_of_another_form_under_the_same_number_is_found() {
     let with = |from: &str, to: &str| {

@@ -1,4 +1,4 @@
-//! A known life of a hub, in which each request happens.
+//! A fixed sequence of requests to a hub, in which each kind of request occurs: a *life*.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::{
     Memory, Promise, Secret, Step, Stepped, Use,
 };
 
-/// A hub whose life is recorded.
+/// A hub whose requests are recorded.
 struct Life {
     hub: Hub,
     lines: Vec<String>,
@@ -74,7 +74,7 @@ impl Life {
         self.ask(Happened { job, event })
     }
 
-    /// Takes all steps of a cut, as the driver; its chunks have reached this round.
+    /// Takes all steps of a cut, as the driver does. The chunks have reached this round.
     fn cuts(&mut self, job: JobId, mut effects: Vec<Effect>, front: u32) {
         while let Some((cut, step)) = effects.iter().find_map(|effect| match effect {
             Effect::Cut(cut, step) if !matches!(step, Step::TakeSnapshot(..)) => Some((*cut, step.clone())),
@@ -116,7 +116,7 @@ impl Life {
         id
     }
 
-    /// Joins two workers; one of them brings a state. A third is refused.
+    /// Joins two workers, one of which brings a state. Refuses a third worker.
     fn lets_all_in(&mut self, job: JobId) {
         let name = self.hub.job(job).unwrap().spec.name.clone();
         let (address, counted) = (IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 1]));
@@ -225,7 +225,7 @@ impl Life {
         self.ask(Release { name });
     }
 
-    /// Sends requests of other hubs, which a job of one hub has none of.
+    /// Sends the requests of other hubs, although the job has only one hub.
     fn has_other_hubs(&mut self, job: JobId) {
         self.ask(Ready { member: MemberOf { job, rank: 0 }, reached: Some(Round(3)) }).unwrap();
         self.ask(MissMachines { job, machines: vec![2] }).unwrap();
@@ -247,7 +247,7 @@ impl Life {
         self.cuts(job, effects, 3);
     }
 
-    /// Loses one worker, and lets the second one leave.
+    /// Loses one worker. Then the second worker leaves.
     fn ends_a_job(&mut self, job: JobId) {
         let member = MemberOf { job, rank: 1 };
         self.ask(Lose { member, cause: Cause::HubLost, reason: "a hub is gone".into() });

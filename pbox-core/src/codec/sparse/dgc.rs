@@ -1,18 +1,19 @@
-//! `dgc`: the largest sums of momentum, which is `topk` with its own momentum (Lin et al., "Deep Gradient
-//! Compression", 2018). The hub's optimizer should have no momentum then.
+//! `dgc`: sends the largest sums of momentum. It is `topk` with its own momentum (Lin et al., "Deep Gradient Compression",
+//! 2018). The hub's optimizer should then have no momentum.
 //!
-//! For each element the worker keeps `u` and `v`, all `u` of the chunk first:
+//! For each element the worker keeps `u` and `v`; all `u` of the chunk come first:
 //!
 //! - clipping: gradients are scaled down if the norm of the chunk is above `clip * sqrt(elements)`;
-//! - momentum correction: `u = momentum * u + g; v += u`; the largest of `v` are sent;
-//! - momentum factor masking: `u` and `v` of an element that is sent become zero;
+//! - momentum correction: `u = momentum * u + g; v += u`; the largest values of `v` are sent;
+//! - momentum factor masking: `u` and `v` of every sent element become zero;
 //! - warm-up: the share that is sent falls exponentially from a quarter to `ratio`.
 //!
-//! The paper clips by the norm of the whole model, at `threshold / sqrt(workers)`. A chunk does not know the model. It
-//! gets its part of the threshold as if all elements were equally large. The part is the threshold times the square
-//! root of the chunk's share of the elements. So `clip` is a root mean square: for a threshold of the paper it is
-//! `threshold / sqrt(workers * elements of the model)`. The paper's warm-up divides the share by 4 in each epoch; here
-//! it is smooth, in rounds, from round 1 on.
+//! The paper clips by the norm of the whole model, at `threshold / sqrt(workers)`. A chunk does not know the whole model.
+//! So it clips at its part of the threshold, as if all elements were equally large. This part is the threshold times the
+//! square root of the chunk's share of the elements. Therefore `clip` is a root mean square. For a threshold of the paper,
+//! it is `threshold / sqrt(workers * elements of the model)`.
+//!
+//! The paper's warm-up divides the share by 4 in each epoch. Here the share falls in each round, from round 1 on.
 
 use super::payload::{self, Shape};
 use super::topk::{self, count};
@@ -23,9 +24,10 @@ use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 use crate::layout::Round;
 
-/// The share that is sent at first.
+/// The share that is sent in the first rounds.
 const FIRST_RATIO: f32 = 0.25;
-/// The sums that grow side by side. Every instruction set has the same number of sums, so that all give the same bits.
+/// The number of sums that are computed side by side. It is the same for every instruction set, so that all give the same
+/// bits.
 const SUMS: usize = 16;
 
 /// A codec's settings.
@@ -47,8 +49,8 @@ impl Dgc {
         if self.warmup_rounds > 0 { self.ratio.max(FIRST_RATIO) } else { self.ratio }
     }
 
-    /// Returns the share that is sent in a round. It is computed by square roots, because their bits are the same on
-    /// every machine; the bits of powers are not.
+    /// Returns the share that is sent in a round. It is computed with square roots, whose bits are the same on every
+    /// machine. The bits of powers are not.
     fn ratio_in(self, round: Round) -> f32 {
         let done = round.0.saturating_sub(1);
         if done >= self.warmup_rounds || self.ratio >= FIRST_RATIO {
@@ -127,7 +129,7 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Returns the factor that brings the norm down to its bound; 1 if it is not above. The computation is in f64, in
+/// Returns the factor that brings the norm down to its limit, or 1 if the norm is not above the limit. Computes in f64, in
 /// which no square of an f32 is infinite.
 #[inline(always)]
 fn clip_factor(clip: f32, values: &[f32]) -> f32 {

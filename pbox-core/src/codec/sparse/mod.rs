@@ -1,7 +1,7 @@
-//! The codecs that send some values unchanged, and keep the others for later.
+//! Codecs that send some values unchanged, and keep the others for later.
 //!
-//! `topk` and `dgc` choose the values of the largest magnitude (`select`) and share a payload (`payload`); `randomk`
-//! chooses values at random.
+//! `topk` and `dgc` choose the values with the largest magnitudes (`select`) and have the same form of payload (`payload`).
+//! `randomk` chooses values at random.
 
 pub(super) mod dgc;
 mod payload;

@@ -6,17 +6,18 @@
 //!   count: u32 | values of all elements: f32 each                            for nearly all values
 //! ```
 //!
-//! Indices have 16 bits in chunks of at most 65,536 elements. The form with the fewest bytes is used, the first among
-//! equals, so that the count and the number of elements determine it. The last form counts all elements.
+//! Indices have 16 bits in chunks of at most 65,536 elements. The payload has the shortest of these forms; on a tie, the
+//! first one. So the count and the number of elements determine the form. In the last form, the count is the number of all
+//! elements.
 
 use super::select::{Chosen, Ones};
 use crate::codec::error::PayloadError;
 use crate::codec::number::finite;
 
-/// The bytes of the count.
+/// The length of the count, in bytes.
 const COUNT: usize = 4;
 
-/// The way in which a payload writes the places of its values.
+/// The form in which a payload has the places of its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Indices,
@@ -24,7 +25,7 @@ enum Form {
     All,
 }
 
-/// The form of a payload that has `count` values of a chunk of `elements` elements.
+/// The form of a payload with `count` values of a chunk of `elements` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     elements: usize,
@@ -91,7 +92,7 @@ fn index_bytes(elements: usize) -> usize {
     if elements <= 1 << 16 { 2 } else { 4 }
 }
 
-/// The parts of a payload.
+/// The parts of a payload's bytes.
 struct Parts<'a> {
     shape: Shape,
     places: &'a [u8],
@@ -110,7 +111,7 @@ impl<'a> Parts<'a> {
         Some(Parts { shape, places, values: values.as_chunks().0 })
     }
 
-    /// Returns the places in the order of the payload. They may lie after the last element.
+    /// Returns the places in the order of the payload. A place may lie beyond the last element.
     fn places(&self) -> impl Iterator<Item = usize> {
         let bits = if self.shape.form == Form::Bits { self.places } else { &[] };
         let indices = if self.shape.form == Form::Indices { self.places } else { &[] };
@@ -130,8 +131,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Calls `act` with the place, always below `elements`, and the value of each value of a payload. Does nothing if the
-/// payload's length is wrong.
+/// Calls `act` with the place and the value of each value of a payload. The place is always below `elements`. Does nothing
+/// if the payload's length is wrong.
 pub(super) fn for_each(elements: usize, payload: &[u8], mut act: impl FnMut(usize, f32)) {
     let Some(parts) = Parts::parse(elements, payload) else { return };
     for (place, value) in parts.places().zip(parts.values) {
@@ -141,7 +142,7 @@ pub(super) fn for_each(elements: usize, payload: &[u8], mut act: impl FnMut(usiz
     }
 }
 
-/// Checks that this is a payload of a chunk of `elements` elements, with a number of values in `wanted`.
+/// Checks that this is a payload of a chunk of `elements` elements, and that its number of values is in `wanted`.
 pub(super) fn check_payload(
     codec: &'static str,
     elements: usize,

@@ -1,15 +1,15 @@
-//! `randomk`: values at random places, unchanged. The remaining values are kept and added to the next values (Stich et
-//! al., "Sparsified SGD with Memory", 2018). Values are not scaled up to be unbiased, because the remaining values are
+//! `randomk`: sends values at random places, unchanged. The other values are kept and added to the next values (Stich et
+//! al., "Sparsified SGD with Memory", 2018). Values are not scaled up to make them unbiased, because the kept values are
 //! sent later.
 //!
 //! ```text
 //!   key of the random numbers: u64 | values: f32 each
 //! ```
 //!
-//! Both ends draw the places from the key, so that the payload has no places. The chunk is cut into as many runs as
-//! values are sent, starting at a random element and continuing at the chunk's start after its end. One element of
-//! each run is drawn. The paper draws any set of that size. Here each element is also sent with the same probability,
-//! which is all that the paper's proof needs, and places are distinct and nearly ascending without a table.
+//! Both ends draw the places from the key, so the payload has no places. The chunk is cut into one run for each value that
+//! is sent. The runs start at a random element, and continue from the chunk's end to its start. One element of each run is
+//! drawn. The paper draws any set of that size. Here, too, each element is sent with the same probability, and the paper's
+//! proof needs no more. Places are distinct and nearly ascending without a table.
 
 use super::topk::{add_to_state, count};
 use crate::codec::draw::Key;
@@ -19,7 +19,7 @@ use crate::codec::number::finite;
 use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 
-/// The bytes of the key.
+/// The length of the key, in bytes.
 const KEY: usize = 8;
 
 pub fn payload_bytes(elements: usize, ratio: f32) -> usize {
@@ -42,7 +42,7 @@ pub fn encode(kernels: &Kernels, values: &[f32], state: &mut [f32], key: Key, pa
     Encoded { bytes: payload.len(), not_finite }
 }
 
-/// Checks that values are finite. `payload` has the right length.
+/// Checks that the values are finite. `payload` must have the right length.
 pub fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     let values = payload[KEY..].as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
     match values.enumerate().find(|(_, value)| !value.is_finite()) {
@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// 100 is not a multiple of 7, so runs have 14 or 15 elements. In 20,000 draws each element is sent 1400 times on
+    /// 100 is not a multiple of 7, so runs have 14 or 15 elements. In 20,000 draws, each element is sent 1400 times on
     /// average, with a standard deviation of 37.
     #[test]
     fn every_place_is_equally_likely() {

@@ -1,7 +1,8 @@
-//! Selects the values with the largest magnitudes.
+//! The selection of the values with the largest magnitudes.
 //!
-//! A radix selection of two bits at a time. Its 16 passes only count, so they run on whole vectors and need no
-//! histogram and no memory for candidates. It ends early if a threshold selects exactly the right number of values.
+//! It is a radix selection of two bits at a time. Its 16 passes only count, so they run on whole vectors and need no
+//! histogram and no list of candidates. The selection ends early if a threshold selects exactly the wanted number of
+//! values.
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
@@ -11,19 +12,18 @@ use crate::codec::number::magnitude;
 /// The number of values whose flags fit in one integer of 64 bits.
 const BLOCK: usize = 64;
 
-/// A selection: all values with a magnitude above the threshold, and the first few with a magnitude equal to
-/// it.
+/// A selection: all values with a magnitude above the threshold, and the first few values with exactly this magnitude.
 #[derive(Clone, Copy)]
 pub(super) struct Chosen {
-    /// The bits of a magnitude.
+    /// The bits of the magnitude that is the threshold.
     threshold: u32,
-    /// The number of values with this magnitude that are selected.
+    /// The number of selected values with exactly this magnitude.
     equal: usize,
 }
 
 impl Chosen {
-    /// Selects the `count` values with the largest magnitudes, the first among equals. Values that are not finite
-    /// count as zero. There are at least `count` values.
+    /// Selects the `count` values with the largest magnitudes. Among equal magnitudes, the first values are selected.
+    /// Values that are not finite count as zero. There must be at least `count` values.
     #[inline(always)]
     pub(super) fn largest(values: &[f32], count: usize) -> Self {
         let mut threshold = 0;
@@ -85,7 +85,7 @@ impl Iterator for Ones {
     }
 }
 
-/// Counts, for each step, the magnitudes that are at least as large.
+/// Counts for each step the magnitudes that are at least as large as the step.
 #[inline(always)]
 fn count_at_least<const N: usize>(values: &[f32], steps: [u32; N]) -> [u32; N] {
     let mut counts = [0; N];

@@ -1,5 +1,5 @@
-//! `topk`: the values with the largest magnitudes, unchanged. The remaining values are kept and added to the next
-//! values (Aji and Heafield, "Sparse Communication", 2017; Stich et al., "Sparsified SGD with Memory", 2018).
+//! `topk`: sends the values with the largest magnitudes, unchanged. The other values are kept and added to the next values
+//! (Aji and Heafield, "Sparse Communication", 2017; Stich et al., "Sparsified SGD with Memory", 2018).
 
 use super::payload::{self, Shape};
 use crate::codec::encoded::Encoded;
@@ -8,8 +8,9 @@ use crate::codec::number::{bounded, finite, not_finite};
 use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 
-/// Computes `ceil(ratio * elements)`, at least 1 if there are elements. The product is in f32, as the ratio is, so that
-/// a tenth of ten is 1. The f32 nearest to a tenth is a little above it, and an exact product would be rounded up to 2.
+/// Computes `ceil(ratio * elements)`, but at least 1 if there are elements. The product is in f32, like the ratio, so that
+/// a tenth of ten is 1. The f32 nearest to a tenth is slightly larger than a tenth, so the exact product would be rounded
+/// up to 2.
 pub fn count(elements: usize, ratio: f32) -> usize {
     ((ratio * elements as f32).ceil() as usize).clamp(1, elements.max(1)).min(elements)
 }
@@ -61,8 +62,8 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Adds `values` to `state`, without values that are not finite. Returns the number of these. An empty state
-/// remains empty.
+/// Adds `values` to `state`, except for values that are not finite. Returns how many are not finite. An empty state stays
+/// empty.
 #[inline(always)]
 pub fn add_to_state(values: &[f32], state: &mut [f32]) -> u32 {
     for (kept, &value) in state.iter_mut().zip(values) {

@@ -1,5 +1,4 @@
-//! A decoded answer is always nearer to the difference than zero is. Without this, errors that are sent again would not
-//! die away.
+//! A decoded answer is always nearer to the difference than zero is. Otherwise errors that are sent again would not vanish.
 
 use super::*;
 
@@ -58,7 +57,7 @@ proptest! {
     }
 }
 
-/// A difference is sent until nothing is left of it. The hub's shadow follows its weights in the same way.
+/// A difference is sent again until nothing of it is left. The hub's shadow follows its weights in the same way.
 #[test]
 fn errors_die_away() {
     let kernels = Kernels::detect();

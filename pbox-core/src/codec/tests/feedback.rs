@@ -1,8 +1,8 @@
-//! Codecs with error feedback: values that are not sent are kept, exact to the last bit, and sent later.
+//! Codecs with error feedback: values that are not sent are kept, exactly to the last bit, and sent later.
 
 use super::*;
 
-/// Returns a simple model of error feedback: the error after `kept` and the values were sent.
+/// Returns the kept error in a simple model of error feedback, after `kept` and the values were encoded.
 fn left(codec: Codec, kept: &[f32], values: &[f32], payload: &[u8]) -> Vec<f32> {
     let decoded = decode(codec, Kernels::detect(), payload, values.len());
     kept.iter().zip(values).zip(decoded).map(|((kept, value), decoded)| (kept + value) - decoded).collect()
@@ -31,7 +31,7 @@ proptest! {
         }
     }
 
-    /// An empty state, as for differences, gives the same bytes as a state of zeros.
+    /// An empty state, as it is used for differences, gives the same bytes as a state of zeros.
     #[test]
     fn an_empty_state_encodes_like_zeros(codec in codecs(), values in any_values(700)) {
         prop_assume!(!matches!(codec, Codec::Dgc { .. }));
@@ -68,7 +68,7 @@ fn topk_sends_the_largest_and_the_first_of_equals() {
     assert_eq!(send([0.5, 0.0, 0.0, 0.0, 0.0]), [1.5, 0.0, 0.0, 0.0, 0.0]);
 }
 
-/// The formulas of the paper on one chunk, computed by hand.
+/// The paper's formulas on one chunk, computed by hand.
 #[test]
 fn dgc_follows_the_paper() {
     let codec = Codec::Dgc { ratio: 0.25, momentum: 0.5, clip: Some(1.0), warmup_rounds: 0 };
@@ -77,11 +77,12 @@ fn dgc_follows_the_paper() {
         let (payload, _) = encode(codec, Kernels::detect(), &values, &mut state, DRAW);
         (decode(codec, Kernels::detect(), &payload, 4), state.clone())
     };
-    // A norm of 2 is not clipped; it equals the bound.
+    // A norm of 2 equals the limit, and is not clipped.
     let (sent, kept) = send([1.0, 1.0, -1.0, 1.0]);
     assert_eq!(sent, [1.0, 0.0, 0.0, 0.0]);
     assert_eq!(kept, [0.0, 1.0, -1.0, 1.0, 0.0, 1.0, -1.0, 1.0]);
-    // A norm of 8 is scaled down to 2. u = u / 2 + g, v = v + u: [1, 1.5, -1.5, 1.5] and the largest is masked.
+    // A norm of 8 is scaled down to 2. With u = u / 2 + g and v = v + u, v is [1, 1.5, -1.5, 1.5], and the largest value is
+    // masked.
     let (sent, kept) = send([4.0, 4.0, -4.0, 4.0]);
     assert_eq!(sent, [0.0, 2.5, 0.0, 0.0]);
     assert_eq!(kept, [1.0, 0.0, -1.5, 1.5, 1.0, 0.0, -2.5, 2.5]);

@@ -1,5 +1,5 @@
-//! Codecs that round at random: every error is within its bound, and over many draws the mean of the decoded values
-//! is the value.
+//! Codecs that round at random. Every error is within its limit, and the mean of the decoded values over many draws is the
+//! value.
 
 use super::*;
 
@@ -40,8 +40,8 @@ fn the_mean_is_the_value() {
         let draws = draws(codec, &values, times);
         for (i, value) in values.iter().enumerate() {
             let mean = draws.iter().map(|draw| f64::from(draw[i])).sum::<f64>() / f64::from(times);
-            // A draw's standard deviation is at most half a step. The mean's deviation is sqrt(4000) times smaller.
-            // The bound is five of these.
+            // The standard deviation of a draw is at most half a step, and that of the mean is sqrt(4000) times smaller.
+            // The limit is five times the latter.
             let bound = 5.0 * 0.5 * 2.0 * f64::from(step(codec)) / f64::from(times).sqrt();
             assert!(
                 (mean - f64::from(*value)).abs() < bound + 1e-6,

@@ -15,7 +15,7 @@ use crate::layout::{ChunkId, Round};
 
 const DRAW: Draw = Draw { seed: 7, rank: 3, round: Round(5), chunk: ChunkId(11) };
 
-/// Returns one of each codec, and further settings that take different paths.
+/// Returns one codec of each kind, and more with settings that take different paths.
 fn all() -> Vec<Codec> {
     let mut all: Vec<Codec> = (1..=8).map(|bits| Codec::Qsgd { bits, bucket: 512 }).collect();
     all.extend([1, 7, 48, 100_000].map(|bucket| Codec::Qsgd { bits: 3, bucket }));
@@ -45,7 +45,7 @@ fn any_values(most: usize) -> impl Strategy<Value = Vec<f32>> {
     proptest::collection::vec(value, 0..most)
 }
 
-/// Returns the codec's state, which is zero at first.
+/// Returns the first state of a codec: zeros.
 fn state(codec: Codec, values: &[f32]) -> Vec<f32> {
     vec![0.0; codec.state_per_element() * values.len()]
 }
@@ -65,7 +65,7 @@ fn decode(codec: Codec, kernels: &Kernels, payload: &[u8], elements: usize) -> V
     sum
 }
 
-/// Returns the bits of the values. All NaNs get the same bits: the compiler chooses which operand's NaN becomes the
+/// Returns the bits of the values. All NaNs get the same bits, because the compiler chooses which operand's NaN becomes the
 /// result.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
@@ -89,7 +89,7 @@ proptest! {
         halves_are_rounded::<bf16>(Codec::Bf16, &values)?;
     }
 
-    /// Payload, state and sum, also in a second round, when the state is not zero.
+    /// Payload, state and sum are compared, also in a second round, in which the state is not zero.
     #[test]
     fn every_instruction_set_gives_the_same_bits(codec in codecs(), first in any_values(1500), seed: u64) {
         let draw = Draw { seed, ..DRAW };
@@ -138,7 +138,7 @@ proptest! {
     }
 }
 
-/// The bounds that the table of codecs states.
+/// The errors are within the limits in the table of codecs.
 #[test]
 fn halves_have_the_stated_errors() {
     let values: Vec<f32> =

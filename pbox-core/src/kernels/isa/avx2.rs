@@ -10,10 +10,10 @@ use super::{Convert, Work, pairs};
 use crate::kernels::rule::Rule;
 use crate::kernels::{Element, Slots, Step, body};
 
-/// Rounds to the nearest, ties to even, in any mode of the processor.
+/// The rounding mode: to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
-/// The proof that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
+/// The proof that the processor has the instruction set. Only `work`, `sum` and `step` create it.
 #[derive(Clone, Copy)]
 struct Avx2(());
 
@@ -107,7 +107,8 @@ impl Convert<f16> for Avx2 {
 }
 
 impl Convert<bf16> for Avx2 {
-    /// Returns the even elements, then the odd elements: one instruction for 8 of them. Their own order needs two.
+    /// Returns the even elements, then the odd elements. This takes one instruction for 8 elements; their own order would
+    /// take two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x16 {
         let from: &[bf16; 16] = elements.try_into().expect("one element for each place of the vector");
@@ -124,7 +125,7 @@ impl Convert<bf16> for Avx2 {
     fn in_order(self, F32x16(even, odd): F32x16) -> F32x16 {
         // SAFETY: `self` shows that the processor has the instruction set.
         unsafe {
-            // The halves of 128 bits hold 0 to 3 and 8 to 11, then 4 to 7 and 12 to 15.
+            // The 128-bit halves have elements 0 to 3 and 8 to 11, then 4 to 7 and 12 to 15.
             let (first, second) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
             F32x16(
                 _mm256_permute2f128_ps::<0x20>(first, second),
@@ -139,7 +140,7 @@ impl Convert<bf16> for Avx2 {
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (rounded(values.0), rounded(values.1));
-            // The pack works within halves of 128 bits, so the order of the quarters is 0, 2, 1, 3.
+            // The pack works within 128-bit halves, so the quarters are in the order 0, 2, 1, 3.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
         }
@@ -152,8 +153,8 @@ fn if_above(values: __m256, bound: __m256, then: __m256, or: __m256) -> __m256 {
     _mm256_blendv_ps(or, then, _mm256_cmp_ps::<_CMP_GT_OQ>(values, bound))
 }
 
-/// Rounds to the nearest bf16, in the lower halves. Half an ulp minus 1 is added, and 1 more if the kept part is odd.
-/// The sum carries into the kept part exactly if the nearest even number is above.
+/// Rounds to the nearest bf16, in the lower halves. It adds half an ulp minus 1, and 1 more if the kept part is odd. The
+/// sum carries into the kept part exactly if the nearest even number is above.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn rounded(values: __m256) -> __m256i {

@@ -10,10 +10,10 @@ use super::{Convert, Work, pairs};
 use crate::kernels::rule::Rule;
 use crate::kernels::{Element, Slots, Step, body};
 
-/// Rounds to the nearest, ties to even, in any mode of the processor.
+/// The rounding mode: to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// The proof that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
+/// The proof that the processor has the instruction set. Only `work`, `sum` and `step` create it.
 #[derive(Clone, Copy)]
 struct Avx512(());
 
@@ -107,7 +107,8 @@ impl Convert<f16> for Avx512 {
 }
 
 impl Convert<bf16> for Avx512 {
-    /// Returns the even elements, then the odd elements: one instruction for 16 of them. Their own order needs two.
+    /// Returns the even elements, then the odd elements. This takes one instruction for 16 elements; their own order would
+    /// take two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x32 {
         let from: &[bf16; 32] = elements.try_into().expect("one element for each place of the vector");
@@ -159,9 +160,9 @@ fn if_above(values: __m512, bound: __m512, then: __m512, or: __m512) -> __m512 {
     _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(values, bound), or, then)
 }
 
-/// Rounds to the nearest bf16, in the upper halves. Half an ulp minus 1 is added, and 1 more if the kept part is odd.
-/// The sum carries into the kept part exactly if the nearest even number is above. AVX512-BF16 has one instruction for
-/// this, but it flushes subnormal numbers to zero.
+/// Rounds to the nearest bf16, in the upper halves. It adds half an ulp minus 1, and 1 more if the kept part is odd. The
+/// sum carries into the kept part exactly if the nearest even number is above. AVX512-BF16 has one instruction for this,
+/// but that instruction flushes subnormal numbers to zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn rounded(values: __m512) -> __m512i {

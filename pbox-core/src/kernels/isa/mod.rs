@@ -1,8 +1,8 @@
 //! Instruction sets: vectors of f32, and conversions between them and a window's elements. `body` and the codecs are
-//! compiled once for each of them.
+//! compiled once for each instruction set.
 //!
-//! Vectors are explicit, and not loops over arrays. The compiler turns such loops into full-width code for f32, but
-//! splits loops over 16-bit elements into quarters of registers.
+//! Vectors are explicit types instead of loops over arrays. The compiler turns such loops into full-width code for f32, but
+//! it splits loops over 16-bit elements into quarters of registers.
 //!
 //! On the `unsafe` list for [`pairs`]: arithmetic in an instruction set that was detected.
 
@@ -18,8 +18,8 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use half::{bf16, f16};
 
-/// One piece of work. `run` and all functions that it calls must be `#[inline(always)]`: only code inside the
-/// caller is compiled for the caller's instruction set.
+/// A piece of work for any instruction set. `run` and all functions that it calls must be `#[inline(always)]`: only code
+/// inside the caller is compiled for the caller's instruction set.
 pub(crate) trait Work {
     /// The result.
     type Output;
@@ -33,7 +33,7 @@ pub trait Converter: Convert<f32> + Convert<f16> + Convert<bf16> {}
 
 impl<I: Convert<f32> + Convert<f16> + Convert<bf16>> Converter for I {}
 
-/// The f32 that a kernel works on at once. Each has the arithmetic of IEEE 754; no operation is fused.
+/// A vector: the f32 on which a kernel works at once. All arithmetic is that of IEEE 754, and no operation is fused.
 pub trait Vector:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
@@ -42,8 +42,7 @@ pub trait Vector:
 
     fn sqrt(self) -> Self;
 
-    /// Selects `then` if the value is above `bound`, else `or`. It also selects `or` if one of the two is a
-    /// NaN.
+    /// Selects `then` if the value is above `bound`, else `or`. Also selects `or` if the value or `bound` is a NaN.
     fn if_above(self, bound: Self, then: Self, or: Self) -> Self;
 }
 
@@ -57,16 +56,16 @@ pub trait Isa: Copy {
 
 /// Conversions between elements and vectors. All slices must have exactly the length of a vector.
 pub trait Convert<E>: Isa {
-    /// Converts the elements to f32, exactly. Their order is the cheapest, and the same in all calls.
+    /// Converts the elements to f32, exactly. The order of the result is the cheapest one, and the same in all calls.
     fn widen_for_sum(self, elements: &[E]) -> Self::Vector;
 
-    /// Changes the order of `widen_for_sum` back to the order of the elements.
+    /// Changes a result from the order of `widen_for_sum` back to the order of the elements.
     #[inline(always)]
     fn in_order(self, sum: Self::Vector) -> Self::Vector {
         sum
     }
 
-    /// Converts the elements to f32, in their order.
+    /// Converts the elements to f32, in their own order.
     #[inline(always)]
     fn widen(self, elements: &[E]) -> Self::Vector {
         self.in_order(self.widen_for_sum(elements))
@@ -76,7 +75,7 @@ pub trait Convert<E>: Isa {
     fn narrow(self, values: Self::Vector, elements: &mut [E]);
 }
 
-/// A pair of registers as a vector. Two additions run at once, and one register of 16-bit elements becomes two
+/// A vector that is a pair of registers. Two additions run at once, and one register of 16-bit elements becomes two
 /// registers of f32. Four registers are not faster.
 macro_rules! pairs {
     (

@@ -11,7 +11,7 @@ use super::{Convert, Work, pairs};
 use crate::kernels::rule::Rule;
 use crate::kernels::{Element, Slots, Step, body};
 
-/// The proof that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
+/// The proof that the processor has the instruction set. Only `work`, `sum` and `step` create it.
 #[derive(Clone, Copy)]
 struct Neon(());
 
@@ -94,7 +94,7 @@ impl Convert<f16> for Neon {
         F32x8(low, high)
     }
 
-    /// Rounds to the nearest, ties to even, which is the default mode of a thread.
+    /// Rounds to the nearest number, ties to even: the default mode of a thread.
     #[inline(always)]
     fn narrow(self, values: F32x8, elements: &mut [f16]) {
         let to: &mut [f16; 8] = elements.try_into().expect("one element for each place of the vector");
@@ -138,8 +138,8 @@ fn if_above(values: float32x4_t, bound: float32x4_t, then: float32x4_t, or: floa
     vbslq_f32(vcgtq_f32(values, bound), then, or)
 }
 
-/// Rounds to the nearest bf16, in the upper halves. Half an ulp minus 1 is added, and 1 more if the kept part is odd.
-/// The sum carries into the kept part exactly if the nearest even number is above.
+/// Rounds to the nearest bf16, in the upper halves. It adds half an ulp minus 1, and 1 more if the kept part is odd. The
+/// sum carries into the kept part exactly if the nearest even number is above.
 #[inline]
 #[target_feature(enable = "neon")]
 fn rounded(values: float32x4_t) -> uint32x4_t {

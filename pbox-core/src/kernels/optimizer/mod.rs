@@ -1,6 +1,6 @@
 //! Optimizers: their settings, and the numbers of one step.
 //!
-//! The arithmetic is in `rule`, its specification in `oracle`. `numbers` has the settings over time.
+//! The arithmetic is in `rule`, and its specification in `oracle`. `numbers` has the settings over time.
 
 mod numbers;
 
@@ -11,14 +11,14 @@ use crate::strict_json;
 
 pub use numbers::{Groups, Multipliers, Numbers, NumbersByRound};
 
-/// The rule by which the hub computes the weights or gradients that it sends back to the workers.
+/// The rule by which the hub computes the weights or gradients that it sends back to workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Optimizer {
     /// The mean of the gradients: an all-reduce.
     #[serde(deserialize_with = "strict_json::none")]
     Average,
-    /// The sum of the gradients: an all-reduce. Sums of whole numbers are exact, below 2^24.
+    /// The sum of the gradients: an all-reduce. Sums of whole numbers below 2^24 are exact.
     #[serde(deserialize_with = "strict_json::none")]
     Sum,
     /// `w -= lr * (g + wd * w)`, where `g` is the mean of the gradients.
@@ -40,7 +40,7 @@ pub enum Optimizer {
         /// `mu`.
         momentum: f32,
     },
-    /// Momentum that takes a part of each gradient, PyTorch's `SGD` with dampening `d`:
+    /// Momentum that takes only a part of each gradient: PyTorch's `SGD` with dampening `d`.
     /// `g += wd * w; m = mu * m + (1 - d) * g; w -= lr * m`. A chunk's first step sets `m = g`.
     Dampened {
         /// Step size.
@@ -75,8 +75,8 @@ pub enum Optimizer {
         /// L2 penalty.
         #[serde(default)]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. It is in f64, because the step uses `1 - b1`, for which f32 has
-        /// too few digits.
+        /// `b1`, the decay of the mean of gradients. It is an f64, because the step uses `1 - b1`, for which an f32 has too
+        /// few digits.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -86,7 +86,7 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
-    /// Adam with weight decay outside the gradient, PyTorch's `AdamW`: `w *= 1 - lr * wd`, then [`Adam`] without a
+    /// Adam with weight decay outside the gradient, PyTorch's `AdamW`. It is `w *= 1 - lr * wd`, then [`Adam`] without a
     /// penalty, with the same state.
     ///
     /// [`Adam`]: Optimizer::Adam
@@ -96,8 +96,8 @@ pub enum Optimizer {
         /// Decay of the weights, in units of the step size.
         #[serde(default = "decoupled_weight_decay")]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, and f32 has few digits for
-        /// it.
+        /// `b1`, the decay of the mean of gradients. It is an f64, because the step uses `1 - b1`, for which an f32 has too
+        /// few digits.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -107,8 +107,7 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
-    /// [`Adam`], divided by the highest `v` until now and not by the last one: PyTorch's `Adam` with
-    /// `amsgrad`.
+    /// [`Adam`] with a division by the highest `v` so far instead of the last one: PyTorch's `Adam` with `amsgrad`.
     ///
     /// A chunk's state is all of its `m`, then all of its `v`, then all of its highest `v`.
     ///
@@ -119,8 +118,8 @@ pub enum Optimizer {
         /// L2 penalty.
         #[serde(default)]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, and f32 has few digits for
-        /// it.
+        /// `b1`, the decay of the mean of gradients. It is an f64, because the step uses `1 - b1`, for which an f32 has too
+        /// few digits.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -130,7 +129,7 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
-    /// [`AdamW`], divided by the highest `v` until now: PyTorch's `AdamW` with `amsgrad`. Its state is that of
+    /// [`AdamW`] with a division by the highest `v` so far: PyTorch's `AdamW` with `amsgrad`. Its state is that of
     /// [`AmsGrad`].
     ///
     /// [`AdamW`]: Optimizer::AdamW
@@ -141,8 +140,8 @@ pub enum Optimizer {
         /// Decay of the weights, in units of the step size.
         #[serde(default = "decoupled_weight_decay")]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, and f32 has few digits for
-        /// it.
+        /// `b1`, the decay of the mean of gradients. It is an f64, because the step uses `1 - b1`, for which an f32 has too
+        /// few digits.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -155,7 +154,7 @@ pub enum Optimizer {
     /// Lion (Chen et al. 2023): `u = b1 * m + (1 - b1) * g; w = w * (1 - lr * wd) - lr * sign(u); m = b2 * m + (1 - b2) * g`.
     /// The sign of zero is zero, and the sign of a NaN is a NaN.
     Lion {
-        /// Step size: all weights move by it, so it is three to ten times smaller than AdamW's.
+        /// Step size. All weights move by it, so it should be three to ten times smaller than AdamW's.
         learning_rate: f32,
         /// Decay of the weights, in units of the step size.
         #[serde(default)]
@@ -167,8 +166,8 @@ pub enum Optimizer {
         #[serde(default = "beta2_of_lion")]
         beta2: f64,
     },
-    /// LARS (You et al. 2017): `t = eta * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m`. The norms are of a
-    /// key. `t` is 1 if a norm is 0, and for keys with a multiplier of 0 for the weight decay.
+    /// LARS (You et al. 2017): `t = eta * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m`. The norms are
+    /// those of a key. `t` is 1 if a norm is 0, and for keys whose multiplier of the weight decay is 0.
     Lars {
         /// Step size.
         learning_rate: f32,
@@ -181,17 +180,17 @@ pub enum Optimizer {
         #[serde(default = "trust")]
         trust: f32,
     },
-    /// LAMB (You et al. 2020), with Adam's moments `m` and `v` in a chunk's step `t`, which starts at 1: `u = m / (1 - b1^t) /
-    /// (sqrt(v) / sqrt(1 - b2^t) + eps) + wd * w; w -= lr * |w| / |u| * u`. The norms are of a key. Their quotient is 1 if one
-    /// is 0, and for keys with a multiplier of 0 for the weight decay.
+    /// LAMB (You et al. 2020), with Adam's moments `m` and `v` in a chunk's step `t`, which starts at 1:
+    /// `u = m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps) + wd * w; w -= lr * |w| / |u| * u`. The norms are those of a key.
+    /// Their quotient is 1 if one norm is 0, and for keys whose multiplier of the weight decay is 0.
     Lamb {
         /// Step size.
         learning_rate: f32,
         /// Decay of the weights, as a part of the update.
         #[serde(default = "decoupled_weight_decay")]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, and f32 has few digits for
-        /// it.
+        /// `b1`, the decay of the mean of gradients. It is an f64, because the step uses `1 - b1`, for which an f32 has too
+        /// few digits.
         #[serde(default = "beta1")]
         beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
@@ -203,7 +202,7 @@ pub enum Optimizer {
     },
 }
 
-// PyTorch's defaults.
+// These defaults are PyTorch's.
 fn beta1() -> f64 {
     0.9
 }
@@ -226,7 +225,7 @@ fn decoupled_weight_decay() -> f32 {
     0.01
 }
 
-/// Settings outside their range.
+/// An error: a setting is out of its range.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("{optimizer}: {setting} is {seen}; expected a finite number{range}")]
 pub struct InvalidOptimizer {
@@ -262,7 +261,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns the f32 of state that the hub keeps for each parameter, besides the weights.
+    /// Returns the number of f32 of state that the hub keeps for each parameter, in addition to the weights.
     pub fn state_per_element(&self) -> usize {
         match self {
             Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => 0,
@@ -285,17 +284,17 @@ impl Optimizer {
         }
     }
 
-    /// Whether steps of a key wait for norms of the whole key.
+    /// Whether the steps of a key wait for norms of the whole key.
     pub fn adapts_keys(&self) -> bool {
         matches!(self, Optimizer::Lars { .. } | Optimizer::Lamb { .. })
     }
 
-    /// Whether the hub keeps weights. If so, the first round is the broadcast of rank 0's weights.
+    /// Whether the hub keeps weights. If it does, round 0 is the broadcast of rank 0's weights.
     pub fn keeps_weights(&self) -> bool {
         !matches!(self, Optimizer::Average | Optimizer::Sum)
     }
 
-    /// Returns the step size at the start; zero if the optimizer has none.
+    /// Returns the initial step size, or zero if the optimizer has none.
     pub fn learning_rate(&self) -> f32 {
         match *self {
             Optimizer::Average | Optimizer::Sum => 0.0,
@@ -332,7 +331,7 @@ impl Optimizer {
         self
     }
 
-    /// Returns the L2 penalty, or the decay of the weights; zero if the optimizer has none.
+    /// Returns the L2 penalty or the decay of the weights, or zero if the optimizer has neither.
     pub fn weight_decay(&self) -> f32 {
         match *self {
             Optimizer::Average | Optimizer::Sum => 0.0,
@@ -350,14 +349,14 @@ impl Optimizer {
         }
     }
 
-    /// Returns the number of f32 that the hub keeps for each element of a key of type `dtype`, besides the weights
-    /// window. It keeps the master weight, if the type is too coarse for it, then the optimizer's state.
+    /// Returns the number of f32 that the hub keeps for each element of a key of type `dtype`, in addition to the window of
+    /// weights. They are the master weight, if the type is too coarse, and the optimizer's state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.master_per_element(dtype) + self.state_per_element()
     }
 
-    /// Returns the master weights of an element of type `dtype`: one, or none if the window itself is the master or
-    /// there are no weights.
+    /// Returns the number of master weights of an element of type `dtype`. It is 1, or 0 if the window has the master
+    /// weights, or if there are no weights.
     pub fn master_per_element(&self, dtype: Dtype) -> usize {
         usize::from(self.keeps_weights() && dtype != Dtype::F32)
     }
@@ -385,7 +384,7 @@ impl Optimizer {
                 fraction("momentum", momentum)?;
                 fraction("dampening", dampening)?;
             }
-            // A beta that rounds to 1 in f32 would be none.
+            // A beta that becomes 1 in f32 would never change the mean.
             Optimizer::Adam { beta1, beta2, epsilon, .. }
             | Optimizer::AdamW { beta1, beta2, epsilon, .. }
             | Optimizer::AmsGrad { beta1, beta2, epsilon, .. }
@@ -411,28 +410,29 @@ impl Optimizer {
 /// The numbers of one step, after the key's multipliers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// Multiplies the sum: one over the number of workers, and 1 for `Sum`. Negative in a step up the gradient.
+    /// The factor of the sum: one divided by the number of workers, or 1 for `Sum`. It is negative in a step up the
+    /// gradient.
     pub rescale: f32,
-    /// Learning rate times the key's multiplier.
+    /// The learning rate times the key's multiplier.
     pub learning_rate: f32,
-    /// Weight decay times the key's multiplier.
+    /// The weight decay times the key's multiplier.
     pub weight_decay: f32,
     /// `mu` of momentum and Nesterov.
     pub momentum: f32,
     /// The part of a gradient that dampened momentum takes.
     pub gain: f32,
-    /// The factor of LARS and LAMB that multiplies the quotient of norms; 0 for keys without an adapted rate, and for the other
-    /// optimizers.
+    /// The factor of LARS and LAMB, by which the quotient of norms is multiplied. It is 0 for keys without an adapted rate,
+    /// and for other optimizers.
     pub trust: f32,
     /// The numbers of Adam, AdamW, AMSGrad, Lion and LAMB; zeros for the other optimizers.
     pub adam: AdamStep,
 }
 
-/// The numbers of one step of Adam and its kin.
+/// The numbers of one step of Adam and of similar optimizers.
 ///
-/// The factors are computed in f64 from the settings and rounded once. The step uses them in the order of
-/// PyTorch's single-tensor reference, including the division by `bias2`, so that the results differ only by
-/// roundings (`tests/torch.rs`).
+/// The factors are computed in f64 from the settings, and rounded once. The step uses them in the order of PyTorch's
+/// single-tensor reference, including the division by `bias2`. So the results differ from PyTorch's only by roundings
+/// (`tests/torch.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AdamStep {
     /// `b1`.
@@ -454,12 +454,12 @@ pub struct AdamStep {
 }
 
 impl Step {
-    /// Creates a chunk's step of this `number`, from 1 on, at `learning_rate`, for a key with these multipliers. Only
-    /// optimizers that [use steps](Optimizer::uses_steps) use the number. It is the chunk's round, if each round but
-    /// the broadcast was a step.
+    /// Creates step `number` of a chunk, counted from 1, at `learning_rate`, for a key with these multipliers. Only
+    /// optimizers that [use steps](Optimizer::uses_steps) use the number. The number is the chunk's round, if each round
+    /// after the broadcast made a step.
     ///
     /// # Panics
-    /// Panics if Adam or an optimizer like it has number 0.
+    /// Panics if `number` is 0 for Adam or a similar optimizer.
     pub fn new(
         optimizer: &Optimizer,
         workers: u32,
@@ -501,13 +501,13 @@ impl Step {
         Step { rescale, learning_rate, weight_decay, momentum, gain, trust, adam }
     }
 
-    /// Returns the numbers of LARS or LAMB for a key. `quotient` is the norm of the gradient or of the update, divided
-    /// by that of the weights. 0 is for norms that are 0.
+    /// Returns the numbers of LARS or LAMB for a key. `quotient` is the norm of the gradient or of the update, divided by
+    /// the norm of the weights. It is 0 if one of the norms is 0.
     pub fn adapted(self, optimizer: &Optimizer, quotient: f32) -> Self {
         if self.trust == 0.0 || quotient == 0.0 {
             return self;
         }
-        // The decay of the weights is in the update of LAMB.
+        // In LAMB, the decay of the weights is already a part of the update.
         let decay = if matches!(optimizer, Optimizer::Lars { .. }) { self.weight_decay } else { 0.0 };
         let trust = f64::from(self.trust) / (f64::from(quotient) + f64::from(decay));
         Step { learning_rate: self.learning_rate * trust as f32, ..self }
@@ -531,8 +531,8 @@ impl AdamStep {
     }
 }
 
-/// Computes `base^exponent` by squaring. The standard library's `powi` may round differently from one platform to
-/// another; a worker that checks the hub's bits may run on another one.
+/// Computes `base^exponent` by squaring. The standard library's `powi` may round differently on different platforms. A
+/// worker that checks the hub's bits may run on another platform.
 fn power(mut base: f64, mut exponent: u32) -> f64 {
     let mut power = 1.0;
     while exponent > 0 {
@@ -545,14 +545,14 @@ fn power(mut base: f64, mut exponent: u32) -> f64 {
     power
 }
 
-/// Parts of a chunk's work that are left out, to measure their cost. The results are wrong on purpose.
+/// The parts of a chunk's work that are left out, to measure their cost. The results are wrong on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ablate {
-    /// Use only rank 0's gradient instead of the sum.
+    /// Whether only rank 0's gradient is used instead of the sum.
     #[serde(default)]
     pub aggregate: bool,
-    /// Send the mean gradient back instead of stepping.
+    /// Whether the mean gradient is sent back and no step is made.
     #[serde(default)]
     pub optimize: bool,
 }

@@ -1,7 +1,8 @@
-//! An optimizer's numbers over time: learning rate, weight decay, momentum, betas, epsilon, and the multipliers of each key.
+//! The numbers of an optimizer over time: learning rate, weight decay, momentum, betas, epsilon, and the multipliers of
+//! each key.
 //!
-//! Plain data. The kind of optimizer never changes: the state that a hub keeps of each parameter depends on
-//! it.
+//! Plain data. The kind of optimizer never changes, because the state that a hub keeps of each parameter depends on the
+//! kind.
 
 use std::sync::Arc;
 
@@ -10,27 +11,27 @@ use serde::{Deserialize, Serialize};
 use super::Optimizer;
 use crate::layout::{KeyId, Round};
 
-/// The multipliers of a key: of the learning rate, and of the weight decay.
+/// The multipliers of a key: that of the learning rate, then that of the weight decay.
 pub type Multipliers = [f32; 2];
 
-/// Optimizers of some keys, which differ from the job's in their numbers and not in their kind.
+/// The optimizers of some keys. They have other numbers than the job's optimizer, but are of the same kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Groups {
-    /// The optimizers, 255 or fewer.
+    /// The optimizers, at most 255.
     pub optimizers: Vec<Optimizer>,
-    /// The optimizer of each key by its number from 1; 0: the job's.
+    /// The number of each key's optimizer, from 1. With 0, the key has the job's optimizer.
     pub of_keys: Vec<u8>,
 }
 
-/// An optimizer's numbers, and each key's multipliers.
+/// The numbers of an optimizer, and each key's multipliers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Numbers {
     /// The job's optimizer, with the current numbers.
     pub optimizer: Optimizer,
-    /// The multipliers of each key. If `None`, they are those of the job's terms.
+    /// The multipliers of each key. `None` if they are those of the job's terms.
     pub multipliers: Option<Arc<[Multipliers]>>,
-    /// Keys that have other numbers. `None`: no key.
+    /// The keys that have other numbers. `None` if no key has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Arc<Groups>>,
 }
@@ -41,7 +42,7 @@ impl Numbers {
         Numbers { optimizer, multipliers: None, groups: None }
     }
 
-    /// Returns the numbers with another learning rate, of all keys.
+    /// Returns these numbers with another learning rate for all keys.
     pub fn with_learning_rate(&self, rate: f32) -> Self {
         let mut next = self.clone();
         next.optimizer = next.optimizer.with_learning_rate(rate);
@@ -51,7 +52,7 @@ impl Numbers {
         next
     }
 
-    /// Returns the numbers that follow these. Multipliers that are not given do not change.
+    /// Returns the numbers after a change to `next`. Multipliers that `next` does not have stay.
     pub fn then(&self, next: Numbers) -> Self {
         Numbers { multipliers: next.multipliers.or_else(|| self.multipliers.clone()), ..next }
     }
@@ -66,8 +67,8 @@ impl Numbers {
         }
     }
 
-    /// Returns the size in a list, for a bound. An optimizer counts 64, a key of a table of multipliers two, and a key
-    /// of a table of groups one.
+    /// Returns the size of these numbers, for a limit. An optimizer counts as 64, a key in a table of multipliers as two,
+    /// and a key in a table of groups as one.
     pub fn size(&self) -> usize {
         let of_groups = |groups: &Arc<Groups>| 64 * groups.optimizers.len() + groups.of_keys.len();
         64 + 2 * self.multipliers.as_ref().map_or(0, |table| table.len())
@@ -75,22 +76,22 @@ impl Numbers {
     }
 }
 
-/// Numbers by round. A change has a first round. All cores therefore change at the same step, in whatever rounds their
-/// chunks are when the change arrives.
+/// Numbers by round. A change of numbers begins with a round. So all cores change at the same step, whatever the rounds of
+/// their chunks are when the change arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumbersByRound {
-    /// (first round, numbers), rounds ascending, at least one.
+    /// The changes: (first round, numbers), in ascending order of rounds. There is at least one.
     changes: Vec<(Round, Numbers)>,
 }
 
 impl NumbersByRound {
-    /// Begins with numbers that hold from round 0 on.
+    /// Creates a list with numbers that apply from round 0 on.
     pub fn new(numbers: Numbers) -> Self {
         NumbersByRound { changes: vec![(Round(0), numbers)] }
     }
 
-    /// Takes changes as [`changes_from`](Self::changes_from) gives them; `None` without a change. The first change holds for
-    /// all rounds before it, too.
+    /// Creates a list from changes that [`changes_from`](Self::changes_from) has returned; `None` without changes. The
+    /// first change also applies to all rounds before it.
     pub fn of_changes(changes: impl IntoIterator<Item = (Round, Numbers)>) -> Option<Self> {
         let mut changes = changes.into_iter();
         let mut numbers = NumbersByRound::new(changes.next()?.1);
@@ -98,8 +99,8 @@ impl NumbersByRound {
         Some(numbers)
     }
 
-    /// Sets numbers from round `from` on, until the next change. Workers in different rounds set the same schedule at different
-    /// times: numbers that a faster worker set for later rounds are kept.
+    /// Sets numbers from round `from` on, until the next change. Workers in different rounds make the same changes at
+    /// different times. So numbers that a faster worker has set for later rounds stay.
     pub fn change(&mut self, from: Round, numbers: Numbers) {
         let place = self.changes.partition_point(|&(round, _)| round < from);
         match self.changes.get_mut(place) {
@@ -114,23 +115,23 @@ impl NumbersByRound {
         &self.changes[self.current(round)].1
     }
 
-    /// Returns the size of the list, for a bound: the number of all its values.
+    /// Returns the size of the list, for a limit: the sum over all its numbers.
     pub fn size(&self) -> usize {
         self.changes.iter().map(|(_, numbers)| numbers.size()).sum()
     }
 
-    /// Returns the changes that matter from `round` on: (first round, numbers), rounds ascending, the first at `round`
-    /// or before.
+    /// Returns the changes that matter from `round` on: (first round, numbers), in ascending order of rounds. The first
+    /// change is at `round` or before it.
     pub fn changes_from(&self, round: Round) -> Vec<(Round, Numbers)> {
         self.changes[self.current(round)..].to_vec()
     }
 
-    /// Forgets changes that no round from `oldest` on needs.
+    /// Forgets the changes that do not matter from round `oldest` on.
     pub fn forget_before(&mut self, oldest: Round) {
         self.changes.drain(..self.current(oldest));
     }
 
-    /// Returns the place of the change that holds in a round.
+    /// Returns the index of the change that applies to a round.
     fn current(&self, round: Round) -> usize {
         self.changes.partition_point(|&(from, _)| from <= round).saturating_sub(1)
     }

@@ -1,4 +1,4 @@
-//! Settings that are refused, defaults, and powers against the library.
+//! Tests of refused settings, of defaults, and of powers against the standard library.
 
 use super::*;
 

@@ -1,13 +1,13 @@
 //! The first difference between the keys of a worker and of its job. The error of a refused join shows it.
 //!
-//! Must not know how a list was made.
+//! Must not know from where a list comes.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use crate::layout::Key;
 
-/// The first difference between a worker's keys (ours) and the job's (theirs).
+/// The first difference between a worker's keys (`ours`) and the job's keys (`theirs`).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Difference {
     /// The lists have different lengths.
@@ -16,13 +16,13 @@ pub enum Difference {
         ours: usize,
         /// The number of the job's keys.
         theirs: usize,
-        /// The place and the name of the first key in the longer list that the shorter list lacks; `None` only if
-        /// the longer list repeats a name.
+        /// The index and the name of the first key of the longer list that is not in the shorter one. `None` only if the
+        /// longer list has a name twice.
         missing: Option<(usize, String)>,
     },
-    /// The lists have different keys in the same place.
+    /// The lists have different keys at the same index.
     Key {
-        /// The place.
+        /// The index.
         index: usize,
         /// The worker's key.
         ours: Key,
@@ -31,8 +31,8 @@ pub enum Difference {
     },
 }
 
-/// Returns the first difference between `ours`, a worker's keys, and `theirs`, the job's keys; `None` if they are
-/// equal. Order, names, shapes, types and multipliers all count.
+/// Returns the first difference between `ours`, a worker's keys, and `theirs`, the job's keys; `None` if they are equal.
+/// Order, names, shapes, types and multipliers must all be equal.
 pub fn first_difference(ours: &[Key], theirs: &[Key]) -> Option<Difference> {
     if ours.len() != theirs.len() {
         let (longer, shorter) = if ours.len() > theirs.len() { (ours, theirs) } else { (theirs, ours) };
@@ -59,7 +59,7 @@ impl fmt::Display for Difference {
                 write!(f, ": {lacking} lacks key {index} of {having}, {name:?}")
             }
             Difference::Key { index, ours, theirs } => {
-                // Multipliers are rarely set, so they are shown only if they differ.
+                // Most jobs set no multipliers. They are shown only if they differ.
                 let multipliers = (ours.lr_mult, ours.wd_mult) != (theirs.lr_mult, theirs.wd_mult);
                 let [ours, theirs] = [ours, theirs].map(|key| Shown { key, multipliers });
                 write!(f, "key {index}: this worker has {ours}, the job has {theirs}")
@@ -68,7 +68,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// `"layer3.weight" f32[256,64]`, and the multipliers if they differ.
+/// A key as `"layer3.weight" f32[256,64]`, with the multipliers if they differ.
 struct Shown<'a> {
     key: &'a Key,
     multipliers: bool,

@@ -1,8 +1,8 @@
 //! The manifest: the ordered list of keys that a job and all its workers agree on.
 //!
-//! Checks a list ([`check`]), finds where two lists differ ([`first_difference`]), and reads a list from the header
-//! of a safetensors file ([`from_safetensors`]). Lists come from workers and files, so everything is checked and
-//! bounded. Plain functions that any thread may call. Must not know files, sockets, chunks or values.
+//! Functions that check a list ([`check`]), find where two lists differ ([`first_difference`]), and read a list from the
+//! header of a safetensors file ([`from_safetensors`]). Lists come from workers and files, so everything is checked and has
+//! a limit. Any thread may call these functions. Must not know files, sockets, chunks or values.
 
 mod difference;
 mod error;
@@ -20,22 +20,20 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 
 use crate::layout::Key;
 
-/// The most keys of a manifest. Models of many experts have some ten thousand to a hundred thousand tensors, and a hub needs 0.6 kB
-/// for each, however small it is.
+/// The limit on the keys of a manifest. Models with many experts have ten thousand to a hundred thousand tensors. A hub
+/// needs 0.6 kB for each key, however small the key is.
 pub const MAX_KEYS: usize = 1 << 18;
-/// The most bytes of a key's name.
+/// The limit on the bytes of a key's name.
 pub const MAX_NAME_BYTES: usize = 1024;
-/// The most dimensions of a shape, as in PyTorch and NumPy.
+/// The limit on the dimensions of a shape, as in PyTorch and NumPy.
 pub const MAX_DIMENSIONS: usize = 64;
-/// The most bytes of all keys: 1 TiB. 175 billion f32 parameters are 0.7 TB, and a hub holds the model once for the
-/// weights and once more for each worker.
+/// The limit on the bytes of all keys: 1 TiB. A model of 175 billion f32 parameters has 0.7 TB. A hub holds a model once
+/// for the weights, and once more for each worker.
 pub const MAX_TOTAL_BYTES: u64 = 1 << 40;
 
-/// Checks that `keys` can be a job's manifest: 1 to [`MAX_KEYS`] keys with unique names of 1 to [`MAX_NAME_BYTES`]
-/// bytes, shapes of at least one element that do not overflow, finite multipliers, and at most [`MAX_TOTAL_BYTES`]
-/// bytes in all. The error is the first fault.
-///
-/// A scalar (a shape without dimensions) is valid and has one element.
+/// Checks that `keys` can be a job's manifest, and returns the first fault. A manifest has 1 to [`MAX_KEYS`] keys, with
+/// unique names of 1 to [`MAX_NAME_BYTES`] bytes. Shapes have at least one element and do not overflow, multipliers are
+/// finite, and all keys together have at most [`MAX_TOTAL_BYTES`] bytes.
 pub fn check(keys: &[Key]) -> Result<(), ManifestError> {
     if keys.is_empty() {
         return Err(ManifestError::NoKeys);
@@ -59,7 +57,7 @@ pub fn check(keys: &[Key]) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// Reads a list of keys, and no more of it than a manifest has.
+/// Reads a list of keys, but no more keys than a manifest may have.
 pub(crate) fn read<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<Key>, D::Error> {
     struct Keys;
     impl<'de> Visitor<'de> for Keys {
@@ -100,12 +98,12 @@ fn check_multipliers(key: &Key) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// Returns the size of a key, if its shape is valid.
+/// Returns the size of a key in bytes, if its shape is valid.
 fn checked_bytes(key: &Key) -> Result<u64, ManifestError> {
     if key.shape.len() > MAX_DIMENSIONS {
         return Err(ManifestError::TooManyDimensions { name: key.name.clone(), seen: key.shape.len() });
     }
-    // Checked before the product, because a zero would hide an overflow of the other extents.
+    // This check comes before the product, because a zero would hide an overflow of the other extents.
     if key.shape.contains(&0) {
         return Err(ManifestError::NoElements { name: key.name.clone(), shape: key.shape.clone() });
     }

@@ -6,12 +6,12 @@
 //!                   name -> dtype, shape, data_offsets from 8 + n on
 //! ```
 //!
-//! Of the `safetensors` crate only the element types are used here. It needs the whole file in memory. It keeps the
-//! last of two tensors with the same name, and does not name the fault of an offset. Both accept the same files, and the tests
-//! compare them.
+//! Only the element types of the `safetensors` crate are used here. The crate's own reader needs the whole file in memory.
+//! It keeps the last of two tensors with the same name, and does not name the fault of an offset. Both readers accept the
+//! same files, and the tests compare them.
 //!
-//! The header comes from outside: every field is checked, and memory stays a small multiple of the header's size.
-//! Must not know files: the caller reads the bytes.
+//! The header comes from outside. Every field is checked, and memory stays a small multiple of the header's size. Must not
+//! know files: the caller reads the bytes.
 
 use std::fmt;
 
@@ -22,15 +22,15 @@ use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use super::{MAX_DIMENSIONS, MAX_KEYS, ManifestError, check};
 use crate::layout::{Dtype, Key};
 
-/// The longest header that the safetensors format allows.
+/// The limit on the length of a header in the safetensors format, in bytes.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const PREFIX_BYTES: u64 = 8;
-/// An error repeats at most this much of the parser's message.
+/// The limit on the part of the parser's message that an error repeats, in characters.
 const ECHOED_CHARS: usize = 400;
 
-/// Returns how many bytes, from the first one of the file, [`from_safetensors`] needs: the length prefix and the header
-/// that it announces. `file_bytes` is the length of the whole file.
+/// Returns how many bytes from the start of the file [`from_safetensors`] needs: the length prefix, and the header whose
+/// length it gives. `file_bytes` is the length of the whole file.
 pub fn header_bytes(first8: [u8; 8], file_bytes: u64) -> Result<u64, ManifestError> {
     let seen = u64::from_le_bytes(first8);
     if seen > MAX_HEADER_BYTES {
@@ -43,13 +43,13 @@ pub fn header_bytes(first8: [u8; 8], file_bytes: u64) -> Result<u64, ManifestErr
     Ok(end)
 }
 
-/// Returns the tensors of a safetensors file as keys with multipliers of one, in the order of their bytes in the file.
-/// Their types must be F32, F16 or BF16. `header` is the start of the file and has at least [`header_bytes`] bytes;
-/// bytes after these are not read. `file_bytes` is the length of the file.
+/// Returns the tensors of a safetensors file as keys with multipliers of 1, in the order of their bytes in the file. Their
+/// types must be F32, F16 or BF16. `header` is the start of the file, with at least [`header_bytes`] bytes; later bytes are
+/// not read. `file_bytes` is the length of the whole file.
 ///
-/// Every tensor of the file becomes a key, so save the trained parameters without running statistics. The safetensors
-/// library writes tensors of one type in the order of their names. If the order of the forward pass matters (P3),
-/// sort the keys afterwards.
+/// Every tensor of the file becomes a key, so the file must have the trained parameters but no running statistics. The
+/// safetensors library writes tensors of one type in the order of their names. If the order of the forward pass matters
+/// (P3), sort the keys afterwards.
 pub fn from_safetensors(header: &[u8], file_bytes: u64) -> Result<Vec<Key>, ManifestError> {
     let Some(first8) = header.first_chunk() else {
         return Err(ManifestError::HeaderIncomplete { needed: PREFIX_BYTES, seen: header.len() });
@@ -111,7 +111,7 @@ fn check_offsets(keys: &[Key], offsets: impl Iterator<Item = (u64, u64)>) -> Res
     Ok(previous_end)
 }
 
-/// Returns the types that keys can have.
+/// Returns the key type for a type of the file, if keys can have it.
 fn key_dtype(dtype: FileDtype) -> Option<Dtype> {
     match dtype {
         FileDtype::F32 => Some(Dtype::F32),
@@ -130,7 +130,7 @@ fn next_step(dtype: FileDtype) -> &'static str {
     }
 }
 
-/// The tensors of a header, in its order. A repeated name is in it twice.
+/// The tensors of a header, in its order. A name that is repeated in the header is in this list twice.
 struct Header(Vec<(String, Tensor)>);
 
 #[derive(Deserialize)]
@@ -172,20 +172,21 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Adds the tensor's name to a parser error, because line and column do not help in a file without line breaks.
+/// Adds the tensor's name to an error of the parser: line and column do not help in a file without line breaks.
 fn with_name<E: serde::de::Error>(name: &str, error: E) -> E {
     let shown: String = name.chars().take(ECHOED_CHARS / 4).collect();
     E::custom(format_args!("tensor {shown:?}: {error}"))
 }
 
-/// Returns the parser's message, shortened: it may quote a string of the file of any length and content.
+/// Returns the parser's message, shortened. The message may quote a string of the file, of any length and content.
 fn not_json(error: serde_json::Error) -> ManifestError {
     let message = error.to_string();
     let reason = message.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c });
     ManifestError::HeaderNotJson { reason: reason.collect() }
 }
 
-/// The extents of a tensor. The parser bounds their number, because `[1,1,1,...]` would take four times its own length.
+/// The extents of a tensor. The parser limits their number, because `[1,1,1,...]` would take four times its own length as
+/// memory.
 struct Shape(Vec<u64>);
 
 impl<'de> Deserialize<'de> for Shape {
@@ -213,7 +214,7 @@ impl<'de> Deserialize<'de> for Shape {
     }
 }
 
-/// The file's free text: an object of strings, which is checked and dropped.
+/// The free text of the file: an object of strings, which is checked and dropped.
 struct Metadata;
 
 impl<'de> Deserialize<'de> for Metadata {

@@ -1,5 +1,5 @@
-//! One test for each wrong field of a list of keys or of a safetensors header, and random bytes: every input gives a
-//! result.
+//! Tests of the manifest: one for each wrong field of a list of keys or of a safetensors header, and one for random bytes.
+//! Every input must give a result.
 
 use ::safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use proptest::prelude::*;
@@ -214,12 +214,12 @@ fn whole_file(model: &str, keys: usize) -> Vec<u8> {
     serialize(keys.iter().map(|key| (key.name.as_str(), view(key))), None).unwrap()
 }
 
-/// Digits and the characters of JSON more often than other bytes.
+/// Draws bytes; digits and the characters of JSON are more frequent than other bytes.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![any::<u8>(), prop::sample::select(&b"0123456789-.,:[]{}\" F"[..])]
 }
 
-/// Text that resembles a header, which random bytes never do.
+/// A text that resembles a header. Random bytes never do.
 const LIKE_A_HEADER: &str = concat!(
     r#"\{("(a|b|__metadata__)":\{"dtype":"(F32|F16|X)","shape":\[[0-9]{1,20}(,[0-9]{1,3})?\],"#,
     r#""data_offsets":\[-?[0-9]{1,2},[0-9]{1,20}\]\},?){0,3}\}?"#
@@ -237,7 +237,7 @@ proptest! {
         let _ = read(&json, data_bytes);
     }
 
-    /// A mutated file never panics. If it is accepted, the library accepts it with the same tensors.
+    /// A changed file never causes a panic. If it is accepted, the library accepts it, too, with the same tensors.
     #[test]
     fn a_mutated_file_is_read_as_the_library_reads_it(
         changes in prop::collection::vec((any::<prop::sample::Index>(), byte()), 0..3),

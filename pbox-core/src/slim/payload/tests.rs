@@ -22,8 +22,8 @@ fn with(explorer: Explorer) -> SlimDp {
     SlimDp { explorer, ..SlimDp::new(0.3, 0.1) }
 }
 
-/// Exchanges values: the hub's sum has the values that a worker pushed, and the worker gets the weights of the same
-/// elements.
+/// Exchanges values in both directions. The hub's sum has the values that a worker pushed, and the worker gets the weights
+/// of the same elements.
 fn exchange<E: Element>(explorer: Explorer) {
     let (slim, significant) = (with(explorer), significant());
     let signature = set::signature(&significant);
@@ -94,7 +94,7 @@ fn another_significant_set_is_seen_and_mended() {
     assert!(slim.add_push::<f32>(&significant, &mut set, drawer(), &payload[..bytes], &mut sum));
     assert_eq!(sum, values);
 
-    // After an answer with the signature of a significant set, but without the set, the worker has no set.
+    // After an answer with the signature of a significant set but without that set, the worker has no set.
     let (mut at_worker, mut weights) = (stale.clone(), vec![0.0; ELEMENTS]);
     let bytes = answer(None, signature, &[], &values, &mut payload);
     let merged = merge(&payload[..bytes], Some(&set), &mut at_worker, &mut weights);

@@ -47,7 +47,8 @@ impl<P: Port> Core<P> {
         self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
     }
 
-    /// Makes a job below other hubs, which has no workers yet, begin with the round from which this hub takes part there.
+    /// Makes a job below other hubs begin with the first round in which this hub takes part there. The job
+    /// has no workers yet.
     pub fn begin_below(&mut self, id: JobId, first: Round) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.begin_at(first));
@@ -65,8 +66,9 @@ impl<P: Port> Core<P> {
         fronts.reduce(|a, b| Front { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) })
     }
 
-    /// Lets a job's rounds continue. The workers in `admitted` take part from round `from` on; no chunk may be past it. They
-    /// get the weights of the round before, at once or when these weights have arrived.
+    /// Lets a job's rounds continue. The workers in `admitted` take part from round `from` on; no chunk may
+    /// be past it. Each of them gets the weights of round `from - 1`: now, or as soon as the chunk has
+    /// finished that round.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         for place in 0..self.shards.len() {
             let Core { shards, port, kernels, .. } = self;
@@ -75,14 +77,14 @@ impl<P: Port> Core<P> {
                 work.shard.release();
                 for &rank in admitted {
                     if work.replies.link(rank).is_none() && work.shard.goes_on() {
-                        continue; // lost meanwhile: no worker may wait for it
+                        continue; // lost during the hold: no round may wait for it
                     }
                     work.shard.admit(rank, from);
                     work.replies.listen(rank);
                     work.tell_again(rank);
                     for at in work.shard.finished_before(from) {
-                        // Nothing was posted to the link before, so it has room for all posts. If it has closed, the port reports
-                        // that.
+                        // The link is new and has room for all posts. The port reports a link that has
+                        // closed.
                         work.shard.greet(at);
                         work.reply(at, rank, Round(from.0 - 1));
                     }
@@ -100,16 +102,17 @@ impl<P: Port> Core<P> {
         lines.reduce(further).unwrap_or_default()
     }
 
-    /// Sets the number of rounds by which each worker begins ahead of the slowest, by rank. The job begins, and its workers
-    /// step alone.
+    /// Sets each worker's lead over the slowest worker, in rounds, by rank. For a job that begins and whose
+    /// workers step alone.
     pub fn begin_ahead(&mut self, id: JobId, ahead: &[u32]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.pace.begin_ahead(ahead));
         }
     }
 
-    /// Ends a [held](Self::hold) job before a round that no chunk is past. If workers step alone, it ends at the
-    /// [lines](Self::lines) of all cores. After the release, chunks reach the end and go no further.
+    /// Ends a [held](Self::hold) job before a round that no chunk is past. If workers step alone, `lines` are
+    /// the combined [lines](Self::lines) of all cores, and the job ends there. After the release, no chunk
+    /// passes the end.
     pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.end_before(round, lines));
@@ -130,8 +133,9 @@ impl<P: Port> Core<P> {
         entry.report_events(notices);
     }
 
-    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past; `None` without chunks.
-    /// Some modes cannot end a round with the pushes that have arrived. In them a chunk that is behind is an error.
+    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past.
+    /// Returns `None` without chunks. Some modes cannot end a round with only the pushes that have arrived.
+    /// In such a mode a chunk that is behind is an error.
     pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
         let kernels = self.kernels;
         let entry = self.shards_of(id).next()?;
@@ -153,19 +157,19 @@ impl<P: Port> Core<P> {
         for place in 0..self.shards.len() {
             let Some(ended) = self.shards[place].take_if(|entry| entry.id == id) else { continue };
             for link in ended.replies.links() {
-                // Another shard of the job may have used the link, too, and removed it.
+                // The link may have served another shard of the same job, and is then already removed.
                 if self.members[link.index()].take().is_some() {
                     self.port.detach(link);
                 }
             }
-            // The shard holds the windows of its links, so no link was the last owner of its window.
+            // The shard also holds the windows of its links, so the removal of a link has freed no window.
             discarded.add((ended.shard, ended.replies));
         }
         discarded
     }
 
-    /// Changes the numbers of a job's optimizer from a round on. Returns the oldest round that this core may still step; `None`
-    /// without chunks.
+    /// Changes the numbers of a job's optimizer from a round on. Returns the oldest round that this core may
+    /// still step. Returns `None` without chunks.
     pub fn set_numbers(&mut self, id: JobId, from: Round, numbers: &Numbers) -> Option<Round> {
         let oldest = self.shards_of(id).filter_map(|entry| {
             of_mode!(&mut entry.shard, shard => {
@@ -191,8 +195,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Begins a wait of the core, at a time in microseconds: everything that arrived has been handled. Notes
-    /// which workers the core waits for.
+    /// Begins a wait of the core at a time in microseconds, after everything that arrived has been handled.
+    /// Notes which workers the core waits for.
     pub fn begin_wait(&mut self, now: u64) {
         for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
             // A held shard, and a shard without chunks, waits for no worker.
@@ -223,7 +227,7 @@ impl<P: Port> Core<P> {
         self.settled(place, notices);
     }
 
-    /// Finishes only the chunks whose steps waited for other cores, and can be made now.
+    /// Finishes those chunks whose steps waited for other cores and can be made now.
     pub(super) fn settle_heard(
         &mut self,
         place: usize,
@@ -261,12 +265,12 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Posts the answers of settled chunks, and reports.
+    /// Flushes the answers of settled chunks, and reports events.
     fn settled(&mut self, place: usize, notices: &mut Vec<Notice>) {
         self.flush();
         if let Some(entry) = &mut self.shards[place] {
             entry.report_events(notices);
-            // A chunk that a hold delayed may have been the last chunk of this core's part of the whole gradient.
+            // A hold may have delayed the chunk that completes this core's part of the whole gradient.
             self.has_duties |= of_mode!(&entry.shard, shard => shard.has_task());
         }
     }

@@ -1,4 +1,4 @@
-//! The links of a core's jobs, to workers and to hubs above: they are attached, lost, and replaced.
+//! The links of a core's jobs to workers and to hubs above: attaching, losing and replacing them.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::turn::replies::AtWork;
 use crate::weights::Discarded;
 
 impl<P: Port> Core<P> {
-    /// Attaches a worker's link to its job. If each worker has its own weights window, `windows` are this core's spans of it,
-    /// for each shard of the job. The windows' pages must be allocated. Returns the windows from before a loss of links, if
-    /// there were any.
+    /// Attaches a worker's link to its job. If each worker has its own weights window, `windows` has this
+    /// core's spans of that window, for each shard of the job. The windows' pages must be allocated. If the
+    /// worker had lost its links before, returns the windows of the lost links.
     pub fn add_worker(
         &mut self,
         id: JobId,
@@ -89,7 +89,8 @@ impl<P: Port> Core<P> {
             let (answers_ahead, posts) =
                 of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.posts()));
             if credit.is_some() || answers_ahead {
-                // Chunks without credit wait in this queue, in the order of the level's schedule, and so do lines of rounds.
+                // Chunks without credit wait in this queue, in the order of the level's schedule. Lines of
+                // rounds wait there, too.
                 entry.replies.make_room(member.rank, if answers_ahead { 2 * posts } else { posts });
                 port.set_credit(link, credit);
             }
@@ -107,8 +108,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Detaches a worker that left or was lost. Its job's rounds wait for it, or continue without it. Returns the
-    /// worker's windows.
+    /// Detaches a worker that left or was lost. Whether its job's rounds then wait for it or continue depends
+    /// on the job's terms. Returns the worker's windows.
     pub fn remove_worker(&mut self, id: JobId, rank: u32, notices: &mut Vec<Notice>) -> Discarded {
         let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {
@@ -132,8 +133,9 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Drops the link of a living worker that will make [a new one](Self::add_worker). The worker pushes again all rounds that
-    /// have no answer. Its job's rounds wait for it. Returns the worker's gradient window.
+    /// Drops the link of a living worker that will make [a new one](Self::add_worker). Rounds of the job wait
+    /// until the worker has pushed again all rounds that have no answer. Returns the worker's gradient
+    /// window.
     pub fn unlink_worker(&mut self, id: JobId, rank: u32) -> Discarded {
         let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {
@@ -148,9 +150,9 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Drops a job's lost links to the hubs above, before the job gets [new ones](Self::add_above). Its rounds wait for them.
-    /// Returns the windows that the hubs above wrote, unless workers read them, and the count of answers that had arrived over
-    /// the lost links.
+    /// Drops a job's lost links to the hubs above; the job's rounds wait for [new ones](Self::add_above).
+    /// Returns the windows that the hubs above wrote, unless workers read these windows. Also returns how
+    /// many answers had arrived over the lost links.
     pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
         let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
         let first = self.shards_of(id).next();
@@ -178,7 +180,7 @@ impl<P: Port> Core<P> {
         (0..).zip(&self.members).filter_map(of_job)
     }
 
-    /// Removes a worker from the links of all its job's shards.
+    /// Removes a worker's link from all shards of its job. Returns the link.
     fn unlink(&mut self, id: JobId, rank: u32) -> Option<LinkId> {
         let link = self.shards_of(id).filter_map(|entry| entry.replies.detach(rank)).last()?;
         self.members[link.index()] = None;

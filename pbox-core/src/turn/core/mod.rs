@@ -1,4 +1,4 @@
-//! The turn of a core: look at the port once, and do all work that follows from the arrivals.
+//! The turn of a core. It polls the port once, and does all work that follows from the arrivals.
 //!
 //! ```text
 //!   poll -> (link, imm) -> shard of the link's job -> last one in? -> sum + step -> post to all -> flush
@@ -23,16 +23,16 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
 pub use jobs::further;
 
-/// The least number of arrivals that one turn handles. It spreads the cost of a poll, and does not delay other duties for
-/// long.
+/// The least number of arrivals for which one turn has room. With more arrivals per poll, each arrival has a
+/// smaller part of the poll's cost. With fewer arrivals, the core's other duties wait less.
 const ARRIVALS_PER_TURN: usize = 64;
-/// The least number of arrivals that one turn handles for each link. So a turn finishes some chunks even with many workers,
-/// and their answers to a worker leave together.
+/// The least number of arrivals per link for which one turn has room. With many workers, a turn then still
+/// completes some chunks, and their answers to a worker leave together.
 const ARRIVALS_PER_LINK: usize = 8;
 
-/// The bytes of steps after which the answers leave, before the rest of the turn: a chunk of the default size. So a
-/// worker's next layer need not wait for the turn. Small chunks share the fence of a flush, which costs as much as their
-/// sum. A transport may prefer to send more at a time.
+/// The number of stepped bytes after which a turn flushes the answers: one chunk of the default size. So a
+/// worker's next layer need not wait for the end of the turn. Small chunks share one flush, because its fence
+/// costs as much as their sum. A transport may prefer larger batches.
 const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 
 /// The other end of a link.
@@ -58,15 +58,15 @@ struct JobShard {
 
 /// A core: its port, and its shards of all jobs.
 ///
-/// A job usually has one shard on a core. It may have several, and then a chunk is looked for in one after another.
-/// Snapshots save the state of the first shard.
+/// A job usually has one shard on a core. If it has several, an arrival's chunk is looked up in one shard
+/// after another. Snapshots save the state of the first shard only.
 pub struct Core<P: Port> {
     port: P,
     kernels: &'static Kernels,
     shards: Vec<Option<JobShard>>,
     members: Vec<Option<Member>>,
-    /// Links of dropped workers, which the next turn detaches: the owner must send the notice first. A detached link ends the
-    /// worker's connection. If another core saw this end first, it would report the loss without the cause.
+    /// Links of dropped workers. The next turn detaches them, so that the owner can send the notice first: a detached link
+    /// ends the worker's connection. If another core saw that end first, it would report the loss without the cause.
     dropped: Vec<LinkId>,
     /// Whether there is work between turns: answers wait for links with credit, or a shard has a task.
     has_duties: bool,
@@ -76,7 +76,7 @@ pub struct Core<P: Port> {
     tally: Tally,
 }
 
-/// `at_work!(entry, port, onlooker, kernels, shard => work)`: the same work for a shard of any mode.
+/// `at_work!(entry, port, onlooker, kernels, shard => work)`: does the same work for a shard of any mode.
 macro_rules! at_work {
     ($entry:expr, $port:expr, $onlooker:expr, $kernels:expr, $shard:ident => $work:expr) => {{
         let JobShard { shard, replies, .. } = $entry;
@@ -106,9 +106,9 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Looks at the port once, and does all work that follows. Returns true if there was work. The caller must send the notices
-    /// before the next turn.
-    #[inline(never)] // its machine code is inspected by a test for locked instructions
+    /// Polls the port once, and does all work that follows. Returns true if there was work. The caller must
+    /// send the notices before the next turn.
+    #[inline(never)] // a test searches its machine code for locked instructions
     pub fn turn(&mut self, notices: &mut Vec<Notice>) -> bool {
         self.turn_seen(notices, &mut Nobody)
     }
@@ -174,12 +174,13 @@ impl<P: Port> Core<P> {
         &mut self.port
     }
 
-    /// Returns the counts of its work so far.
+    /// Returns the counts of this core's work so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }
 
-    /// Does the work that follows from posted answers and the steps of their chunks.
+    /// Counts the work of an arrival, flushes its answers early if there are enough, and drops workers that broke the
+    /// protocol.
     #[inline]
     fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
         if let Some(Done { steps, bytes, has_task, .. }) = done {
@@ -238,7 +239,7 @@ impl<P: Port> Core<P> {
         for (place, where_heard) in ended {
             match where_heard {
                 true => self.settle_heard(place, notices, onlooker),
-                false => self.settle(place, notices, onlooker), // chunks may have waited for a task
+                false => self.settle(place, notices, onlooker), // chunks may have waited for the last task
             }
         }
         worked

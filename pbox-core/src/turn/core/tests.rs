@@ -1,4 +1,4 @@
-//! Rounds that chunks pass without a step, however many there are; and how much a turn takes.
+//! Tests of rounds that chunks pass without a step, however many, and of the number of arrivals that a turn handles.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use crate::turn::ShardSpec;
 use crate::wire::Wire;
 
 const JOB: JobId = JobId(1);
-/// A round that no loop reaches in time, and whose rounds have no room for a notice.
+/// A round that no loop over single rounds reaches in time, and for which a list of all rounds would be too long.
 const FAR: Round = Round(4_000_000_000);
 
-/// Returns a core with a job of two chunks and two workers, before round 1. A snapshot is due before every round.
+/// Returns a core that has a job of two chunks and two workers, and is before round 1. A snapshot is due before every
+/// round.
 fn core(consistency: Consistency) -> Core<Port> {
     core_of(consistency, 2).0
 }
@@ -68,7 +69,7 @@ fn snapshots(core: &mut Core<Port>, mut notices: Vec<Notice>) -> Vec<Taken> {
     taken
 }
 
-/// Asserts that one snapshot is taken, and that one result covers all others.
+/// Asserts that one snapshot was taken, and that one result is for all other snapshots.
 fn assert_two(taken: &[Taken]) {
     let [first, others] = taken else { panic!("{} results", taken.len()) };
     assert_eq!((first.occasion, first.part.is_ok()), (Occasion::Due(Round(2)), true));

@@ -19,37 +19,34 @@ pub(super) use alone::Clocks;
 pub(super) use relayed::Relayed;
 pub(super) use together::Arrivals;
 
-/// The reason why the worker may not push this chunk for this round.
+/// The reason why a worker may not push a chunk for a round now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfTurn {
-    /// The worker has pushed the chunk already.
+    /// The worker has already pushed the chunk in this round.
     Again(Round),
-    /// The last push has no answer yet.
+    /// The worker's last push, of this round, has no answer yet.
     Unanswered(Round),
-    /// The worker's next round is another one.
+    /// The worker's next round is `expected`.
     OtherRound { expected: Round },
-    /// The worker does not take part in the round in flight.
+    /// The worker does not take part in this round, which is in flight.
     NotYet(Round),
 }
 
-/// A push that is repeated, because its worker lost its links and the answer with them.
+/// A push that a worker repeats because it lost its links, and with them the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeated {
     /// The answer is not due yet.
     Waits,
     /// The answer is due now.
     Due(Round),
-    /// The worker's answer was sent. It may be lost, or may wait for the other answers of its layer.
+    /// The answer was sent. It may be lost, or it may wait for the other answers of its layer.
     Answered(Round),
 }
 
 /// The pushes that have arrived, by worker. Plain memory, no atomics.
 ///
-/// The numbers of a shard's links to workers are the workers' ranks. The links to hubs above have the numbers after them.
-/// Only the pace of a hub below others gets such a number where a method takes a rank.
-///
-/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. If a
-/// method takes a rank, only the pace of a hub below others gets other numbers.
+/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. If a method takes a
+/// rank, only the pace of a hub below others gets numbers of links to hubs above.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
@@ -60,31 +57,31 @@ pub(crate) trait Pace: Sized {
     /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must settle every chunk afterwards.
     fn remove(&mut self, rank: u32);
 
-    /// Forgets the pushes in flight of worker `rank`, which has lost its links and pushes again all rounds that have no answer.
-    /// Its pushes that are not stepped do not count. Before its push is [repeated](Self::repeated), the worker gets no answer.
+    /// Forgets the pushes in flight of worker `rank`, which has lost its links and will push again all rounds without an
+    /// answer. Its pushes that are not stepped do not count. The worker gets no answer before it has
+    /// [repeated](Self::repeated) its push.
     fn forget(&mut self, rank: u32);
 
-    /// Keeps some pushes of worker `rank`, which has lost its links: those of chunks that [have been
-    /// gathered](crate::weights::Gather::has) for a round. These pushes are final, and are answered when they are
-    /// [repeated](Self::repeated). Call [`forget`](Self::forget) afterwards.
+    /// Keeps those pushes of worker `rank`, which has lost its links, whose chunks [have been
+    /// gathered](crate::weights::Gather::has) for a round. These pushes count. They are answered when the worker
+    /// [repeats](Self::repeated) them. Call [`forget`](Self::forget) afterwards.
     fn keep_taken(&mut self, _rank: u32, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
-    /// Forgets [kept](Self::keep_taken) pushes of chunks that are no longer gathered.
+    /// Forgets the [kept](Self::keep_taken) pushes of all chunks that are no longer gathered.
     fn forget_untaken(&mut self, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
-    /// Whether worker `rank` gets no answer for a chunk before it has pushed the chunk again.
+    /// Whether a chunk's answer to worker `rank` waits until the worker has pushed the chunk again.
     fn awaits_again(&self, _place: usize, _rank: u32) -> bool {
         false
     }
 
-    /// Handles a push of worker `rank` that is not its turn. Returns its round, if it repeats a push from before a loss of
-    /// links.
+    /// Handles a push out of turn of worker `rank`. If the push repeats one from before a loss of links, returns its state.
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
     }
 
-    /// Returns a round in flight that no worker is left to push, if the job cannot continue without it.
+    /// Returns a round in flight that no worker is left to push, if the job cannot continue without that round.
     fn abandoned(&self) -> Option<Round> {
         None
     }
@@ -97,14 +94,14 @@ pub(crate) trait Pace: Sized {
         self.round(place) == round
     }
 
-    /// Returns each worker's line, by rank, if workers step alone: the first round in which no chunk has a stepped push of the
-    /// worker. Otherwise empty.
+    /// Returns each worker's line, by rank, if workers step alone: the first round for which no chunk has a stepped push of
+    /// the worker. Otherwise empty.
     fn lines(&self) -> Vec<Option<Round>> {
         Vec::new()
     }
 
-    /// Sets how many rounds each worker begins after the round of its next [admission](Self::admit), by rank, if workers step
-    /// alone. So each worker keeps the lead over the others from before the job began again.
+    /// Sets each worker's lead, by rank, if workers step alone: it begins this many rounds after the round of its next
+    /// [admission](Self::admit). So a job that begins again keeps the leads of its workers.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
     /// Ends a job whose workers step alone: each worker's chunks reach its [line](Self::lines), and go no further. The caller
@@ -114,14 +111,15 @@ pub(crate) trait Pace: Sized {
     /// Returns the round of worker `rank`'s next push of a chunk, if its last push has been answered.
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
-    /// Returns the round from which worker `rank` takes part. For a link to a hub above, returns this hub's first round.
+    /// Returns the first round in which worker `rank` takes part. For a link to a hub above, returns this hub's first round
+    /// there.
     fn first_round(&self, rank: u32) -> Round;
 
     /// Checks that worker `rank` may push this content in a round. The error names the content that the push must have. A push
     /// of the broadcast must be weights or nothing.
     fn takes(&self, rank: u32, content: Content, round: Round) -> Result<(), &'static str>;
 
-    /// Returns the content of a round's answer to a worker, or of the sum that goes up. A worker that has no weights yet gets
+    /// Returns the content of a round's answer to a worker, or of the sum that goes up. A worker without weights gets
     /// weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
@@ -140,9 +138,9 @@ pub(crate) trait Pace: Sized {
     /// answer.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// Returns the round of worker `rank`'s pushes of all chunks at these places. `None` unless it is its turn for each, and
-    /// for the same round; also `None` if each push may be a separate step. Looks at nothing else, so that the reads of many
-    /// chunks overlap.
+    /// Returns the round of worker `rank`'s pushes of the chunks at all these places. `None` unless each push is the
+    /// worker's turn and all are for one round. Also `None` if each push may be a separate step. Reads only these chunks'
+    /// entries, so that the reads overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
         None
@@ -158,8 +156,8 @@ pub(crate) trait Pace: Sized {
     /// Notes that worker `rank` is answered for a chunk, and may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
-    /// Whether a chunk has finished the round before `from` for all workers. If so, newcomers that take part from then on are
-    /// answered at once. Newcomers that step alone are answered when the chunk settles.
+    /// Whether a chunk has finished the round before `from`. If so, newcomers that take part from round `from` on get its
+    /// weights at once. Newcomers that step alone get them when the chunk settles.
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
     }
@@ -184,8 +182,8 @@ pub(crate) trait Pace: Sized {
         true
     }
 
-    /// Counts a push of a worker when it is its [turn](Self::check), with its round and content. Makes the step that follows,
-    /// if one does.
+    /// Counts a push of a worker whose [turn](Self::check) it is, for its round and content. Makes the step, if the push
+    /// was the last one that the step needed.
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -194,8 +192,8 @@ pub(crate) trait Pace: Sized {
         of: (Round, Content),
     ) -> Option<Finished>;
 
-    /// Takes bytes that a worker has sent ahead, when it is its [turn](Self::check). Returns true if the window now shows the
-    /// weights that the step would make. These weights must then be answered ahead.
+    /// Notes that a worker has sent bytes ahead, when it is its [turn](Self::check). Returns true if the window now shows
+    /// the weights that the step would make. The caller must then answer ahead with these weights.
     fn take_ahead<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,
@@ -210,12 +208,12 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Takes back the weights that were shown ahead: all windows have the weights of the last step again. Must be called before
-    /// everything except arrivals.
+    /// Takes back the weights that were shown ahead: all windows have the weights of the last step again. Must be called
+    /// before any work other than arrivals.
     fn take_back<M: Mode>(_shard: &mut ShardOf<Self, M>) {}
 
-    /// Ends a chunk's rounds before `before` with the pushes that have arrived, in a job that is over. No worker is answered.
-    /// Returns false if rounds of this pace cannot be ended like this.
+    /// Ends a chunk's rounds before `before` with the pushes that have arrived, in a job that is over. No worker is
+    /// answered. Returns false if this pace cannot end rounds in this way.
     fn end_rounds<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,
@@ -225,8 +223,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Steps a group in one step, at its own place `joined`, when the chunks at its `places` have all their pushes. `None` if
-    /// the chunks must be [settled](Self::settle) one by one.
+    /// Steps a group whose chunks at `places` have all their pushes in one step, at the group's own place `joined`. Returns
+    /// `None` if the chunks must be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
@@ -237,7 +235,7 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Does the work for a chunk after a hold, or after a change of the workers that take part.
+    /// Does the work for a chunk that a hold delayed, or that a change of the workers makes possible.
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
 }
 

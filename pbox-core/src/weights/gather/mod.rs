@@ -1,15 +1,15 @@
-//! The stage between sum and step, if steps wait for a number of the whole gradient. A core keeps the mean of each
-//! chunk until all means of the round have arrived at all cores.
+//! The stage between sum and step, if steps wait for a number of the whole gradient. A core keeps the mean of each chunk
+//! until all cores have the means of the round.
 //!
 //! ```text
 //!   last push of a chunk --> its mean, which is kept, and the sum of its squares
-//!   last chunk of the core --> its sum
+//!   last chunk of the core --> the core's sum
 //!   last core --> the hub's part of the whole gradient, which workers pass on
 //!   last hub --> the scale --> every chunk steps on its mean, times the scale
 //! ```
 //!
-//! A mean that is kept is decided: a worker that is lost afterwards has its gradient in the step of every chunk. That also costs
-//! less than a second pass over the pushes, from three workers on.
+//! A kept mean is final: if a worker is lost afterwards, its gradient is nevertheless in the step of every chunk. Keeping
+//! means is also cheaper than reading the pushes a second time, from three workers on.
 //!
 //! Owned by the core, and laid out by place.
 
@@ -32,9 +32,10 @@ use teller::Teller;
 pub(crate) use pass_on::{PassOn, PassSpec};
 pub(crate) use teller::Refused;
 
-/// The wait of a mode's steps for more than the pushes of their chunk. A mode implements only the methods that it needs.
+/// A mode's way to let steps wait for more than the pushes of their chunk. A mode implements only the methods that it
+/// needs.
 pub(crate) trait Gather {
-    /// Whether steps wait for anything. If not, the compiler leaves all of it out.
+    /// True if steps wait for anything else. If not, the compiler removes all of this stage.
     const WAITS: bool;
 
     /// Whether a chunk has been gathered for a round.
@@ -42,7 +43,7 @@ pub(crate) trait Gather {
         true
     }
 
-    /// Keeps the mean of a chunk's pushes by `workers` workers. [Count](Self::count_in) the chunk in afterwards.
+    /// Keeps the mean of a chunk's pushes by `workers` workers. Afterwards, [count](Self::count_in) the chunk.
     fn take_in<E: Element>(
         &mut self,
         _kernels: &Kernels,
@@ -54,24 +55,25 @@ pub(crate) trait Gather {
     ) {
     }
 
-    /// Whether steps are adapted to norms of a key, which the caller [adds](Self::add) before it counts a chunk in.
+    /// Whether steps are adapted to the norms of a key. The caller must then [add](Self::add) the squares before it counts
+    /// a chunk.
     #[inline]
     fn adapts_keys(&self) -> bool {
         false
     }
 
-    /// Whether steps wait only for the norm of the round before: they are made with the last push, and no mean is kept.
+    /// Whether steps wait only for the norm of the round before. Then a step is made at the last push, and no mean is kept.
     #[inline]
     fn steps_at_once(&self) -> bool {
         false
     }
 
-    /// Returns the result of the round before, for a step that uses it.
+    /// Returns the result of the round before `round`, if the steps of `round` use it.
     fn found_before(&self, _round: Round) -> Option<Found> {
         None
     }
 
-    /// Returns the squares of the core's chunks in the round before this one, if steps wait for their norm.
+    /// Returns the squares of the core's chunks in the round before `round`, if steps use the norm of the round before.
     fn squares_before(&self, _round: Round) -> Option<ExactSum> {
         None
     }
@@ -81,22 +83,22 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Adds the squares of a chunk to the squares of its key.
+    /// Adds a chunk's squares to the squares of its key.
     fn add(&mut self, _place: usize, _squares: &Sums) {}
 
-    /// Counts in a chunk whose mean is kept.
+    /// Counts a chunk as gathered.
     fn count_in(&mut self, _place: usize, _round: Round, _workers: u32) {}
 
-    /// Whether a chunk is gathered for a round with a mean, and will step.
+    /// Whether a chunk has been gathered for a round with a mean, so that it will step.
     #[inline]
     fn has_mean(&self, _place: usize, _round: Round) -> bool {
         false
     }
 
-    /// Gathers a chunk that has no gradient in its round.
+    /// Counts a chunk without a gradient as gathered.
     fn take_nothing(&mut self, _place: usize, _round: Round) {}
 
-    /// Forgets the gathered chunks of a round if the hub's part is not complete: their pushes may change.
+    /// Forgets the gathered chunks of a round, unless the hub's part is complete. Until it is complete, pushes may change.
     #[inline]
     fn take_back(&mut self) {}
 
@@ -106,7 +108,7 @@ pub(crate) trait Gather {
         Round(0)
     }
 
-    /// Returns the result that the step of a chunk uses in a round, once it is known.
+    /// Returns the result for a chunk's step in a round, once it is known.
     fn found(&self, _place: usize, _round: Round) -> Option<Found> {
         None
     }
@@ -122,17 +124,18 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Returns the lines for a worker that has seen none, the older first.
+    /// Returns the lines for a worker that has seen no line, the older one first.
     fn lines(&self) -> Vec<(Immediate, Span)> {
         Vec::new()
     }
 
-    /// Returns the lines in the window that a hub above writes for the link of this number.
+    /// Returns the spans of lines in the window that a hub above writes, for the link of this number.
     fn lines_above(&self, _link: u32) -> Vec<Span> {
         Vec::new()
     }
 
-    /// Returns the place of a line that has arrived in that window, if the link leads to the hub that the line names.
+    /// Returns the span of a line that has arrived in the window of this link. `None` if the link does not lead to the
+    /// line's hub.
     fn line_above(&self, _link: u32, _line: Immediate) -> Option<Span> {
         None
     }
@@ -142,15 +145,15 @@ pub(crate) trait Gather {
         Err(Refused::NotOfHub)
     }
 
-    /// Takes the next line to go up, if there is one, and the number of its link.
+    /// Takes the next line that must go up, if there is one, with the number of its link.
     fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
         None
     }
 
-    /// Sends the lines that hubs may still need up again, because the links to hubs above are new.
+    /// Makes the lines that hubs above may still need go up again, because the links to these hubs are new.
     fn pass_again(&mut self) {}
 
-    /// Returns the last round whose result is known, at the core that sends the parts.
+    /// Returns the last round whose result is known. `None` at a core that does not send the hub's parts.
     fn last_found(&self) -> Option<Told> {
         None
     }
@@ -160,11 +163,11 @@ pub(crate) trait Gather {
         (&[], 0)
     }
 
-    /// Begins the chunks with this round. At this hub, the gradients of the round before had these squares. If a hub does not
-    /// know its squares, steps that depend on the norm multiply by 1 at all hubs. The norms before have this mean.
+    /// Begins with round `first`. `squares` are those of this hub's gradients in the round before, and `mean` is the mean
+    /// of the norms before. If some hub does not know its squares, the first steps that use them multiply by 1 at all hubs.
     fn begin_at(&mut self, _first: Round, _squares: Option<ExactSum>, _mean: NormMean) {}
 
-    /// Whether the core waits for other cores.
+    /// Whether the core waits for other cores or hubs.
     #[inline]
     fn awaits_others(&self) -> bool {
         false
@@ -175,13 +178,13 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the places of chunks that may step because the core has [the result](Self::hear).
+    /// Takes the places of chunks that may step now, because the core [has the result](Self::hear).
     fn take_heard(&mut self) -> Option<Range<usize>> {
         None
     }
 }
 
-/// Steps that wait only for the pushes of their chunk.
+/// The stage of modes whose steps wait only for the pushes of their chunk.
 #[derive(Debug)]
 pub(crate) struct NoGather;
 
@@ -192,52 +195,52 @@ impl Gather for NoGather {
 /// One core's part of the whole gradient.
 #[derive(Debug)]
 pub(crate) struct GatherNorm {
-    /// The gathered values of the model, or of each key.
+    /// The gathered values: one entry for the model, or one for each key.
     gathered: Vec<Gathered>,
     /// Whether values are gathered for each key.
     by_key: bool,
     /// Whether steps wait only for the norm of the round before.
     by_former: bool,
-    /// The numbers of the entries that [wait](Gathered::awaits).
+    /// The numbers of the entries that [wait](Gathered::awaits) for a result.
     waiting: Vec<u32>,
-    /// The numbers of the entries that no longer wait, until their chunks have stepped.
+    /// The numbers of the entries that have their result, until their chunks have stepped.
     heard: Vec<u32>,
-    /// One entry for each place.
+    /// The kept values of each chunk, by place.
     kept: Vec<Kept>,
-    /// Means of all chunks, while they wait; or the mean of the chunk that steps, if none waits.
+    /// The means of all chunks while they wait. If no chunk waits, the mean of the chunk that steps.
     means: Slab,
-    /// Whether the answer is a sum and not a mean.
+    /// Whether the job's answer is the sum, not the mean.
     of_sum: bool,
-    /// The extra work of the core of the hub's first chunk.
+    /// The work that only the core with the hub's first chunk has.
     teller: Option<Teller>,
 }
 
-/// The gathered values of the chunks whose steps wait for each other.
+/// The gathered values of one scope: the chunks whose steps wait for each other.
 #[derive(Debug)]
 struct Gathered {
     scope: Scope,
-    /// The place of its first chunk.
+    /// The place of the scope's first chunk.
     first: usize,
-    /// The squares of the chunks that were gathered for the last round.
+    /// The squares of the chunks that were gathered in the last round.
     sums: Sums,
     /// The last round in which chunks were gathered.
     round: Round,
-    /// The number of chunks that were gathered in the last round. It is the number of all chunks once the core has given its
-    /// sums.
+    /// The number of chunks that were gathered in the last round. Once it is the number of all chunks, the core has given
+    /// its sums.
     taken: usize,
-    /// The round for which the core has given its sums, until it has the result.
+    /// The round for which the core has given its sums and has no result yet.
     awaits: Option<Round>,
 }
 
 impl Gathered {
-    /// Begins a round, if it is a new one. The result of the round before is then known.
+    /// Begins a round, if it is new. The result of the round before is then known.
     fn begin(&mut self, round: Round) {
         if round != self.round {
             (self.round, self.taken, self.sums) = (round, 0, Sums::default());
         }
     }
 
-    /// Forgets all gathered chunks, unless the hub's part is complete. Returns the round of the chunks.
+    /// Forgets all gathered chunks, unless the hub's part is complete. Returns the round of the forgotten chunks.
     fn take_back(&mut self) -> Option<Round> {
         let has_given = self.taken == self.scope.chunks;
         let is_back = self.taken > 0 && (!has_given || self.scope.whole.take_back(self.round));
@@ -257,13 +260,13 @@ impl Gathered {
 /// The kept values of a chunk.
 #[derive(Debug)]
 struct Kept {
-    /// The number of the scope that its step waits for.
+    /// The number of the scope for which the chunk's step waits.
     of: u32,
     /// The last round for which the chunk was gathered.
     round: Option<Round>,
-    /// The number of workers in the chunk's mean; 0 without a gradient.
+    /// The number of workers in the chunk's mean; 0 if there is no gradient.
     workers: u32,
-    /// The start of its mean.
+    /// The start of the chunk's mean.
     start: usize,
 }
 
@@ -311,8 +314,8 @@ impl GatherNorm {
         })
     }
 
-    /// Begins after a round in which the hub had these squares. Steps of the next round wait for its norm, except in the first
-    /// round of a job.
+    /// Begins after a round in which this hub had these squares. The first steps use the norm of that round; the first
+    /// round of a job has no such norm.
     fn begin_after(&mut self, round: Round, squares: ExactSum) {
         let GatherNorm { gathered, waiting, .. } = self;
         let Gathered { scope, sums, round: last, taken, awaits, .. } = &mut gathered[0];
@@ -357,11 +360,11 @@ impl Gather for GatherNorm {
         for (block, means) in means.chunks_mut(of_block).enumerate() {
             let seen = kernels.mean(slots, rescale, block * of_block, means);
             if *by_key {
-                continue; // the caller adds them
+                continue; // the caller adds the squares
             }
             gathered.sums[0].add(match seen.not_finite {
                 0 => seen.squares,
-                // If a value is infinite or NaN, so is the result.
+                // The measured squares leave out values that are not finite. Their sum must be infinite or NaN.
                 _ => means.iter().map(|&mean| f64::from(mean) * f64::from(mean)).sum(),
             });
         }
@@ -419,7 +422,7 @@ impl Gather for GatherNorm {
 
     fn take_back(&mut self) {
         if self.by_former {
-            return; // the chunk's scope has stepped
+            return; // a gathered chunk has already stepped
         }
         let GatherNorm { gathered, waiting, kept, .. } = self;
         let back: Vec<Option<Round>> = gathered.iter_mut().map(Gathered::take_back).collect();
@@ -431,14 +434,14 @@ impl Gather for GatherNorm {
 
     fn open(&self) -> Round {
         if self.by_former {
-            return Round(0); // nothing is decided before its step
+            return Round(0); // no chunk is decided before its step
         }
         self.gathered.iter().map(Gathered::open).max().unwrap_or_default()
     }
 
     #[inline]
     fn found(&self, place: usize, round: Round) -> Option<Found> {
-        // The core that sends the hub's part answers no chunk before it has sent the part.
+        // The core that sends the hub's part answers no chunk before it has sent that part.
         let is_told = self.teller.as_ref().is_none_or(|teller| teller.has_found(round));
         self.gathered[self.kept[place].of as usize].scope.whole.found(round).filter(|_| is_told)
     }
@@ -493,7 +496,7 @@ impl Gather for GatherNorm {
             let mut is_told = true;
             if let Some(teller) = teller {
                 teller.add(round, &scope.whole);
-                is_told = teller.has_found(round); // it answers nothing before
+                is_told = teller.has_found(round); // this core answers no chunk before
             }
             let is_found = is_told && scope.whole.found(round).is_some();
             *awaits = awaits.filter(|_| !is_found);

@@ -1,14 +1,15 @@
-//! The lines of the hubs at the top, at a hub on any level below them. The lines go down to all members, and each goes
-//! up to the other hubs at the top.
+//! Lines at a hub below others. A line has the part of one top hub. It goes down to all members of this hub, and up to the
+//! other top hubs.
 //!
 //! ```text
 //!   hub 0 at the top --its part--> a core here --> members
 //!                                  a core here --> hub 1 at the top
 //! ```
 //!
-//! The core that owns the first chunk of a hub at the top has the link to the core that sends that hub's parts. So a line goes
-//! down by the link of the answers before which it is needed. If the hub above writes the window that members read,
-//! the line is there already. Below one hub nothing goes up: that hub passes parts on itself, or has all.
+//! A line goes down from the core that owns the first chunk of its top hub. This core has the link over which the top hub
+//! sends its line. The answers that need the line come over the same link, after it. If the hubs above write the window
+//! that members read, the line is already there. If there is only one hub above, nothing goes up: that hub passes parts on
+//! itself, or has all parts.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -20,34 +21,35 @@ use crate::layout::{ChunkId, Immediate, Round};
 use crate::whole::{Crossing, LastTwo, Told};
 use crate::wire::Wire;
 
-/// The places and the wire by which a core of a hub below others sends lines down, and passes them on.
+/// The places and the wire with which a core of a hub below others sends lines down and up.
 #[derive(Debug)]
 pub(crate) struct PassSpec {
     /// The wire of the links to hubs above.
     pub above: Wire,
-    /// The meeting place of the hub's cores, and the number of this core.
+    /// The rounds that the hub's cores share, and the number of this core.
     pub crossing: (Arc<Crossing>, usize),
-    /// The lines of this core's hubs in the window that members read, hub by hub. `None` if the hubs above write this window.
+    /// The lines of this core's top hubs in the window that members read, hub by hub. `None` if the hubs above write this
+    /// window.
     pub shown: Option<Spans>,
 }
 
-/// The core's duty to send the lines of hubs at the top down, and to pass them on.
+/// A core's duty to send lines of top hubs down, and to pass them on to the other top hubs.
 #[derive(Debug)]
 pub(crate) struct PassOn {
     spec: PassSpec,
     /// The wire of the links to members.
     wire: Wire,
-    /// The hubs at the top whose first chunk this core owns.
+    /// The top hubs whose first chunk this core owns.
     ways: Vec<Way>,
-    /// The lines of these hubs in the window of sums, hub by hub, if they are passed on.
+    /// The lines of these hubs in the window of sums, hub by hub. Empty if lines are not passed on.
     sums: Spans,
-    /// A line that members do not have yet: its place in `ways`, and its round.
+    /// A line that must go down to the members: its place in `ways`, and its round.
     untold: Option<(usize, Round)>,
-    /// Whether parts of other hubs are missing in a round for which a hub of this core has sent its part.
+    /// Whether lines of other top hubs are missing in a round for which one of this core's top hubs has sent its line.
     awaits: bool,
 }
 
-/// The path to a hub at the top.
+/// The path to a top hub.
 #[derive(Debug)]
 struct Way {
     hub: usize,
@@ -55,13 +57,13 @@ struct Way {
     link: u32,
     /// The last rounds for which the hub has sent its part.
     told: LastTwo,
-    /// The last round of each other hub whose part was passed on to this hub.
+    /// The last round of each other top hub whose line was passed on to this hub.
     passed: Vec<Option<Round>>,
 }
 
 impl PassOn {
-    /// Creates the duty without any line. The core has these chunks, and their sums go up over the links of these numbers.
-    /// `sums` are its lines in the window of sums.
+    /// Creates the duty without any line. `chunks` are the core's chunks, whose sums go up over the links of these numbers.
+    /// `sums` has the core's lines in the window of sums.
     pub fn new(
         spec: PassSpec,
         wire: &Wire,
@@ -87,7 +89,7 @@ impl PassOn {
         (Immediate::line(hub, round), self.wire.weights_line(hub, round))
     }
 
-    /// Whether a hub of this core has sent its part of a round, and another hub's part must still be passed on to it.
+    /// Whether one of this core's top hubs has sent its line of a round, and still lacks the line of another top hub.
     fn awaits_parts(&self) -> bool {
         let awaits = |way: &Way| {
             let mut others = way.passed.iter().enumerate().filter(|(hub, _)| *hub != way.hub);
@@ -137,7 +139,7 @@ impl Gather for PassOn {
         let part = part.ok_or(Refused::NoPart)?;
         let (round, count) = (part.round, self.ways.len());
         if self.ways[way].told[1] >= Some(round) {
-            return Ok(()); // sent again, over other links
+            return Ok(()); // the hub sent it again, over new links
         }
         self.ways[way].told = [self.ways[way].told[1], Some(round)];
         self.untold = Some((way, round));
@@ -188,7 +190,7 @@ mod tests {
     use crate::layout::Key;
     use fabric::SendWindow;
 
-    /// Returns the part that a hub of one core, below the only hub at the top, passes on.
+    /// Returns the duty of a core at a hub that is below the only top hub.
     fn below_one_hub() -> PassOn {
         let terms = JobTerms::new(1, vec![Key::f32("a", [16])], Optimizer::Average);
         let wire = Wire::of_terms(&JobTerms { clip_norm: Some(1.0), ..terms }).unwrap();

@@ -1,17 +1,17 @@
-//! The work of the core that owns its hub's first chunk. It sends the hub's part to the workers, takes the parts of the
-//! other hubs, and finds the sum of the round.
+//! The extra work of the core that owns its hub's first chunk. It sends the hub's part of the whole gradient to the
+//! workers. It takes the parts of the other hubs, and finds the result of the round.
 
 use fabric::{Span, Spans};
 
 use crate::layout::{Immediate, Round};
 use crate::whole::{Part, Parts, Skips, Told, WholeGradient};
 
-/// The sender of a hub's part of the whole gradient, which also takes the parts of other hubs.
+/// The sender of a hub's part of the whole gradient. It also takes the parts of other hubs.
 #[derive(Debug)]
 pub(super) struct Teller {
-    /// This hub.
+    /// The number of this hub.
     hub: usize,
-    /// The lines in the window that workers read.
+    /// The spans of the lines in the window that workers read.
     lines: Spans,
     parts: Parts,
     /// The last round with a result, and the number of rounds that were skipped.
@@ -19,18 +19,18 @@ pub(super) struct Teller {
     /// Whether any round has a result.
     has_any: bool,
     skips: Skips,
-    /// A round whose part is complete and not posted yet.
+    /// A round whose part is complete and must still be posted.
     untold: Option<Round>,
 }
 
-/// The reason why a line that a worker has passed on is refused.
+/// The reason for the refusal of a line that a worker has passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The hub that the line names has no part.
+    /// The line names a hub that has no part.
     NotOfHub,
-    /// The line does not encode a sum, or its round is not that of the post.
+    /// The line does not have a sum, or its round is not that of the post.
     NoPart,
-    /// No hub can be in this round.
+    /// No hub can have reached this round.
     NoSuchRound,
     /// Another worker has passed on a different part.
     Other,
@@ -55,7 +55,8 @@ impl Teller {
         Teller { hub, lines, parts: Parts::new(hubs), found, has_any: false, skips, untold: None }
     }
 
-    /// Adds the known values of a round: this hub's part once it is complete, and the parts of all hubs.
+    /// Takes this hub's part of a round from `whole`, once it is complete. Once the parts of all hubs have arrived, finds the
+    /// result.
     pub fn add(&mut self, round: Round, whole: &WholeGradient) {
         let Some(sum) = whole.part(round).filter(|_| !self.has_found(round)) else { return };
         let part = Told { round, skipped: self.found.skipped, mean: whole.mean_before(round), sum };
@@ -71,13 +72,13 @@ impl Teller {
         }
     }
 
-    /// Takes the part of another hub, from its line. `open` is the last round in which this core has gathered anything.
+    /// Takes another hub's part from its line. `open` is the last round in which this core has gathered a chunk.
     pub fn take(&mut self, line: Immediate, words: &[u64], open: Round) -> Result<(), Refused> {
         let hub = line.hub().filter(|&hub| hub != self.hub && hub < self.parts.hubs());
         let hub = hub.ok_or(Refused::NotOfHub)?;
         let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
         let part = part.ok_or(Refused::NoPart)?;
-        // A hub enters the next round only with this hub's part of the round before.
+        // Another hub can enter the next round only after it has got this hub's part of the round before.
         if part.round.0 > open.0.wrapping_add(1) {
             return Err(Refused::NoSuchRound);
         }
@@ -92,7 +93,7 @@ impl Teller {
         self.untold.take().map(|round| self.line(round))
     }
 
-    /// Returns the lines that workers may still need, the older first.
+    /// Returns the lines that workers may still need, the older one first.
     pub fn lines(&self) -> impl Iterator<Item = (Immediate, Span)> {
         self.parts.of_hub(self.hub).map(|part| self.line(part.round))
     }

@@ -1,12 +1,12 @@
-//! The reply of a hub below other hubs, if its link to them is coded. Workers share memory with this hub and push
-//! bare values. Only sums that go up, and answers that come down, are frames.
+//! The reply of a hub below other hubs, if its links to them are coded. Workers share memory with this hub and push bare
+//! values. Only sums that go up, and answers that come down, are frames.
 //!
 //! ```text
-//!   sum --encode, with what former sums left out--> frame in the window that the hub above reads
+//!   sum --encode, with the values that former sums left out--> frame in the window that the hub above reads
 //!   window that the workers read <--merge-- frame in the window that the hub above writes
 //! ```
 //!
-//! For the hub above, this hub is like a worker: the codec's state is the machine's.
+//! To the hub above, this hub is like a worker: the state of the codec belongs to the machine.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::wire::{Answer, Codecs, Framing, merge};
 #[derive(Debug)]
 pub(crate) struct OneSum {
     slab: Slab,
-    /// One entry for each place.
+    /// The number of elements of each chunk, by place.
     elements: Vec<usize>,
 }
 
@@ -52,40 +52,40 @@ impl Weights for OneSum {
     }
 }
 
-/// The ways of a hub with coded links to the hubs above.
+/// The parts that a hub needs for coded links to the hubs above.
 #[derive(Debug)]
 pub(crate) struct CodedWays {
     /// The format of the frames to and from the hubs above.
     pub framing: Arc<Framing>,
     /// This hub's number among the members of the hubs above.
     pub machine: u32,
-    /// This core's chunks in the window that the workers read.
+    /// The spans of this core's chunks in the window that the workers read.
     pub shown: Spans,
 }
 
-/// The encoder of sums and decoder of answers.
+/// The encoder of sums and the decoder of answers.
 #[derive(Debug)]
 pub(crate) struct CodedRelay {
-    /// The number of workers. Links to hubs above have higher numbers.
+    /// The number of workers. The links to hubs above have higher numbers.
     workers: u32,
     ways: CodedWays,
     codecs: Codecs,
-    /// The frames in the window that the hubs above read.
+    /// The spans of the frames in the window that the hubs above read.
     frames: Spans,
-    /// Whether the first round is kept, as in [`Relay`](super::Relay).
+    /// Whether the job's first weights come from another hub's workers, as in [`Relay`](super::Relay).
     keeps_first: bool,
-    /// The codec's state, f32 by place.
+    /// The state of the codec in f32, by place.
     state: Slab,
-    /// The place where each chunk's state begins.
+    /// The start of each chunk's state.
     states: Vec<usize>,
-    /// The frame to post, by place.
+    /// The span of the frame to post, by place.
     posts: Vec<Span>,
     /// Values of one chunk in f32, for keys of another type.
     scratch: Vec<f32>,
 }
 
 impl CodedRelay {
-    /// Allocates memory: call it on the thread that owns the core.
+    /// Creates the relay. Allocates memory: call it on the thread that owns the core.
     pub fn new(
         workers: u32,
         mut ways: CodedWays,
@@ -171,7 +171,7 @@ impl<R> Reply<R, OneSum> for CodedRelay {
             Kind::Raw => {
                 let first = frames.begin_raw(self.frames.elements_mut(place));
                 if self.keeps_first && round == Round(0) {
-                    // The hub above reads only the header.
+                    // The hub above reads only the header of this frame.
                     frames.frame(Kind::Raw, 0)
                 } else {
                     typed!(chunk.dtype, E => first.copy_from_slice(weights.elements::<E>(place).as_bytes()));

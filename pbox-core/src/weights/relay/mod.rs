@@ -1,6 +1,6 @@
-//! The reply of a hub below other hubs. It posts a sum to the hub above, from the window that the step writes. It
-//! posts the answer to the workers, from the window that the hub above writes. Nothing is copied, unless
-//! machines that step alone are a mesh: then each machine has its own answers.
+//! The reply of a hub below other hubs. It posts sums to the hubs above, from the window that the step writes. It posts
+//! answers to the workers, from the window that the hubs above write. Nothing is copied, except in a mesh whose machines
+//! step alone: there each machine has its own answers.
 
 mod coded;
 
@@ -19,15 +19,15 @@ pub(crate) use coded::{CodedRelay, CodedWays, OneSum};
 /// Posts sums up and answers down.
 #[derive(Debug)]
 pub(crate) struct Relay {
-    /// The number of workers. Links to hubs above have higher numbers.
+    /// The number of workers. The links to hubs above have higher numbers.
     workers: u32,
-    /// The chunk's sum and its count, in the window that the hub above reads, by place.
+    /// The chunk's sum with its count, in the window that the hubs above read, by place.
     sums: Vec<Span>,
-    /// The place of each chunk's count, by place of the chunk.
+    /// The span of each chunk's count, by place of the chunk.
     counts: Spans,
-    /// The place of each chunk in the window that the workers read, by place. `None` if the hubs above write this window.
+    /// The span of each chunk in the window that the workers read, by place. `None` if the hubs above write this window.
     shown: Option<Spans>,
-    /// Whether the job's first weights come from another hub's workers. Then the hub above reads none from this hub.
+    /// Whether the job's first weights come from another hub's workers. Then the hubs above read no weights from this hub.
     keeps_first: bool,
 }
 

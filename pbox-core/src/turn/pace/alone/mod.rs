@@ -1,5 +1,5 @@
-//! Workers that step alone (SSP and ASP). Each push is a separate step. Its worker is answered when it is not too far
-//! ahead of the slowest.
+//! Workers that step alone (SSP and ASP). Each push is a separate step. A worker is answered as soon as it is not too far
+//! ahead of the slowest worker.
 //!
 //! ```text
 //!   Idle --push--> Pushed --step: clock + 1--> Waiting --slowest is near enough--> Allowed --answer--> Idle
@@ -8,9 +8,8 @@
 //!                                               Unlinked
 //! ```
 //!
-//! A job that ends at a cut ends for each worker at the worker's own line. This line is the first round without a stepped push of
-//! the worker. All its chunks reach this line and go no further. Each push before it is stepped and answered, and none after it
-//! is.
+//! A job may end at a cut. For each worker it then ends at the worker's own *line*: the first round for which no chunk has
+//! a stepped push of the worker. Each push before the line is stepped and answered, and no later push is.
 //!
 //! Owned by the core. Eight bytes per (chunk, worker) and eight per chunk.
 //!
@@ -35,9 +34,9 @@ pub(crate) struct Clocks {
     /// The clock of each worker, by chunk, then by rank.
     clocks: Vec<Clock>,
     chunks: Vec<State>,
-    /// The number of rounds by which each worker is ahead of the slowest, by rank, in a job that begins again. Otherwise empty.
+    /// Each worker's lead over the slowest in a job that begins again, in rounds, by rank. Otherwise empty.
     ahead: Vec<u32>,
-    /// The first round of each worker without a stepped push, by rank, in a job that ends. Otherwise empty.
+    /// The line of each worker in a job that ends, by rank. Otherwise empty.
     ends: Vec<Round>,
 }
 
@@ -53,15 +52,15 @@ struct Clock {
 enum Standing {
     /// The worker does not take part.
     Absent,
-    /// The worker has its weights.
+    /// The worker has the answer to its last push.
     Idle,
     /// The worker has pushed its next round, and the push is not stepped yet.
     Pushed,
     /// The worker's push is stepped and has no answer.
     Waiting,
-    /// The worker lost its links while it waited. It pushes the chunk again, and still gets one answer.
+    /// The worker lost its links in the state `Waiting`. It pushes the chunk again, and gets one answer.
     Unlinked,
-    /// The worker may get its answer: at once, with all of its layer, or when it pulls the layer.
+    /// The worker may get its answer: now, with the rest of its layer, or when it pulls the layer.
     Allowed,
 }
 
@@ -101,7 +100,8 @@ impl Clocks {
         self.clocks[index * self.ranks + rank as usize].standing = Standing::Pushed;
     }
 
-    /// Returns the round of `rank`'s push of chunk `index`, if the push must be stepped and is not stepped yet.
+    /// Returns the round of `rank`'s push of chunk `index`, if the push has arrived, is not stepped, and is before the
+    /// worker's line.
     #[inline]
     fn pushed(&self, index: usize, rank: u32) -> Option<Round> {
         let clock = self.clocks[index * self.ranks + rank as usize];
@@ -109,20 +109,20 @@ impl Clocks {
         (clock.standing == Standing::Pushed && !ends).then_some(clock.next)
     }
 
-    /// Returns the round before which a job that ends has its last state.
+    /// Returns the round of the last state in a job that ends: the earliest line.
     #[inline]
     fn last(&self) -> Option<Round> {
         self.ends.iter().min().copied()
     }
 
-    /// Whether the job ends, and at chunk `index` all workers that take part have reached their last rounds.
+    /// Whether the job ends, and all workers that take part have reached their lines at chunk `index`.
     fn is_over(&self, index: usize) -> bool {
         let row = self.clocks[index * self.ranks..][..self.ranks].iter().zip(&self.ends);
         let mut present = row.filter(|(clock, _)| clock.standing != Standing::Absent);
         !self.ends.is_empty() && present.all(|(clock, end)| clock.next >= *end)
     }
 
-    /// Counts the noted push as stepped. Returns true if the chunk's round moved by this, by one.
+    /// Counts the noted push as stepped. Returns true if this moved the chunk to its next round.
     #[inline]
     fn advance(&mut self, index: usize, rank: u32) -> bool {
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
@@ -141,7 +141,7 @@ impl Clocks {
         true
     }
 
-    /// Finds the slowest worker again, and returns the chunk's round.
+    /// Finds the slowest worker anew, and returns the chunk's round.
     fn find_slowest(&mut self, index: usize) -> Round {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
@@ -152,8 +152,8 @@ impl Clocks {
         state.slowest
     }
 
-    /// Whether `rank` waits for an answer of chunk `index` that it may get now. In a job that ends, a worker need not wait for
-    /// slower ones: all begin again with the same round.
+    /// Whether `rank` waits for an answer of chunk `index`, and may get it now. In a job that ends, a worker does not wait
+    /// for slower workers: after the end all workers begin again with the same round.
     #[inline]
     fn may_answer(&self, index: usize, rank: u32) -> bool {
         let clock = self.clocks[index * self.ranks + rank as usize];
@@ -226,7 +226,8 @@ impl Pace for Clocks {
         self.chunks[index].slowest
     }
 
-    /// Whether the chunk belongs in the last snapshot of a job that ends: it has reached the line of each worker.
+    /// Whether the chunk has the state for a snapshot before `round`. In a job that ends, it must have reached the line of
+    /// each worker.
     fn has_come_to(&self, index: usize, round: Round) -> bool {
         match self.last() {
             Some(last) => last == round && self.is_over(index),
@@ -295,7 +296,8 @@ impl Pace for Clocks {
         }
     }
 
-    /// Calls `each` for the workers that are too far ahead of the slowest and wait, and for the workers that owe a push.
+    /// Calls `each` for the workers that wait because they are too far ahead, and for the slowest workers, which owe a
+    /// push.
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
         let row = || (0u32..).zip(&self.clocks[index * self.ranks..][..self.ranks]);
         let waits = |rank| {
@@ -326,7 +328,7 @@ impl Pace for Clocks {
         clock.standing = Standing::Idle;
     }
 
-    /// Takes a push. Its worker may then get an answer, and so may workers that waited for it.
+    /// Takes a push. Then the worker may get an answer, and so may other workers that waited for this push.
     #[inline]
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
@@ -344,7 +346,8 @@ impl Pace for Clocks {
         Some(Finished { ranks, ..shard.finished(place, round, 1) })
     }
 
-    /// Steps every push that has arrived, including pushes of later rounds. Workers that have not pushed count as if they had.
+    /// Steps every push that has arrived, also pushes of later rounds. Then moves the chunk to round `before`, although
+    /// some workers may not have pushed.
     fn end_rounds<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -355,7 +358,7 @@ impl Pace for Clocks {
         for rank in 0..terms.workers {
             let Some(round) = pace.pushed(place, rank) else { continue };
             let pushed = std::iter::once(rank);
-            // SAFETY: this worker has pushed the chunk, and no worker is answered any more.
+            // SAFETY: this worker has pushed the chunk, and no worker gets an answer from now on.
             unsafe {
                 match pace.answered(place, rank, round) {
                     // In the broadcast, only rank 0's slot counts.
@@ -372,7 +375,7 @@ impl Pace for Clocks {
 
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
-        // After the loss of its slowest worker, a chunk may pass several rounds at once. In a job that ends, the last state is
+        // When its slowest worker is lost, a chunk may pass several rounds at once. In a job that ends, the last state is
         // captured separately.
         let now_captured = shard.pace.last().map_or(now, |last| now.min(Round(last.0.saturating_sub(1))));
         if now_captured > former {
@@ -412,7 +415,8 @@ fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize
     Some(moved)
 }
 
-/// Moves a chunk to a round. In the last round of a job that ends, faster workers may still reach their lines.
+/// Moves a chunk to a round. In a job that ends, the chunk stays in the last round while faster workers push up to their
+/// lines.
 fn come_to<M: Mode>(shard: &mut ShardOf<Clocks, M>, place: usize, round: Round) {
     if shard.pace.last().is_none_or(|last| round < last) {
         shard.capture(place, round);

@@ -1,4 +1,4 @@
-//! Clocks compared with a naive model, and examples.
+//! Tests of clocks: a comparison with a naive model, and examples.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ fn clocks(consistency: Consistency, ranks: u32) -> Clocks {
     clocks
 }
 
-/// Pushes and steps. Returns the workers that get an answer then.
+/// Pushes and steps. Returns the workers that then get an answer.
 fn push(clocks: &mut Clocks, rank: u32, round: u32) -> Vec<(u32, u32)> {
     clocks.arrive(0, rank, Round(round).low_bits()).unwrap();
     clocks.advance(0, rank);
@@ -76,7 +76,7 @@ fn a_job_that_ends_steps_what_is_before_the_line_of_each_worker() {
     assert_eq!(push(&mut clocks, 0, 2), [], "held back");
     let lines = clocks.lines();
     assert_eq!(lines, [Some(Round(3)), Some(Round(1))]);
-    // Another core has stepped a push of worker 1 that this one has not.
+    // Another core has stepped a push of worker 1 that this core has not stepped.
     clocks.end_at(&[Some(Round(3)), Some(Round(2))]);
     assert_eq!(answers(&mut clocks), [(0, 2)], "what was held back is answered");
     assert!(!clocks.has_come_to(0, Round(2)));
@@ -126,13 +126,13 @@ fn one_that_may_be_answered_waits_until_it_is() {
     assert_eq!(clocks.arrive(0, 0, 1), Ok(()));
 }
 
-/// Implements the documentation word for word: clocks in a map, the minimum found again every time.
+/// A model that follows the documentation word by word: the clocks are in a map, and each call finds the minimum anew.
 #[derive(Debug)]
 struct Model {
     consistency: Consistency,
-    /// The workers that take part: next round, and whether an answer is owed.
+    /// The workers that take part. Each has its next round, and whether it waits for an answer.
     members: BTreeMap<u32, (u32, bool)>,
-    /// The slowest clock when there was last a member.
+    /// The slowest clock at the last time when there was a member.
     slowest: u32,
 }
 
@@ -162,7 +162,7 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// An idle worker pushes; a worker that is not idle pushes out of turn.
+    /// A push by a worker. If the worker is not idle, the push is out of turn.
     Push(u32),
     Remove(u32),
     Admit(u32),

@@ -1,12 +1,12 @@
-//! Workers that step together, at a hub below other hubs (PHub, figure 5). The last push of a round sends the chunk's
-//! sum up. All workers are answered when the answer comes down.
+//! Workers that step together, at a hub below other hubs (PHub, figure 5). The last push of a round sends the chunk's sum
+//! up. When the answer comes down, all workers get it.
 //!
 //! ```text
 //!   Gathering --last push: sum, post up--> Asked --answer from above--> Answered --post down--> Gathering, next round
 //! ```
 //!
-//! A hub that joins a running job first gets the weights of the round before its own first round. While the shard is
-//! held, no sum goes up, and an answer that came waits. Owned by the core.
+//! A hub that joins a running job first waits for the weights of the round before its own first round. While the shard is
+//! held, no sum goes up, and an answer from above that has arrived waits. Owned by the core.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -28,24 +28,24 @@ pub(crate) struct Relayed {
     above: Vec<Above>,
     /// The content of the sum that has gone up, or of its answer, by place.
     contents: Vec<Content>,
-    /// The round from which this hub takes part at the hubs above; beyond all rounds until it is known.
+    /// The first round in which this hub takes part at the hubs above. Beyond all rounds until that round is known.
     first: Round,
-    /// Pushes of workers that have lost their links, where the sums have already gone up. They are answered when they are
-    /// repeated.
+    /// Pushes whose workers have lost their links after the sum had gone up. They are answered when the worker repeats
+    /// them.
     unlinked: BTreeSet<(usize, u32)>,
 }
 
 /// The state of a chunk at the hub above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Above {
-    /// The hub waits for the round with which the job begins. Weights may arrive before the round is known: this value is the
-    /// low bits of their round.
+    /// The hub does not yet know with which round the job begins. If weights have already arrived, the value has the low
+    /// bits of their round.
     Joining(Option<u8>),
     /// No sum has gone up: the workers push.
     Gathering,
-    /// The answer of a round.
+    /// The sum of this round has gone up and has no answer.
     Asked(Round),
-    /// The answer of this round is here.
+    /// The answer of this round has arrived.
     Answered(Round),
 }
 
@@ -64,7 +64,7 @@ impl Relayed {
         matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
     }
 
-    /// Whether a chunk still waits for the weights with which workers that take part from `from` on begin.
+    /// Whether a chunk still lacks the weights of round `from - 1`, with which workers begin that take part from `from` on.
     fn waits_for_first(&self, place: usize, from: Round) -> bool {
         let is_asked =
             matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
@@ -123,7 +123,8 @@ impl Pace for Relayed {
         }
     }
 
-    /// Returns no round: the hub above waits for this hub's sum of every round.
+    /// Returns the lowest round in flight if no worker is left to push it. The job cannot continue without that round: the
+    /// hubs above wait for this hub's sum of every round.
     fn abandoned(&self) -> Option<Round> {
         let lowest = (0..self.above.len()).map(|place| self.round(place)).min()?;
         self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)

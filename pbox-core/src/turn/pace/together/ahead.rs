@@ -1,13 +1,13 @@
-//! Answers ahead: the hub's answer to gradients when their bytes arrive before the pushes.
+//! Answers ahead: the hub answers gradients whose bytes arrive before their pushes.
 //!
 //! ```text
-//!   bytes ahead of all    the window shows the weights that the step would make, and they are posted
-//!   pushes of all         the step is made; the same bits?  the answer is an immediate
-//!                                           others?         the answer has its bytes, as always
+//!   bytes ahead from all  the window shows the weights that the step would make, and they are posted
+//!   pushes from all       the step is made; the same bits?  the answer is an immediate
+//!                                           other bits?     the answer has its bytes, as always
 //! ```
 //!
-//! A chunk that is answered ahead counts nothing. The step does not ask which values changed since then: it compares the
-//! values that it has made. A chunk is answered ahead once a round.
+//! The answer ahead of a chunk does not count as a step. The later step compares the weights that it has made with the
+//! weights that were shown, whatever has changed in between. A chunk is answered ahead at most once a round.
 //!
 //! Owned by the core. On the `unsafe` list: the call that reads the workers' bytes.
 
@@ -23,7 +23,7 @@ impl Arrivals {
         Arrivals { answers_ahead: true, ..self }
     }
 
-    /// Whether a worker's gradient bytes are in its window.
+    /// Whether the bytes of a worker's gradient have arrived in its window.
     fn has_bytes(&self, place: usize, rank: u32) -> bool {
         let is_pushed = || self.is_in(place, rank) && self.contents.of(place, rank) == Content::Gradient;
         self.contents.has_sent_ahead(place, rank) || is_pushed()
@@ -47,7 +47,7 @@ pub(super) fn take<M: Mode>(
     if is_tried || round >= *until || pace.contents.must_be_weights(round) || !has_all() {
         return false;
     }
-    // SAFETY: all of them have posted bytes of this chunk.
+    // SAFETY: each worker that takes part has posted its bytes of this chunk.
     unsafe { stages.show(kernels, place, pace.roster.ranks(round), round) };
     pace.words[word] |= SHOWS | TRIED;
     pace.contents.clear_ahead(place);

@@ -1,14 +1,14 @@
-//! Rounds of a chunk without a plain step: pushes without a gradient, and pushes of new weights.
+//! Rounds of a chunk without a plain step: rounds with pushes that have no gradient, or that have new weights.
 //!
 //! ```text
 //!   all gradients          the step, which `Arrivals` makes itself
 //!   some gradients         the step with these, divided by the number of all workers
 //!   all nothing            no step: weights and state stay
-//!   all weights            those of the lowest rank are the weights from now on, and the state stays
-//!   weights and others     the job ends; but in the broadcast, ranks that push nothing leave the weights to the lowest of the others
+//!   all weights            the weights of the lowest rank replace the hub's, and the state stays
+//!   weights and others     the job fails. Exception: in the broadcast, ranks may push nothing
 //! ```
 //!
-//! Owned by the core. Four bits per (chunk, worker), which no plain round touches.
+//! Owned by the core. Four bits per (chunk, worker); a plain round does not touch these bits.
 //!
 //! On the `unsafe` list: the calls that read the workers' pushes.
 
@@ -17,23 +17,23 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Gather, Mode, Staged};
 
-/// Pushes other than gradients, bytes that were sent ahead, and answers ahead, in the rounds in flight, by chunk and
-/// worker.
+/// The pushes in flight that are not plain gradients, by chunk and worker. Also the bytes that were sent ahead, and the
+/// answers ahead.
 #[derive(Debug)]
 pub(super) struct Contents {
-    /// One row of bits for each chunk and content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`] has the
-    /// workers that were answered ahead.
+    /// One row of bits for each chunk and each content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`]
+    /// has a bit for each worker that was answered ahead.
     words: Vec<u64>,
     words_per_row: usize,
     broadcasts: bool,
 }
 
-/// The rows of a chunk.
+/// The number of rows of each chunk.
 const ROWS: usize = 4;
 /// Plain gradients are not noted, so their row is free for answers ahead.
 const ANSWERED_AHEAD: Content = Content::Gradient;
 
-/// The combination of a round's pushes.
+/// The combined meaning of all pushes of a chunk in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Together {
     Gradients,
@@ -49,7 +49,7 @@ impl Contents {
         Contents { words: vec![0; chunks * ROWS * words_per_row], words_per_row, broadcasts }
     }
 
-    /// Whether a round is the broadcast of weights.
+    /// Whether a round is the broadcast, in which workers push weights.
     pub fn must_be_weights(&self, round: Round) -> bool {
         self.broadcasts && round == Round(0)
     }
@@ -150,8 +150,8 @@ impl Arrivals {
         (content, content != Content::Nothing && !(came && self.contents.is_ahead(place, rank)))
     }
 
-    /// Returns the content of a chunk's answer that is not [the usual one](Pace::answered). Workers without weights get
-    /// weights, and so do workers that were answered ahead.
+    /// Returns the content of a chunk's answer in a round without a plain step. If the weights stay, a worker that has no
+    /// weights gets them all the same, and so does a worker that was answered ahead.
     #[cold]
     pub(super) fn answered_other(&self, former: u64, place: usize, rank: u32, round: Round) -> Content {
         match former == Content::Nothing as u64 {
@@ -168,7 +168,7 @@ impl Arrivals {
         self.pushed(index).filter(move |&rank| self.contents.of(index, rank) == content)
     }
 
-    /// Combines the pushes of a chunk that have arrived; there must be at least one.
+    /// Combines the pushes of a chunk that have arrived. At least one must have arrived.
     pub(super) fn together(&self, index: usize) -> Together {
         let has = |content| self.pushed_as(index, content).next().is_some();
         match (has(Content::Gradient), has(Content::Nothing), has(Content::Weights)) {
@@ -181,7 +181,7 @@ impl Arrivals {
         }
     }
 
-    /// Concludes a round, as [`conclude`](Self::conclude) does, that may not be a plain step.
+    /// Concludes a round that may not be a plain step, as [`conclude`](Self::conclude) does.
     #[cold]
     pub(super) fn conclude_other<M: Mode>(
         &mut self,
@@ -202,7 +202,7 @@ impl Arrivals {
             stages.hide(place);
         }
         let pushed = self.pushed_as(place, content);
-        // SAFETY: all of them have pushed this chunk, and are answered after this function.
+        // SAFETY: all workers in `pushed` have pushed this chunk, and are answered after this function.
         unsafe {
             match content {
                 Content::Nothing => stages.relay_nothing(place, pushed),
@@ -226,17 +226,17 @@ impl Arrivals {
         Some(content)
     }
 
-    /// Ends a chunk's round with the pushes that have arrived, in a job that is over. The chunk keeps its weights if there is
-    /// no push, or if the pushes do not go together.
+    /// Ends a chunk's round with the pushes that have arrived, in a job that is over. The chunk keeps its weights if no
+    /// push has arrived, or if the pushes do not go together.
     pub(super) fn end_round<M: Mode>(&mut self, stages: &mut Staged<M>, kernels: &Kernels, place: usize) {
         let round = self.round(place);
         if State::of(self.words[place * self.words_per_chunk]).count == 0 {
             return;
         }
-        // SAFETY: all of them have pushed this chunk, and no worker is answered any more.
+        // SAFETY: each worker whose slot is read has pushed this chunk, and no worker is answered any more.
         unsafe {
             match self.together(place) {
-                // The gathered mean has all pushes, although some of their workers may now have no links.
+                // The gathered mean has all pushes, even those of workers that have lost their links.
                 Together::Gradients if M::Gather::WAITS && !stages.gather.steps_at_once() => {
                     stages.last_step(kernels, place, [].into_iter(), 0, round);
                 }

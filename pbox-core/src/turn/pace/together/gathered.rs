@@ -1,5 +1,5 @@
-//! Chunks whose steps wait for the whole gradient. Each chunk is gathered at its last push, and steps once the result of
-//! the round is found.
+//! Chunks whose steps wait for the whole gradient. Each chunk is gathered at its last push. It steps when the result of the
+//! round has been found.
 //!
 //! On the `unsafe` list: the call that reads the workers' pushes.
 
@@ -26,7 +26,7 @@ pub(super) fn gather<M: Mode>(
     }
     if !stages.gather.has(place, round) {
         let is_plain = pace.words[place * pace.words_per_chunk] & OTHER == 0;
-        // SAFETY: all of them have pushed this chunk, and are answered after its step.
+        // SAFETY: each worker whose slot is read has pushed this chunk, and is answered after the chunk's step.
         unsafe {
             match if is_plain { Together::Gradients } else { pace.together(place) } {
                 Together::Mixed => return true, // the job fails
@@ -45,15 +45,15 @@ pub(super) fn gather<M: Mode>(
     stages.gather.found(place, round).is_some()
 }
 
-/// Whether a gathered chunk no longer needs its workers' pushes. Pushes of weights are read again when the result of the
-/// round is known.
+/// Whether a gathered chunk no longer needs its workers' pushes. A push of weights is still needed: the weights are read
+/// again when the result of the round is known.
 pub(super) fn is_decided<M: Mode>(shard: &ShardOf<Arrivals, M>, place: usize, round: Round) -> bool {
     let ShardOf { pace, stages, .. } = shard;
     stages.gather.has_mean(place, round) || stages.gather.has(place, round) && pace.is_whole(place)
 }
 
-/// Steps a gathered chunk, once the result of the round is known. The workers that pushed it may be gone, or may push it
-/// again.
+/// Steps a gathered chunk, if the result of the round is known. The workers that pushed the chunk may be gone, or may push
+/// it again.
 pub(super) fn settle<M: Mode>(
     shard: &mut ShardOf<Arrivals, M>,
     kernels: &Kernels,
@@ -67,7 +67,7 @@ pub(super) fn settle<M: Mode>(
     })
 }
 
-/// Gathers a chunk that passes a round without workers, because the other chunks wait for it.
+/// Gathers a chunk that passes a round without workers: other chunks wait until all chunks are gathered.
 pub(super) fn pass<M: Mode>(pace: &Arrivals, stages: &mut Staged<M>, place: usize, round: Round) {
     let counts = stages.gather.steps_at_once() || !pace.contents.must_be_weights(round);
     if counts && !stages.gather.has(place, round) {

@@ -1,7 +1,7 @@
-//! Workers that step together (BSP): the last push of a round steps the chunk, and all are answered.
+//! Workers that step together (BSP). The last push of a round steps the chunk, and then all workers are answered.
 //!
-//! Owned by the core. A bit per (chunk, worker) and a word per chunk. `contents` has the rounds of a chunk without a plain
-//! step, and `ahead` those with bytes ahead.
+//! Owned by the core. A bit per (chunk, worker) and a word per chunk. `contents` has a chunk's rounds without a plain step,
+//! and `ahead` has the rounds with bytes ahead.
 //!
 //! On the `unsafe` list: the call of the step.
 
@@ -26,13 +26,13 @@ use ungreeted::Ungreeted;
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     roster: Roster,
-    /// Chunk by chunk: its [`State`], then a bit for each worker with a slot that is in. With many small chunks this
-    /// table is larger than a cache, so the fields that a push needs of a chunk lie side by side.
+    /// The table of the chunks: each chunk's [`State`], then a bit for each worker whose push has arrived. With many small
+    /// chunks the table is larger than a cache, so all fields of a chunk that a push needs lie side by side.
     words: Vec<u64>,
     words_per_chunk: usize,
     contents: Contents,
     ungreeted: Ungreeted,
-    /// The chunks with [kept](Pace::keep_taken) pushes, by place and rank.
+    /// The chunks and ranks whose pushes were [kept](Pace::keep_taken), by place and rank.
     unlinked: BTreeSet<(usize, u32)>,
     /// Whether [bytes ahead](ahead) are answered.
     answers_ahead: bool,
@@ -54,7 +54,7 @@ struct State {
 
 /// The bits of the count.
 const COUNT: u32 = (1 << 26) - 1;
-/// Set if the round in flight may not be a plain step: its [contents](Contents) name its kind.
+/// Set if the round in flight may not be a plain step. Its [contents](Contents) say which pushes it has.
 const OTHER: u64 = 1 << 31;
 /// The first bit of the content of the previous round's answer.
 const FORMER: u32 = 28;
@@ -62,7 +62,7 @@ const FORMER: u32 = 28;
 const CAME: u64 = 1 << 30;
 /// Set if the window has weights [ahead] of the round in flight.
 const SHOWS: u64 = 1 << 27;
-/// Set if all pushes of this round had arrived once.
+/// Set after the weights [ahead] of this round were shown: they are shown only once a round.
 const TRIED: u64 = 1 << 26;
 
 impl State {
@@ -132,15 +132,14 @@ impl Arrivals {
         }
     }
 
-    /// Notes that a worker lost its links before its first weights of a chunk had arrived. Their answer now waits for the
-    /// worker's [push](Self::repeats).
+    /// Notes that a worker lost its links before its first weights of a chunk had arrived. Their answer now waits until the
+    /// worker [pushes again](Self::repeats).
     pub fn lose_first(&mut self, index: usize, rank: u32) {
         self.ungreeted.lose(index, rank);
         self.roster.keep_back(rank);
     }
 
-    /// Looks at a push out of turn, as [`Pace::repeated`] does, and at whether the worker's first weights of the chunk have
-    /// arrived.
+    /// Handles a push out of turn, as [`Pace::repeated`] does. `has_first`: the chunk has the worker's first weights.
     pub fn repeats(&mut self, index: usize, rank: u32, bits: u8, has_first: bool) -> Option<Repeated> {
         let is_first = !has_first || self.ungreeted.has_lost(index, rank);
         let next = if is_first { self.roster.first(rank) } else { self.round(index) };
@@ -152,8 +151,8 @@ impl Arrivals {
         }
     }
 
-    /// Whether a worker waits for these weights as its first, because it [lost](Self::lose_first) its links before they
-    /// arrived.
+    /// Whether the weights of a finished round answer a worker that has asked again for its first weights. The worker asks
+    /// again if it [lost](Self::lose_first) its links before these weights had arrived.
     #[cold]
     fn greets(&mut self, index: usize, finished: Round, rank: u32) -> bool {
         self.roster.has(rank, finished.next()) && self.ungreeted.greet(index, rank)
@@ -165,13 +164,14 @@ impl Arrivals {
         count > 0 && count == self.roster.size(round)
     }
 
-    /// Moves chunk `index` past rounds without workers: to the first round with a worker, or past `most` rounds. Returns the
-    /// number of rounds. The workers of that first round wait for the weights before it.
+    /// Moves chunk `index` past rounds without workers: to the first round with a worker, or past at most `most` rounds.
+    /// Returns the number of skipped rounds. Workers of the round it moves to then wait for the weights of the round
+    /// before.
     fn skip_deserted(&mut self, index: usize, most: u32) -> u32 {
         let State { round, .. } = self.state(index);
         let Some(next) = self.roster.first_after(round) else { return 0 };
         let next = next.min(Round(round.0.saturating_add(most)));
-        self.begin(index, next); // no worker's slot is in
+        self.begin(index, next); // no push has arrived
         next.0 - round.0
     }
 
@@ -180,8 +180,8 @@ impl Arrivals {
         self.roster.lowest()
     }
 
-    /// Does the work for a chunk with all its pushes, most often the step. Returns the content of the answer, or `None` if the
-    /// pushes [do not go together](Self::mixed).
+    /// Concludes the round of a chunk with all its pushes, usually by a step. Returns the content of the answer, or `None`
+    /// if the pushes [do not go together](Self::mixed).
     #[inline]
     pub fn conclude<M: Mode>(
         &mut self,
@@ -202,7 +202,7 @@ impl Arrivals {
         if M::Gather::WAITS && stages.gather.found(place, round) == Some(Found::Skip) {
             return Some(Content::Nothing);
         }
-        // SAFETY: all who take part have pushed this chunk, and are answered after this function.
+        // SAFETY: all workers that take part have pushed this chunk, and are answered after this function.
         unsafe { stages.step(kernels, place, self.roster.ranks(round), 0, round) };
         Some(Content::Gradient)
     }
@@ -272,7 +272,8 @@ impl Pace for Arrivals {
     fn keep_taken(&mut self, rank: u32, is_taken: &dyn Fn(usize, Round) -> bool) {
         for index in 0..self.words.len() / self.words_per_chunk {
             let is_kept = is_taken(index, self.round(index)) && self.is_in(index, rank);
-            // Weights are read when the result of the round is known, over the worker's new links.
+            // Pushed weights are not kept: they are read when the result of the round is known, from the worker's new
+            // links.
             if is_kept && self.contents.of(index, rank) != Content::Weights {
                 self.unlinked.insert((index, rank));
             }
@@ -327,14 +328,14 @@ impl Pace for Arrivals {
 
     #[inline]
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content {
-        // A group that has stepped as one has a place after the chunks.
+        // The place of a group that stepped as one comes after the places of the chunks.
         let former = self.words.get(place * self.words_per_chunk).map_or(0, |word| word >> FORMER & 3);
         if former == 0 { Content::Gradient } else { self.answered_other(former, place, rank, round) }
     }
 
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
-        // A group that has stepped as one has a place after the chunks.
+        // The place of a group that stepped as one comes after the places of the chunks.
         let word = self.words.get(place * self.words_per_chunk).map_or(0, |word| *word);
         match word & (CAME | 3 << FORMER) {
             0 => (Content::Gradient, true),
@@ -446,12 +447,12 @@ impl Pace for Arrivals {
         let ShardOf { pace, stages, .. } = shard;
         if pace.round(place) < before {
             pace.end_round(stages, kernels, place);
-            pace.begin(place, before); // of the rounds between there is no push
+            pace.begin(place, before); // later rounds before `before` have no pushes
         }
         true
     }
 
-    /// Newcomers and snapshots are served chunk by chunk.
+    /// Makes no joint step for newcomers or snapshots, which need the work on each chunk.
     #[inline]
     fn settle_joined<M: Mode>(
         shard: &mut ShardOf<Self, M>,
@@ -466,7 +467,7 @@ impl Pace for Arrivals {
         if apart || stages.reply.awaits_task(round) || !stages.steps_alike(places.clone(), round) {
             return None;
         }
-        // SAFETY: all who take part have pushed each chunk of the group, and are answered after this function.
+        // SAFETY: all workers that take part have pushed each chunk of the group, and are answered after this function.
         unsafe { stages.step(kernels, joined, pace.roster.ranks(round), 0, round) };
         places.for_each(|place| pace.begin(place, next));
         Some(shard.finished(joined, round, 1))
@@ -495,7 +496,7 @@ fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, plac
         && (!M::Gather::WAITS || gathered::gather(pace, stages, kernels, place))
 }
 
-/// Steps a chunk that has all its pushes, or does the other work that its pushes need. The chunk is then in its next round.
+/// Concludes the round of a chunk that has all its pushes, and moves the chunk to its next round.
 #[inline]
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;
@@ -514,8 +515,8 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
     shard.finished(place, round, u32::from(content != Content::Nothing))
 }
 
-/// Skips a chunk's round if all its workers are gone and workers of a later round wait for its end. The waiting workers get
-/// the current weights.
+/// Skips rounds of a chunk whose workers are all gone, if workers of a later round wait. The waiting workers get the
+/// current weights.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let deserted = shard.pace.round(place);
     let at_once = M::Gather::WAITS && shard.stages.gather.steps_at_once();
@@ -541,8 +542,8 @@ fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Opt
 struct Roster {
     /// First round of each rank; `None` for ranks that do not take part.
     from: Vec<Option<Round>>,
-    /// The first round before which a rank gets an answer without a push, by rank. It is the rank's first round, or the next
-    /// one if the answer is [kept back](Self::keep_back).
+    /// The first round for which a rank gets the answer of the round before, by rank. It is the rank's first round, or the
+    /// next round if the first answer is [kept back](Self::keep_back).
     answered_from: Vec<Option<Round>>,
     count: u32,
     /// The round from which all `count` workers take part.
@@ -577,12 +578,12 @@ impl Roster {
         true
     }
 
-    /// Keeps back the answer before the first round of `rank`.
+    /// Keeps back the answer with the weights before the first round of `rank`, until `rank` pushes again.
     fn keep_back(&mut self, rank: u32) {
         self.answered_from[rank as usize] = self.from[rank as usize].map(Round::next);
     }
 
-    /// Whether `rank` gets the answer of the round before `before`, which is not [kept back](Self::keep_back).
+    /// Whether `rank` gets the answer of the round before `before`. False if this answer is [kept back](Self::keep_back).
     #[inline]
     fn is_answered(&self, rank: u32, before: Round) -> bool {
         self.answered_from[rank as usize].is_some_and(|from| from <= before)
@@ -594,7 +595,8 @@ impl Roster {
         if round >= self.settled { self.count } else { self.ranks(round).count() as u32 }
     }
 
-    /// Returns the first later round with a worker, for a round in which no worker takes part.
+    /// Returns the first round with a worker after a round without workers. `None` if `round` has workers, or no later
+    /// round has.
     fn first_after(&self, round: Round) -> Option<Round> {
         if self.size(round) > 0 { None } else { self.lowest() }
     }
@@ -610,7 +612,7 @@ impl Roster {
         self.from[rank as usize].is_some_and(|from| from <= round)
     }
 
-    /// Returns the round from which `rank` takes part, if it takes part.
+    /// Returns the first round in which `rank` takes part, or round 0 if it does not take part.
     #[inline]
     fn first(&self, rank: u32) -> Round {
         self.from[rank as usize].unwrap_or_default()

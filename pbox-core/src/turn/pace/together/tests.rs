@@ -80,7 +80,7 @@ fn a_newcomer_is_waited_for_from_its_round_on() {
     assert_eq!(arrivals.arrive(0, 1, 1), Ok(true));
 }
 
-/// Makes a round of these chunks by worker 0. Returns the round for worker 1, if it is answered then.
+/// Makes a round of these chunks by worker 0. Returns the round of worker 1's answer, if worker 1 is answered.
 fn finish(arrivals: &mut Arrivals, index: usize) -> Option<Round> {
     let round = arrivals.round(index);
     assert_eq!(arrivals.arrive(index, 0, round.low_bits()), Ok(true));
@@ -89,7 +89,7 @@ fn finish(arrivals: &mut Arrivals, index: usize) -> Option<Round> {
     arrivals.answer_due(index, round, 1)
 }
 
-/// Returns three chunks before the rounds 3, 2 and 1; worker 1 takes part from round 3 on.
+/// Returns three chunks that are before rounds 3, 2 and 1. Worker 1 takes part from round 3 on.
 fn behind() -> Arrivals {
     let mut arrivals = arrivals(3, 2);
     arrivals.remove(1);

@@ -1,24 +1,25 @@
-//! Newcomers that lost their links before they had all their first weights.
+//! Newcomers that lost their links before all their first weights had arrived.
 //!
 //! ```text
-//!   the chunk is behind --links end--> Lost --the push again, too early--> Asked --the chunk has come there--> answered
-//!                                       |
-//!                                       +--the chunk has come there, then the push again--> answered
+//!   the chunk is behind --links end--> Lost --the push again, too early--> Asked --the chunk has the weights--> answered
+//!                                        |
+//!                                        +--the chunk has the weights, then the push again--> answered
 //! ```
 //!
-//! A worker with other links pushes the round before its first one again, and gets one answer for it. A chunk that arrives
-//! there before this push holds the answer back: the worker's bytes could arrive after the answer, and so after the next push.
+//! After it has reconnected, the worker pushes again the round before its first round, and gets one answer for this push.
+//! If the chunk has the weights before this push arrives, the answer waits for the push. Otherwise the push's bytes could
+//! arrive after the answer, and even after the next push.
 //!
-//! Owned by the core. Memory for a newcomer's loss only: no push of a worker with links looks here.
+//! Owned by the core. Only the loss of a newcomer uses this memory: no push of a worker with links reads it.
 
 use std::collections::BTreeSet;
 
 /// The chunks, by place, whose first weights some ranks lack.
 #[derive(Debug, Default)]
 pub(super) struct Ungreeted {
-    /// The ranks that have not pushed the chunk again.
+    /// The ranks whose answer waits until they push the chunk again.
     lost: BTreeSet<(usize, u32)>,
-    /// The ranks that have pushed the chunk again, before the weights were there.
+    /// The ranks that have pushed the chunk again, and wait until it has the weights.
     asked: BTreeSet<(usize, u32)>,
 }
 
@@ -29,12 +30,13 @@ impl Ungreeted {
         self.lost.insert((place, rank));
     }
 
-    /// Whether a rank's first weights of a chunk are kept back.
+    /// Whether the answer with a rank's first weights of a chunk waits for the rank's push.
     pub fn has_lost(&self, place: usize, rank: u32) -> bool {
         self.lost.contains(&(place, rank))
     }
 
-    /// Notes that a rank asks for the first weights of a chunk, because it lost them. Returns false if it did not lose them.
+    /// Notes that a rank asks for the first weights of a chunk, because it lost them. Returns false if the rank did not
+    /// lose them.
     #[cold]
     #[inline(never)] // it may allocate, which the path of a chunk does not
     pub fn ask(&mut self, place: usize, rank: u32, are_there: bool) -> bool {
@@ -45,7 +47,7 @@ impl Ungreeted {
         had_lost
     }
 
-    /// Returns whether a rank waits for the first weights of a chunk, which have now arrived.
+    /// Returns whether a rank has asked for the first weights of a chunk. The chunk now has these weights.
     pub fn greet(&mut self, place: usize, rank: u32) -> bool {
         self.asked.remove(&(place, rank))
     }
