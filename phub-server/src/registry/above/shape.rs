@@ -21,7 +21,7 @@ impl HubsAbove {
     }
 }
 
-/// Returns the speed of this machine's fastest NIC, if it is known.
+/// Returns the speed and the name of this machine's fastest NIC, if a speed is known.
 fn told(host: &Host) -> Option<Known> {
     fastest(host.nics.iter()).map(|(gbps, nic)| (gbps, nic.to_owned()))
 }
