@@ -1,7 +1,7 @@
 //! Changes of files and directories: every write, rename and removal of the checkpoints goes through here.
 //!
-//! A test notes each change in its [`journal`](super::crash::journal), and may let it fail: after a loss of power nothing
-//! changes any more. The shipped program has nothing of this.
+//! In tests each change is noted in the [`journal`](super::crash::journal), which may let it fail. After a
+//! simulated loss of power nothing changes any more. The shipped program contains no part of the journal.
 //!
 //! Called from any thread that may wait for a disk. Must not know what is in a file.
 

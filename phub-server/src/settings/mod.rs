@@ -242,7 +242,8 @@ pub struct HubSettings {
     pub unused_limit_s: Option<u64>,
 }
 
-/// The settings of `phub-server serve` without arguments: the defaults above, and the environment.
+/// The settings of `phub-server serve` without arguments: the defaults above, unless the environment sets a
+/// value.
 impl Default for HubSettings {
     fn default() -> Self {
         program::parse(["phub-server".into()]).unwrap_or_else(|unusable: Unusable| unusable.exit())
@@ -250,16 +251,17 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
-    /// Returns the settings that the arguments of `phub-server serve` make, for callers in other languages.
+    /// Parses the arguments of `phub-server serve` into settings, for callers in other languages.
     ///
     /// # Errors
-    /// Returns an error if there is no such setting, or it has no such value: in words.
+    /// Returns an error in words if a setting does not exist, or if its value is not valid.
     pub fn of_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let all = std::iter::once("phub-server".into()).chain(arguments);
         program::parse(all).map_err(|unusable| unusable.in_words())
     }
 
-    /// Returns which of the flags that a text names come from the environment, beside these arguments.
+    /// Returns a sentence for each flag in a text that comes from the environment and not from these
+    /// arguments.
     pub fn variables_in(text: &str, arguments: &[OsString]) -> Vec<String> {
         program::variables_in(text, &Self::command(), arguments)
     }
@@ -267,7 +269,7 @@ impl HubSettings {
     /// Checks that the settings fit together.
     ///
     /// # Errors
-    /// Returns the fault, in words, if they do not.
+    /// Returns the fault if they do not.
     pub fn check(&self) -> Result<(), HubError> {
         let wrong = |why: String| Err(HubError::Settings(why));
         if self.insecure && self.token_file.is_some() {
@@ -337,7 +339,7 @@ impl HubSettings {
 
     /// Returns the address for gradients and weights over TCP. `control` is the address of the control port.
     pub fn data_path(&self, control: IpAddr) -> SocketAddr {
-        // If the control port is not the usual one, there may be other hubs on this machine.
+        // If the control port is not the default one, this machine may have another hub on the default ports.
         let port = if self.listen.port() == listen::CONTROL_PORT { listen::DATA_PORT } else { 0 };
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }
@@ -364,7 +366,8 @@ pub enum CoreSelection {
 }
 
 impl CoreSelection {
-    /// Returns the request to the placement; `None` means as many as NICs with RDMA need, and every core without.
+    /// Returns the request to the placement. `None` means: as many cores as the NICs with RDMA need, or every
+    /// core if there is no such NIC.
     pub fn choice(selection: Option<&Self>) -> CoreChoice {
         match selection {
             None => CoreChoice::EvenOverNics,
