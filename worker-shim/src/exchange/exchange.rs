@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   push -> [slices, by priority] -> [the begun slice] --+--> post, as long as the link takes it
-//!           [urgent: pulls, chunks to post again] -------------+
+//!           [urgent: pulls, chunks to post again] -------+
 //! ```
 //!
 //! Owned by the worker's thread. It keeps the rule on which the whole design depends: one round in flight per

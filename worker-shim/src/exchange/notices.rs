@@ -1,5 +1,5 @@
 //! Arrivals that are not plain answers. They are notices of a schedule that pulls, requests to push a chunk again,
-//! answers before the first round is known, and violations of the protocol.
+//! answers before the first known round, and violations of the protocol.
 //!
 //! Part of the exchange, on the worker's thread. Knows that keys are pulled, but not which keys together.
 
