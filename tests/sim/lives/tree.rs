@@ -478,7 +478,7 @@ impl Tree {
                     Ledger::Alone(_) => panic!("no machine that steps alone leaves rounds out: {notice:?}"),
                 },
                 Notice::WorkerGone { by_itself: true, .. } | Notice::AboveGone { .. } => {}
-                // Whether it may end like this is checked where it ends.
+                // The end of the run checks whether the job may end like this.
                 Notice::JobFailed { .. } if *node > 0 => {}
                 notice => panic!("hub {node}: {notice:?}"),
             }
@@ -486,7 +486,7 @@ impl Tree {
         self.read = job.notices.len();
     }
 
-    /// Steps until something is so, which must be before long.
+    /// Makes steps until `is_so` returns true, which must happen after a limited number of steps.
     pub fn until(&mut self, mut is_so: impl FnMut(&mut Tree) -> bool, last: u32) {
         for _ in 0..20_000 {
             if is_so(self) {
