@@ -1,5 +1,5 @@
-//! A large job comes and goes: the threads of the hub's cores, which have the rounds of other jobs, touch none of its memory
-//! first.
+//! A large job comes and goes. Its memory is never first touched by the threads of the hub's cores, which run
+//! the rounds of other jobs.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use hub_tests::{config_at, push_all};
 use pbox_core::{Key, Optimizer};
 use worker_shim::Session;
 
-/// Returns the page faults of a hub's core threads that needed no disk.
+/// Returns the number of page faults of a hub's core threads that needed no disk.
 fn faults_of_cores(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let of_a_core = |stat: &String| stat.contains("(phub-core-");
