@@ -88,7 +88,7 @@ fn an_altered_bit_is_named_and_never_counted() {
     }
 }
 
-/// Tests that a wrong bit becomes a weight if there are no checksums.
+/// A wrong bit becomes a weight if there are no checksums.
 #[test]
 fn without_checksums_a_wrong_bit_is_a_weight() {
     let _watchdog = Watchdog::start();

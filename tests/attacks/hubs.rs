@@ -55,7 +55,7 @@ fn one_of_two_hubs_is_cut_off_from_gradients_and_not_from_requests() {
     });
 }
 
-/// Tests that workers connect at once to a hub that touches the memory of a large share before it answers.
+/// Workers connect at once to a hub that touches the memory of a large share before it answers.
 #[test]
 fn hubs_that_are_slow_to_answer_are_connected_to_at_once() {
     let _watchdog = Watchdog::start();
@@ -120,8 +120,8 @@ fn one_of_two_hubs_is_another_one_behind_the_same_address() {
     });
 }
 
-/// Tests that the error names a client that joins at the first hub and never connects to the second one. The
-/// client has every right.
+/// The error names a client that joins at the first hub and never connects to the second one. The client has
+/// every right.
 #[test]
 fn a_worker_that_comes_to_one_of_two_hubs_is_named() {
     let _watchdog = Watchdog::start();

@@ -121,8 +121,8 @@ fn lookups(pid: u32) -> usize {
     names.filter(|name| name == "phub-names\n").count()
 }
 
-/// Tests that a silent name server delays nobody. Joins name meeting places whose names nobody resolves. The
-/// page, the metrics, other jobs and the stop wait for none of them.
+/// A silent name server delays nobody. Joins name meeting places whose names nobody resolves. The page, the
+/// metrics, other jobs and the stop wait for none of them.
 #[test]
 fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
     let _watchdog = Watchdog::start();

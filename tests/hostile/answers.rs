@@ -84,8 +84,8 @@ fn a_refusal_from_whoever_answers_is_a_line_that_can_be_printed() {
     says(error, &["refused to join", "owned full line line"]);
 }
 
-/// Tests that the error of a wrong port says what the port may be. People name the port of the data path, or
-/// that of another program.
+/// The error of a wrong port says what the port may be. People name the port of the data path, or that of
+/// another program.
 #[test]
 fn a_port_that_speaks_no_http_is_said_to_be_a_data_port_perhaps() {
     let _watchdog = Watchdog::start();

@@ -197,8 +197,8 @@ fn no_client_holds_up_the_hub() {
     });
 }
 
-/// Tests that one address cannot take all connections with tokens. Its further clients are refused with a
-/// reason, and its open connections continue.
+/// One address cannot take all connections with tokens. Its further clients are refused with a reason, and
+/// its open connections continue.
 #[test]
 fn one_address_has_a_share_of_the_connections() {
     let _watchdog = Watchdog::start();

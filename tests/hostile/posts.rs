@@ -39,8 +39,7 @@ fn attack(hub: &Hub, violate: impl FnOnce(&mut ByHand)) -> String {
     })
 }
 
-/// Tests a worker that writes its gradients while the hub reads them. Only its own job gets wrong values, and
-/// nothing else happens.
+/// A worker that writes its gradients while the hub reads them makes wrong values only in its own job.
 #[test]
 fn a_gradient_that_is_written_while_it_is_read() {
     let _watchdog = Watchdog::start();
@@ -158,7 +157,7 @@ fn an_unknown_token() {
     says(connect(bad).map(|_| ()).unwrap_err(), &["refused", "token", "join first"]);
 }
 
-/// Tests a token that is used twice: two connections with one token would be two links of one rank.
+/// Two connections with one token would be two links of one rank.
 #[test]
 fn a_token_used_twice() {
     let _watchdog = Watchdog::start();

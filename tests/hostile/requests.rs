@@ -103,8 +103,7 @@ fn paths_and_methods_that_are_none_are_json_and_repeat_little() {
     says(error(&told(hub.address(), request("TRACE /v1/hub", "")), 405), &["another method"]);
 }
 
-/// Tests that one thread serves any number of questions for a part of a checkpoint. Each answer reads the
-/// file.
+/// One thread serves any number of questions for a part of a checkpoint. Each answer reads the file.
 #[test]
 fn a_flood_of_questions_for_parts_takes_one_thread() {
     alone(|| {

@@ -127,7 +127,7 @@ fn lingering() -> (OwnedFd, impl Sized) {
     (socket.into(), (listener, peer))
 }
 
-/// Tests strangers whose sockets take long to close. Clients that have not identified themselves have 64
+/// Strangers may send sockets that take long to close. Clients that have not identified themselves have 64
 /// places, and as many threads that could close such a socket.
 #[test]
 fn strangers_whose_sockets_linger_hold_nobody_up() {

@@ -65,8 +65,8 @@ fn a_frame_is_exactly_its_chunk() {
     }
 }
 
-/// Tests that an empty push is not taken for a pull. With this schedule, frames without bytes are pulls, but
-/// only a notice can ask for one.
+/// An empty push is not taken for a pull. With this schedule, frames without bytes are pulls, but only a
+/// notice can ask for one.
 #[test]
 fn an_empty_push_is_no_pull() {
     let _watchdog = Watchdog::start();

@@ -56,9 +56,9 @@ fn train_a_round(sessions: &mut [Session]) {
     sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
 }
 
-/// Tests that silent connections take the place of no worker. A worker that sends nothing for 4 s is dead,
-/// and its heartbeats begin after the data path. If each of the 3000 silent connections held a place for some
-/// time, they would delay the data path for longer.
+/// Silent connections take the place of no worker. A worker that sends nothing for 4 s is dead, and its
+/// heartbeats begin after the data path. If each of the 3000 silent connections held a place for some time,
+/// they would delay the data path for longer.
 #[test]
 fn silent_connections_take_the_place_of_no_worker() {
     alone(|| {
@@ -136,8 +136,8 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     Training::small("after").run(&hub.address().to_string());
 }
 
-/// Tests that a replayed or made-up hello is refused. A reader of the wire knows the name of a token and
-/// whole hellos, and neither gives access.
+/// A replayed or made-up hello is refused. A reader of the wire knows the name of a token and whole hellos,
+/// and neither gives access.
 #[test]
 fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let _watchdog = Watchdog::start();

@@ -77,8 +77,8 @@ fn a_job_beyond_the_limit_is_refused_and_the_hub_lives() {
     Training::small("after").run(&address);
 }
 
-/// Tests that memory promised to one job is not given to another. Before a worker connects, its job has not
-/// touched the worker's window.
+/// Memory promised to one job is not given to another. Before a worker connects, its job has not touched the
+/// worker's window.
 #[test]
 fn what_one_job_was_promised_another_does_not_get() {
     let _watchdog = Watchdog::start();

@@ -76,9 +76,9 @@ fn a_job_without_enough_memory_is_refused() {
     hub.lives();
 }
 
-/// Tests a hub without descriptors. The limit counts descriptor numbers, and a thread in accept(2) has
-/// reserved a number that /proc does not show. So the test leaves the hub no descriptor at all, and sends its
-/// requests on an open connection.
+/// The limit of open files counts descriptor numbers, and a thread in accept(2) has reserved a number that
+/// /proc does not show. So the test leaves the hub no descriptor at all, and sends its requests on an open
+/// connection.
 #[test]
 fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     let _watchdog = Watchdog::start();
@@ -114,7 +114,7 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     hub.lives();
 }
 
-/// Tests that a limit on locked memory is harmless with shared memory, because the hub locks no memory then.
+/// A limit on locked memory is harmless with shared memory, because the hub locks no memory then.
 #[test]
 fn no_locked_memory_is_needed() {
     let _watchdog = Watchdog::start();

@@ -10,8 +10,8 @@ use pbox_core::{Consistency, Key, LevelTerms, Optimizer, Schedule};
 use serde_json::{Value, json};
 use worker_shim::Session;
 
-/// Tests that only rank 0 sends the first weights, because the windows of other ranks would cross for
-/// nothing. An older hub wants the weights of all ranks.
+/// Only rank 0 sends the first weights, because the windows of other ranks would cross for nothing. An older
+/// hub wants the weights of all ranks.
 #[test]
 fn only_rank_0_sends_the_first_weights() {
     fn older(path: &str, answer: &mut Value) {
@@ -67,7 +67,7 @@ fn only_rank_0_sends_the_first_weights() {
     }
 }
 
-/// Tests that a compressed round sends the codec's share of the bytes.
+/// A compressed round sends the codec's share of the bytes.
 #[test]
 fn fewer_bytes_cross() {
     let _watchdog = Watchdog::start();
@@ -107,8 +107,8 @@ fn fewer_bytes_cross() {
     }
 }
 
-/// Tests how much of the model crosses with Slim-DP. With `keys`, the explorer's elements are sent with their
-/// places, which have 16 bits.
+/// The share alpha of the model crosses with Slim-DP. With `keys`, the explorer's elements are sent with
+/// their places, which have 16 bits.
 #[test]
 fn alpha_of_the_model_crosses() {
     let _watchdog = Watchdog::start();

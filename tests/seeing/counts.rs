@@ -25,8 +25,8 @@ fn joins_refusals_losses_and_failures_are_counted() {
     assert_eq!(counts(), CountsReply { refused_joins: 1, lost, failed_jobs: 1, ..joined });
 }
 
-/// Tests that in rounds of bare gradients the hub and the workers count the same bytes on their links. The
-/// hub also counts the headers of frames.
+/// The hub and the workers count the same bytes on their links in rounds of bare gradients. The hub also
+/// counts the headers of frames.
 #[test]
 fn bytes_of_links_are_those_of_the_workers() {
     let _watchdog = Watchdog::start();

@@ -16,7 +16,7 @@ fn replayed(record: &str) -> Result<Replayed, NotReplayed> {
     replay(record.lines().map(|line| Ok::<_, String>(line.to_owned())))
 }
 
-/// Returns whether the program reports that all answers of a record are equal.
+/// Whether the program reports that all answers of a record are equal.
 fn is_equal(record: &Path) -> bool {
     phub_cli::run(["phub-server".into(), "replay".into(), record.into()])
 }

@@ -195,8 +195,8 @@ fn a_background_session_has_a_track_for_its_callers() {
     }
 }
 
-/// Tests that the timeline brings clocks together: the hub is in a namespace whose clock shows another time,
-/// as on another machine.
+/// The timeline brings clocks together: the hub is in a namespace whose clock shows another time, as on
+/// another machine.
 #[test]
 fn machines_with_other_clocks_are_laid_on_one() {
     const AHEAD_S: f64 = 1e6;

@@ -117,7 +117,7 @@ fn waiting_for_nothing_returns_at_once() {
     go_on([session, peer], &[]);
 }
 
-/// Tests that momentum may have any value from 0 to below 1, and that another optimizer is refused.
+/// Momentum may have any value from 0 to below 1. Another optimizer is refused.
 #[test]
 fn numbers_of_another_optimizer_are_refused() {
     let _watchdog = Watchdog::start();
@@ -193,8 +193,7 @@ fn learning_rates_are_finite_and_not_negative() {
     go_on([session, peer], &[]);
 }
 
-/// Tests that a session waits for a living worker that does not push, and that its error at the limit names
-/// the key.
+/// A session waits for a living worker that does not push. At the limit, its error names the key.
 #[test]
 fn a_key_that_the_peer_does_not_push_is_named_at_the_limit() {
     let _watchdog = Watchdog::start();

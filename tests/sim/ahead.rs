@@ -140,8 +140,8 @@ fn whatever_comes_between_changes_no_bit() {
     });
 }
 
-/// Tests that the weights of answers ahead do not count as a step. A state has the weights of the last step,
-/// and so has a newcomer.
+/// The weights of answers ahead do not count as a step. A state has the weights of the last step, and so has
+/// a newcomer.
 #[test]
 fn weights_ahead_count_nothing() {
     let [states, plain] = [true, false].map(|answers_ahead| {

@@ -168,8 +168,8 @@ fn one_seed_gives_one_run() {
     }
 }
 
-/// Tests a job whose last worker dies after it has pushed some keys, so that nobody can end the round. A
-/// newcomer begins after that round, and waits for the weights of all keys.
+/// The last worker of a job dies after it has pushed some keys, so that nobody can end the round. A newcomer
+/// begins after that round, and waits for the weights of all keys.
 #[test]
 fn a_round_that_no_worker_can_end_is_left_out() {
     for newcomer_first in [true, false] {
@@ -213,8 +213,8 @@ fn a_round_that_no_worker_can_end_is_left_out() {
     }
 }
 
-/// Tests that a worker never broadcasts its own weights if it remains alone before all workers have the first
-/// weights. The times of its pushes do not matter.
+/// A worker never broadcasts its own weights if it remains alone before all workers have the first weights.
+/// The times of its pushes do not matter.
 #[test]
 fn no_worker_is_answered_before_the_first_weights() {
     for (seed, consistency) in

@@ -204,7 +204,7 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     go(&mut sessions[0], 5).unwrap();
 }
 
-/// Tests that no push is lost while two workers train without a pause and two others join and leave.
+/// No push is lost while two workers train without a pause and two others join and leave.
 #[test]
 fn coming_and_going_under_load_loses_no_push() {
     let _watchdog = Watchdog::start();
@@ -343,8 +343,8 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     }
 }
 
-/// Tests that rounds which a job passes at the same time leave one checkpoint. A job may pass several such
-/// rounds when its slowest worker is lost.
+/// Rounds that a job passes at the same time leave one checkpoint. A job may pass several such rounds when
+/// its slowest worker is lost.
 #[test]
 fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
     let _watchdog = Watchdog::start();

@@ -94,7 +94,7 @@ pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
 }
 
-/// Returns whether RDMA can be tested. If it cannot, the output of the test says so.
+/// Whether RDMA can be tested. If it cannot, the output of the test says so.
 pub fn has_rdma() -> bool {
     let named = std::env::var("PHUB_TEST_DEVICE").is_ok_and(|devices| !devices.is_empty());
     if !named {

@@ -109,7 +109,7 @@ pub fn state(pid: u32) -> Option<char> {
     stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
-/// Returns whether a process has ended, reaped or not.
+/// Whether a process has ended, reaped or not.
 pub fn is_dead(pid: u32) -> bool {
     matches!(state(pid), None | Some('Z' | 'X'))
 }

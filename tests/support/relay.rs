@@ -105,7 +105,7 @@ impl Relay {
         self.line(way).lock().altered = Some((direction, at));
     }
 
-    /// Returns whether that bit was altered.
+    /// Whether that bit was altered.
     pub fn has_altered(&self, way: Way) -> bool {
         self.line(way).lock().altered.is_none()
     }

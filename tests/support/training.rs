@@ -133,7 +133,7 @@ impl Training {
         config
     }
 
-    /// Returns whether a round changes no weight.
+    /// Whether a round changes no weight.
     fn is_left_out(&self, round: u32) -> bool {
         let is_spike = self.skip_spikes.is_some() && round >= 10 && self.spikes.contains(&round);
         is_spike || self.skipped.contains(&round)

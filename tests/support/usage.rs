@@ -45,8 +45,7 @@ pub fn holds_at_rest(hub: &str, pid: u32) -> Holds {
     holds(pid)
 }
 
-/// Returns whether a process on this machine has a descriptor of an IPv4 connection whose other end has this
-/// port.
+/// Whether a process on this machine has a descriptor of an IPv4 connection whose other end has this port.
 fn has_connection_from(port: u16) -> bool {
     // Each line has a number, then both ends as ADDRESS:PORT. Its tenth field is the inode of the descriptor,
     // or 0 after the descriptor is closed.

@@ -334,12 +334,12 @@ impl Control {
         self.command(|| Command::UnlinkAbove);
     }
 
-    /// Returns whether all cores have dropped the links to hubs above.
+    /// Whether all cores have dropped the links to hubs above.
     pub fn is_unlinked_above(&self) -> bool {
         self.unlinked_above == Some(0)
     }
 
-    /// Returns whether all members are here, and only the hubs above do not yet let this hub take part.
+    /// Whether all members are here, and only the hubs above do not yet let this hub take part.
     pub fn waits_above(&self) -> bool {
         self.waits_above.is_some()
     }
@@ -399,7 +399,7 @@ impl Control {
         true
     }
 
-    /// Returns whether all cores have dropped the links of a worker that has asked for new ones.
+    /// Whether all cores have dropped the links of a worker that has asked for new ones.
     pub fn has_dropped(&self, rank: u32) -> bool {
         self.job().members.get(rank).is_some_and(|member| member.standing.has_dropped())
     }
@@ -597,7 +597,7 @@ impl Control {
         &self.heard
     }
 
-    /// Returns whether commands, reports or letters are on their way.
+    /// Whether commands, reports or letters are on their way.
     pub fn is_busy(&self) -> bool {
         !self.reports.is_empty() || self.commands.iter().any(|commands| !commands.is_empty())
     }

@@ -89,12 +89,12 @@ impl Hubs {
         self.hubs.iter_mut().for_each(|hub| hub.join_as(rank, self.workers));
     }
 
-    /// Returns whether a rank is free at all hubs.
+    /// Whether a rank is free at all hubs.
     pub fn is_free(&self, rank: u32) -> bool {
         self.hubs.iter().all(|hub| hub.job().members.get(rank).is_none() && !hub.is_closed())
     }
 
-    /// Returns whether a worker takes part at all hubs.
+    /// Whether a worker takes part at all hubs.
     pub fn takes_part(&self, rank: u32) -> bool {
         self.hubs.iter().all(|hub| hub.job().members.takes_part(rank))
     }
@@ -105,7 +105,7 @@ impl Hubs {
         are_dropped && self.hubs.iter_mut().all(|hub| hub.relink(rank))
     }
 
-    /// Returns whether the worker that joined last is a member at all hubs.
+    /// Whether the worker that joined last is a member at all hubs.
     pub fn have(&self, rank: u32) -> bool {
         let worker = self.names[rank as usize];
         self.hubs.iter().all(|hub| hub.job().members.rank(worker) == Some(rank))
@@ -122,7 +122,7 @@ impl Hubs {
         (failed > 0, failed == self.hubs.len())
     }
 
-    /// Returns whether reports or letters are on their way.
+    /// Whether reports or letters are on their way.
     pub fn is_busy(&self) -> bool {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }

@@ -93,7 +93,7 @@ impl Members {
         }
     }
 
-    /// Returns whether a member has links, as far as it knows.
+    /// Whether a member has links, as far as it knows.
     pub fn has_links(&self, rank: u32) -> bool {
         let Simulation { asked, pause, .. } = &self.members[rank as usize];
         asked.is_none() && pause.is_none()

@@ -71,7 +71,7 @@ impl Plan {
         contents.into_iter().find(|&content| has(content)).expect("a worker")
     }
 
-    /// Returns whether a worker pushes a gradient.
+    /// Whether a worker pushes a gradient.
     pub fn has_gradient(&self, worker: u32, round: Round, key: KeyId) -> bool {
         self.content(worker, round, key) == Content::Gradient
     }
@@ -99,7 +99,7 @@ impl Drafts {
         worker.send_ahead(key)
     }
 
-    /// Returns whether a key's gradient has left.
+    /// Whether a key's gradient has left.
     pub fn has(&self, key: KeyId) -> bool {
         self.0.contains_key(&key)
     }

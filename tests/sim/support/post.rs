@@ -56,7 +56,7 @@ pub struct Post {
 }
 
 impl Post {
-    /// Returns whether letters or requests are on their way.
+    /// Whether letters or requests are on their way.
     pub fn is_busy(&self) -> bool {
         !self.sent.is_empty() || !self.asks.is_empty()
     }

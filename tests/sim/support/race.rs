@@ -290,7 +290,7 @@ impl<J: Job> Race<J> {
         }
     }
 
-    /// Returns whether a living worker lacks answers of the first `rounds` rounds.
+    /// Whether a living worker lacks answers of the first `rounds` rounds.
     pub fn lacks_answers(&self, rounds: u32) -> bool {
         let behind = |worker: usize| self.answered[worker].iter().any(|&answered| answered < rounds);
         self.living().into_iter().any(behind)

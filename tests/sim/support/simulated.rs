@@ -273,7 +273,7 @@ impl Simulated {
         self.hubs.hubs[hub].unlink(rank);
     }
 
-    /// Returns whether all cores of a hub have dropped the links of a worker that has asked for new ones.
+    /// Whether all cores of a hub have dropped the links of a worker that has asked for new ones.
     pub fn has_dropped_links(&mut self, rank: u32, hub: usize) -> bool {
         self.hubs.hubs[hub].has_dropped(rank)
     }
@@ -437,12 +437,12 @@ impl Simulated {
         self.hubs.hubs.iter_mut().for_each(|hub| hub.unlink(rank));
     }
 
-    /// Returns whether a worker takes part at all hubs, and knows it.
+    /// Whether a worker takes part at all hubs, and knows it.
     pub fn takes_part(&self, rank: u32) -> bool {
         self.hubs.takes_part(rank) && self.begins.iter().all(|(begins, _)| *begins != rank)
     }
 
-    /// Returns whether the control has something to do.
+    /// Whether the control has something to do.
     pub fn is_busy(&self) -> bool {
         self.hubs.is_busy()
     }
@@ -465,7 +465,7 @@ impl Simulated {
         self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);
     }
 
-    /// Returns whether a worker lives.
+    /// Whether a worker lives.
     pub fn is_alive(&self, rank: u32) -> bool {
         self.alive[rank as usize]
     }

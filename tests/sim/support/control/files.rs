@@ -56,7 +56,7 @@ impl FilesHere {
         *self = FilesHere { whole, dropped, overdue, wanted, given, given_before, passed, not_whole, ..none };
     }
 
-    /// Returns whether a client waits for a state.
+    /// Whether a client waits for a state.
     pub fn are_wanted(&self) -> bool {
         !self.wants.is_empty()
     }
@@ -100,7 +100,7 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Returns whether this hub has chunks.
+    /// Whether this hub has chunks.
     pub fn has_chunks(&self) -> bool {
         self.job().spec.made.owners > 0
     }
@@ -181,7 +181,7 @@ impl Control {
         }
     }
 
-    /// Returns whether a file is to be written.
+    /// Whether a file is to be written.
     pub fn has_file(&self) -> bool {
         !self.files.due.is_empty()
     }

@@ -53,7 +53,7 @@ impl Control {
         self.take_steps(steps);
     }
 
-    /// Returns whether nobody may join.
+    /// Whether nobody may join.
     pub fn is_closed(&self) -> bool {
         self.hub.end().is_closed()
     }

@@ -21,7 +21,7 @@ impl Losses {
         Losses { left, unlinked: BTreeMap::new() }
     }
 
-    /// Returns whether all lost links were made again.
+    /// Whether all lost links were made again.
     pub fn are_mended(&self) -> bool {
         self.unlinked.is_empty()
     }

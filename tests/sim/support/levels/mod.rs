@@ -360,7 +360,7 @@ impl Levels {
         Ok(true)
     }
 
-    /// Returns whether a hub lives and the rank there is free.
+    /// Whether a hub lives and the rank there is free.
     fn is_free(&self, node: usize, rank: u32) -> bool {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
@@ -372,13 +372,13 @@ impl Levels {
         self.control_all()
     }
 
-    /// Returns whether the members of these ranks take part, or the node has ended.
+    /// Whether the members of these ranks take part, or the node has ended.
     fn begins(&self, node: usize, ranks: impl IntoIterator<Item = u32>) -> bool {
         let Node { alive, control, .. } = &self.nodes[node];
         !alive || ranks.into_iter().all(|rank| control.job().members.takes_part(rank))
     }
 
-    /// Returns whether a worker lives.
+    /// Whether a worker lives.
     pub fn is_alive(&self, worker: usize) -> bool {
         self.workers[worker].alive
     }
@@ -390,17 +390,17 @@ impl Levels {
         of_node.control.first_round(rank).filter(|_| of_node.alive)
     }
 
-    /// Returns whether the hub of a worker lives.
+    /// Whether the hub of a worker lives.
     pub fn has_hub(&self, worker: usize) -> bool {
         self.is_hub_alive(self.workers[worker].node)
     }
 
-    /// Returns whether a hub lives.
+    /// Whether a hub lives.
     pub fn is_hub_alive(&self, node: usize) -> bool {
         self.nodes[node].alive
     }
 
-    /// Returns whether a node's members are workers.
+    /// Whether a node's members are workers.
     pub fn has_workers(&self, node: usize) -> bool {
         matches!(self.nodes[node].members[..], [Member::Worker(_), ..])
     }

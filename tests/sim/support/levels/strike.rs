@@ -57,7 +57,7 @@ impl Levels {
         }
     }
 
-    /// Returns whether all workers and hubs live.
+    /// Whether all workers and hubs live.
     pub fn is_whole(&self) -> bool {
         let hubs = (0..self.nodes.len()).all(|hub| self.is_hub_alive(hub));
         hubs && (0..self.workers.len()).all(|worker| self.is_alive(worker))
