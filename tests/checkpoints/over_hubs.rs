@@ -317,7 +317,7 @@ fn a_job_is_not_begun_anew_in_silence() {
     // The chunks are laid out differently.
     let mut other = config_at(&addresses(&here), "job", 0, 1);
     other.terms.chunk_bytes = 192;
-    says(refused(other), &["share the model otherwise", "chunk size"]);
+    says(refused(other), &["share the model in another way", "chunk size"]);
     for round in [3, 5] {
         std::fs::remove_file(part(&dirs, 1, round)).unwrap();
     }

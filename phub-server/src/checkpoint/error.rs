@@ -204,7 +204,7 @@ pub enum Mismatch {
     Count { file: usize, job: usize },
 
     #[error(
-        "it is {file}, and the job's hubs share the model otherwise: expected {job}; ask for the same hubs, chunk size, \
+        "it is {file}, but the job's hubs share the model in another way: expected {job}; ask for the same hubs, chunk size, \
          schedule and split_above"
     )]
     Share { file: String, job: String },

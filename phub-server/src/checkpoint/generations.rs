@@ -114,7 +114,7 @@ impl CheckpointStore {
                 Some(error) => self.put_aside(job, &newest, &error),
             };
             let path = path.display();
-            let warning = format!("it continues from the checkpoint before, {path}: {why}");
+            let warning = format!("it continues from the previous checkpoint, {path}: {why}");
             return Ok(Some(Loaded { restored, warning: Some(warning) }));
         }
         damage.or(damage_of_older).map_or(Ok(None), Err)

@@ -138,7 +138,7 @@ impl Guard {
         if !allows {
             let (of, job) = (&token.job, job.unwrap_or(ALL_JOBS));
             let why = format!(
-                "the token allows to {} job {of:?}, and this needs one to {right} job {job:?}",
+                "the token allows to {} job {of:?}, and this request needs a token that allows to {right} job {job:?}",
                 token.right
             );
             return Err(RefusalCode::NotAllowed.because(why));

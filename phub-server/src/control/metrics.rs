@@ -230,7 +230,7 @@ impl Page {
         self.gauge(
             "job_round",
             None,
-            "The round that the job was in at the hub's last look, which comes every few seconds",
+            "The round of the job when the hub last looked, which it does every few seconds",
             of(|job| Some(f64::from(job.round.0))),
         );
         self.gauge(

@@ -75,7 +75,7 @@ pub(super) fn events(
 ) -> Result<Response, Refusal> {
     let place = Arc::clone(listeners).try_acquire_owned().map_err(|_| {
         RefusalCode::Busy.because(format!(
-            "{LISTENERS} listen to the events of this hub already; close a page, and try again"
+            "{LISTENERS} clients already listen to the events of this hub; close a page, and try again"
         ))
     })?;
     let (listener, pieces) = Pieces::new(1);

@@ -92,7 +92,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
         }
         tracing::warn!(
             %nic,
-            "RDMA: cannot open the NIC; its cores take no part until it opens, which the hub tries for each job: {error}"
+            "RDMA: cannot open the NIC; jobs do not use its cores until it opens; the hub tries again for each job: {error}"
         );
     }
     for (port, lane) in lanes.iter_mut().enumerate() {

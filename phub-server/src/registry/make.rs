@@ -244,7 +244,8 @@ impl Registry {
             };
             let threads: Vec<_> = cores.iter().zip(specs).map(make).collect();
             let made = threads.into_iter().map(|thread| {
-                let thread = thread.map_err(|error| format!("no thread phub-memory: {error}"))?;
+                let thread =
+                    thread.map_err(|error| format!("cannot start the thread phub-memory: {error}"))?;
                 let made =
                     thread.join().map_err(|_| "the thread phub-memory failed; see the log".to_owned())?;
                 made.map_err(|error| error.to_string())

@@ -57,7 +57,10 @@ impl Registry {
                     });
                 }
                 StopStep::TooLate(jobs) => {
-                    tracing::warn!(jobs = jobs.join(","), "not written within {SAVED_WITHIN:?}");
+                    tracing::warn!(
+                        jobs = jobs.join(","),
+                        "the hub stops: these jobs were not saved within {SAVED_WITHIN:?}"
+                    );
                 }
                 StopStep::Fail(jobs, reason) => {
                     self.stops.send_replace(Some(reason.clone()));

@@ -16,7 +16,7 @@ pub(crate) async fn on_thread<T: Send + 'static>(
     // reference to the registry.
     let run = move || drop(done.send(work()));
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
-    spawned.map_err(|error| NoThread(format!("no thread {name}: {error}")))?;
+    spawned.map_err(|error| NoThread(format!("cannot start the thread {name}: {error}")))?;
     result.await.map_err(|_| NoThread(format!("the thread {name} failed; see the log")))
 }
 

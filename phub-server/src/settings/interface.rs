@@ -48,7 +48,7 @@ fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAdd
     if let Err(there_are) = &chosen {
         let there_are = there_are.join(", ");
         tracing::warn!(
-            "{name} is {text:?}, and no interface of that name has an address: the routes choose. This machine has: {there_are}"
+            "{name} is {text:?}, and no interface of that name has an address, so the routing table chooses; this machine has: {there_are}"
         );
     }
     chosen.ok()

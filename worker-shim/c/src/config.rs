@@ -118,7 +118,7 @@ pub unsafe extern "C" fn phub_config_add_layer(
         // SAFETY: the caller's promise.
         let PhubConfig { layers, .. } = unsafe { changeable(config) }?;
         if count == 0 || keys.is_null() {
-            let words = format!("layer {}: it has no keys; expected those that it needs", layers.len());
+            let words = format!("layer {}: it has no keys; expected the keys of the layer", layers.len());
             return Err(Failure::invalid(words));
         }
         // SAFETY: not null, and the caller's promise.
@@ -238,7 +238,7 @@ pub(crate) unsafe fn settings(config: *const PhubConfig) -> Result<SessionConfig
         Some(pull) => pull.layers.clone_from(layers),
         None if layers.is_empty() => {}
         None => {
-            let words = "layers to pull by, and no batches: set \"pull\", or add no layers";
+            let words = "layers were added for a job without batches: set \"pull\", or add no layers";
             return Err(Failure::invalid(words));
         }
     }

@@ -62,9 +62,9 @@ pub enum ExchangeError {
         /// The reason, and the next step.
         why: &'static str,
     },
-    /// A key was not pushed for the round before.
+    /// A key was not pushed for the previous round.
     #[error(
-        "key {key:?} cannot be pushed for round {round}: key {missing:?} is not pushed for the round before; push every key once a round, because Slim-DP selects its significant set from all keys"
+        "key {key:?} cannot be pushed for round {round}: key {missing:?} is not pushed for the previous round; push every key once a round, because Slim-DP selects its significant set from all keys"
     )]
     NeedsAll {
         /// The name of the key that was pushed.

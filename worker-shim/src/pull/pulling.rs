@@ -48,7 +48,7 @@ pub enum PullError {
         why: String,
     },
     /// The session does not pull in batches.
-    #[error("layers to pull by, for a session without batches; set SessionConfig::pull before the join")]
+    #[error("layers were set for a session without batches; set SessionConfig::pull before the join")]
     NoBatches,
 }
 

@@ -88,7 +88,7 @@ impl Follower {
         py.detach(|| {
             let Ok(mut state) = self.state.try_lock() else {
                 return Err(OrderError::new_err(
-                    "another thread waits for the next version; let it have its own subscription",
+                    "another thread waits for the next version; make a subscription for each thread",
                 ));
             };
             state.next(&self.is_closed, &Wait { every, deadline })
@@ -177,7 +177,7 @@ impl State {
             // If the follower is gone, no caller waits for the result.
             let _ = result.send((way, step));
         });
-        thread.map_err(|error| ResourceError::new_err(format!("a thread that gets weights: {error}")))?;
+        thread.map_err(|error| ResourceError::new_err(format!("cannot start a thread: {error}")))?;
         self.work = Work::Busy(coming, Instant::now());
         Ok(())
     }
