@@ -46,7 +46,8 @@ const INNER: &str = "PHUB_CHAOS_INNER";
 /// Breaks hubs, workers, connections and disks at random, and checks the results of jobs.
 #[derive(Parser)]
 struct Args {
-    /// How long faults are made. The last jobs then finish, which takes up to some minutes more.
+    /// The minutes during which faults are made. The last jobs then finish, which takes up to some minutes
+    /// more.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
     /// The faults and their times. Default: by the clock.

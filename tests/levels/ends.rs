@@ -339,7 +339,7 @@ fn wrong_settings_are_named() {
 #[test]
 fn machines_that_do_not_meet_are_named() {
     let _watchdog = Watchdog::start();
-    // Long enough for two hubs that start at the same time on a busy machine.
+    // The limit is long enough for two hubs that start at the same time on a busy machine.
     let impatient = HubSettings { above_limit_s: 3, ..settings(1, 30) };
     let machines = Machines {
         below: (0..2).map(|_| Hub::start(&impatient).unwrap()).collect(),

@@ -91,7 +91,7 @@ fn a_background_plans_by_its_callers_times() {
                     for _round in 0..3 {
                         round(session, patiently(session));
                     }
-                    push_all(session); // the pushes of the round before
+                    push_all(session); // the pushes of the previous round
                     let plan = plan(session).unwrap();
                     println!("{batching} over {transport}: {plan}");
                     assert_eq!((plan.batching, plan.profiles, plan.rounds), (batching, 1, 3));

@@ -30,7 +30,7 @@ fn a_core_waits_for_no_pages_of_a_job_that_joins() {
         let mut small = Session::join(config_at(&address, "small", 0, 1)).unwrap();
         small.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
         let mut large = config_at(&address, "large", 0, 1);
-        large.terms.keys = vec![Key::f32("large", [64 << 20])]; // 256 MiB, and as much of momentum
+        large.terms.keys = vec![Key::f32("large", [64 << 20])]; // 256 MiB, and 256 MiB of momentum
         large.terms.chunk_bytes = 1 << 20;
         large.terms.optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
         let before = faults_of_cores(hub.pid());

@@ -133,7 +133,7 @@ fn the_events_end_with_the_hub_and_say_why() {
     let hub = hub(1);
     let (mut reads, silent) = (Events::of(&hub, &authorization()), Events::of(&hub, &authorization()));
     reads.hub();
-    hub.stop("a test stops it"); // a client that does not read does not hold it up forever
+    hub.stop("a test stops it"); // a client that does not read delays the stop only for a time
     drop(silent);
     let last = std::iter::from_fn(|| reads.next()).last().unwrap();
     assert_eq!(last, ("end".to_owned(), "\"a test stops it\"".to_owned()));

@@ -162,7 +162,7 @@ fn an_error_reaches_every_caller_that_waits() {
         while waiting.load(Ordering::Relaxed) < 3 {
             thread::yield_now();
         }
-        drop(dies); // with a key under way: the worker is lost, it has not left
+        drop(dies); // a key is in flight, so the worker is lost and has not left
         for caller in callers {
             says(caller.join().unwrap(), &["job \"job\" failed", "worker 1"]);
         }

@@ -78,7 +78,7 @@ fn parts_that_are_lost_with_links_are_told_and_passed_on_again() {
                 job.workers[0].progress().unwrap();
             }
         }
-        job.unlink(0); // no hub has taken the part of the other
+        job.unlink(0); // neither hub has taken the part of the other one
         while !job.relink(0).unwrap() {
             job.control().unwrap();
         }

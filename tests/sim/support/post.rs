@@ -90,7 +90,7 @@ impl Post {
     /// Notes a hub's answer. Returns the event for hub 0, if it has all answers.
     pub fn answered(&mut self, hub: usize, cut: CutId, releases: bool, answer: Answer) -> Option<Event> {
         let is_of = |ask: &Ask| ask.cut == cut && ask.releases == releases;
-        let place = self.asks.iter().position(is_of)?; // else it comes too late
+        let place = self.asks.iter().position(is_of)?; // otherwise the answer is too late
         self.asks[place].answers[hub - 1].get_or_insert(answer);
         if self.asks[place].answers.contains(&None) {
             return None;

@@ -49,7 +49,7 @@ impl Control {
     /// Ends the job at once because its hub stops.
     pub fn stops(&mut self) {
         let steps = self.ask(Stop { reason: REASON.to_owned() });
-        self.stopping.state = Stopping::Not; // whatever it was
+        self.stopping.state = Stopping::Not; // in any state
         self.take_steps(steps);
     }
 
