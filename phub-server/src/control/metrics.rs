@@ -300,7 +300,7 @@ impl Page {
         self.gauge(
             "worker_late",
             Some(Unit::Seconds),
-            "For workers that hold a round up: the time for which nothing has moved",
+            "For workers that delay a round: the time without progress",
             late,
         );
         let of_rounds = |value: fn(&RoundsReply, &RankReply) -> f64| {

@@ -31,7 +31,7 @@ impl Registry {
     }
 }
 
-/// Logs which workers hold up a job's rounds now.
+/// Logs which workers delay a job's rounds now.
 pub(in crate::registry) fn say_held_up(job: &coordinator::Job) {
     let late = &job.news.now().held_up_by;
     match late.is_empty() {
