@@ -1,4 +1,5 @@
-//! Tests of hubs and workers together, by property, in one program. A test that counts threads or descriptors of its process runs in its own process (`fabric::conformance::alone`).
+//! Tests of hubs and workers together, by property, in one program. Tests that count threads or descriptors
+//! of their process run in a process of their own (`fabric::conformance::alone`).
 
 mod attacks;
 mod bits;

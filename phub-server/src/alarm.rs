@@ -1,12 +1,13 @@
-//! The alarm of a hub. A panic in a thread of a hub, or in a task of its control thread, is a bug of the hub. The hub
-//! names it, and ends in order.
+//! The alarm of a hub. A panic in a thread of a hub, or in a task of its control thread, is a bug of the hub.
+//! The hub reports the panic, and stops cleanly.
 //!
 //! ```text
 //!   Hub::start: the calling thread belongs to the hub --> threads that it starts, and those that they start
-//!   panic --> the hook of this process --> the hub of that thread --> phub-alarm: checkpoints, workers are told, the end
+//!   panic --> the hook of this process --> the hub of that thread --> phub-alarm: writes checkpoints, notifies workers, stops the hub
 //! ```
 //!
-//! The hook also sees panics that no thread waits for, and their places. Must not know what a hub is.
+//! The hook also sees panics of threads that nobody joins, and the place of each panic. Must not know what a
+//! hub is.
 
 use std::cell::RefCell;
 use std::panic::{PanicHookInfo, set_hook, take_hook};
@@ -18,15 +19,16 @@ thread_local! {
     static OF_THREAD: RefCell<Option<Alarm>> = const { RefCell::new(None) };
 }
 
-/// The alarms of all hubs of this process: `phub-watch` works for all of them.
+/// The alarms of all hubs of this process. A panic of `phub-watch` goes to all of them, because it works for
+/// all of them.
 static ALL: Mutex<Vec<Weak<Sender<Rung>>>> = Mutex::new(Vec::new());
 
-/// A word of an alarm.
+/// A message of an alarm.
 #[derive(Debug)]
 pub(crate) enum Rung {
     /// A thread panicked: its name, the place and the reason.
     Panicked(String),
-    /// The hub ends by itself.
+    /// The hub stops by itself, so there is nothing more to wait for.
     Ends,
 }
 
@@ -35,7 +37,7 @@ pub(crate) enum Rung {
 pub(crate) struct Alarm(Arc<Sender<Rung>>);
 
 impl Alarm {
-    /// Makes an alarm, and the end that receives it.
+    /// Makes an alarm, and the receiver of its messages.
     pub fn new() -> (Self, Receiver<Rung>) {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
@@ -53,12 +55,12 @@ impl Alarm {
         (Alarm(sender), receiver)
     }
 
-    /// Lets the calling thread belong to the hub, until the value is dropped.
+    /// Assigns the calling thread to the hub, until the returned value is dropped.
     pub fn enter(&self) -> Entered {
         Entered(OF_THREAD.replace(Some(self.clone())))
     }
 
-    /// Ends the alarm: nobody needs to listen any more.
+    /// Ends the wait of the thread that receives the messages.
     pub fn end(&self) {
         let _ = self.0.send(Rung::Ends);
     }
@@ -68,7 +70,8 @@ impl Alarm {
     }
 }
 
-/// The thread belongs to a hub. When it is dropped, the thread belongs to its former hub.
+/// A guard: the thread belongs to a hub. Dropping it assigns the thread to the hub that it belonged to
+/// before.
 #[derive(Debug)]
 pub(crate) struct Entered(Option<Alarm>);
 
@@ -87,7 +90,8 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// Wraps the start of threads of a runtime: they belong to the hub of the calling thread.
+/// Returns a function that a runtime calls at the start of each thread. It assigns the thread to the hub of
+/// the calling thread.
 pub(crate) fn guards_threads() -> impl Fn() + Send + Sync {
     let alarm = Mutex::new(OF_THREAD.with_borrow(Clone::clone));
     move || {
@@ -96,7 +100,7 @@ pub(crate) fn guards_threads() -> impl Fn() + Send + Sync {
     }
 }
 
-/// Rings for a thread that panics. Nothing here may panic.
+/// Sends the panic of this thread to the alarm of its hub. This function must not panic.
 fn ring(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("without a name");
@@ -109,7 +113,8 @@ fn ring(panic: &PanicHookInfo<'_>) {
     heard_by(name, own.ok().flatten()).iter().for_each(|alarm| alarm.ring(&what));
 }
 
-/// Returns the alarms that ring for a thread of this name, which belongs to a hub or to none.
+/// Returns the alarms that a panic of a thread goes to. `name` is the thread's name, and `own` the alarm of
+/// its hub.
 fn heard_by(name: &str, own: Option<Alarm>) -> Vec<Alarm> {
     if own.is_some() || name != "phub-watch" {
         return own.into_iter().collect();
@@ -122,7 +127,7 @@ fn heard_by(name: &str, own: Option<Alarm>) -> Vec<Alarm> {
 mod tests {
     use super::*;
 
-    /// Waits for a thread that panics.
+    /// Waits for a panic, and returns its text.
     fn heard(heard: &Receiver<Rung>) -> String {
         match heard.recv().unwrap() {
             Rung::Panicked(what) => what,

@@ -1,4 +1,4 @@
-//! Asks a hub's control port: for another hub of a job, or for the doctor.
+//! A client of a hub's control port: for another hub of a job, or for the doctor.
 //!
 //! Each request has a connection of its own, because hubs ask each other seldom. Runs on the caller's runtime. Must not
 //! know jobs.
@@ -26,7 +26,7 @@ use tokio_rustls::TlsConnector;
 
 /// The longest answer: the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
-/// Names of one job that are looked up at a time.
+/// The number of names of one job that are looked up at the same time.
 const LOOKUPS: usize = 4;
 /// Bytes of a refusal that are kept.
 const LONGEST_REASON: usize = 4096;
@@ -40,18 +40,19 @@ pub struct Address {
     named: Named,
     /// The place, once it was found.
     found: Arc<OnceCell<SocketAddr>>,
-    /// A permit for each lookup of this address, and of those that were named with it.
+    /// The permits to look up an address. All addresses that were named together share them.
     lookups: Arc<Semaphore>,
 }
 
 impl Address {
-    /// Creates a `host:port` that a setting or a message named. It is looked up when it is first asked.
+    /// Creates the address of a `host:port` that a setting or a message named. The name is looked up before
+    /// the first request.
     pub fn new(name: &str, named: Named) -> Self {
         Address { name: name.to_owned(), named, found: Arc::default(), lookups: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Resolves several hubs, which were named together. Few are looked up at a time, so that other lookups find a
-    /// thread.
+    /// Creates the addresses of several hubs, which were named together. Only [`LOOKUPS`] of them are looked
+    /// up at a time, so that other lookups find a thread.
     pub fn several<'a>(names: impl IntoIterator<Item = &'a String>, named: &Named) -> Vec<Self> {
         let lookups = Arc::new(Semaphore::new(LOOKUPS));
         let address =
@@ -59,7 +60,7 @@ impl Address {
         names.into_iter().map(address).collect()
     }
 
-    /// Finds the place. Another thread waits for the name server.
+    /// Looks up the place. A thread for blocking calls waits for the name server.
     async fn resolve(&self) -> Result<SocketAddr, String> {
         let look_up = || async {
             let permit =
@@ -81,8 +82,8 @@ impl Address {
         self.found.get_or_try_init(look_up).await.copied()
     }
 
-    /// Sends a `POST` that this token proves, and waits for the answer at most for `limit`. An error says why no answer
-    /// came.
+    /// Sends a `POST` with a proof by the token `by`, and waits for the answer at most for `limit`. An error says
+    /// why no answer came.
     pub async fn post<R: Answer>(
         &self,
         path: &str,
@@ -94,12 +95,12 @@ impl Address {
         self.ask(Method::POST, path, by, body, limit).await
     }
 
-    /// Asks `GET` of a page by a token, and waits at most for `limit`.
+    /// Sends a `GET` with a token, and waits for the answer at most for `limit`.
     pub async fn get<R: Answer>(&self, path: &str, by: Option<Token>, limit: Duration) -> Result<R, String> {
         self.ask(Method::GET, path, by, Vec::new(), limit).await
     }
 
-    /// Sends an empty `POST` by a token, and waits at most for `limit`.
+    /// Sends an empty `POST` with a token, and waits for the answer at most for `limit`.
     pub async fn order<R: Answer>(
         &self,
         path: &str,
@@ -159,7 +160,7 @@ impl Address {
         Err(format!("it refuses: {}", &error[..error.floor_char_boundary(LONGEST_REASON)]))
     }
 
-    /// Whether the answer is a success, and its body.
+    /// Sends a request. Returns whether the answer is a success, and its body.
     async fn send(
         &self,
         address: SocketAddr,
@@ -182,7 +183,7 @@ async fn exchange(
     request: Request<Full<Bytes>>,
 ) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Ends with the sender.
+    // The task ends when `sender` is dropped.
     tokio::spawn(connection);
     let response = sender.send_request(request).await?;
     let is_success = response.status().is_success();

@@ -1,4 +1,4 @@
-//! The reason why a hub does not start.
+//! The reasons why a hub does not start.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -37,16 +37,19 @@ use crate::settings::{HubSettings, interface};
 
 /// The interval at which the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
-/// A look that is this late shows that this process was suspended, or got no processor. It could not receive heartbeats.
+/// The delay of the hub's check for silent workers from which on the hub assumes that this process was
+/// suspended, or got no processor. It could not receive heartbeats meanwhile.
 const STOOD_STILL: Duration = Duration::from_millis(500);
-/// The time that a stop waits until each worker has the reason, in the answer to its heartbeat. Dead workers never ask.
+/// The time that a stop waits until each worker has got the reason, in the answer to its heartbeat. A dead
+/// worker sends no heartbeat.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
-/// The time that a stop waits for threads that shake hands, or work on files.
+/// The time that a stop waits for threads that are in a handshake or work on files.
 const GONE_LIMIT: Duration = Duration::from_secs(5);
-/// The number of joins that are read and checked at the same time; other joins wait. Each may hold a manifest of
-/// a quarter of a million keys, and the control thread needs a core, too.
+/// The number of joins that are read and checked at the same time; other joins wait. Each join may have a
+/// manifest of a quarter of a million keys, and the control thread needs a core, too.
 const JOINS_AT_ONCE: usize = 2;
-/// The time that a thread for joins waits for the next join: the workers of a job come together.
+/// The time for which an idle thread for joins stays alive: the workers of a job join at about the
+/// same time.
 const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
 /// A running hub. Dropping it stops it.
 #[derive(Debug)]
@@ -55,14 +58,15 @@ pub struct Hub {
     guard: Arc<Guard>,
     encryption: Arc<Encryption>,
     registry: Option<Arc<Registry>>,
-    /// Closed when nobody uses the registry any more. Several threads may share a hub; one stops it.
+    /// Closed when the last user of the registry has dropped it. The mutex only makes the receiver shareable
+    /// between threads.
     all_gone: Mutex<Receiver<Infallible>>,
     listeners: Vec<Arc<Listener>>,
     rendezvous: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
     /// The thread that frees memory. It ends after the cores.
     freeing: Option<JoinHandle<()>>,
-    /// The file for the cores' timeline, at the end.
+    /// The file to which the cores' timeline is written when the hub stops.
     trace: Option<TraceFile>,
     stop_control: Option<watch::Sender<bool>>,
     /// The alarm, which receives panics of all other threads.
@@ -212,15 +216,17 @@ impl Hub {
         self.address
     }
 
-    /// Returns a function that reads the secret again, for a hub with its secret in a file. Workers that have joined
-    /// remain. It returns an error if there is no usable secret; the hub then keeps its present one.
+    /// Returns a function that reads the secret again, if the hub has its secret in a file. Workers that have
+    /// joined remain. The function returns an error if there is no usable secret; the hub then keeps its
+    /// current secret.
     pub fn reload_secret(&self) -> impl Fn() -> Result<(), HubError> + use<> {
         let guard = Arc::clone(&self.guard);
         move || Ok(guard.reload()?)
     }
 
-    /// Returns a function that reads the certificate of the control port again, if the hub has one. Open connections
-    /// remain. It returns an error if certificate and key cannot be used; the hub then keeps its present ones.
+    /// Returns a function that reads the certificate of the control port again, if the hub has one. Open
+    /// connections remain. The function returns an error if certificate and key cannot be used; the hub then
+    /// keeps its current ones.
     pub fn reload_certificate(&self) -> Option<impl Fn() -> Result<(), HubError> + use<>> {
         let encryption = Arc::clone(&self.encryption);
         encryption.is_on().then_some(move || Ok(encryption.reload()?))
@@ -231,12 +237,12 @@ impl Hub {
         if self.encryption.is_on() { "https" } else { "http" }
     }
 
-    /// Returns the jobs with checkpoints that a stop must still write, once it has begun.
+    /// Returns the names of the jobs whose checkpoints a stop has still to write, once the stop has begun.
     pub fn unsaved(&self) -> watch::Receiver<Vec<String>> {
         self.registry.as_ref().expect("no caller holds a hub that stops").unsaved.subscribe()
     }
 
-    /// Takes no more jobs. `by` names the cause for the log.
+    /// Makes the hub refuse new jobs from now on. `by` names the cause for the log.
     pub fn drain(&self, by: &str) {
         self.registry.as_ref().expect("no caller holds a hub that stops").drain(by);
     }
@@ -251,7 +257,7 @@ impl Hub {
                 return; // the hub stops
             }
             loop {
-                let freed = all_freed.notified(); // before the look, so that no end is missed
+                let freed = all_freed.notified(); // before the check, so that no end of a job is missed
                 if registry.upgrade().is_none_or(|registry| registry.is_drained()) {
                     return;
                 }
@@ -260,8 +266,9 @@ impl Hub {
         }
     }
 
-    /// Waits until a thread of the hub has panicked, and the hub's jobs have ended because of it. By then their checkpoints are
-    /// written, and their workers are notified. Returns the thread and the reason. Holds no reference to the hub.
+    /// Waits until a thread of the hub has panicked, and the hub's jobs have ended because of the panic. By
+    /// then their checkpoints are written, and their workers are notified. Returns the thread and the reason.
+    /// Holds no reference to the hub.
     pub fn broken(&self) -> impl Future<Output = String> + use<> {
         let mut broken = self.broken.clone();
         async move {
@@ -306,7 +313,7 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
-        // Because of a panic, the hub may be ending its jobs now.
+        // If a thread has panicked, the alarm thread may be ending the jobs now.
         self.alarm.end();
         self.listens.take().map(JoinHandle::join);
         registry.end_all(reason);
@@ -319,7 +326,7 @@ impl Hub {
             let _ = thread.join();
         }
         self.write_trace(&registry);
-        // Threads that write or remove files may have the registry, too.
+        // Threads that write or remove files may hold references to the registry, too.
         drop(registry);
         let all_gone = self.all_gone.get_mut().unwrap_or_else(PoisonError::into_inner);
         match all_gone.recv_timeout(GONE_LIMIT) {
@@ -392,7 +399,8 @@ fn open_data_paths(
     unshared: Option<String>,
 ) -> Result<(Vec<Arc<Listener>>, Vec<TransportAddress>), HubError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
-    // The best transport comes first. Each is listed once, in whatever order the setting has them.
+    // Workers try the transports in the order of this list, the best first. The order of the setting does not
+    // matter.
     for transport in Transport::ALL.into_iter().filter(|&each| settings.offers(each)) {
         let (listener, address) = match transport {
             Transport::Shm if unshared.is_some() => {
@@ -404,8 +412,8 @@ fn open_data_paths(
                 continue;
             }
             Transport::Shm => {
-                // Nobody can guess the address, so no other process has it, even in other network namespaces. It ends with the
-                // process.
+                // The address is random, so no other process can have it, even in other network namespaces.
+                // The address ends with this process.
                 let address = shm::Listener::new_address().map_err(ConnectError::from)?;
                 let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
                 (Listener::Shm(listener), TransportAddress::Shm { machine: any::machine(), address })
@@ -440,7 +448,7 @@ fn open_data_paths(
     Ok((listeners, addresses))
 }
 
-/// Describes the address of a data path.
+/// Returns the address of a data path as text.
 fn spoken(address: &TransportAddress) -> String {
     match address {
         TransportAddress::Shm { address, .. } => address.clone(),
@@ -459,8 +467,8 @@ fn control_runtime() -> std::io::Result<Runtime> {
         .build()
 }
 
-/// Runs a part of a task that continues after a panic. The [alarm](Alarm) ends the hub in order, and needs the tasks for
-/// it.
+/// Runs a part of a task, and catches a panic of that part, so that the task continues. After a panic the
+/// [alarm](Alarm) stops the hub cleanly, and a clean stop needs the tasks.
 fn survive(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }
@@ -484,7 +492,8 @@ fn run_control(
         });
         tokio::spawn(async move {
             let mut ticks = tokio::time::interval(SWEEP);
-            // After a suspension of this process there is one tick, and not all missed ticks.
+            // After a suspension of this process, the next tick comes once, instead of once for each missed
+            // tick.
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             let mut last = Instant::now();
             loop {
@@ -529,7 +538,7 @@ mod tests {
         }
     }
 
-    /// Breaks a hub. Returns the reason of its end.
+    /// Starts a hub, breaks it by `breaks`, and returns the reason with which it ends.
     fn broken_by(breaks: impl FnOnce(&Registry)) -> String {
         let hub = Hub::start(&settings()).unwrap();
         let registry = hub.registry.as_ref().unwrap();

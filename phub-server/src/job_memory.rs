@@ -1,23 +1,26 @@
-//! The memory of this machine that a job needs at a hub. Pure: the hub asks it before it lets a job in, and `topology`
-//! before there is one.
+//! The memory of this machine that a job needs at a hub. Pure functions: the hub calls them before it admits
+//! a job, and `topology` calls them for a job that is only planned.
 
 use pbox_core::{JobTerms, Key, Wire};
 
-/// The hub's tables of a chunk: 180 bytes were measured (its place, its owner, its arrivals, its spans in two windows).
+/// The bytes of the hub's tables for a chunk. Measured were 180 bytes: its place, owner, arrivals and spans
+/// in two windows.
 const OF_A_CHUNK: u64 = 192;
-/// The bytes of a compressed chunk: 324 bytes were measured.
+/// The bytes of the hub's tables for a compressed chunk: 324 bytes were measured.
 const OF_A_COMPRESSED_CHUNK: u64 = 352;
-/// The rings of a worker hold all chunks, each way.
+/// The bytes for a chunk and a worker: the rings of a worker have room for all chunks, each way.
 const OF_A_CHUNK_AND_WORKER: u64 = 16;
-/// A key without its name and shape: 555 bytes were measured, with 7 letters and one number.
+/// The bytes of a key without its name and shape. Measured were 555 bytes, for a name of 7 letters and a
+/// shape of one number.
 const OF_A_KEY: u64 = 640;
-/// The number of times that the hub has a key's name and shape.
+/// The number of copies of a key's name and shape that the hub keeps.
 const COPIES_OF_A_KEY: u64 = 4;
-/// The memory of a core for the norms of one key: 570 bytes were measured.
+/// The bytes that a core needs for the norms of one key: 570 bytes were measured.
 const OF_A_KEY_AND_CORE: u64 = 640;
-/// The cores that may have chunks of a key. More are not counted.
+/// The most cores that are counted for a key.
 const MOST_CORES: u64 = 64;
-/// A parsed join over its text, and the text itself: 4.5 was measured, for keys with names of one letter.
+/// The memory of a parsed join and its text, as a multiple of the text. Measured was 4.5, for keys with names
+/// of one letter.
 const PARSED_PER_TEXT: u64 = 6;
 
 /// Returns the memory that the hub needs to read a join of `text_bytes` bytes.
@@ -25,8 +28,8 @@ pub(crate) fn parsed_bytes(text_bytes: usize) -> u64 {
     (text_bytes as u64).saturating_mul(PARSED_PER_TEXT)
 }
 
-/// Returns the size of the hub's tables about a job's keys and chunks, in bytes. It depends on the terms alone:
-/// these are the tables that a small request can make large.
+/// Returns the size of the hub's tables for a job's keys and chunks, in bytes. It depends only on the terms:
+/// a small request can make these tables large.
 pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
     let chunk_bytes = terms.chunk_bytes.max(1) as u64;
     let of_a_core = if terms.optimizer.adapts_keys() { OF_A_KEY_AND_CORE } else { 0 };
@@ -47,36 +50,38 @@ pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
     chunks.saturating_mul(of_a_chunk + OF_A_CHUNK_AND_WORKER * u64::from(terms.workers)).saturating_add(keys)
 }
 
-/// The memory of one job at one hub, in bytes. Windows are counted whole; a hub touches its share of them.
+/// The memory of one job at one hub, in bytes. Windows are counted as a whole; a hub touches only its share
+/// of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobMemory {
     /// The windows of the pushes of workers, or of hubs below.
     pub gradients: u64,
-    /// The window of sums, below other hubs.
+    /// The window of sums, if the hub is below other hubs.
     pub sums: u64,
     /// The windows that workers, or hubs below, read; and the hub's own weights.
     pub weights: u64,
-    /// Master weights, the optimizer's state, and an average; with compression also the values that the workers have. 0 below
-    /// other hubs, which keep them.
+    /// Master weights, the optimizer's state, and an average. With compression also the values that the
+    /// workers have. 0 if the hub is below other hubs, because they keep all of this.
     pub kept: u64,
-    /// Former weights, if bytes ahead are answered.
+    /// The former weights, if the hub answers bytes ahead.
     pub former: u64,
-    /// Mean gradients in f32: of all chunks if steps wait for the norm of the round, and otherwise of one chunk for each core.
+    /// Mean gradients in f32. If steps wait for the norm of the round, of all chunks, and otherwise of one
+    /// chunk for each core.
     pub means: u64,
-    /// Room for a snapshot, if snapshots are taken all the time.
+    /// The room for a snapshot, if snapshots are taken while the job runs.
     pub snapshots: u64,
     /// The number of hubs over which the job is spread.
     hubs: u64,
 }
 
 impl JobMemory {
-    /// Computes the memory of a job with this wire and these terms. `snapshots`: they are taken all the time.
-    /// `is_below`: sums go up to other hubs.
+    /// Computes the memory of a job with this wire and these terms. `snapshots`: snapshots are taken while
+    /// the job runs. `is_below`: the hub is below other hubs.
     pub fn new(wire: &Wire, terms: &JobTerms, snapshots: bool, is_below: bool) -> Self {
         let own_weights = wire.has_own_weights();
         let workers = u64::from(terms.workers);
         let of_workers = if own_weights { workers } else { 0 };
-        // Frames have no place for the hub's own weights.
+        // If each worker gets its own frames, the hub's own weights have no window.
         let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
         let window = wire.gradient_window_bytes() as u64;
         let shows_ahead = terms.has_answers_ahead() && !is_below;
@@ -93,7 +98,8 @@ impl JobMemory {
         }
     }
 
-    /// Returns the memory that a hub promises a job with these terms, with its tables of keys and chunks.
+    /// Returns the memory that a hub promises to a job with these terms, including its tables of keys and
+    /// chunks.
     pub fn promised(&self, terms: &JobTerms) -> u64 {
         self.needed().saturating_add(tables_bytes(terms))
     }
@@ -103,7 +109,7 @@ impl JobMemory {
         bytes / self.hubs
     }
 
-    /// Returns the memory that the hub must have.
+    /// Returns the memory that this hub needs for the job, without tables.
     pub fn needed(&self) -> u64 {
         let JobMemory { gradients, sums, weights, kept, former, means, snapshots, .. } = *self;
         let all = [gradients, sums, weights, kept, former, means, snapshots];
@@ -111,7 +117,7 @@ impl JobMemory {
     }
 }
 
-/// Returns the bytes of the means that a hub keeps.
+/// Returns the bytes of the mean gradients that a hub keeps.
 fn means_bytes(wire: &Wire, terms: &JobTerms) -> u64 {
     let all = wire.layout().parameters();
     let of_a_core = wire.layout().max_chunk_elements() as u64;
@@ -131,7 +137,7 @@ mod tests {
     const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
     const LAMB: Optimizer =
         Optimizer::Lamb { learning_rate: 0.1, weight_decay: 0.0, beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
-    /// One key of a MiB: 32 chunks, whose counts have 64 bytes each.
+    /// The bytes of one key with 32 chunks, whose counts have 64 bytes each.
     const MODEL: u64 = 1 << 20;
     const COUNTS: u64 = 32 * 64;
 
@@ -164,7 +170,7 @@ mod tests {
             10 * MODEL,
             "kept, and in a snapshot"
         );
-        // Each of four gradient windows has the cache lines of both hubs, too.
+        // Each of four gradient windows has the cache lines of both hubs as well.
         let needed_of_two = needed(JobTerms { clip_norm: Some(1.0), hubs: 2, ..terms });
         assert_eq!(needed_of_two, (9 * MODEL + 5 * 2 * lines) / 2);
     }

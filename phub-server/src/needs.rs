@@ -1,7 +1,7 @@
-//! Needs of a hub, in its settings and its machine, before its first thread. `serve` stops at the first that is missing, and
-//! the doctor says all.
+//! The needs of a hub, which its settings and its machine must meet before its first thread starts. `serve`
+//! stops at the first need that is not met; the doctor reports all of them.
 //!
-//! Ports, cores and NICs are not checked here: the code that opens them names their faults.
+//! Ports, cores and NICs are not checked here. The code that opens them reports their errors.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -15,17 +15,17 @@ use crate::control::Encryption;
 use crate::error::HubError;
 use crate::settings::{HubSettings, interface};
 
-/// Threads of a hub, except for those of its cores: of control, joins, rendezvous, freeing, checkpoints, and
-/// handshakes.
+/// The number of threads of a hub beside those of its cores: for control, joins, rendezvous, freeing,
+/// checkpoints and handshakes.
 const BESIDE_CORES: usize = 16;
 
-/// A description of what a look found; `None` if the settings do not need it.
+/// A description of what a check found; `None` if the settings do not need it.
 type Found = Result<Option<String>, HubError>;
 
-/// A look at one need.
+/// The check of one need.
 type Look = fn(&HubSettings) -> Found;
 
-/// All needs by name, in the order in which `serve` looks at them.
+/// The checks of all needs by name, in the order in which `serve` runs them.
 const NEEDS: [(&str, Look); 6] = [
     ("settings", |settings| settings.check().map(|()| Some(settings.to_string()))),
     ("secret", secret),
@@ -35,7 +35,7 @@ const NEEDS: [(&str, Look); 6] = [
     ("timeline", timeline),
 ];
 
-/// Looks at each need, one after another.
+/// Runs the check of each need, one after another.
 pub fn needs(settings: &HubSettings) -> impl Iterator<Item = (&'static str, Found)> + '_ {
     NEEDS.into_iter().map(move |(name, find)| (name, find(settings)))
 }
@@ -53,7 +53,8 @@ fn certificate(settings: &HubSettings) -> Found {
     Ok(Encryption::is_possible(settings)?.then(|| "the control port speaks TLS".to_owned()))
 }
 
-/// Returns only the interface of our own setting: other programs' variables are only a wish.
+/// Checks only the interface of our own setting. Variables of other programs are preferences, which never
+/// stop a hub.
 fn own_interface(settings: &HubSettings) -> Found {
     let Some(list) = &settings.interface else { return Ok(None) };
     let address = interface::address(Some(list))?;
@@ -84,17 +85,17 @@ fn timeline(settings: &HubSettings) -> Found {
     Ok(Some(format!("{} can be written", path.display())))
 }
 
-/// Returns the directory of a path's last part.
+/// Returns the directory that contains the path's last part.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn can_make_in(directory: &Path) -> std::io::Result<()> {
-    // The check uses the directory's own entry ".", so that a file fails.
+    // The check uses the entry "." of the directory, so that it fails if the path is a file.
     Ok(access(directory.join("."), Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
-/// Makes as many threads as a hub with these cores has, and ends them again. Returns how many.
+/// Creates as many threads as a hub with `cores` cores has, and ends them again. Returns their number.
 ///
 /// # Errors
 /// Returns an error if the system does not allow as many.

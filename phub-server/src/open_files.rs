@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// No hub needs more files than this.
+/// The limit that is asked for. No hub needs more files.
 const REASONABLE: u64 = 65_536;
 
 /// Raises the limit as far as the process may without privileges, up to a reasonable number.
@@ -16,7 +16,8 @@ pub fn raise_open_files() {
     }
 }
 
-/// Returns the limit that a hub has then; no limit is the largest number.
+/// Returns the limit that [`raise_open_files`] reaches. A system without a limit counts as the largest
+/// number.
 pub fn attainable(limit: &Rlimit) -> u64 {
     let raised = limit.maximum.map_or(REASONABLE, |hard| hard.min(REASONABLE));
     limit.current.map_or(u64::MAX, |limit| limit.max(raised))

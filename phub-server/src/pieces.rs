@@ -1,7 +1,8 @@
 //! An answer's body in pieces, which arrive through a channel while they are made.
 //!
-//! `http_body_util::channel` of version 0.1.5 is not for this: it looks for a piece, and then whether its sender is gone. A last
-//! piece that is sent between the two looks is lost, and the body ends too early.
+//! `http_body_util::channel` of version 0.1.5 does not fit here. Its body first looks for a piece, and then
+//! checks whether the sender is gone. A last piece that is sent between the two checks is lost, and the body
+//! ends too early.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,7 +17,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 pub(crate) struct Pieces(Receiver<Bytes>);
 
 impl Pieces {
-    /// Creates the way in, with room for `room` pieces, and the body.
+    /// Returns the sender, with room for `room` pieces, and the body.
     pub fn new(room: usize) -> (Sender<Bytes>, Self) {
         let (sender, pieces) = channel(room);
         (sender, Pieces(pieces))
@@ -45,7 +46,7 @@ mod tests {
     async fn no_piece_is_lost_however_fast_its_sender_goes() {
         for number in 0..20_000u32 {
             let (sender, body) = Pieces::new(1);
-            // Sent at the moment at which the body looks, on another thread.
+            // Another thread sends the piece at the moment at which the body looks for one.
             let sent = tokio::task::spawn_blocking(move || {
                 sender.blocking_send(Bytes::copy_from_slice(&number.to_le_bytes())).unwrap();
             });

@@ -1,5 +1,5 @@
-//! Recent refusals, and the clients that were refused: for people who ask why a worker does not join. Bounded, in memory and in
-//! the log, because anybody can be refused.
+//! Recent refusals, and the clients that were refused: for people who ask why a worker does not join. Memory
+//! and log are bounded, because anybody can cause a refusal.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,16 +10,16 @@ use pbox_core::control::RefusalReply;
 use crate::seldom::Seldom;
 use coordinator::Asker;
 
-/// The number of refusals that are kept; a repeated one counts once.
+/// The number of refusals that are kept; equal ones count once.
 const KEPT: usize = 16;
-/// Letters of a reason, and of a job's name, that are kept.
+/// The number of letters that are kept of a reason, and of a job's name.
 const WHY_LETTERS: usize = 300;
 const JOB_LETTERS: usize = 100;
 
 /// The refusals of a hub.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
-    /// The newest first.
+    /// The refusals that are kept, the newest first.
     kept: Mutex<VecDeque<Refused>>,
     said: Seldom,
 }
@@ -34,7 +34,7 @@ struct Refused {
 }
 
 impl Refusals {
-    /// Notes that a client was refused something. The log reports refusals from time to time.
+    /// Adds a refusal. The log reports refusals from time to time.
     pub fn add(&self, who: Option<&Asker>, job: Option<&str>, why: &str) {
         let who = who.cloned();
         let (job, why) = (job.map(|job| cut(job, JOB_LETTERS)), cut(why, WHY_LETTERS));
@@ -49,7 +49,7 @@ impl Refusals {
         kept.truncate(KEPT);
     }
 
-    /// Returns all refusals that are kept, for clients that may see all jobs; otherwise those of jobs that `sees`
+    /// Returns the refusals that a client may see: all that are kept, or only those of jobs that `sees`
     /// allows.
     pub fn replies(&self, sees: impl Fn(Option<&str>) -> bool) -> Vec<RefusalReply> {
         let kept = self.lock();

@@ -1,5 +1,5 @@
-//! The rendezvous: accepts connections of the data path, asks the registry for their owners, and gives their links to
-//! the cores. Each handshake has its own thread, so that a slow handshake delays nobody else.
+//! The rendezvous: accepts connections of the data path, asks the registry for their owners, and gives their
+//! links to the cores. Each handshake has its own thread, so that a slow one delays no other.
 //!
 //! ```text
 //!   accept -> waiting room: hello -> token proven? -> gathered: all links there? -> welcome -> cores
@@ -7,7 +7,7 @@
 //!                                                    lost, with the links named
 //! ```
 //!
-//! Only a client that the control port has admitted gets past the token: there is one for each join.
+//! Only a client that the control port has admitted has a token: each join gives one.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
@@ -27,18 +27,19 @@ use crate::registry::{Registry, STOPS};
 use crate::seldom::Seldom;
 use crate::waiting_room::{Place, WaitingRoom};
 
-/// The most workers at once for which windows are made.
+/// The most workers for which windows are made at the same time.
 const MAX_WELCOMES: usize = 64;
-/// The time limit of each message of a handshake.
+/// The time limit for each message of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// The time from the first connection of a worker to its last.
 const GATHER_LIMIT: Duration = Duration::from_secs(10);
 
-/// The pause when descriptors have run out. No event says when there are some again, and accept would fail at once.
+/// The pause before the next accept when there are no free descriptors. No event says when there is one
+/// again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The most threads of handshakes of one listener. Beyond this number no connection is accepted: the threads may be busy
-/// with closing descriptors that strangers sent.
+/// The most handshake threads of one listener. When there are as many, no more connections are accepted.
+/// Threads may be busy with closing descriptors that strangers sent.
 const MAX_THREADS: usize = 4096;
 
 /// The state that the handshakes of one listener share.
@@ -100,14 +101,14 @@ pub(crate) fn start(
 }
 
 impl Rendezvous {
-    /// Handles one connection's handshake. A stranger's descriptors are closed with its `hello`. At that time no lock may be
-    /// held for which other threads wait.
+    /// Handles the handshake of one connection. If a stranger sent descriptors with its `hello`, they are
+    /// closed here. Closing may take long, so no lock may be held for which other threads wait.
     fn handshake(&self, accepted: Accepted, place: Place) {
         let mut hello = match accepted.hello_then(HANDSHAKE_LIMIT, || drop(place)) {
             Ok(hello) => hello,
             Err(error) => return self.say_failed(&error),
         };
-        // This check comes before anything is kept of the connection.
+        // The token is checked before anything of the connection is kept.
         let known = match self.registry.upgrade() {
             Some(registry) => {
                 hello.identify(|name| registry.token_named(name).map(|token| token.0));
@@ -135,7 +136,7 @@ impl Rendezvous {
         }
     }
 
-    /// Lets a worker in.
+    /// Makes the windows and links of a worker whose connections have all arrived.
     fn welcome(&self, hello: Hello) {
         let Some(registry) = self.registry.upgrade() else { return self.refuse(hello, STOPS) };
         let Ok(_turn) = self.runtime.block_on(self.welcomes.acquire()) else { return };

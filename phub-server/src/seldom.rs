@@ -1,17 +1,18 @@
-//! A log line now and then, for events that a flood of clients causes.
+//! A limit on log lines for events that many clients can cause.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The interval at which the log mentions one cause.
+/// The shortest interval between two log lines about one cause.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
-/// Counts an event that may happen often, for a log line now and then. There is one for each cause.
+/// A counter of an event that may happen often. It decides when the log mentions the event. There is one for
+/// each cause.
 #[derive(Debug, Default)]
 pub(crate) struct Seldom(Mutex<(Option<Instant>, u64)>);
 
 impl Seldom {
-    /// Counts an event. If it is time to log it again, returns how often it happened since the last time.
+    /// Counts an event. If it is time to log it again, returns the number of events since the last log line.
     pub fn count(&self) -> Option<u64> {
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (said, times) = &mut *counted;

@@ -1,11 +1,12 @@
-//! The waiting room: connections of the data path that have not said who they are.
+//! The waiting room: connections of the data path that have not sent their hello.
 //!
-//! Anybody who reaches the port can open connections and send nothing. The number of places for such connections is bounded.
-//! When all are taken, the oldest connection that sent nothing gives its place to the new one. A worker sends its hello right
-//! after it connects, so it does not wait for strangers. It loses its place only if it is silent while new connections take
-//! all places. There is no bound for each address: all workers may have one address, behind a NAT or on one machine.
+//! Anybody who reaches the port can open connections and send nothing, so the number of places for such
+//! connections is bounded. When all places are taken, the oldest connection that has sent nothing loses its
+//! place to the new one. A worker sends its hello right after it connects. So it loses its place only if it
+//! is silent while new connections take all places. There is no bound for each address: all workers may have
+//! one address, behind a NAT or on one machine.
 //!
-//! Shared by the accepting thread and the threads of handshakes.
+//! The accepting thread and the threads of handshakes share it.
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,9 +18,10 @@ use rustix::net::{Shutdown, shutdown};
 
 use crate::seldom::Seldom;
 
-/// Connections of one transport without a hello.
+/// The number of connections of one transport that may be without a hello.
 const PLACES: usize = 64;
-/// The time until the next look at the room, if all connections have sent bytes that their threads have not read.
+/// The time until the next check of the room, if all connections have sent bytes that their threads have not
+/// read yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
@@ -34,11 +36,11 @@ pub(crate) struct WaitingRoom {
 struct Guest {
     number: u64,
     socket: OwnedFd,
-    /// The place is wanted, and its thread is about to leave.
+    /// Whether the connection must give its place up. Its thread is about to end.
     sent_away: bool,
 }
 
-/// A place in the room, until it is dropped.
+/// A place in the room. Dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Place {
     room: Arc<WaitingRoom>,
@@ -46,10 +48,10 @@ pub(crate) struct Place {
 }
 
 impl WaitingRoom {
-    /// Takes a place, of the oldest connection that sent nothing if there is no other.
+    /// Takes a place. If there is none, the oldest connection that has sent nothing must leave.
     ///
     /// # Errors
-    /// Returns an error if the hub has no descriptor for it.
+    /// Returns an error if the hub has no free descriptor.
     pub fn enter(self: &Arc<Self>, socket: BorrowedFd) -> std::io::Result<Place> {
         let socket = socket.try_clone_to_owned()?;
         let mut guests = self.lock();
@@ -58,12 +60,12 @@ impl WaitingRoom {
                 guests.iter_mut().find(|guest| !guest.sent_away && has_sent_nothing(&guest.socket))
             {
                 oldest.sent_away = true;
-                // The connection's thread reads the end of the stream, and can still say why.
+                // The connection's thread then reads the end of the stream, and can still send the reason.
                 let _ = shutdown(&oldest.socket, Shutdown::Read);
                 if let Some(times) = self.sent_away.count() {
                     tracing::warn!(
                         times,
-                        "data path: {PLACES} connections have not said who they are, the most there may be; the oldest are \
+                        "data path: {PLACES} connections have not identified themselves, which is the limit; the oldest are \
                          closed for new ones"
                     );
                 }
@@ -88,7 +90,8 @@ impl Drop for Place {
     }
 }
 
-/// Whether nothing waits to be read. A connection has its end to be read if its peer hung up.
+/// Whether there are no bytes to read. If the peer has hung up, the end of the stream counts as something to
+/// read.
 fn has_sent_nothing(socket: &OwnedFd) -> bool {
     let mut socket = [PollFd::new(socket, PollFlags::IN)];
     matches!(poll(&mut socket, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
@@ -114,7 +117,7 @@ mod tests {
         pairs[0].1.write_all(b"h").unwrap();
         thread::scope(|scope| {
             let second = scope.spawn(|| {
-                // A handshake's thread does the same.
+                // The thread of a handshake reads the end of the stream, too, and frees its place.
                 assert_eq!(pairs[1].0.try_clone().unwrap().read(&mut [0]).unwrap(), 0, "it is sent away");
                 drop(places.remove(1));
             });

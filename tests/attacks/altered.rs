@@ -1,5 +1,5 @@
-//! A network that alters a bit which TCP's checksum of 16 bits lets pass. With checksums the job ends with an error that names
-//! the frame; without them a worker has a wrong weight, and nobody knows.
+//! A network that alters a bit in spite of TCP's checksum, which has only 16 bits. With checksums, the job
+//! ends with an error that names the frame. Without them, a worker has a wrong weight, and nobody knows.
 
 use std::convert::Infallible;
 
@@ -13,14 +13,14 @@ use worker_shim::SessionError;
 use super::{Behind, beside};
 use crate::processes::worker::Worker;
 
-/// The bytes before the first frame: the hello, and the welcome.
+/// The number of bytes before the first frame: in the hello, and in the welcome.
 const HELLO: u64 = 80;
 const WELCOME: u64 = 16;
-/// The length of the header of plain frames, and of summed ones.
+/// The header lengths of plain frames and of frames with checksums.
 const PLAIN_HEADER: u64 = 16;
 const HEADER: u64 = 32;
 
-/// Trains until the error. Every bit of every round is checked.
+/// Trains until an error, and checks every bit of every round.
 fn train(way: &str) -> String {
     let endless = || -> Result<Infallible, SessionError> {
         let mut worker = Worker::join(way)?;
@@ -32,8 +32,8 @@ fn train(way: &str) -> String {
     error.to_string()
 }
 
-/// Returns the errors of worker 1 and worker 0, when byte `at` of the stream for worker 0 in this direction has a wrong
-/// bit. `asks` is a word for worker 0, whose first frames have bytes.
+/// Returns the errors of worker 1 and worker 0 after one altered bit. The bit is in byte `at` of the stream of
+/// worker 0 in this direction. `asks` is a word for worker 0, whose first frames have bytes.
 fn altered(hub: &Behind, asks: &str, direction: Stall, at: u64) -> [String; 2] {
     hub.relay.alter(Way::Data, direction, at);
     let (near, far) = (hub.address(), hub.relay.address());
@@ -51,7 +51,7 @@ fn an_altered_bit_is_named_and_never_counted() {
     for (variables, asks) in [(&[("PHUB_CHECKSUM", "1")][..], ""), (&[], "checksum")] {
         let hub = Behind::start(variables);
         beside(&[&hub.address()], || {
-            let later = 3_000; // some rounds are right before
+            let later = 3_000; // the first rounds are right
             let header = "the header of a frame";
             let frame = "a frame of 64 bytes for offset";
             for (at, what) in
@@ -88,7 +88,7 @@ fn an_altered_bit_is_named_and_never_counted() {
     }
 }
 
-/// Without checksums a wrong bit becomes a weight.
+/// A wrong bit becomes a weight if there are no checksums.
 #[test]
 fn without_checksums_a_wrong_bit_is_a_weight() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! Attacks on jobs of several hubs: a hub is cut off, is slow, stops running for a time, is replaced at its address, or
-//! lacks a worker.
+//! Attacks on jobs of several hubs. A hub is cut off, is slow, stops running for a time, is replaced at its
+//! address, or lacks a worker.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn two_workers(hubs: &str, job: &str, transport: &str) -> Vec<Worker> {
     })
 }
 
-/// Makes `count` rounds by each worker, and checks every bit, while something is done.
+/// Makes `count` rounds by each worker while `what` runs, and checks every bit.
 fn rounds_while(workers: &mut [Worker], count: u32, what: impl FnOnce()) -> Vec<Result<(), String>> {
     std::thread::scope(|scope| {
         let round = |worker: &mut Worker| (0..count).try_for_each(|_| worker.round());
@@ -55,7 +55,7 @@ fn one_of_two_hubs_is_cut_off_from_gradients_and_not_from_requests() {
     });
 }
 
-/// A hub that touches the memory of a large share before it answers is connected to at once.
+/// Workers connect at once to a hub that touches the memory of a large share before it answers.
 #[test]
 fn hubs_that_are_slow_to_answer_are_connected_to_at_once() {
     let _watchdog = Watchdog::start();
@@ -85,7 +85,7 @@ fn one_of_two_hubs_stands_still_beyond_its_limit() {
             hubs[1].process.signal(Signal::CONT);
         });
         for ended in &ended {
-            // A stop says nothing of a worker: the hub sees that it was itself.
+            // A stop of its process says nothing about a worker. The hub sees that it was itself stopped.
             assert_eq!(*ended, Ok(()), "{ended:?}");
         }
         workers.into_iter().for_each(|worker| worker.leave().unwrap());
@@ -115,12 +115,13 @@ fn one_of_two_hubs_is_another_one_behind_the_same_address() {
                 jobs.map(|job| job.state).all(|state| matches!(state, JobState::Failed { .. }))
             });
         }
-        // The job of the same name begins again at once, with right bits.
+        // A job of the same name can begin again at once, with right bits.
         two_workers(&list, "job", "").into_iter().for_each(|worker| worker.leave().unwrap());
     });
 }
 
-/// A client with every right joins at the first hub, and never connects to the second one.
+/// The error names a client that joins at the first hub and never connects to the second one. The client has
+/// every right.
 #[test]
 fn a_worker_that_comes_to_one_of_two_hubs_is_named() {
     let _watchdog = Watchdog::start();
@@ -134,7 +135,7 @@ fn a_worker_that_comes_to_one_of_two_hubs_is_named() {
         let error = Session::join(config_at(&addresses(&hubs), "job", 1, 2)).map(|_| ()).unwrap_err();
         says(error, &["\"job\"", "worker 0"]);
         drop(half);
-        // The name is free again.
+        // The name of the job is free again.
         let sessions = ready_all(2, |rank| config_at(&addresses(&hubs), "job", rank, 2));
         sessions.into_iter().for_each(|session| session.leave().unwrap());
     });

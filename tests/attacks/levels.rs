@@ -13,7 +13,7 @@ use worker_shim::{Session, SessionConfig, SessionError};
 
 use super::{Behind, LIMIT_S, beside};
 
-/// Returns a worker on each machine, with weights of 1.
+/// Returns a session on each machine, with weights of 1.
 fn ready(config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
     on_threads(2, |machine| {
         let mut session = Session::join(config(machine)).unwrap_or_else(|error| panic!("{machine}: {error}"));
@@ -22,8 +22,8 @@ fn ready(config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
     })
 }
 
-/// Makes `count` rounds of ones by each session while something is done. A round takes 0.5 from each weight, and the
-/// bits are compared after each.
+/// Makes `count` rounds of ones by each session while `what` runs. A round takes 0.5 from each weight, and
+/// the bits are compared after each round.
 fn rounds_while(sessions: &mut [Session], count: u32, what: impl FnOnce()) -> Vec<Result<(), SessionError>> {
     let rounds = |session: &mut Session| {
         for _ in 0..count {
@@ -51,7 +51,7 @@ fn rounds_while(sessions: &mut [Session], count: u32, what: impl FnOnce()) -> Ve
     })
 }
 
-/// Returns a hub at the top, and two below that reach it through its network.
+/// Returns a hub at the top, and two hubs below that reach it through its network.
 fn tree(variables: &[(&str, &str)]) -> (Behind, [Behind; 2]) {
     let top = Behind::start(variables);
     let above = top.relay.address();
@@ -82,7 +82,7 @@ fn a_partition_between_two_levels_heals() {
 fn a_hub_below_that_stands_still_is_named_on_the_other_machine() {
     let _watchdog = Watchdog::start();
     let (top, below) = tree(&[]);
-    // Whatever goes through a hub below needs both machines.
+    // A job through a hub below needs both machines.
     beside(&[&top.address()], || {
         let mut sessions = ready(|machine| config_at(&below[machine as usize].address(), "job", 0, 1));
         let ended = rounds_while(&mut sessions, u32::MAX, || {

@@ -1,5 +1,5 @@
-//! A machine whose wall clock jumps, a machine whose disk does not answer, and one whose name server is silent: by a library that
-//! is loaded before the hub.
+//! A machine whose wall clock jumps, a machine whose disk does not answer, and a machine whose name server is
+//! silent. A library that is loaded before the hub causes these faults.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ use pbox_core::control::{JoinRequest, Mesh};
 use super::{Behind, LIMIT_S, beside};
 use crate::processes::worker::Worker;
 
-/// Returns the library; `None`, with a message, if there is no C compiler.
+/// Returns the library, or prints a message and returns `None` if there is no C compiler.
 fn library(dir: &Path) -> Option<PathBuf> {
     let path = dir.join("preload.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/attacks/preload.c");
@@ -55,7 +55,7 @@ fn a_wall_clock_that_jumps_by_ten_years_moves_no_limit() {
         for _ in 0..20 {
             worker.round().unwrap();
         }
-        // Longer than any limit that a jump could have reached.
+        // The pause is longer than any limit that a jump could have reached.
         std::thread::sleep(Duration::from_secs(LIMIT_S + 2));
         worker.round().unwrap();
         worker.leave().unwrap();
@@ -83,7 +83,7 @@ fn a_disk_that_stands_still_holds_up_no_round_and_loses_no_checkpoint() {
     };
     let mut worker = Worker::join(&format!("{address} job 0 1")).unwrap();
     std::fs::write(&stall, "").unwrap();
-    // Innocent jobs without an end: theirs would wait for the disk.
+    // The innocent jobs have no end here, because their end would wait for the disk.
     let mut other = Worker::join(&format!("{address} innocent 0 1")).unwrap();
     for _ in 0..100 {
         worker.round().unwrap();
@@ -98,7 +98,8 @@ fn a_disk_that_stands_still_holds_up_no_round_and_loses_no_checkpoint() {
     std::fs::remove_file(&stall).unwrap();
     until("the checkpoint that waited for the disk is written", || written(&address).is_some());
     other.leave().unwrap();
-    // The last checkpoint waits for the disk, and its worker for it; a worker that leaves lives.
+    // The last checkpoint waits for the disk, and its worker waits for the checkpoint. A worker that leaves
+    // still lives.
     std::fs::write(&stall, "").unwrap();
     worker.round().unwrap();
     std::thread::scope(|scope| {
@@ -113,14 +114,15 @@ fn a_disk_that_stands_still_holds_up_no_round_and_loses_no_checkpoint() {
     assert_eq!(worker.map(|worker| worker.next_round()).unwrap(), 202, "the state of all rounds is there");
 }
 
-/// Returns how many threads of a process look names up.
+/// Returns the number of threads of a process that look up names.
 fn lookups(pid: u32) -> usize {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let names = threads.map(|thread| std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default());
     names.filter(|name| name == "phub-names\n").count()
 }
 
-/// Joins name meeting places whose names nobody resolves. The page, the metrics, other jobs and the stop wait for none of them.
+/// A silent name server delays nobody. Joins name meeting places whose names nobody resolves. The page, the
+/// metrics, other jobs and the stop wait for none of them.
 #[test]
 fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
     let _watchdog = Watchdog::start();
@@ -153,7 +155,7 @@ fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
             |weights: Vec<Vec<f32>>| Vec::from_iter(weights.concat().iter().map(|each| each.to_bits()));
         assert_eq!(beside.run(&address).concat(), bits(beside.reference_after(beside.rounds)));
         assert_eq!(ended.load(Ordering::SeqCst), 0, "the joins go on");
-        // Each join has asked again meanwhile.
+        // Each join has asked again in the meantime.
         std::thread::sleep(Duration::from_secs(LIMIT_S + 2));
         assert_eq!(lookups(hub.process.pid()), 4, "one for each name");
         assert!(hub.process.finish().success(), "the hub stops while the name server is silent");

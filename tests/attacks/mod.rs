@@ -1,5 +1,5 @@
-//! Attacks by networks, machines and operators on a job, with an innocent job beside it at the same hubs. Its bits are
-//! right all the time. The job under attack continues with right bits, or ends with an error that names the event.
+//! Attacks by networks, machines and operators on a job. An innocent job at the same hubs has right bits all
+//! the time. The attacked job continues with right bits, or ends with an error that names the event.
 
 mod altered;
 mod hubs;
@@ -21,7 +21,7 @@ use crate::processes::hub::start_hub;
 /// The heartbeat limit of these hubs.
 const LIMIT_S: u64 = 3;
 
-/// A hub in a process of its own, with a network before it.
+/// A hub in a process of its own, with a network in front of it.
 struct Behind {
     process: Program,
     control: SocketAddr,
@@ -35,13 +35,13 @@ impl Behind {
         Behind { process: at(control, data, variables), control, data, relay: Relay::start(control, data) }
     }
 
-    /// Starts another process on the ports of the one before, which has ended.
+    /// Starts another process on the ports of the previous one, which has ended.
     fn start_again(&mut self, variables: &[(&str, &str)]) {
         self.process.end();
         self.process = at(self.control, self.data, variables);
     }
 
-    /// Returns the control port, without the network.
+    /// Returns the address of the control port that leads around the network.
     fn address(&self) -> String {
         self.control.to_string()
     }
@@ -59,7 +59,7 @@ fn at(control: SocketAddr, data: SocketAddr, variables: &[(&str, &str)]) -> Prog
     start_hub(&[&ours, variables].concat()).0
 }
 
-/// The end of an attack, however it ends.
+/// A guard that marks the end of an attack, with or without a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -68,7 +68,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Makes the attack. Beside it, innocent jobs run at each of these hubs, one after the other; the last begins after the attack.
+/// Makes the attack. During it, innocent jobs run one after another at each of these hubs. The last of them
+/// begins after the attack.
 fn beside<T>(hubs: &[&str], attack: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

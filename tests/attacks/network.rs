@@ -1,5 +1,5 @@
-//! The data path of a worker carries nothing, in one direction or both, and its control path works; or both carry nothing
-//! for so long that the worker is lost.
+//! Networks that carry nothing on the data path of a worker, in one direction or both, while its control path
+//! works. Also networks that carry nothing on both paths for so long that the worker is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -37,14 +37,14 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
             std::thread::scope(|scope| {
                 let rounds: Vec<_> = workers
                     .iter_mut()
-                    // Every bit is checked.
+                    // Each round checks every bit.
                     .map(|worker| scope.spawn(|| (0..3).try_for_each(|_| worker.round())))
                     .collect();
                 let job = || describe(&address).jobs.into_iter().find(|job| job.name == "job").unwrap();
                 until("the worker behind the partition is named", || {
                     job().held_up_by.iter().map(|late| late.rank).collect::<Vec<_>>() == [1]
                 });
-                // Its heartbeats come: it is not lost.
+                // Its heartbeats arrive, so it is not lost.
                 std::thread::sleep(Duration::from_secs(LIMIT_S + 1));
                 assert_eq!(job().state, JobState::Running, "{stall:?}");
                 hub.relay.stall(Way::Data, Stall::NONE);
@@ -55,7 +55,7 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
     });
 }
 
-/// Counts down by a round: each round subtracts 1 from weights that were 0, for any set of workers.
+/// Makes a round that subtracts 1 from weights that were 0, for any set of workers.
 fn count(session: &mut Session) -> Result<(), SessionError> {
     for key in session.keys() {
         session.gradient_mut::<f32>(key)?.fill(1.0);

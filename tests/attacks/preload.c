@@ -1,5 +1,6 @@
-/* Loaded before a hub: its wall clock jumps by JUMP_S seconds to and fro at every look, and its disk stands still as long as
- * the file STALL is there. Names that end in .silent have no answer of a name server as long as the file SILENT is there. */
+/* A library that is loaded before a hub. The hub's wall clock jumps by JUMP_S seconds, forward and back in turn, each time
+ * it is read. The hub's disk stands still while the file STALL exists. Name servers give no answer for names that end in
+ * .silent while the file SILENT exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>

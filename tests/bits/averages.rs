@@ -1,5 +1,5 @@
-//! Averages of weights that a hub keeps beside them, bit for bit: of every optimizer, any type, any number of cores and hubs,
-//! codecs and rounds without a step. The hub's state has them.
+//! Averages of weights that a hub keeps, bit for bit. The tests use every optimizer and type, any number of
+//! cores and hubs, codecs, and rounds without a step. The hub's state contains the averages.
 
 use std::time::Duration;
 
@@ -78,15 +78,15 @@ fn averages_follow_weights_that_are_shown_ahead() {
     Training { keys, ahead: true, transport, ..averaged("ahead", ADAM) }.run(&hub(2).address().to_string());
 }
 
-/// Weights and averages of a job's state.
+/// Returns the weights and averages of a job's state.
 fn kept(training: &Training, hub: &str) -> [Vec<f32>; 2] {
     let limit = Duration::from_secs(PATIENT_S);
     let saved = fetch_all(&[hub], &training.job, &training.keys, &training.tensors(), limit).unwrap();
     [0, 2].map(|which| saved.tensor(&training.keys, which).concat())
 }
 
-/// Compares the averages of a worker's job with the weights of the hub's state, which are finer than the workers' weights. With
-/// BSP the worker puts other weights in round 2, and then resets the state of a key.
+/// Compares the averages of a worker's job with the weights in the hub's state, which are finer than the
+/// worker's weights. With BSP the worker writes other weights in round 2, and then resets the state of a key.
 fn follow(training: &Training, consistency: Consistency, hub: &str) {
     let mut config = training.config(hub, 0);
     (config.terms.level.consistency, config.compare_every) = (consistency, 0);

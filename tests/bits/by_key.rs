@@ -1,5 +1,5 @@
-//! LARS and LAMB, whose steps wait for the norms of a key, bit for bit: by every transport and schedule, for any number of cores and
-//! workers, any type and any size of a chunk.
+//! LARS and LAMB, whose steps wait for the norms of a key, bit for bit. The tests use every transport and
+//! schedule, any number of cores and workers, every type and chunk size.
 
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
@@ -12,8 +12,8 @@ const LARS: Optimizer =
 const LAMB: Optimizer =
     Optimizer::Lamb { learning_rate: 0.01, weight_decay: 0.1, beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
 
-/// Returns keys of sizes around a block, which is 32 KiB, in all types. One key is not adapted, and one has a rate of
-/// its own.
+/// Returns keys of sizes around a block, which is 32 KiB, in all types. One key is not adapted, and one has
+/// its own learning rate.
 fn keys() -> Vec<Key> {
     let sizes = [1u64, 17, 8192, 8193, 16_384, 50_000];
     let dtypes = [Dtype::F32, Dtype::BF16, Dtype::F16].into_iter().cycle();
@@ -61,7 +61,7 @@ fn the_bits_are_the_same_by_every_transport_and_schedule() {
     }
 }
 
-/// With several hubs each key is at one hub, however long it is.
+/// With several hubs each key is at one hub, whatever its length.
 #[test]
 fn the_bits_are_the_same_over_several_hubs() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,6 @@
-//! Gradients that are clipped by the norm of all keys together, bit for bit. The tests use every transport and schedule, several
-//! numbers of hubs and cores, types and sizes of a chunk. A job without clipping is a plain job.
+//! Gradients that are clipped by the norm of all keys together, bit for bit. The tests use every transport
+//! and schedule, several numbers of hubs and cores, types and chunk sizes. A job without clipping is a plain
+//! job.
 
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
@@ -78,7 +79,7 @@ fn the_mean_of_decoded_sums_is_clipped() {
     let hubs = [hub(2), hub(1)];
     let codecs = ["bf16", "qsgd:4:64", "onebit", "topk:0.1", "dgc:0.1:0.9:none:4"];
     for (codec, optimizer) in codecs.into_iter().zip([NESTEROV, ADAM, Optimizer::Average, NESTEROV, ADAM]) {
-        // Blocks are of values in f32 here, whatever the type of a key.
+        // Here each block has values in f32, whatever the type of the key.
         let keys = keys().into_iter().chain([Key::new(Dtype::BF16, "more", [40_000])]).collect();
         let (job, compression) = (codec.replace(':', "-"), Some(codec.parse().unwrap()));
         let training = Training { keys, compression, ..clipped(&job, optimizer, 3.0) };
@@ -129,7 +130,8 @@ fn a_round_that_is_not_finite_is_no_step() {
     }
 }
 
-/// Without a skip an infinite norm acts like `torch.nn.utils.clip_grad_norm_` with `error_if_nonfinite=False`.
+/// If rounds are not skipped, an infinite norm acts like `torch.nn.utils.clip_grad_norm_` with
+/// `error_if_nonfinite=False`.
 #[test]
 fn without_a_skip_an_infinite_norm_makes_all_zero_but_what_is_infinite() {
     let _watchdog = Watchdog::start();
@@ -184,7 +186,8 @@ fn what_has_no_norm_is_refused() {
     says(&error, &["skip_nonfinite with the codec qsgd:8:64", "use f16 or bf16"]);
 }
 
-/// Returns a training with a norm that changes much from one round to the next, so a scale of another round shows.
+/// Returns a training whose norm changes much from round to round, so that the use of another round's scale
+/// is noticed.
 fn by_former(job: &str, optimizer: Optimizer) -> Training {
     Training { clip_norm: None, clip_norm_last: Some(3.0), rounds: 6, ..clipped(job, optimizer, 1.0) }
 }
@@ -239,7 +242,8 @@ fn the_last_norm_is_refused_by_name_where_there_is_none() {
     says(&error, &["clip_norm_last with consistency asp", "use bsp"]);
 }
 
-/// Returns a training whose spike of round 3 is among the first ten norms: it makes a step, and counts.
+/// Returns a training with a spike in round 3. It is among the first ten norms, so it makes a step, and
+/// counts.
 fn with_spikes(job: &str, optimizer: Optimizer) -> Training {
     let (skip_spikes, spikes) = (Some(2.0), vec![3, 10, 12, 13]);
     Training { clip_norm: None, skip_spikes, spikes, rounds: 15, ..clipped(job, optimizer, 1.0) }

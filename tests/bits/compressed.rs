@@ -1,5 +1,5 @@
-//! Compressed jobs of a real hub have the bits of a plain model, by every transport and schedule. By RDMA too if
-//! `PHUB_TEST_DEVICE` names devices.
+//! Compressed jobs with a real hub have the bits of a plain model, with every transport and schedule. RDMA is
+//! tested if `PHUB_TEST_DEVICE` names devices.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -35,8 +35,7 @@ fn the_bits_are_those_of_a_plain_model_by_every_transport() {
     }
 }
 
-/// Separate from the test above, because an emulated guest runs only this test: the test above takes too long
-/// there.
+/// A separate test, because an emulated guest runs only this one: the test above takes too long there.
 #[test]
 fn by_rdma_the_bits_are_those_of_a_plain_model() {
     if !has_rdma() {
@@ -86,7 +85,8 @@ fn values_that_are_not_finite_are_counted() {
     assert!(session.weights::<f32>(FIRST).unwrap().iter().all(|weight| weight.is_finite()));
 }
 
-/// Gradients overflow when a loss scale is too large. The mean of this round is infinite, and the next one is right.
+/// Gradients overflow if a loss scale is too large. Then the mean of one round is infinite, and the next mean
+/// is right.
 #[test]
 fn a_mean_that_overflows_does_so_for_one_round() {
     let _watchdog = Watchdog::start();
@@ -105,8 +105,8 @@ fn a_mean_that_overflows_does_so_for_one_round() {
     }
 }
 
-/// In SSP and ASP each worker gets the values that it lacks, by the codec. The rounds of a single worker are those of
-/// BSP, to the bit, and so are the bytes that cross.
+/// In SSP and ASP each worker gets the values that it lacks, by the codec. With a single worker, the rounds
+/// and the number of bytes are those of BSP, to the bit.
 #[test]
 fn a_worker_that_steps_alone_is_sent_what_it_lacks() {
     let _watchdog = Watchdog::start();

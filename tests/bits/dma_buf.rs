@@ -1,10 +1,11 @@
-//! Gradients that lie in a dma-buf have the bits of a plain model; a device or setting without dma-bufs is named.
+//! Gradients in a dma-buf give the bits of a plain model. An error names a device or setting that does not
+//! allow dma-bufs.
 //!
-//! A video driver's buffer replaces the memory of a GPU. Another program has made its dma-buf, and the test writes
-//! through a separate mapping. With an RDMA device that takes dma-bufs, and `PHUB_TEST_VIDEO` that names the driver's
-//! device, as in a guest of `make rxe`; the hub is at `PHUB_TEST_HUB`.
+//! A buffer of a video driver replaces the memory of a GPU. Another program has made its dma-buf, and the test writes
+//! through a separate mapping. The test needs an RDMA device that takes dma-bufs. It also needs `PHUB_TEST_VIDEO` with
+//! the driver's device, as in a guest of `make rxe`. The hub is at `PHUB_TEST_HUB`.
 //!
-//! On the `unsafe` list: ioctls that give the dma-buf, and the mapping of it.
+//! On the `unsafe` list: the ioctls that make the dma-buf, and its mapping.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -23,7 +24,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use worker_shim::{DmaBuf, Session, SessionConfig};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
-/// The place where the window begins in the dma-buf: on no page.
+/// The offset of the window in the dma-buf, which is on no page boundary.
 const OFFSET: u64 = 3 * 4096 + 192;
 
 /// A buffer of a video driver: its dma-buf, and a mapping that imitates a GPU.
@@ -33,10 +34,10 @@ struct Device {
     bytes: usize,
 }
 
-// SAFETY: a mapping that this value alone unmaps; a job has one worker that writes it.
+// SAFETY: only this value unmaps the mapping; a job has one worker that writes it.
 unsafe impl Sync for Device {}
 
-/// linux/videodev2.h
+/// Structures of linux/videodev2.h.
 #[repr(C)]
 #[derive(Default)]
 struct RequestBuffers([u32; 5]);
@@ -54,7 +55,7 @@ const CAPTURE: u32 = 1;
 const MMAP: u32 = 1;
 
 impl Device {
-    /// Opens the device; `None` if no video device is named, which the test's output says.
+    /// Opens the device. Returns `None` if no video device is named, and prints that.
     fn new() -> Option<Self> {
         let Ok(path) = std::env::var("PHUB_TEST_VIDEO") else {
             println!("skipped: PHUB_TEST_VIDEO names no video device for a dma-buf; make rxe has one");
@@ -71,7 +72,7 @@ impl Device {
             ioctl(&video, Updater::<REQUEST, _>::new(&mut request)).unwrap();
             ioctl(&video, Updater::<EXPORT, _>::new(&mut export)).unwrap();
         }
-        // SAFETY: the ioctl has made it for this process.
+        // SAFETY: the ioctl has made the descriptor for this process.
         let dma_buf = unsafe { OwnedFd::from_raw_fd(export.fd) };
         let bytes = rustix::fs::seek(&dma_buf, rustix::fs::SeekFrom::End(0)).unwrap() as usize;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -96,7 +97,7 @@ impl Drop for Device {
     }
 }
 
-/// Returns a training with keys of many chunks, of few, and small ones that leave together.
+/// Returns a training with keys of many chunks, keys of few chunks, and small keys that leave in one post.
 fn training(job: &str) -> Training {
     let mut keys = vec![Key::f32("large", [50, 1000]), Key::new(Dtype::BF16, "bf16", [30_000])];
     keys.extend((0..5).map(|small| Key::f32(format!("small {small}"), [40 + small])));
@@ -117,8 +118,8 @@ fn write(device: &Device, layout: &Layout, key: KeyId, fill: impl FnOnce(&mut [f
     device.write(layout.key_span(key).offset, &bytes);
 }
 
-/// Trains one worker, with gradients in the device's memory or in its own. Goes on for as many rounds as `more` wants,
-/// and compares every weight of each.
+/// Trains one worker, with gradients in the device's memory or in its own. Trains as many rounds as `more`
+/// wants, and compares all weights after each round.
 fn work(
     training: &Training,
     rank: u32,
@@ -196,7 +197,7 @@ fn links_that_are_lost_are_made_again_to_a_dma_buf() {
     println!("relinked, and {} rounds in all", last.unwrap());
 }
 
-/// The caller looks at the words.
+/// This check looks at the words of the errors.
 #[test]
 fn a_device_that_takes_no_dma_buf_is_named() {
     let Some(device) = Device::new() else { return };

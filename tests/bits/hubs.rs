@@ -1,5 +1,5 @@
-//! A job on several hubs: its bits are those of one hub, each hub has its share, and a failure at one hub ends the job at
-//! all hubs, with an error that names this hub.
+//! A job over several hubs. Its bits are those of a job at one hub, and each hub has its share. If one hub
+//! fails, the job ends at all hubs, with an error that names that hub.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use worker_shim::{Session, WeightsMode};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 
-/// Returns keys that every schedule splits over hubs, and a key that none splits.
+/// Returns keys that every schedule splits over hubs, and a key that no schedule splits.
 fn model() -> Vec<Key> {
     vec![
         Key::f32("first.weight", [300, 40]),
@@ -142,7 +142,8 @@ fn workers_that_name_the_hubs_in_another_order_are_refused() {
     assert!(told, "{outcomes:?}");
 }
 
-/// Returns a proxy of a hub for one request, which changes the digest of the placement in the reply.
+/// Starts a proxy of a hub for one request. It changes the digest of the placement in the reply. Returns its
+/// address.
 fn another_digest(hub: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, hub) = (listener.local_addr().unwrap().to_string(), hub.to_owned());
@@ -160,7 +161,7 @@ fn another_digest(hub: &str) -> String {
         let (before, after) = std::str::from_utf8(&said).unwrap().split_once("\"placement\":\"").unwrap();
         let other = format!("{before}\"placement\":\"{}{}", "0".repeat(16), &after[16..]);
         worker.write_all(other.as_bytes()).unwrap();
-        let _ = worker.read(&mut [0]); // returns when the worker has read it and closes
+        let _ = worker.read(&mut [0]); // returns when the worker has read the reply and closes
     });
     address
 }

@@ -1,4 +1,4 @@
-//! Weights are those of a plain model, bit by bit, by every transport, codec and number of hubs.
+//! Weights equal those of a plain model, bit for bit, with every transport, codec and number of hubs.
 
 mod averages;
 mod by_key;

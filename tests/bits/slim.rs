@@ -1,5 +1,6 @@
-//! Slim-DP with a real hub: the same bits by every transport, several hubs, a checkpoint, and the terms that it refuses.
-//! `sim_slim` checks the weights themselves. By RDMA too if `PHUB_TEST_DEVICE` names devices.
+//! Slim-DP with a real hub: the same bits with every transport, several hubs, a checkpoint, and the terms
+//! that it refuses. `sim_slim` checks the weights themselves. RDMA is tested if `PHUB_TEST_DEVICE` names
+//! devices.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -22,7 +23,7 @@ fn slim(text: &str) -> Option<Compression> {
     Some(text.parse().unwrap())
 }
 
-/// Makes a worker's own step of a round, and pushes the change.
+/// Makes a worker's own step for a round, and pushes the change.
 fn step(session: &mut Session, rank: u32, round: u32) {
     for (key, dtype) in session.keys().zip(session.layout().keys().to_vec()) {
         match dtype.dtype {
@@ -44,7 +45,7 @@ fn step_key<E: pbox_core::Element>(session: &mut Session, key: KeyId, rank: u32,
     session.push(key).unwrap();
 }
 
-/// Runs a job. Returns the bits of each worker's last weights.
+/// Runs a job. Returns the bits of the last weights of each worker.
 fn train(hub: &str, job: &str, change: impl Fn(u32, &mut SessionConfig) + Sync) -> Vec<Vec<u32>> {
     on_threads(3, |rank| {
         let mut config = config_at(hub, job, rank, 3);
@@ -144,12 +145,12 @@ fn a_job_goes_on_from_a_checkpoint() {
             (config.terms.level.compression, config.terms.optimizer) = (slim("slim:1:0.5:4"), ADD);
             let mut session = Session::join(config).unwrap();
             for key in session.keys() {
-                // If the job has weights, it ignores these.
+                // If the job has weights already, these weights are ignored.
                 session.gradient_mut::<f32>(key).unwrap().fill(life as f32);
             }
             session.broadcast_written().unwrap();
             assert_eq!(session.next_round(), Round(first));
-            // A worker that sends everything, half of it as the explorer, has the sum of all changes.
+            // A worker that sends all values, half of them as the explorer, gets the sum of all changes.
             let was = session.weights::<f32>(SECOND).unwrap()[0];
             assert_eq!(was, (first - 1) as f32 * -2.0);
             for _ in 0..7 {

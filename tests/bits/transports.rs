@@ -1,5 +1,6 @@
-//! Transports to a hub: the bits do not depend on them, a worker takes the best that it can have, and a worker that is killed
-//! is named by all transports. By RDMA too if `PHUB_TEST_DEVICE` names devices, as in a guest of `make rxe`.
+//! Transports to a hub. The bits do not depend on the transport, and a worker takes the best transport that
+//! it can have. With every transport, a killed worker is named. RDMA is tested if `PHUB_TEST_DEVICE` names
+//! devices, as in a guest of `make rxe`.
 
 use crate::processes::worker::{Remote, Worker};
 use fabric::any::Transport;
@@ -48,7 +49,7 @@ fn the_bits_are_the_same_by_every_transport() {
     }
 }
 
-/// The hub answers them ahead, and a third of the gradients is another when it is pushed.
+/// The hub answers bytes ahead. A third of the gradients has changed when it is pushed.
 #[test]
 fn the_bits_are_the_same_with_bytes_ahead_by_every_transport() {
     let _watchdog = Watchdog::start();
@@ -72,7 +73,7 @@ fn the_bits_are_the_same_with_bytes_ahead_by_every_transport() {
     }
 }
 
-/// Chunks larger than any socket's buffer, and enough rounds that every queue is full now and then.
+/// Chunks are larger than any socket's buffer, and there are enough rounds to fill every queue now and then.
 #[test]
 fn large_chunks_cross_by_tcp() {
     let _watchdog = Watchdog::start();
@@ -112,7 +113,7 @@ fn a_worker_takes_the_best_transport_and_says_why() {
     says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
 }
 
-/// The hub sees no connection of it, and would wait for its heartbeats.
+/// The hub sees no connection of this worker, and would wait for its heartbeats.
 #[test]
 fn a_worker_that_no_transport_takes_to_the_hub_ends_the_wait_of_the_others() {
     let _watchdog = Watchdog::start();
@@ -137,7 +138,7 @@ fn a_hub_lists_its_transports() {
     let said = serde_json::to_value(describe(&hub.address().to_string()).transports).unwrap();
     let names: Vec<&str> =
         said.as_array().unwrap().iter().filter_map(|way| way["transport"].as_str()).collect();
-    // Best first.
+    // The best transport comes first.
     let ways = if has_rdma() { vec!["shm", "verbs", "tcp"] } else { vec!["shm", "tcp"] };
     assert_eq!(names, ways);
     let addresses = said[ways.len() - 1]["addresses"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! The hubs of the run, each in a process of its own behind a relay, and the workers that live now.
+//! The hubs of the run, each as a process behind a relay, and the workers that are alive.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,11 +21,11 @@ pub const SECOND: usize = 2;
 pub const BELOW: [usize; 2] = [3, 4];
 pub const HUBS: usize = 5;
 
-/// Rounds from one checkpoint to the next.
+/// The number of rounds between two checkpoints.
 pub const EVERY: u32 = 20;
 pub const HEARTBEAT_LIMIT_S: u64 = 4;
 
-/// The process, and the standard input that ends with the run.
+/// The process, and its standard input. The hub ends when this input is closed, at the end of the run.
 type Running = (Child, ChildStdin);
 
 /// A hub, which may be killed and started again on its ports.
@@ -34,7 +34,7 @@ pub struct HubProcess {
     pub address: SocketAddr,
     pub data: SocketAddr,
     pub relay: Relay,
-    /// The place where its checkpoints are, if it writes them.
+    /// The directory of its checkpoints, if it writes them.
     pub checkpoints: Option<PathBuf>,
     above: Option<(String, String)>,
     log: PathBuf,
@@ -59,8 +59,9 @@ impl HubProcess {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds the hub from its end to its next start, and while it must not start. A hub that is asked to stop takes up
-    /// to ten seconds to end its rounds. It has its ports and its directory until then.
+    /// Locks the hub between its end and its next start, so that no other thread starts it. A hub that is
+    /// asked to stop takes up to ten seconds to end its rounds. Until then it has its ports and its
+    /// directory.
     pub fn restarts(&self) -> MutexGuard<'_, ()> {
         self.restarting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +99,7 @@ impl HubProcess {
         Ok(())
     }
 
-    /// Ends its process by a signal, and waits for the end.
+    /// Ends its process with a signal, and waits for the end.
     pub fn end(&self, signal: Signal) -> Result<()> {
         let Some((mut child, _stdin)) = self.lock().take() else { return Ok(()) };
         let status = {
@@ -113,7 +114,7 @@ impl HubProcess {
     /// Sends its process a signal, if there is one.
     pub fn signal(&self, signal: Signal) {
         if let Some((child, _)) = &*self.lock() {
-            // Nobody has waited for it: the number is its own.
+            // No thread has waited for the process, so the number still belongs to it.
             let _ = kill_process(Pid::from_child(child), signal);
         }
     }
@@ -127,12 +128,12 @@ impl HubProcess {
         Ok(child.id())
     }
 
-    /// Returns how often it was started.
+    /// Returns the number of times that it was started.
     pub fn lives(&self) -> u32 {
         self.lives.load(Ordering::Relaxed)
     }
 
-    /// Returns the messages of it and its workers about panics.
+    /// Returns the messages about panics in the logs of the hub and of its workers.
     pub fn panics(&self) -> Result<Vec<String>> {
         let mut text = String::new();
         File::open(&self.log)?.read_to_string(&mut text)?;
@@ -140,19 +141,19 @@ impl HubProcess {
     }
 }
 
-/// A worker process that lives.
+/// A worker process that is alive.
 pub struct Living {
     pub pid: u32,
-    /// The run has killed it.
+    /// Whether the run has killed it.
     pub killed: bool,
 }
 
-/// Hubs and workers.
+/// The hubs and the workers of the run.
 pub struct Cluster {
     pub hubs: Vec<HubProcess>,
-    /// Entries by job and number.
+    /// The workers, by job and number.
     workers: Mutex<HashMap<(usize, u32), Living>>,
-    /// A small disk of its own, if the machine permits it.
+    /// Whether a hub has its own small disk, which not every machine permits.
     pub small_disk: bool,
 }
 
@@ -175,17 +176,17 @@ impl Cluster {
         Ok(Cluster { hubs, workers: Mutex::default(), small_disk })
     }
 
-    /// Returns the workers that live.
+    /// Returns the workers that are alive.
     pub fn workers(&self) -> MutexGuard<'_, HashMap<(usize, u32), Living>> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a worker a signal, if it lives.
+    /// Sends a worker a signal, if it is alive.
     pub fn signal_worker(&self, job: usize, number: u32, signal: Signal) {
         if let Some(living) = self.workers().get_mut(&(job, number)) {
             living.killed |= signal == Signal::KILL;
             if let Some(pid) = Pid::from_raw(living.pid as i32) {
-                // A process is in the table until its end has been waited for, and the table is locked.
+                // A process stays in the table until its end was waited for, and the table is locked now.
                 let _ = kill_process(pid, signal);
             }
         }
@@ -202,7 +203,7 @@ impl Drop for Cluster {
         for hub in &self.hubs {
             let _ = hub.end(Signal::KILL);
         }
-        // Else the run's directory cannot be removed.
+        // Otherwise the run's directory could not be removed.
         if let Some(disk) = self.hubs[KILLED].checkpoints.as_ref().filter(|_| self.small_disk) {
             let _ = Command::new("umount").arg("--lazy").arg(disk).status();
         }

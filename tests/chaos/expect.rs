@@ -11,7 +11,7 @@ use pbox_core::{KeyId, Layout, Optimizer, Round};
 
 use super::worker::{STALENESS, Task};
 
-/// The expectation of weights.
+/// The expectation of a worker's weights.
 pub trait Expect {
     /// Checks the weights with which a worker begins.
     fn first(&mut self, weights: &[Vec<f32>]) -> Result<(), String>;
@@ -19,7 +19,7 @@ pub trait Expect {
     /// Checks the weights after a round.
     fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String>;
 
-    /// Checks the weights after a round in which the hub returned.
+    /// Checks the weights after a round in which the hub came back.
     fn after_return(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
         self.after(round, weights)
     }
@@ -46,10 +46,10 @@ impl Expect for Reference {
     }
 }
 
-/// Every step subtracts 1 from weights that were 0, so that they count the rounds in them. When a hub ends in the middle of
-/// a round, a chunk may go without its step.
+/// Weights that begin with 0, and from which each step subtracts 1. So they count their steps. If a hub ends
+/// in the middle of a round, a chunk may miss its step.
 pub struct Rounds {
-    /// Steps that each weight went without.
+    /// The number of steps that each weight has missed.
     without: Vec<Vec<f32>>,
 }
 
@@ -81,7 +81,7 @@ impl Expect for Rounds {
     }
 }
 
-/// A compressed job.
+/// The weights of a compressed job, by the plain model.
 pub struct Model {
     training: Training,
     model: model::Model,
@@ -106,8 +106,9 @@ impl Expect for Model {
     }
 }
 
-/// Each chunk steps with the mean of some workers, this one among them. Which, nobody outside can know: a worker that is lost
-/// has pushed a part of its round. The weights before are known, so that the weights after tell it.
+/// Weights of which each chunk has stepped with the mean of some workers, always including this worker. A
+/// lost worker has pushed only a part of its round, so the test tries all subsets. The previous weights and
+/// the new weights show which subset it was.
 pub struct Subsets {
     number: u32,
     workers: u32,
@@ -166,11 +167,12 @@ impl Expect for Subsets {
     }
 }
 
-/// Weights that count pushes: element `i` counts those of worker `i` modulo the number of workers.
+/// Weights that count pushes: element `i` counts the pushes of worker number `i` modulo the number of
+/// workers.
 pub struct Pushes {
     number: usize,
     workers: usize,
-    /// Rounds before the first of this life.
+    /// The number of rounds before this life of the job.
     before: u32,
     first: Vec<Vec<f32>>,
 }
@@ -196,7 +198,7 @@ impl Expect for Pushes {
         for (key, (weights, first)) in weights.iter().zip(&self.first).enumerate() {
             for (i, (weight, first)) in weights.iter().zip(first).enumerate() {
                 let (pushes, of) = (weight - first, i % self.workers);
-                // Another worker may have pushed before this one read its first weights.
+                // Another worker may have pushed before this worker read its first weights.
                 let least = (mine as f32 - 2.0 * STALENESS as f32 - 1.0).max(0.0);
                 let most = (mine + STALENESS + 1) as f32;
                 let right =

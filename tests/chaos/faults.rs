@@ -1,5 +1,5 @@
-//! The faults: a table, the draw of the next one, and the work of each. A fault lasts for a time of its own on a thread of
-//! its own, so that faults overlap.
+//! The faults: a table, the draw of the next fault, and the work of each. A fault lasts for a certain time on
+//! its own thread, so that faults overlap.
 
 use std::io::Write;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use super::tally::Tally;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     KillWorker,
-    /// A worker is stopped, for milliseconds from the first to the last number.
+    /// Stop a worker for a time between these two numbers of milliseconds.
     StopWorker(u64, u64),
-    /// The hub is killed and started again on its ports after up to this many milliseconds.
+    /// Kill the hub, and start it again on its ports after up to this number of milliseconds.
     KillHub(u64),
     EndHub,
     StopHub(u64, u64),
@@ -64,7 +64,7 @@ pub fn names() -> Vec<&'static str> {
     FAULTS.iter().map(|(name, _, _)| *name).collect()
 }
 
-/// One fault, drawn.
+/// A fault that was drawn.
 pub struct Strike {
     fault: usize,
     hub: usize,
@@ -75,7 +75,7 @@ pub struct Strike {
 }
 
 impl Strike {
-    /// Returns the next fault of the dice.
+    /// Draws the next fault.
     pub fn draw(dice: &mut Dice) -> Self {
         let mut at = dice.below(FAULTS.iter().map(|(_, weight, _)| weight).sum());
         let fault = FAULTS.iter().position(|(_, weight, _)| {
@@ -94,7 +94,7 @@ impl Strike {
             _ => (1000, 3000),
         };
         let lasts = Duration::from_millis(dice.from(first..=last));
-        // One hub lives as long as the run, and shows the resources that stay in it.
+        // One hub is never killed. Resources that a hub does not free would show there.
         let hub = match FAULTS[fault].2 {
             Act::KillHub(_) | Act::EndHub if any_hub == STEADY => KILLED,
             Act::FullDisk => KILLED,
@@ -103,7 +103,7 @@ impl Strike {
         Strike { fault, hub, job, worker, lasts, seed: dice.below(u64::MAX) }
     }
 
-    /// Makes the fault, and repairs the damage.
+    /// Makes the fault, and repairs the damage afterwards.
     pub fn run(&self, cluster: &Cluster, tally: &Tally) {
         let Strike { fault, hub: number, job, worker, lasts, seed } = *self;
         let hub = &cluster.hubs[number];
@@ -153,11 +153,11 @@ impl Strike {
             }
             Act::NoDirectory => {
                 if let Some(dir) = &hub.checkpoints
-                    // A file system of its own cannot be renamed.
+                    // A file system cannot be renamed.
                     && !(number == KILLED && cluster.small_disk)
                 {
                     of_hub();
-                    // A hub that starts meanwhile would make the directory.
+                    // If a hub started meanwhile, it would make the directory.
                     let _alone = hub.restarts();
                     let aside = dir.with_extension("aside");
                     if std::fs::rename(dir, &aside).is_ok() {
@@ -184,10 +184,10 @@ impl Strike {
     }
 }
 
-/// Restarts a hub: another process starts on the same ports.
+/// Restarts a hub. Another process starts on the same ports.
 fn restart(hub: &HubProcess, signal: Signal, after: Duration, tally: &Tally) {
     let _alone = hub.restarts();
-    // A hub that is stopped gets no signal now but this one.
+    // A hub that is suspended would receive only SIGKILL, so it is continued first.
     hub.signal(Signal::CONT);
     if let Err(error) = hub.end(signal) {
         tally.wrong(error);

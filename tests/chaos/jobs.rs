@@ -1,5 +1,5 @@
-//! The jobs of the run. Each has a driver: a thread that starts the job's workers and reads their messages. It starts
-//! the job again, from its checkpoint or as a new one, until the run ends.
+//! The jobs of the run. Each has a driver: a thread that starts the job's workers and reads their messages.
+//! It starts the job again, from its checkpoint or as a new job, until the run ends.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,9 +19,10 @@ use super::reader;
 use super::tally::Tally;
 use super::worker::{Kind, Task};
 
-/// No worker of a job says anything for so long: it hangs. Every limit of hubs and workers, and every fault, is shorter.
+/// The time without a message of any worker after which a job counts as hanging. All limits of hubs and workers, and
+/// all faults, are shorter.
 const SILENCE: Duration = Duration::from_secs(150);
-/// The time after the faults within which a job must be finished.
+/// The time within which a job must be finished after the faults.
 const CALM: Duration = Duration::from_secs(240);
 /// The time between the lives of a job.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -30,15 +31,15 @@ const PAUSE: Duration = Duration::from_millis(300);
 pub struct Job {
     pub name: &'static str,
     pub kind: Kind,
-    /// Workers by machine.
+    /// The number of workers on each machine.
     pub shape: &'static [u32],
-    /// The hubs of each machine's workers.
+    /// The hubs to which each machine's workers push.
     hubs: &'static [&'static [usize]],
-    /// The hubs above these.
+    /// The hubs above the machines' hubs.
     above: &'static [usize],
     /// The transport of each worker, in order.
     transports: &'static [Option<&'static str>],
-    /// Hubs that this job depends on.
+    /// All hubs on which this job depends.
     pub touched_by: &'static [usize],
 }
 
@@ -141,7 +142,7 @@ pub struct Driver<'a> {
     pub dir: &'a Path,
     pub seed: u64,
     pub rounds: u32,
-    /// Faults go on.
+    /// Whether faults are still made.
     pub troubled: &'a AtomicBool,
 }
 
@@ -159,8 +160,9 @@ struct Life {
     wrong: Option<String>,
 }
 
-/// The weights of a job after each round, as digests, if all workers have the same, over all its lives. A state that a
-/// round went into which some worker lacks is never that of a round that some worker has.
+/// The weights of a job after each round, as digests, over all its lives. All workers of the job must have
+/// the same weights. If some worker lacks a round that a saved state includes, no worker has the weights of
+/// that round.
 type Past = BTreeMap<u32, String>;
 
 impl Driver<'_> {
@@ -168,8 +170,8 @@ impl Driver<'_> {
         &JOBS[self.number]
     }
 
-    /// Finishes one job after the other, at least one. Returns when the faults are over and the last one is finished, or
-    /// something is wrong.
+    /// Finishes one job after another, at least one. Returns when the faults are over and the last job is
+    /// finished, or when something is wrong.
     pub fn run(&self, epoch: u32) {
         let mut calm_since = None;
         for time in 0.. {
@@ -195,8 +197,9 @@ impl Driver<'_> {
         }
     }
 
-    /// Does an operator's work. If a job failed before its first checkpoint, some of its hubs may have saved no part of its
-    /// last state. Then it cannot continue, and does not begin from zero silently.
+    /// Removes files of a job, as an operator would. If a job failed before its first checkpoint, some of its
+    /// hubs may have saved no part of its last state. Then the job cannot continue, and must not begin from
+    /// zero silently.
     fn take_away(&self, name: &str, past: &Past) {
         if past.last_key_value().is_some_and(|(&round, _)| round >= EVERY) {
             return;
@@ -238,7 +241,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Runs all workers until the last has ended. True if all have finished.
+    /// Runs all workers until the last one has ended. Returns true if all have finished.
     fn live(&self, name: &str, past: &mut Past) -> bool {
         let workers: u32 = self.job().shape.iter().sum();
         let goes_on = self.job().kind == Kind::Survivors;
@@ -276,8 +279,8 @@ impl Driver<'_> {
                             life.wrong.get_or_insert(format!("worker {number} ended with {status}"));
                         }
                         if self.job().kind.returns() && !life.finished.contains_key(&number) {
-                            // A launcher does the same: the other workers would wait for a worker that does not
-                            // return.
+                            // A launcher would kill the others, too: they would wait for a worker that does
+                            // not return.
                             let others = (0..workers).filter(|other| !life.finished.contains_key(other));
                             others.for_each(|n| self.cluster.signal_worker(self.number, n, Signal::KILL));
                         }
@@ -287,7 +290,7 @@ impl Driver<'_> {
             ends.store(true, Ordering::Relaxed);
             reader.join().expect("a reader does not panic")
         });
-        // Of other rounds no worker has the weights: it was killed, or is another round further.
+        // For other rounds no worker has the weights: it was killed, or has made another round.
         for (round, digest) in read {
             match past.get(&round) {
                 Some(known) if *known == digest => self.tally.compared(),
@@ -353,21 +356,22 @@ impl Driver<'_> {
         }
     }
 
-    /// Compares: all workers of a job in BSP have the same weights after a round, in each of its lives.
+    /// Compares weights. All workers of a job in BSP have the same weights after a round, in each of its
+    /// lives.
     fn compare(&self, round: u32, digest: &str, number: u32, life: &mut Life, past: &mut Past) {
-        // If the hub returns, a round may be made twice, and the hub compares itself.
+        // If a hub returns, a round may be made twice. In these jobs the hub compares the workers.
         if self.job().kind == Kind::Ssp || self.job().kind.returns() || round == 0 {
             return;
         }
         let known = past.entry(round).or_insert_with(|| digest.to_owned());
-        // After a checkpoint, workers with a codec see finer weights than before it.
+        // After a checkpoint, workers with a codec get finer weights than they had before.
         if known != digest && self.job().kind != Kind::Codec {
             let wrong = format!("round {round}: worker {number} has other weights than a worker before it");
             life.wrong.get_or_insert(wrong);
         }
     }
 
-    /// Starts a worker and passes on its messages, until its end.
+    /// Starts a worker, and passes its messages on until it ends.
     fn attend(&self, task: &Task, say: &Sender<Heard>) {
         let log =
             File::options().create(true).append(true).open(self.dir.join(format!("{}.log", self.job().name)));
@@ -389,7 +393,8 @@ impl Driver<'_> {
         for line in BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok) {
             let _ = say.send(Heard::Line(task.number, line));
         }
-        // Its output has ended, and nobody signals it any more.
+        // The worker's output has ended. After the removal from the table, no signal can reach another
+        // process with its number.
         let killed = self.cluster.workers().remove(&place).is_some_and(|living| living.killed);
         let status = child.wait().expect("our own child");
         let _ = say.send(Heard::End(task.number, status, killed));

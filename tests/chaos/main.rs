@@ -1,12 +1,13 @@
-//! The `phub-chaos` program: hubs and workers in processes of their own, and faults drawn from a seed. Every job ends with the
-//! oracle's bits or with an error that names it, nothing hangs, and no process or file is left. Exit status 0 if that was so.
+//! The `phub-chaos` program: hubs and workers as processes, and faults drawn from a seed. Every job must end
+//! with the oracle's bits, or with an error that names the job. Nothing may hang, and no process or file may
+//! be left. The exit status is 0 if all that holds.
 //!
 //! ```text
 //!   drivers (a thread a job): workers -> relay -> hub0            steady: never killed
 //!                             workers -> relay -> hub1, hub2      killed and started again
 //!                             workers -> relay -> hub3, hub4 -> relay -> hub1
 //!                             a reader -> relay -> the hubs that have the weights
-//!   the main thread: fault, pause, fault ...; after each epoch no faults, all jobs finish, and the hubs are looked at
+//!   the main thread: fault, pause, fault ...; after each epoch the faults end, all jobs finish, and the hubs are checked
 //! ```
 
 #![forbid(unsafe_code)]
@@ -37,15 +38,16 @@ use jobs::{Driver, JOBS};
 use rest::Rest;
 use tally::Tally;
 
-/// Faults between the rests.
+/// The time during which faults are made before each check of the hubs.
 const EPOCH: Duration = Duration::from_secs(90);
-/// Set in the process that makes the run.
+/// The environment variable that is set in the process that makes the run.
 const INNER: &str = "PHUB_CHAOS_INNER";
 
 /// Breaks hubs, workers, connections and disks at random, and checks the results of jobs.
 #[derive(Parser)]
 struct Args {
-    /// How long faults are made. The last jobs then finish, which takes up to some minutes more.
+    /// The minutes during which faults are made. The last jobs then finish, which takes up to some minutes
+    /// more.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
     /// The faults and their times. Default: by the clock.
@@ -60,8 +62,8 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let role = arguments.get(1).and_then(|role| role.to_str()).unwrap_or_default();
     let good = match role {
-        // What phub-server does, until the run ends in any way: the kernel's own signal comes when a thread ends, and hubs are
-        // started by threads.
+        // The process must end with the run, whatever ends the run; `phub-server` has the same rule. The
+        // kernel's parent-death signal would already come when a thread ends, and threads start the hubs.
         "hub" => {
             std::thread::spawn(|| {
                 let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -82,7 +84,8 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs this program again with a secret of its own and, if the machine permits it, with mounts that nobody else sees.
+/// Runs this program again with its own secret. If the machine permits it, also with mounts that no other
+/// process sees.
 fn again() -> Result<()> {
     let secret = authority::Secret::random()?.reveal().to_owned();
     let prefixes: [&[&str]; 3] =

@@ -1,4 +1,5 @@
-//! A reader of a job's weights, which joins nothing: while hubs and workers are killed, each state that it gets is that of one round.
+//! A reader of a job's weights that is no member. Although hubs and workers are killed, each state that it
+//! gets is of one round.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +15,17 @@ use super::worker::{Kind, Task, digest};
 
 /// The time between two reads.
 const PAUSE: Duration = Duration::from_millis(200);
-/// No read takes so long, whatever is killed or stalls: the limits of hubs and of requests, and every fault, are shorter.
+/// The longest time of a read. The limits of hubs and requests, and all faults, are shorter, so a longer read
+/// is an error.
 const READ_LIMIT: Duration = Duration::from_secs(180);
 
-/// The states that a reader got: digests of the weights after a round.
+/// The states that a reader has got: digests of the weights by round.
 pub type Read = BTreeMap<u32, String>;
 
-/// Reads the weights of the task's job until the end. Returns what it got, for the driver to compare.
+/// Reads the weights of the task's job until the end. Returns the digests, which the driver compares.
 pub fn read(task: &Task, tally: &Tally, ends: &AtomicBool) -> Read {
     let mut read = Read::new();
-    // Their workers do not have the hub's bits.
+    // The workers of these jobs do not have the bits of the hub's weights.
     if matches!(task.kind, Kind::Ssp | Kind::Codec) {
         return read;
     }
@@ -53,14 +55,14 @@ pub fn read(task: &Task, tally: &Tally, ends: &AtomicBool) -> Read {
     read
 }
 
-/// Notes the weights before a round.
+/// Adds the weights before a round.
 fn take(task: &Task, tally: &Tally, (job, before): (&str, u32), weights: &Weights, read: &mut Read) {
     let values = |key| weights.get(key).expect("all keys of the job").chunks_exact(4);
     let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("4 bytes"));
     let values = ["a", "b", "c"].map(|key| values(key).map(value).collect::<Vec<f32>>());
     tally.read();
     if task.kind.returns() {
-        // A round may be made twice, and the weights count the rounds in them.
+        // A round may be made twice. The weights show how many rounds they include.
         if let Err(wrong) = Rounds::new(before, &values).first(&values) {
             tally.wrong(format!("{job}: a reader before round {before}: {wrong}"));
         }

@@ -1,4 +1,5 @@
-//! The check of hubs when all jobs are finished: they hold only the resources of their start, and checkpoints.
+//! The check of hubs after all jobs are finished: hubs may hold only the resources that they had at their
+//! start, and checkpoints.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,16 +13,16 @@ use phub_server::checkpoint::named;
 use super::cluster::{Cluster, HubProcess};
 use super::tally::Tally;
 
-/// Connections of workers and strangers end, and jobs are forgotten, within this time.
+/// The time within which connections of workers and strangers end, and jobs are forgotten.
 const QUIET: Duration = Duration::from_secs(60);
-/// The most that a hub may grow from one rest to the next ones: its allocator keeps some.
+/// The most bytes by which a hub may grow between two rests: its allocator keeps some memory.
 const GROWTH_BYTES: u64 = 8 << 20;
-/// Mappings of a hub without jobs: its bells.
+/// The mappings of a hub without jobs: its bells.
 const AT_REST: usize = 1;
-/// The newest and the ones before it (`--checkpoint-keep`).
+/// The number of files of a job: the newest and the older ones (`--checkpoint-keep`).
 const GENERATIONS: usize = 3;
-/// Parts of a job over several hubs: of the last two rounds that all hubs have, and of later rounds that some hub has no part
-/// of, which go when the next round is whole.
+/// The number of parts of a job over several hubs. They are of the last two rounds that are whole at all
+/// hubs, and of later rounds that are not whole. The latter are removed when the next round is whole.
 const PARTS: usize = 6;
 
 /// The resources that hubs held when they were first at rest, by process.
@@ -31,7 +32,7 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// Looks at all hubs. All that is left is reported.
+    /// Checks all hubs, and reports everything that is left.
     pub fn look(&mut self, cluster: &Cluster, tally: &Tally) {
         for hub in &cluster.hubs {
             let pid = match hub.pid() {
@@ -70,7 +71,7 @@ impl Rest {
             return tally.wrong(format!("{} still has jobs: {jobs:?}", hub.name));
         }
         let Some((at_first, resident)) = self.first.get(&pid).copied() else {
-            // A hub is quiet when it holds the same for a while.
+            // A hub is quiet when its resources do not change for some time.
             let mut last = holds(pid);
             quiet(|| {
                 std::thread::sleep(Duration::from_secs(1));
@@ -95,7 +96,7 @@ impl Rest {
                 holds(pid)
             ));
         }
-        // A thread that gives way to all other threads frees it.
+        // A thread with a low priority frees the memory.
         let mut now = memory(pid);
         quiet(|| {
             now = memory(pid);
@@ -113,8 +114,8 @@ impl Rest {
     }
 }
 
-/// Returns the bytes that a process has allocated. The pages of its program come when they are needed, and are
-/// not counted.
+/// Returns the bytes that a process has allocated. Pages of its program are loaded on demand, and are not
+/// counted.
 fn memory(pid: u32) -> u64 {
     status_bytes(pid, "RssAnon:") + status_bytes(pid, "RssShmem:")
 }
@@ -130,7 +131,7 @@ fn quiet(mut is: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Checks that a directory has the lock and generations of checkpoints only, and empties it.
+/// Checks that a directory has only the lock and generations of checkpoints, and empties it.
 fn files(dir: &Path) -> Result<(), String> {
     let mut counts = HashMap::<String, Vec<String>>::new();
     let fail = |error: std::io::Error| error.to_string();

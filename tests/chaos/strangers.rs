@@ -1,4 +1,4 @@
-//! Clients that mean no good, or too much of it. None waits for an answer longer than its time.
+//! Hostile clients, and clients that ask too much. None of them waits for an answer after its time is over.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,11 +10,11 @@ use hub_tests::trouble::Dice;
 use super::cluster::HubProcess;
 use super::jobs::JOBS;
 
-/// Connections of a client that are open at once.
+/// The number of connections that a client has open at the same time.
 const CROWD: usize = 100;
 const MESSAGE_LIMIT: Duration = Duration::from_millis(500);
 
-/// Returns a connection, or none where the hub is gone or stopped.
+/// Returns a connection; `None` if the hub is gone or stopped.
 fn connect(address: SocketAddr) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, MESSAGE_LIMIT).ok()?;
     stream.set_read_timeout(Some(MESSAGE_LIMIT)).ok()?;
@@ -22,7 +22,7 @@ fn connect(address: SocketAddr) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Sends garbage, half hellos, wrong tokens and silence, on both ports.
+/// Sends garbage, half hellos, wrong tokens and nothing, to both ports.
 pub fn come(hub: &HubProcess, lasts: Duration, seed: u64) {
     let mut dice = Dice::new(seed);
     let mut guests = Vec::new();
@@ -50,7 +50,7 @@ fn get(stream: &mut TcpStream, path: &str) -> std::io::Result<()> {
     write!(stream, "GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {}\r\n\r\n", authorization())
 }
 
-/// Returns the jobs that a hub has now, by their names.
+/// Returns the names of the jobs that a hub has now.
 fn names(hub: &HubProcess) -> Option<Vec<String>> {
     let mut stream = connect(hub.address)?;
     get(&mut stream, "/v1/hub").ok()?;
@@ -64,7 +64,7 @@ fn names(hub: &HubProcess) -> Option<Vec<String>> {
     Some(parts.filter_map(|part| part.split('"').next()).map(str::to_owned).collect())
 }
 
-/// Readers of the states of the hub's jobs, who take a byte now and then.
+/// Reads the states of the hub's jobs, one byte now and then.
 pub fn read_slowly(hub: &HubProcess, jobs: &[usize], lasts: Duration) {
     let Some(names) = names(hub) else { return };
     let ours = |name: &&String| jobs.iter().any(|&job| name.starts_with(JOBS[job].name));
@@ -82,7 +82,7 @@ pub fn read_slowly(hub: &HubProcess, jobs: &[usize], lasts: Duration) {
     }
 }
 
-/// Reads everything that can be read, as fast as the hub answers, by several clients at once.
+/// Reads everything that can be read as fast as the hub answers, with several clients at once.
 pub fn scrape(hub: &HubProcess, lasts: Duration) {
     std::thread::scope(|scope| {
         for client in 0..4 {
@@ -91,7 +91,7 @@ pub fn scrape(hub: &HubProcess, lasts: Duration) {
                 while begun.elapsed() < lasts {
                     let Some(mut stream) = connect(hub.address) else { return };
                     for path in ["/v1/hub", "/v1/health", "/v1/jobs/nobody/state"] {
-                        // Every other client reads no part of the answer.
+                        // Every second client reads no part of the answer.
                         if get(&mut stream, path).is_err()
                             || (client % 2 == 0 && stream.read(&mut [0; 4096]).is_err())
                         {

@@ -1,4 +1,5 @@
-//! The events of a run: a line for each event with its time, counts for each fault, and everything that must not be.
+//! The record of a run: a line for each event with its time, counts for each fault, and everything that is
+//! wrong.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -10,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-/// Counts of one fault.
+/// The counts of one fault.
 #[derive(Clone, Default)]
 struct Row {
     times: u32,
@@ -26,21 +27,22 @@ struct Book {
     errors: std::collections::BTreeMap<String, u32>,
     resumed: u32,
     returned: u32,
-    /// States that readers got, and those that were compared with a worker's weights.
+    /// The number of states that readers got. `compared` counts those that were compared with a worker's
+    /// weights.
     reads: u32,
     compared: u32,
 }
 
-/// The book of the run.
+/// The record of the run.
 pub struct Tally {
     begun: Instant,
     book: Mutex<Book>,
-    /// The last fault that could touch each job.
+    /// The last fault that could affect each job.
     last: Vec<AtomicUsize>,
 }
 
 impl Tally {
-    /// Creates a book in `dir`, for `jobs` jobs and these faults.
+    /// Creates a record in `dir`, for `jobs` jobs and these faults.
     pub fn new(dir: &Path, jobs: usize, faults: &[&'static str]) -> Result<Self> {
         let file = File::create(dir.join("timeline.log"))?;
         let rows = std::iter::once(&"(none yet)").chain(faults).map(|name| (*name, Row::default())).collect();
@@ -66,25 +68,25 @@ impl Tally {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a line of the time line.
+    /// Writes a line to the log of the run.
     pub fn say(&self, what: impl Display) {
         let line = format!("{:9.3} {what}", self.begun.elapsed().as_secs_f64());
         let _ = writeln!(self.lock().file, "{line}");
     }
 
-    /// Writes a line of the time line that the reader sees at once.
+    /// Writes a line to the log of the run, and prints it at once.
     pub fn tell(&self, what: impl Display) {
         println!("{:9.3} {what}", self.begun.elapsed().as_secs_f64());
         self.say(what);
     }
 
-    /// Notes something that must not be.
+    /// Reports something that is wrong.
     pub fn wrong(&self, what: impl Display) {
         self.tell(format!("WRONG: {what}"));
         self.lock().wrongs.push(what.to_string());
     }
 
-    /// Notes that a fault is made now, which can touch these jobs.
+    /// Notes that a fault is made now, which can affect these jobs.
     pub fn fault(&self, fault: usize, jobs: &[usize], what: impl Display) {
         jobs.iter().for_each(|&job| self.last[job].store(fault + 1, Ordering::Relaxed));
         let mut book = self.lock();
@@ -99,7 +101,7 @@ impl Tally {
         self.lock().rows[fault + 1].1.skipped += 1;
     }
 
-    /// Notes that a life of a job ended: all its workers finished, or there is an error.
+    /// Notes that a life of a job has ended. `error` is `None` if all its workers finished.
     pub fn life(&self, job: usize, name: &str, error: Option<&str>) {
         let fault = self.last[job].load(Ordering::Relaxed);
         let mut book = self.lock();
@@ -116,12 +118,12 @@ impl Tally {
         self.say(format!("{name}: {}", error.unwrap_or("finished, all weights right")));
     }
 
-    /// Notes that a life went on from a checkpoint.
+    /// Notes that a job continued from a checkpoint.
     pub fn resumed(&self) {
         self.lock().resumed += 1;
     }
 
-    /// Notes that a worker went on with a hub that came back.
+    /// Notes that a worker continued with a hub that came back.
     pub fn returned(&self) {
         self.lock().returned += 1;
     }
@@ -136,17 +138,17 @@ impl Tally {
         self.lock().compared += 1;
     }
 
-    /// Returns how many lives ended well.
+    /// Returns the number of lives in which all workers finished.
     pub fn finished(&self) -> u32 {
         self.lock().rows.iter().map(|(_, row)| row.finished).sum()
     }
 
-    /// Returns the faults found so far.
+    /// Returns everything that was wrong so far.
     pub fn wrongs(&self) -> Vec<String> {
         self.lock().wrongs.clone()
     }
 
-    /// Prints the table.
+    /// Prints the table of faults.
     pub fn print(&self) {
         let book = self.lock();
         println!(
@@ -174,7 +176,7 @@ impl Tally {
     }
 }
 
-/// Returns an error without its numbers, so that similar errors are counted together.
+/// Returns an error without its numbers, so that similar errors count as one.
 fn kind_of(error: &str) -> String {
     let mut kind = String::new();
     for c in error.chars() {

@@ -1,13 +1,13 @@
-//! A worker of the run, in a process of its own. After every round it compares its weights with the expected ones, and writes
-//! them to standard output:
+//! A worker of the run, as a process. After each round it compares its weights with the expected weights, and
+//! writes a line to its standard output:
 //!
 //! ```text
 //!   began ROUND DIGEST     it has its first weights
 //!   round ROUND DIGEST     its weights after this round are right
-//!   returned LOST          its hub has come back once more; so many rounds were lost since it joined
+//!   returned LOST          its hub has come back once more; the number of rounds lost since the worker joined
 //!   finished ROUND DIGEST  it has left the job
-//!   error TEXT             a session said so: the end of this worker, which is allowed
-//!   wrong TEXT             weights that must not be
+//!   error TEXT             an error of its session; the worker ends, which is allowed
+//!   wrong TEXT             weights that are not the expected ones
 //! ```
 
 use std::time::{Duration, Instant};
@@ -21,19 +21,19 @@ use worker_shim::{Returns, Session, SessionConfig, SessionError};
 
 use super::expect::{Expect, Model, Pushes, Rounds, Subsets};
 
-/// The way in which a job's weights are known.
+/// The rule by which a job's weights are expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// BSP without losses: the oracle's bits.
+    /// BSP without losses: the bits of the oracle.
     Exact,
-    /// BSP that continues without lost workers: each step is the mean of the workers that are left, this one
-    /// included.
+    /// BSP that continues without lost workers: each step is the mean of the workers that are left, always
+    /// including this worker.
     Survivors,
-    /// A codec: the bits of the plain model, which begins from zero at the same places as the job.
+    /// A codec: the bits of the plain model, which begins from zero whenever the job does.
     Codec,
     /// SSP: weights that count pushes.
     Ssp,
-    /// BSP that waits for a lost hub: weights count rounds, which may go back.
+    /// BSP that waits for a lost hub: the weights count rounds, and may go back.
     Returns,
 }
 
@@ -49,13 +49,13 @@ impl Kind {
 pub struct Task {
     pub kind: Kind,
     pub hub: String,
-    /// The hubs above that one.
+    /// The hubs above the hub of this worker.
     pub above: Vec<String>,
     pub job: String,
-    /// The rank at its hub, and how many workers that hub has.
+    /// The rank of the worker at its hub. `workers` is the number of workers there.
     pub rank: u32,
     pub workers: u32,
-    /// Workers by machine, and this worker's number among all.
+    /// The number of workers on each machine. `number` is this worker's number among all.
     pub shape: Vec<u32>,
     pub number: u32,
     pub rounds: u32,
@@ -65,7 +65,7 @@ pub struct Task {
 }
 
 pub const STALENESS: u32 = 3;
-/// Faults of a control port end within this time.
+/// The time within which faults of a control port end.
 const STATE_LIMIT: Duration = Duration::from_secs(20);
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
@@ -98,7 +98,7 @@ impl Task {
             Kind::Survivors => config.terms.on_loss = OnLoss::Continue,
             Kind::Ssp => {
                 config.terms.level.consistency = Consistency::Ssp { staleness: STALENESS };
-                config.compare_every = 0; // they have different weights
+                config.compare_every = 0; // the workers have different weights
             }
             Kind::Returns => config.hub_wait = Duration::from_secs(60),
             Kind::Exact | Kind::Codec => {}
@@ -106,7 +106,8 @@ impl Task {
         config
     }
 
-    /// Returns the expectation of a job from now on. `went_on_with` is the state of one that went on.
+    /// Returns the expectation of a job from now on. `went_on_with` is the state from which the job
+    /// continued, if it did.
     fn expect(
         &self,
         training: &Training,
@@ -132,11 +133,11 @@ impl Task {
         }
     }
 
-    /// Returns the state with which a job goes on. If its last life failed in the middle of a round, nobody can compute
-    /// it: it has steps with the gradients of some workers. The state before that is known: the driver compares
-    /// digests.
+    /// Returns the state from which a job continues. If its last life failed in the middle of a round, this state has
+    /// steps with the gradients of only some workers, and nobody can compute it. Earlier states are known, because the driver
+    /// compares digests.
     fn state(&self, training: &Training, next: u32) -> Result<Saved, Ended> {
-        // The hubs at the top have it.
+        // The hubs at the top have the state.
         let (hubs, job) = match self.above.is_empty() {
             true => (self.hub.split(',').collect(), self.job.clone()),
             false => {
@@ -176,12 +177,12 @@ fn read(training: &Training, session: &Session) -> Vec<Vec<f32>> {
     session.keys().map(|key| training.read(session, key)).collect()
 }
 
-/// Returns what workers and readers compare.
+/// Returns the digest of weights, which workers and readers compare.
 pub fn digest(weights: &[Vec<f32>]) -> u64 {
     weights.iter().flatten().fold(7, |digest, weight| mix(digest ^ u64::from(weight.to_bits())))
 }
 
-/// Runs the main function of the process.
+/// Runs the worker process.
 pub fn run(task: &Task) -> bool {
     match train(task) {
         Ok(()) => true,
@@ -198,9 +199,9 @@ pub fn run(task: &Task) -> bool {
 
 /// The reason why a worker does not finish.
 enum Ended {
-    /// Weights that must not be.
+    /// Weights that are not the expected ones.
     Wrong(String),
-    /// The error of a session or a hub.
+    /// An error of a session or a hub.
     Error(String),
 }
 
@@ -233,7 +234,7 @@ fn train(task: &Task) -> Result<(), Ended> {
         }
         session.wait_all()?;
         steps += 1;
-        let round = session.next_round().0 - 1; // it is another one if the hub came back meanwhile
+        let round = session.next_round().0 - 1; // differs from the round above if the hub came back meanwhile
         weights = read(&training, &session);
         let seen = if session.returns() == returns {
             expect.after(round, &weights)
@@ -243,8 +244,8 @@ fn train(task: &Task) -> Result<(), Ended> {
             expect.after_return(round, &weights)
         };
         if let Err(wrong) = seen {
-            // A worker that was lost while it was stopped has its answers, but shares the window with the workers that
-            // continue. It learns of its loss with its next round.
+            // A worker that was lost while it was stopped has got its answers. But it shares the window with
+            // workers that have continued since. The error of its next round shows that it was lost.
             if task.kind == Kind::Survivors {
                 session.keys().try_for_each(|key| session.push(key))?;
                 session.wait_all()?;

@@ -1,4 +1,4 @@
-//! Two snapshots before the same round: the second one is refused, and costs the first one nothing.
+//! Two snapshots before the same round. The second one is refused, and does not affect the first one.
 
 use std::sync::Arc;
 

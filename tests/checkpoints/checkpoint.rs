@@ -1,5 +1,5 @@
-//! Checkpoints of a running hub: a job continues from its last checkpoint with the bits of a job that was never
-//! interrupted. A checkpoint that cannot be written harms no job.
+//! Checkpoints of a running hub. A job continues from its last checkpoint with the bits of a job that was
+//! never interrupted. If a checkpoint cannot be written, no job suffers.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -23,7 +23,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use worker_shim::{Session, SessionError};
 
-/// Rounds from one checkpoint to the next.
+/// The number of rounds between two checkpoints.
 pub(super) const EVERY: u32 = 3;
 pub(super) const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
@@ -65,8 +65,8 @@ pub(crate) fn weights_are(session: &Session, value: f32) {
     }
 }
 
-/// Continues a job whose gradients are those of [`Training`], until the hub is gone or the job is done. Returns the last
-/// weights.
+/// Trains with the gradients of [`Training`], from the job's last checkpoint if there is one, until the hub
+/// is gone or the job is done. Returns the last weights.
 pub(super) fn train(
     training: &Training,
     hub: &str,
@@ -108,7 +108,8 @@ fn a_hub_that_is_killed_knows_the_norm_of_the_round_before() {
     goes_on_after_kills(|training| training.clip_norm_last = Some(3.0));
 }
 
-/// A life is shorter than the ten rounds before a spike, so it knows the mean of the norms of earlier lives.
+/// A life is shorter than the ten rounds before a spike can be found. So the hub must keep the mean of the
+/// norms from earlier lives.
 #[test]
 fn a_hub_that_is_killed_knows_the_mean_of_the_norms_before() {
     let _watchdog = Watchdog::start();
@@ -130,8 +131,8 @@ fn goes_on_after_kills(change: fn(&mut Training)) {
         let (hub, address) = hub_to_kill(dir.path());
         let killer = hub.pid();
         lives += 1;
-        // Each hub is killed some rounds later than the one before, while it computes, copies or writes. The last hub is
-        // not killed.
+        // Each hub is killed some rounds later than the one before, while it computes, copies or writes. The
+        // last hub is not killed.
         let last_words = AtomicU32::new(0);
         let ended = on_threads(training.workers, |rank| {
             let done = |round| {
@@ -203,7 +204,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
     all_push_rounds(&mut sessions, 1, Round(8), -2.0);
 }
 
-/// Makes some rounds by all sessions. They must begin in round `first` with these weights.
+/// Makes some rounds with all sessions. Asserts that they begin in round `first` with these weights.
 #[track_caller]
 pub(super) fn all_push_rounds(sessions: &mut [Session], count: u32, first: Round, weights: f32) {
     for session in sessions.iter() {
@@ -217,7 +218,8 @@ pub(super) fn all_push_rounds(sessions: &mut [Session], count: u32, first: Round
     });
 }
 
-/// Other workers, other cores, another learning rate, and workers that come and go.
+/// The job continues with other workers, other cores and another learning rate, and with workers that join
+/// and leave.
 #[test]
 fn a_job_goes_on_in_another_shape() {
     let _watchdog = Watchdog::start();
@@ -265,7 +267,7 @@ fn a_checkpoint_that_does_not_fit_is_refused_and_stays() {
     std::fs::write(&file, &altered).unwrap();
     says(refused(config(&hub, "job", 0, 1)), &["\"job\"", "job.safetensors", "digest"]);
     assert_eq!(std::fs::read(&file).unwrap(), altered, "nobody has replaced it");
-    // Other jobs are not touched, and the job runs again when its file is right.
+    // Other jobs are not affected. The job runs again once its file is repaired.
     ready_all(1, |rank| config(&hub, "another", rank, 1)).remove(0).leave().unwrap();
     std::fs::write(&file, &whole).unwrap();
     assert_eq!(Session::join(config(&hub, "job", 0, 1)).unwrap().next_round(), Round(2));
@@ -294,8 +296,8 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
     session.leave().unwrap();
 }
 
-/// All workers that leave, also before the last one, learn that the last attempt failed: nobody else may look at how
-/// the last one ends.
+/// All workers that leave learn that the last attempt failed, also before the last worker leaves. Nobody may
+/// look at how the last leave ends.
 #[test]
 fn all_who_leave_hear_that_the_last_attempt_failed() {
     let _watchdog = Watchdog::start();
@@ -311,7 +313,7 @@ fn all_who_leave_hear_that_the_last_attempt_failed() {
     says(leaves().unwrap_err(), &[dir.to_str().unwrap()]);
 }
 
-/// The client leaves while the hub writes: the hub drops the reply and nothing else.
+/// The client hangs up while the hub writes. Only the reply is lost.
 #[test]
 fn a_client_that_hangs_up_leaves_the_next_checkpoint_possible() {
     let _watchdog = Watchdog::start();

@@ -1,4 +1,4 @@
-//! Compressed jobs that go on from a checkpoint: all workers begin with the hub's weights.
+//! Compressed jobs that continue from a checkpoint. All workers begin with the hub's weights.
 
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;

@@ -1,4 +1,4 @@
-//! The last state of a failed job, in each mode: nothing that was trained is lost.
+//! The last state of a failed job, in each mode: no training is lost.
 
 use std::path::Path;
 
@@ -12,15 +12,15 @@ use phub_server::Hub;
 use rustix::process::Signal;
 use worker_shim::{Session, SessionConfig};
 
-/// Returns a hub with checkpoints that soon says who is late.
+/// Returns a hub with checkpoints that names late workers soon.
 pub(super) fn impatient(dir: &Path) -> Hub {
     let mut settings = settings(2, PATIENT_S);
     (settings.checkpoints, settings.late_warning_s) = (Some(dir.to_owned()), 1);
     Hub::start(&settings).unwrap()
 }
 
-/// Loses worker 1. Two workers end three rounds and the first key of the fourth, with gradients of one. Worker 0 pushes
-/// threes of the other keys. When they have arrived at these hubs, worker 1 is lost.
+/// Loses worker 1. Before, two workers finish three rounds and the first key of the fourth, with gradients of one. Worker 0
+/// then pushes gradients of three for the other keys. When all these pushes have arrived at the hubs, worker 1 is lost.
 fn lose_one(hubs: &[Hub], mut sessions: Vec<Session>) {
     std::thread::scope(|scope| {
         sessions.iter_mut().for_each(|session| drop(scope.spawn(|| rounds(session, 3).unwrap())));
@@ -45,7 +45,7 @@ fn lose_one(hubs: &[Hub], mut sessions: Vec<Session>) {
         jobs.flat_map(|job| job.held_up_by).map(|late| late.chunks).sum::<u32>() == chunks
     });
     drop(lost);
-    // With ASP it waits for no worker, and learns of the loss when it continues.
+    // With ASP the worker waits for no other worker. It learns of the loss when it continues.
     let error = loop {
         if let Err(error) = left.wait_all() {
             break error;
@@ -61,7 +61,8 @@ fn file_of(dir: &Path, end: &str) -> Option<String> {
     names.filter(|name| name.ends_with(end)).max()
 }
 
-/// Checks that a job that failed goes on with these first weights of the first key and of the others.
+/// Asserts that the failed job continues with the first of these weights for the first key, and the second
+/// for the other keys.
 fn goes_on(config: impl Fn(u32) -> SessionConfig + Sync, weights: (f32, f32)) {
     let sessions = ready_all(2, config);
     assert_eq!(sessions[0].next_round(), Round(5));
@@ -118,7 +119,8 @@ fn a_job_whose_workers_step_alone_is_saved_with_all_pushes_that_had_come() {
                     session.wait(key).unwrap();
                 }
             }
-            // The first key has all pushes of round 4; for the other keys, only the push of worker 0 is in.
+            // For the first key, the state has all pushes of round 4. For the other keys, it has only the
+            // push of worker 0.
             let left = sessions.remove(0);
             drop(sessions);
             until("the failed job is saved", || file_of(dir.path(), "job.safetensors").is_some());
@@ -193,7 +195,7 @@ fn the_hubs_above_save_what_machines_have_trained() {
             until("the hubs above save the failed job", || file_of(dir.path(), ".safetensors").is_some());
         }
         let sessions = ready_all(2, config);
-        // It is not known whether the sum of machine 0 had come up.
+        // The sum of machine 0 may have reached the hubs above, or not.
         assert!([Round(4), Round(5)].contains(&sessions[0].next_round()));
         let weight = sessions[0].weights::<f32>(pbox_core::KeyId(1)).unwrap()[0];
         assert_eq!(weight, 1.0 - (sessions[0].next_round().0 - 1) as f32 * 0.5);

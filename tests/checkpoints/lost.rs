@@ -1,4 +1,4 @@
-//! Training results that are not lost: to a slow reader, to NaN, or to a killed worker. Every loss is reported.
+//! Training results are not lost to a slow reader, to NaN, or to a killed worker. Every loss is reported.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use pbox_core::control::{CheckpointReply, JobState};
 use pbox_core::{Key, Round};
 use worker_shim::Session;
 
-/// Returns a client that has asked for a job's state, and reads no more than its beginning.
+/// Returns a client that has asked for a job's state, and reads only the beginning of it.
 fn slow_reader(hub: &phub_server::Hub) -> TcpStream {
     let mut client = TcpStream::connect(hub.address()).unwrap();
     let head = format!("host: hub\r\nauthorization: {}\r\n", authorization());
@@ -31,7 +31,7 @@ fn a_reader_that_is_slow_holds_up_no_checkpoint() {
     let hub = hub_every(dir.path(), Some(2));
     let mut session = ready_all(1, |rank| {
         let mut config = config(&hub, "job", rank, 1);
-        // More than sockets take.
+        // The state is larger than the buffers of sockets.
         (config.terms.keys, config.terms.chunk_bytes) = (vec![Key::f32("large", [8 << 20])], 1 << 20);
         config
     })
@@ -64,7 +64,7 @@ fn weights_that_are_nan_replace_no_checkpoint_and_the_last_worker_hears_of_it() 
     says(session.checkpoint().unwrap_err(), &["before round 3", "NaN", "job@not-finite.safetensors"]);
     let told = session.leave().unwrap_err();
     says(told, &["has left", "the last checkpoint", "NaN", "job@not-finite.safetensors"]);
-    // The job continues from the good one.
+    // The job continues from the last good checkpoint.
     let session = Session::join(config(&hub, "job", 0, 1)).unwrap();
     assert_eq!(session.next_round(), Round(2));
 }
@@ -110,7 +110,7 @@ fn a_damaged_checkpoint_is_told_where_the_hub_describes_the_job() {
     says(warning, &["job@2.safetensors", "job@damaged.safetensors", "digest"]);
 }
 
-/// Returns the text of a file about the end of its job.
+/// Returns the beginning of a file, which says how its job ended.
 fn header(file: &Path) -> String {
     let bytes = std::fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -147,7 +147,7 @@ fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
         let jobs = describe(&hub.address().to_string()).jobs;
         jobs.into_iter().flat_map(|job| job.held_up_by).map(|late| late.chunks).sum::<u32>() == chunks
     });
-    lost.push(keys[0]).unwrap(); // it is under way: its end is a loss
+    lost.push(keys[0]).unwrap(); // a key is in flight, so the end of this worker is a loss
     drop(lost);
     says(left.wait_all().unwrap_err(), &["worker 1"]);
     drop(left);
@@ -156,7 +156,8 @@ fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
     says(header(&file), &["\"ended\":\"failed: worker 1", "round 4 was ended with the gradients"]);
     let job = describe(&hub.address().to_string()).jobs.remove(0);
     assert!(matches!(job.state, JobState::Failed { .. }));
-    // A new job continues from it, with the whole training: means of ones, and the pushes of one worker.
+    // A new job continues from the saved state. It has all training: the steps with gradients of one, and the
+    // pushes of one worker.
     let sessions = ready_all(2, two);
     assert_eq!(sessions[0].next_round(), Round(5));
     assert_eq!(sessions[0].weights::<f32>(keys[0]).unwrap()[0], 1.0 - 4.0 * 0.5);

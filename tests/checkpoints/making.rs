@@ -1,4 +1,4 @@
-//! It takes long to make a job with a large checkpoint, and no other job is delayed.
+//! Making a job with a large checkpoint takes long, and delays no other job.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use hub_tests::{PATIENT_S, config, describe, join_request, post_json, ready_all,
 use pbox_core::Key;
 use phub_server::Hub;
 
-/// The number of times that the test asks the hub, until it sees the job while it is made.
+/// The number of requests to the hub, of which at least one must be answered while the job is made.
 const TRIES: usize = 50;
 
-/// Whether this process, which is the hub, reads a file.
+/// Whether this process, which is the hub, has a file open.
 fn reads(file: &Path) -> bool {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     open.into_iter().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|path| path == file))
@@ -29,11 +29,12 @@ fn the_hub_answers_while_a_checkpoint_is_read() {
         config
     })
     .remove(0);
-    session.leave().unwrap(); // with a checkpoint
+    session.leave().unwrap(); // the hub writes a checkpoint
     let file = dir.path().join("job.safetensors").canonicalize().unwrap();
     let answered_meanwhile = || {
         std::thread::scope(|scope| {
-            // The hub refuses it, as the file of another model, when it has read the whole file.
+            // After it has read the whole file, the hub refuses the join, because the file is of another
+            // model.
             let joining = scope.spawn(|| post_json(&hub, "/v1/jobs/job/join", &join_request(0, 1)));
             while !joining.is_finished() && !reads(&file) {}
             describe(&hub.address().to_string());

@@ -1,5 +1,5 @@
-//! Checkpoints of a job over several hubs. Each hub writes its part, a round counts when all hubs have theirs, and the
-//! job continues from the latest such round.
+//! Checkpoints of a job over several hubs. Each hub writes its part. A round counts when all hubs have their
+//! parts of it. The job continues from the latest such round.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +28,7 @@ fn hubs(dirs: &[tempfile::TempDir], every: Option<u32>) -> Vec<Hub> {
     dirs.iter().map(|dir| hub_every(dir.path(), every)).collect()
 }
 
-/// Returns the rounds that a hub has parts of, ascending.
+/// Returns the rounds of which a hub has a part, ascending.
 fn rounds_in(dir: &Path) -> Vec<u32> {
     let round = |name: String| name.split_once('@')?.1.split_once('.')?.0.parse().ok();
     let names =
@@ -39,7 +39,7 @@ fn rounds_in(dir: &Path) -> Vec<u32> {
     rounds
 }
 
-/// Returns the rounds that all hubs have parts of.
+/// Returns the rounds of which all hubs have their parts.
 fn whole(dirs: &[tempfile::TempDir]) -> Vec<u32> {
     let mut rounds = rounds_in(dirs[0].path());
     rounds.retain(|round| dirs.iter().all(|dir| rounds_in(dir.path()).contains(round)));
@@ -50,7 +50,7 @@ fn part(dirs: &[tempfile::TempDir], hub: usize, round: u32) -> PathBuf {
     dirs[hub].path().join(format!("job@{round}.hub{hub}of{}.safetensors", dirs.len()))
 }
 
-/// Asks a hub for a checkpoint, as a person does.
+/// Asks a hub for a checkpoint, as an operator does.
 fn ask(hub: &str) -> Result<CheckpointReply, String> {
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
     let mut answer = agent
@@ -70,7 +70,8 @@ fn hubs_that_are_killed_go_on_with_the_bits_of_hubs_that_were_not() {
     killed(2, |_| {});
 }
 
-/// A life is shorter than the ten rounds before a spike, so the hubs know the mean of the norms of earlier lives.
+/// A life is shorter than the ten rounds before a spike can be found. So the hubs must keep the mean of the
+/// norms from earlier lives.
 #[test]
 fn hubs_that_are_killed_agree_on_the_mean_of_the_norms_before() {
     let _watchdog = Watchdog::start();
@@ -99,8 +100,8 @@ fn killed(count: usize, change: fn(&mut Training)) {
         let list = hubs.iter().map(|(_, address)| address.clone()).collect::<Vec<_>>().join(",");
         let pids: Vec<_> = hubs.iter().map(|(hub, _)| hub.pid()).collect();
         lives += 1;
-        // Each life ends wherever the hubs are then, once there is a checkpoint to go on from. The last one is left to
-        // live.
+        // Each life ends at any moment after there is a checkpoint to continue from. The last life is not
+        // ended.
         let begun = AtomicU32::new(0);
         let ended = on_threads(training.workers, |rank| {
             let done = |round| {
@@ -109,7 +110,7 @@ fn killed(count: usize, change: fn(&mut Training)) {
                 if rank > 0 || !is_due {
                     return;
                 }
-                // A busy machine may make all rounds before the first checkpoint is on the disk.
+                // On a busy machine all rounds may be made before the first checkpoint is on the disk.
                 if round >= 2 * EVERY {
                     until("a checkpoint is whole", || !whole(&dirs).is_empty());
                 }
@@ -141,14 +142,14 @@ fn parts_are_written_when_due_and_older_ones_removed() {
     let list = addresses(&hubs);
     let mut sessions = ready_all(2, |rank| config_at(&list, "job", rank, 2));
     for checkpoint in 1..=6 {
-        // The broadcast is a round, too.
+        // The broadcast counts as a round.
         let count = if checkpoint == 1 { EVERY - 1 } else { EVERY };
         std::thread::scope(|scope| {
             sessions.iter_mut().for_each(|session| {
                 scope.spawn(move || rounds(session, count).unwrap());
             });
         });
-        // A hub that has not heard of the end of a checkpoint skips the next one.
+        // A hub that does not know yet that a checkpoint is complete skips the next one.
         let round = Round(checkpoint * EVERY);
         until("all hubs know that the checkpoint is written", || {
             let jobs = hubs.iter().map(|hub| describe(&hub.address().to_string()).jobs.remove(0));
@@ -160,7 +161,8 @@ fn parts_are_written_when_due_and_older_ones_removed() {
         let rounds = rounds_in(dir.path());
         assert!((2..=4).contains(&rounds.len()), "{rounds:?}");
     }
-    // The end of the job comes while the last part is still being written: it waits, and writes its own.
+    // The job ends while the last part is still being written. The end waits, and then writes its own
+    // checkpoint.
     std::thread::scope(|scope| {
         sessions.iter_mut().for_each(|session| {
             scope.spawn(move || rounds(session, EVERY).unwrap());
@@ -186,7 +188,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop_of_any_hub(
     all_push_rounds(&mut sessions, 1, Round(2), 0.5);
     assert_eq!(sessions[1].checkpoint().unwrap().round, Round(3));
     all_push_rounds(&mut sessions, 1, Round(3), 0.0);
-    // A stop of one hub makes the other hubs write, too.
+    // If one hub stops, the other hubs write their parts, too.
     let mut first = first;
     first.remove(1).stop("it is Friday");
     assert_eq!(whole(&dirs).last(), Some(&4));
@@ -202,7 +204,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop_of_any_hub(
     assert!(whole(&dirs).len() >= 2, "{:?}", whole(&dirs));
 }
 
-/// Ends a job of two hubs, with whole checkpoints before rounds 3 and 5.
+/// Runs a job of two hubs to its end, with whole checkpoints before rounds 3 and 5.
 fn ended(dirs: &[tempfile::TempDir]) {
     let hubs = hubs(dirs, None);
     let list = addresses(&hubs);
@@ -256,7 +258,7 @@ fn a_part_that_is_damaged_costs_one_generation_at_all_hubs() {
         assert!(dirs[spoiled].path().join(aside).exists(), "a person may want it");
         assert_eq!([rounds_in(dirs[0].path()), rounds_in(dirs[1].path())], [[3], [3]]);
     }
-    // No generation is left: then it is an error.
+    // No generation is left, which is an error.
     let dirs = directories(2);
     ended(&dirs);
     for round in [3, 5] {
@@ -287,13 +289,13 @@ fn no_checkpoint_is_removed_for_a_pass_that_hub_0_does_not_confirm() {
         assert_eq!(whole(&dirs), [3, 5]);
         why
     };
-    // Of a former start of hub 0, when its last whole checkpoint was another.
+    // A pass of an earlier start of hub 0, whose last whole checkpoint was of another round.
     let former = Pass { secret: "1".repeat(32), worker: 1, first_round: Round(3), checkpoints: true };
     says(
         refused(former.clone()),
         &["begins with round 3", "keeps its checkpoints of rounds [5]", "join again"],
     );
-    // Hub 0 has a job again.
+    // Hub 0 has a new job.
     let pass = join_by_hand(&hubs[0], "job", &at(0, None)).pass.unwrap();
     assert_eq!(pass.first_round, Round(5));
     says(refused(former), &["hub 0 of the job", "no job \"job\"", "has this secret"]);
@@ -309,13 +311,13 @@ fn a_job_is_not_begun_anew_in_silence() {
     let dirs = directories(2);
     ended(&dirs);
     let here = hubs(&dirs, None);
-    // In another order, or as another number of hubs.
+    // The hubs are in another order, or their number is another one.
     says(refused(config_at(&addresses(here.iter().rev()), "job", 0, 1)), &["over other hubs", "same order"]);
     says(refused(config_at(&addresses(&here[..1]), "job", 0, 1)), &["over other hubs", "its only hub"]);
-    // With chunks that lie otherwise.
+    // The chunks are laid out differently.
     let mut other = config_at(&addresses(&here), "job", 0, 1);
     other.terms.chunk_bytes = 192;
-    says(refused(other), &["share the model otherwise", "chunk size"]);
+    says(refused(other), &["share the model in another way", "chunk size"]);
     for round in [3, 5] {
         std::fs::remove_file(part(&dirs, 1, round)).unwrap();
     }
@@ -367,7 +369,7 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
     other.0.stop();
     let why = ask(&lead.1).unwrap_err();
     says(why, &["hub 1 of the job, at", &other.1, "hold the job's rounds", "no answer came within 2.0 s"]);
-    // The worker gets no more news from that hub either.
+    // The worker gets no more news from that hub, either.
     let error = loop {
         if let Err(error) = push_all(&mut sessions[0]).and_then(|()| sessions[0].wait_all()) {
             break error;
@@ -378,12 +380,12 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
     other.0.signal(Signal::CONT);
     for (_, address) in [&lead, &other] {
         until("the job has ended at both hubs", || {
-            // The hub that was stopped may see the worker's silence before its closed link.
+            // The hub that was suspended may notice the worker's silence before the end of its links.
             let jobs = format!("{:?}", describe(address).jobs);
             jobs.contains("worker 0 is gone") || jobs.contains("worker 0 was silent")
         });
     }
-    // And another one of its name begins, with the last state if the hub that was stopped could save its part in time.
+    // A new job of this name begins. It has the last state if the suspended hub could save its part in time.
     let mut sessions = ready_all(1, |rank| config_at(&list, "job", rank, 1));
     rounds(&mut sessions[0], 1).unwrap();
 }
@@ -412,7 +414,7 @@ fn a_job_whose_hub_keeps_no_weights_goes_on_with_the_round() {
         let mut sessions = joined(&second, 3);
         assert!(sessions.iter().all(|session| session.next_round() == Round(3)));
         average_rounds(&mut sessions, 2);
-        // A worker may use its keys unequally often.
+        // A worker may use its keys different numbers of times.
         sessions.iter_mut().for_each(|session| session.push(FIRST).unwrap());
         sessions.iter_mut().for_each(|session| session.wait(FIRST).unwrap());
         sessions.into_iter().for_each(|session| session.leave().unwrap());
@@ -426,7 +428,7 @@ fn a_job_whose_hub_keeps_no_weights_goes_on_with_the_round() {
     }
 }
 
-/// Makes rounds in which rank `r` pushes `r`, and all get the mean.
+/// Makes rounds in which rank `r` pushes `r`, and all workers get the mean.
 fn average_rounds(sessions: &mut [Session], count: u32) {
     let mean = (sessions.len() - 1) as f32 / 2.0;
     for _ in 0..count {

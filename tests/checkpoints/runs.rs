@@ -1,4 +1,4 @@
-//! Runs whose names nobody chose, at a hub that keeps the checkpoints of a bounded number of jobs.
+//! Runs without a chosen name, at a hub that keeps the checkpoints of a limited number of jobs.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -8,7 +8,7 @@ use hub_tests::program::until;
 use hub_tests::{PATIENT_S, config, push_all, ready_all, settings};
 use phub_server::{Hub, HubSettings};
 
-/// Returns the files of a directory that are called like checkpoints.
+/// Returns the files of a directory whose names are those of checkpoints.
 fn files(dir: &Path) -> Vec<String> {
     let names = std::fs::read_dir(dir).unwrap().flatten().map(|file| file.file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();
@@ -31,7 +31,7 @@ fn old_runs_leave_their_files_and_those_that_are_here_keep_theirs() {
     let dir = tempfile::tempdir().unwrap();
     let (checkpoints, checkpoint_jobs) = (Some(dir.path().to_owned()), NonZeroU32::new(2));
     let hub = Hub::start(&HubSettings { checkpoints, checkpoint_jobs, ..settings(1, PATIENT_S) }).unwrap();
-    // Not of a hub: a model that somebody keeps here.
+    // A file that no hub wrote: a user keeps a model here.
     std::fs::write(dir.path().join("model.safetensors"), "8 bytes and more").unwrap();
     run(&hub, "here");
     let mut here = ready_all(1, |rank| config(&hub, "here", rank, 1));

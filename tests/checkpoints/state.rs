@@ -1,5 +1,5 @@
-//! A job's state by the control port: fetched from some hubs and brought to others. The job continues with the bits of a
-//! job that was never interrupted. A state that is not the job's is refused.
+//! A job's state over the control port: taken from some hubs and brought to others. The job continues with
+//! the bits of a job that was never interrupted. A state that does not fit the job is refused.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ const ADAM: Optimizer =
 
 const PATIENT: Duration = Duration::from_secs(PATIENT_S);
 
-/// Returns the parts of a job's state at these hubs, put together.
+/// Returns a job's state, put together from its parts at these hubs.
 pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Saved {
     fetch_all(hubs, job, keys, &(*optimizer).into(), PATIENT).unwrap()
 }
@@ -37,7 +37,7 @@ pub(crate) fn ones(before: u32, values: usize) -> State {
     State { before: Round(before), steps: None, values: Box::new(std::io::Cursor::new(bytes)) }
 }
 
-/// Makes rounds until the session's next round is this one.
+/// Makes rounds until the session's next round is `last`.
 pub(super) fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     for round in session.next_round().0..=last {
         for key in session.keys() {
@@ -83,7 +83,7 @@ fn goes_on_elsewhere(optimizer: Optimizer, from: usize, to: usize) {
         };
         let mut session = joined.unwrap();
         assert_eq!(session.next_round(), Round(5));
-        training.broadcast(&mut session, rank).unwrap(); // does nothing
+        training.broadcast(&mut session, rank).unwrap(); // has no effect
         train_to(&training, &mut session, rank, 9);
         let weights: Vec<_> = session.keys().map(|key| training.read(&session, key)).collect();
         if rank == 0 {
@@ -112,7 +112,7 @@ fn a_state_is_dealt_to_several_hubs_and_comes_from_several() {
     goes_on_elsewhere(NESTEROV, 1, 2);
     goes_on_elsewhere(ADAM, 2, 3);
     goes_on_elsewhere(NESTEROV, 3, 1);
-    // A hub that owns no chunk begins with the other hubs.
+    // A hub that owns no chunk begins the job with the other hubs.
     let hubs = [hub(1), hub(1)];
     let keys = vec![Key::f32("only", [4])];
     let mut config = config_at(&addresses(&hubs), "job", 0, 1);
@@ -127,7 +127,7 @@ fn a_state_is_dealt_to_several_hubs_and_comes_from_several() {
     session.leave().unwrap();
 }
 
-/// Hub 0 cuts the job at both hubs, and clients have each hub cut it by itself.
+/// Hub 0 cuts the job at both hubs for checkpoints, and clients make each hub cut the job separately.
 #[test]
 fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
     let _watchdog = Watchdog::start();
@@ -152,7 +152,7 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
         }
         for _ in 0..30 {
             rounds(&mut session, 1).unwrap();
-            // A hub that misses more rounds than the other hubs keep for it is left behind.
+            // The other hubs keep only some rounds for a hub. A hub that misses more of them is left behind.
             if refused.len() < 3 {
                 refused.extend(session.checkpoint().err().map(|error| error.to_string()));
             }
@@ -162,7 +162,7 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
     refused.iter().for_each(|why| says(why, &["the checkpoint before it is not written yet"]));
     for round in 32..40 {
         rounds(&mut session, 1).unwrap();
-        // A client that has all of a state does not keep the hubs from anything.
+        // A client that has received a whole state does not hinder the hubs.
         assert_eq!(gather(&each, "job", &small_model(), &SGD).before, Round(round));
         assert_eq!(session.checkpoint().unwrap().round, Round(round));
     }
@@ -179,7 +179,7 @@ fn a_state_of_another_length_is_refused_by_several_hubs() {
     }
 }
 
-/// Offers a state by plain HTTP. Returns the bytes that the hub wants, or status and error.
+/// Offers a state by plain HTTP. Returns the number of bytes that the hub wants, or the status and the error.
 pub(crate) fn offer(
     hub: &phub_server::Hub,
     job: &str,
@@ -199,7 +199,7 @@ pub(crate) fn elements() -> usize {
     small_model().iter().map(|key| key.elements().unwrap() as usize).sum()
 }
 
-/// Returns a worker of a job with one key of four elements, in SGD.
+/// Returns a worker of a job with SGD and one key of four elements.
 fn small(hub: &phub_server::Hub, rank: u32, workers: u32) -> SessionConfig {
     config(hub, "job", rank, workers).with_terms(|terms| terms.keys = vec![Key::f32("only", [4])])
 }
@@ -245,7 +245,8 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
     for (values, words) in [(3, "ends 4 bytes too early; expected 16 bytes"), (5, "is too long")] {
         let errors = on_threads(2, |rank| match rank {
             0 => {
-                // After the other worker, which would begin another job if this one had failed already.
+                // This worker joins after the other one. If the job had failed already, it would begin
+                // another job.
                 let failed = |job: &JobReply| matches!(job.state, JobState::Failed { .. });
                 while describe(&hub.address().to_string()).jobs.iter().all(failed) {
                     std::thread::yield_now();
@@ -283,7 +284,7 @@ fn a_bad_state_is_refused() {
         &["400: a state for average, which keeps none"],
     );
 
-    // The header names the sender, and the address never does.
+    // The sender is named only in a header, and never in the address.
     let in_address = format!("/v1/jobs/job/state?token={}", first.token);
     for path in ["/v1/jobs/job/state", &in_address] {
         assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 401);
@@ -303,7 +304,7 @@ fn a_bad_state_is_refused() {
     assert_eq!(bring(&hub, "long", &alone.token, vec![0; bytes + 1]).0, 413);
 }
 
-/// Numbers of rounds do not begin again: the job ends long before.
+/// The numbers of rounds do not wrap around. The job ends long before.
 #[test]
 fn a_job_ends_before_its_rounds_have_no_numbers() {
     let _watchdog = Watchdog::start();
@@ -359,7 +360,8 @@ fn a_state_that_there_is_not_is_refused() {
 fn a_client_that_hangs_up_costs_the_job_nothing() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    // Longer than the buffers of sockets: the hub cannot send all of it before the client is gone.
+    // The state is larger than the buffers of sockets, so the hub cannot send all of it before the client is
+    // gone.
     let keys = vec![Key::f32("only", [8 << 20])];
     let config = config(&hub, "job", 0, 1).with_terms(|terms| terms.keys = keys);
     let mut session = Session::join(config).unwrap();

@@ -1,6 +1,6 @@
-//! Keys that have made different numbers of steps: Adam continues to count the steps of each of them. The state is given by a
-//! worker or comes from a checkpoint, on one hub and on several, with the bits of a job that was never interrupted. So do all
-//! numbers of the optimizer.
+//! Keys that have made different numbers of steps: Adam continues to count the steps of each key. A worker
+//! brings the state, or it comes from a checkpoint, on one hub and on several. The bits are those of a job
+//! that was never interrupted. All numbers of the optimizer continue in the same way.
 
 use super::checkpoint::{ADAM, hub_every};
 use super::state::{gather, train_to};
@@ -12,10 +12,10 @@ use pbox_core::{Consistency, Dtype, Key, KeyId, Numbers, Optimizer, Round};
 use phub_server::Hub;
 use worker_shim::{Session, SessionError, State};
 
-/// Fewer steps than rounds, as many, and none: the first one comes.
+/// The number of steps of each key: fewer than rounds, as many as rounds, and none.
 const STEPS: [u32; 3] = [1, 3, 0];
 
-/// The state of a job before this round.
+/// The state is the state before this round.
 const BEFORE: u32 = 4;
 
 fn keys() -> Vec<Key> {
@@ -30,7 +30,7 @@ fn trained(job: &str) -> Training {
     training
 }
 
-/// Returns a state with a value that is not zero.
+/// Returns a state in which each value differs from zero.
 fn state() -> Saved {
     let training = trained("before");
     let hub = hub(1);
@@ -46,7 +46,8 @@ fn state() -> Saved {
     states.into_iter().flatten().next().unwrap()
 }
 
-/// Continues a job of these workers, which gives a state or has one, and makes rounds up to this one.
+/// Continues a job with these workers, which bring a state or have one at the hub. Makes rounds up to the
+/// round `last`.
 fn goes_on(
     training: &Training,
     hubs: &[Hub],
@@ -74,7 +75,8 @@ fn goes_on(
     })
 }
 
-/// Brings the state to some hubs, trains, saves and trains again, with a change of all numbers in each job.
+/// Brings the state to some hubs, trains, saves, and trains again. All numbers change in each of the two
+/// jobs.
 fn go_on_from_file(hubs: usize) {
     let state = state();
     let dirs: Vec<_> = (0..hubs).map(|_| tempfile::tempdir().unwrap()).collect();
@@ -95,7 +97,7 @@ fn go_on_from_file(hubs: usize) {
     (0..2).for_each(|_| reference.advance_by(&changed));
     first.into_iter().for_each(|hub| hub.stop("its checkpoint is written"));
 
-    // The job continues with the numbers that it had, and a rate changes nothing else.
+    // The job continues with its numbers, and a new learning rate changes no other number.
     let second = start();
     let mut other = training.clone();
     other.chunk_bytes = if hubs == 1 { 256 } else { 1024 };
@@ -124,7 +126,7 @@ fn keys_with_different_steps_go_on_from_the_parts_of_several_hubs() {
     go_on_from_file(2);
 }
 
-/// A key begins from zero between two rounds, and the other keys do not.
+/// The state of a key is reset between two rounds; the other keys keep theirs.
 #[test]
 fn the_state_of_a_key_is_set_to_zero_between_rounds() {
     let _watchdog = Watchdog::start();

@@ -12,7 +12,7 @@ use worker_shim::Session;
 
 use crate::hostile::by_hand::{ByHand, JOB};
 
-/// Returns the files of the hub's directory after a job of one round whose worker leaves in this way.
+/// Returns the files in the hub's directory after a job of one round. `was_trial` says how its worker leaves.
 fn kept_after(was_trial: bool) -> Vec<OsString> {
     let dir = tempfile::tempdir().unwrap();
     let mut settings = settings(1, PATIENT_S);
@@ -44,7 +44,7 @@ fn a_trial_leaves_no_checkpoint() {
     assert_eq!(kept_after(true), Vec::<OsString>::new());
 }
 
-/// A probe's second run was wrong: its job went on from the first one's weights.
+/// The second run of a probe was once wrong, because its job continued from the weights of the first run.
 #[test]
 fn a_job_that_is_a_trial_goes_on_from_no_checkpoint_and_writes_none() {
     let _watchdog = Watchdog::start();
@@ -58,7 +58,7 @@ fn a_job_that_is_a_trial_goes_on_from_no_checkpoint_and_writes_none() {
         config_of_run.trial = trial;
         let mut session = Session::join(config_of_run).unwrap();
         let first = session.next_round();
-        session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap(); // a round, of a new job
+        session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap(); // a round; only a new job has it
         for _ in 0..3 {
             push_all(&mut session).unwrap();
             session.wait_all().unwrap();

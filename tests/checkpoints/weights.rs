@@ -1,4 +1,4 @@
-//! Weights alone, and averages alone, as readers of a job get them: the bits of the whole state, without the rest of it.
+//! Readers of a job can get only its weights, or only their averages. They have the bits of the whole state.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -20,7 +20,7 @@ const ADAM: Optimizer =
 
 const PATIENT: Duration = Duration::from_secs(PATIENT_S);
 
-/// Returns the round, and the bytes of each tensor, of a checkpoint file.
+/// Returns the round of a checkpoint file, and the bytes of each tensor.
 fn tensors(file: &[u8]) -> (String, BTreeMap<String, &[u8]>) {
     let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let mut said: serde_json::Map<_, _> = serde_json::from_slice(&file[8..data]).unwrap();
@@ -33,7 +33,7 @@ fn tensors(file: &[u8]) -> (String, BTreeMap<String, &[u8]>) {
     (about["round"].as_str().unwrap().to_owned(), tensors)
 }
 
-/// Returns status and error of a request for a state.
+/// Returns the status and the error of a request for a state.
 fn refused(hub: &str, query: &str) -> (u16, String) {
     let (status, reply) = refusal(hub, query);
     (status, reply.error)
@@ -140,14 +140,14 @@ fn the_state_before_a_round_that_is_named_comes_when_the_job_does() {
         let (status, why) = refused(hub, "?only=weights&before=soon");
         assert_eq!(status, 400);
         says(why, &["before=soon", "before=ROUND"]);
-        // Now, by its number.
+        // The current state, by its number.
         let now = fetch_only(hub, "job", "?before=10", PATIENT).unwrap();
         assert_eq!(tensors(&now).0, "10");
     }
     session.leave().unwrap();
 }
 
-/// A slow reader has the first copy. All readers that come meanwhile share the next one.
+/// A slow reader has the first copy. All readers that arrive meanwhile share the next copy.
 #[test]
 fn readers_that_wait_share_a_copy() {
     let _watchdog = Watchdog::start();
@@ -181,7 +181,7 @@ fn readers_that_wait_share_a_copy() {
     assert!(files.iter().all(|file| tensors(file).0 == "2"), "no copy is older than its request");
     let ReadersReply { reads, copies, bytes, refused: none, round, .. } = readers();
     assert_eq!((reads, none, round), (1 + READERS, 0, Round(2)));
-    // A request that arrives late, because the machine is busy, has a copy of its own.
+    // A request that arrives late, because the machine is busy, has its own copy.
     assert!((2..reads).contains(&copies), "{copies} copies for {reads} reads");
     assert!(bytes >= reads * (4 << 22), "{bytes} bytes");
     assert_eq!((refused(&address, "?only=averages").0, readers().refused), (400, 1));

@@ -1,10 +1,10 @@
-//! Faults of all kinds at once, drawn from a seed, on processes: a short run of `make chaos`.
+//! Faults of all kinds at once on processes, drawn from a seed: a short run of `make chaos`.
 
 use std::process::Command;
 
 #[test]
 fn whatever_breaks_jobs_have_right_bits_or_a_named_error_and_nothing_stays() {
-    // Its own limits end it: no worker is silent, and no job unfinished, for longer.
+    // The program has its own limits: if a worker is silent, or a job unfinished, for too long, it ends.
     let mut chaos = Command::new(env!("CARGO_BIN_EXE_phub-chaos"));
     let output = chaos.args(["--minutes", "0.25", "--seed", "7", "--rounds", "100"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);

@@ -1,5 +1,5 @@
-//! Weights that are compared between workers (`compare_every`): a single bit that differs ends the job, with the ranks. All
-//! tests with `Training` show that equal weights pass.
+//! Weights are compared between workers (`compare_every`). If a single bit differs, the job ends with an
+//! error that names the ranks. All tests with `Training` show that equal weights pass.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -12,7 +12,7 @@ use worker_shim::{Pushed, Session, SessionConfig, SessionError};
 
 const WORKERS: u32 = 3;
 
-/// Returns a worker that compares every third round: one by shared memory, the others by TCP.
+/// Returns a worker that compares every third round. One worker uses shared memory, the others TCP.
 fn comparing(hub: &Hub, rank: u32) -> SessionConfig {
     let transport = Some(if rank == 2 { Transport::Shm } else { Transport::Tcp });
     SessionConfig { compare_every: 3, transport, ..config(hub, "job", rank, WORKERS) }
@@ -77,7 +77,8 @@ fn workers_that_are_not_in_step_have_nothing_to_compare() {
     }
 }
 
-/// Makes a round in which each worker writes a value of its own into one key, and pushes the gradients of the rest.
+/// Makes a round in which each worker writes its own value into one key, and pushes the gradients of the
+/// other keys.
 fn write(sessions: &mut [Session], value: impl Fn(usize) -> f32) -> Vec<Result<(), SessionError>> {
     let pushed: Vec<_> = sessions
         .iter_mut()
@@ -93,7 +94,7 @@ fn write(sessions: &mut [Session], value: impl Fn(usize) -> f32) -> Vec<Result<(
     sessions.iter_mut().zip(pushed).map(wait).collect()
 }
 
-/// Writes different values, and sees that every session ends with these words, in that round or the next one.
+/// Writes different values. Asserts that every session ends with these words, in that round or the next one.
 fn differ(sessions: &mut [Session], value: impl Fn(usize) -> f32, words: &[&str]) {
     let ends = write(sessions, value);
     for (session, end) in sessions.iter_mut().zip(ends) {
@@ -108,7 +109,7 @@ fn weights_that_workers_write_are_compared_in_every_round() {
     let hub = hub(1);
     let mut sessions = ready_all(WORKERS, |rank| comparing(&hub, rank));
     rounds(&mut sessions, 1);
-    // Round 2 compares only the written weights, and round 3 also the former ones.
+    // Round 2 compares only the written weights. Round 3 also compares the weights before it.
     for round in [2, 3] {
         assert!(write(&mut sessions, |_| round as f32).iter().all(Result::is_ok));
         assert!(sessions.iter().all(|session| session.weights::<f32>(SECOND).unwrap()[0] == round as f32));

@@ -8,8 +8,8 @@ use hub_tests::{config_at, describe, hub, hub_with_limit, on_threads, refused, s
 use pbox_core::control::{JobReply, JobState};
 use rustix::process::Signal;
 
-/// Starts ranks 0 to `workers - 2` in this process and the last rank in its own. All are in round 2; the last rank has
-/// pushed a part of it.
+/// Starts ranks 0 to `workers - 2` in this process, and the last rank in its own process. All are in round 2,
+/// of which the last rank has pushed a part.
 fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     let last = workers - 1;
     let mut remote = Remote::start(&format!("{hub} job {last} {workers}"));
@@ -24,7 +24,7 @@ fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     (here, remote)
 }
 
-/// Makes a round by every worker of this process, each on its own thread.
+/// Makes a round with every worker of this process, each on its own thread.
 fn rounds(workers: &mut [Worker]) -> Vec<Result<(), worker_shim::SessionError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| worker.round())).collect();
@@ -37,7 +37,7 @@ fn a_worker_killed_in_a_round_is_named() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let (mut here, remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
-    // One worker has pushed its part and waits; the other one pushes later.
+    // One worker has pushed its part and waits; the other worker pushes later.
     let (first, second) = here.split_at_mut(1);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| first[0].round().unwrap_err());
@@ -122,19 +122,20 @@ fn a_worker_stopped_beyond_the_limit_is_named() {
     remote.process().stop();
     let words = ["\"job\" failed", "worker 1 was silent for", "the limit is 2.0 s"];
     says(here[0].round().unwrap_err(), &words);
-    // When it goes on, it gets the same error.
+    // When the stopped worker continues, it gets the same error.
     remote.process().signal(Signal::CONT);
     remote.send("finish");
     let mut reply = remote.read_reply();
     if reply == "round 2" {
-        // Its pushes came before the order to end the job: its next round has no peer.
+        // Its pushes came before the order to end the job, so it may begin a next round. No other worker
+        // takes part in that round.
         remote.send("round");
         reply = remote.read_reply();
     }
     says(reply, &words);
 }
 
-/// A worker is stopped and continued again and again, at any moment of a round.
+/// A worker is stopped and continued many times, at any moment of a round.
 #[test]
 fn rounds_are_right_through_stops_at_any_moment() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! A worker that lives and does not push: the other workers learn its rank, in time, and no other worker is
-//! blamed.
+//! A worker is alive and does not push. The other workers learn its rank in time, and no other worker is
+//! named.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn workers(hub: &Hub, count: u32, change: impl Fn(&mut SessionConfig) + Sync) ->
     })
 }
 
-/// Returns the ranks that the hub names, once it names any.
+/// Waits until the hub names a rank. Returns the ranks that it names.
 fn named(hub: &Hub) -> Vec<u32> {
     let mut named = Vec::new();
     until("somebody is named", || {
@@ -42,7 +42,8 @@ fn the_one_that_does_not_push_is_named() {
     let hub = hub(None);
     let mut sessions = workers(&hub, 3, |config| config.wait_limit = Duration::from_secs(5));
     push_all(&mut sessions[0]).unwrap();
-    // Worker 2 waits for worker 1 before it pushes its other keys: it owes pushes, too, and is not to blame.
+    // Worker 2 waits for worker 1 before it pushes its other keys. Its pushes are missing, too, but it must
+    // not be named.
     sessions[2].push(FIRST).unwrap();
     assert_eq!(named(&hub), [1]);
     let late = describe(&hub.address().to_string()).jobs[0].held_up_by[0].clone();
@@ -58,10 +59,10 @@ fn the_one_that_does_not_push_is_named() {
             "chunk(s) have waited for its push for",
         ],
     );
-    // The worker comes back to life, and no worker is named any more.
+    // The worker pushes again, and no worker is named any more.
     push_all(&mut sessions[1]).unwrap();
     sessions[1].wait(FIRST).unwrap();
-    // Worker 2 has its answer for the first key now, and does not push the next.
+    // Worker 2 now has its answer for the first key, and does not push the next key.
     until("worker 2 is named", || named(&hub) == [2]);
     sessions[2].push(SECOND).unwrap();
     sessions[2].push(hub_tests::THIRD).unwrap();

@@ -1,5 +1,5 @@
-//! A hub that is asked to stop while a worker does not push its part of a round. The stop waits ten seconds for the
-//! push. Only pushes that came until then count.
+//! A hub is asked to stop while a worker does not push its part of a round. The stop waits ten seconds for
+//! the push. Only pushes that arrive in this time count.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -14,11 +14,12 @@ use pbox_core::control::RefusalCode;
 use pbox_core::{KeyId, Optimizer};
 use worker_shim::{Returns, Session, SessionConfig};
 
-/// Steps before the step in which the hub stops, and after it.
+/// The number of steps before the step in which the hub stops. The next number is that of the steps after it.
 const BEFORE: u32 = 3;
 const AFTER: u32 = 2;
 
-/// Pushes the rank plus 1, so that weights count: a step with both takes 1.5, with worker 0 alone 1.
+/// Pushes gradients of the value rank plus 1. A step with both workers takes 1.5, a step with worker 0 alone
+/// takes 1.
 fn push(session: &mut Session, rank: u32, keys: &[KeyId]) {
     for &key in keys {
         session.gradient_mut::<f32>(key).unwrap().fill(rank as f32 + 1.0);
@@ -26,7 +27,8 @@ fn push(session: &mut Session, rank: u32, keys: &[KeyId]) {
     }
 }
 
-/// Returns how much the steps of a training have changed each key's weights, if hub `stopped` of `count` stops.
+/// Returns the change of each key's weights over the steps of a training, if hub `stopped` of `count` hubs
+/// stops.
 fn taken(count: usize, stopped: usize) -> Vec<f32> {
     let _watchdog = Watchdog::start();
     let addresses: Vec<SocketAddr> = (0..count).map(|_| free_address()).collect();
@@ -50,7 +52,7 @@ fn taken(count: usize, stopped: usize) -> Vec<f32> {
             let early = if number == BEFORE && rank == 1 { 1 } else { keys.len() };
             push(&mut session, rank, &keys[..early]);
             if number == BEFORE {
-                session.wait(FIRST).unwrap(); // so the hub has begun this round
+                session.wait(FIRST).unwrap(); // after this, the hub has begun this round
                 pushed.fetch_add(1, Ordering::Relaxed);
                 if rank == 0 {
                     until("both have pushed", || pushed.load(Ordering::Relaxed) == WORKERS);
@@ -76,8 +78,8 @@ fn taken(count: usize, stopped: usize) -> Vec<f32> {
     seen[0].clone()
 }
 
-/// Checks that only late pushes are lost. Worker 1 has pushed the first key, which steps with both. The remaining keys
-/// step with worker 0 alone. Worker 1 pushes them later, and this does not count.
+/// Asserts that only late pushes are lost. Worker 1 has pushed the first key, which steps with both pushes. The other
+/// keys step with worker 0 alone. Worker 1 pushes them too late, so its pushes do not count.
 fn lost_is_what_had_not_come(taken: &[f32]) {
     let all = 1.5 * (BEFORE + 1 + AFTER) as f32;
     assert_eq!(taken, [all, all - 0.5, all - 0.5]);
@@ -93,7 +95,7 @@ fn the_second_hub_of_two_does_the_same() {
     lost_is_what_had_not_come(&taken(2, 1));
 }
 
-/// A job has a round in flight when its hub is asked to stop, and a worker of another job joins meanwhile.
+/// A job has a round in flight when its hub is asked to stop. A worker of another job joins meanwhile.
 #[test]
 fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     let _watchdog = Watchdog::start();

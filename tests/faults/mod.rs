@@ -1,5 +1,5 @@
-//! Deaths, stops and failures: all other members get an error that names the cause, and no worker hangs. A passing
-//! fault ends no job.
+//! Deaths, stops and failures. All other members get an error that names the cause, and no worker hangs. A
+//! fault that passes ends no job.
 
 mod chaos;
 mod compare;

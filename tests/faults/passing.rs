@@ -1,5 +1,5 @@
-//! Passing faults, which end no job: a proxy that answers for the hub, an answer that is lost, a hub that stops running
-//! for a time.
+//! Faults that end no job. A proxy answers for the hub, an answer is lost, or a hub is suspended for some
+//! time.
 
 use authority::Credential;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use worker_shim::{Session, SessionError};
 const BREAKS: [Break; 5] =
     [Break::Page(200), Break::Page(502), Break::Page(503), Break::Lose, Break::LoseAnswer];
 
-/// Returns a worker alone that reaches its hub through a proxy.
+/// Returns the only worker of a job, which reaches its hub through a proxy.
 fn alone(proxy: &Proxy) -> Session {
     ready_all(1, |rank| config_at(&proxy.address(), "job", rank, 1)).remove(0)
 }
@@ -37,7 +37,7 @@ fn heartbeats_go_on_through_what_passes() {
         until("the heartbeats are broken", || proxy.left() == 0);
         round(&mut session);
     }
-    // The next heartbeat after the last broken one comes within the limit.
+    // The next heartbeat after the last broken one arrives within the limit.
     std::thread::sleep(Duration::from_secs(4));
     round(&mut session);
     session.leave().unwrap();
@@ -103,14 +103,14 @@ fn a_hub_that_stood_still_for_longer_than_its_limit_goes_on() {
         std::thread::sleep(Duration::from_secs(4));
         hub.signal(Signal::CONT);
         here.round().unwrap();
-        // Were its worker silent now, the hub would find it.
+        // If the worker were silent now, the hub would notice within this time.
         std::thread::sleep(Duration::from_secs(4));
     }
     here.round().unwrap();
     here.leave().unwrap();
 }
 
-/// It may take longer to make windows and links than the hub tolerates silence.
+/// Making windows and links may take longer than the hub accepts silence.
 #[test]
 fn a_member_lives_from_its_join_on() {
     let _watchdog = Watchdog::start();

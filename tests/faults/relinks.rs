@@ -1,5 +1,5 @@
-//! Workers that lose their links while their hub lives, as with a NIC, make new links and go on. Every weight has the
-//! bits of a run that lost nothing.
+//! Workers that lose their links while their hub is alive, for example with a NIC, make new links and
+//! continue. All weights have the bits of a run without losses.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use pbox_core::{Consistency, KeyId, OnLoss, Schedule};
 use rustix::process::Signal;
 use worker_shim::{Background, Returns, Session, SessionConfig};
 
-/// A hub with two cores, if there are as many, and a network before it.
+/// A hub with two cores, if the machine has two, and a relay in front of it.
 struct Behind {
     _process: Program,
     address: String,
@@ -43,15 +43,15 @@ impl Behind {
         Behind { _process: process, address, relay: Relay::start(control, data) }
     }
 
-    /// Returns a worker that reaches it through the network.
+    /// Returns a worker that reaches the hub through the relay.
     fn far(&self, rank: u32) -> SessionConfig {
         let (hub, transport) = (self.relay.address(), Some(Transport::Tcp));
         SessionConfig { hub, transport, ..waiting(free_address(), rank) }
     }
 }
 
-/// Cuts the links through these networks one after another, at any moment, until the run is over. Between two cuts a
-/// step is made.
+/// Cuts the links through these relays one after another, at any moment, until the run is over. The workers
+/// make a step between two cuts.
 pub(super) fn cut(relays: &[&Relay], made: &AtomicU32, over: &AtomicBool) {
     let mut cuts = 0u32;
     while !over.load(Ordering::Relaxed) {
@@ -63,8 +63,8 @@ pub(super) fn cut(relays: &[&Relay], made: &AtomicU32, over: &AtomicBool) {
     }
 }
 
-/// All workers lose all links again and again, at any moment of a round. Other terms than these are tried by seed
-/// (`tests/sim/relinks.rs`).
+/// All workers lose all links many times, at any moment of a round. `tests/sim/relinks.rs` tests other terms
+/// by seeds.
 #[test]
 fn links_to_one_hub_or_several_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
     const STEPS: u32 = 80;
@@ -86,7 +86,8 @@ fn links_to_one_hub_or_several_that_are_cut_at_any_moment_are_made_again_and_cha
                 assert_eq!(weights(&session), after(STEPS), "{hubs} hubs");
                 assert!(session.relinks() > 5, "{hubs} hubs: {}", session.relinks());
                 assert_eq!(session.returns(), Returns::default(), "no round is lost");
-                // The cuts end before a worker leaves: then it waits for nobody any more.
+                // The cuts end before a worker leaves, because a worker that leaves would not wait for new
+                // links.
                 until("all are done", || {
                     session.is_ready(hub_tests::FIRST).unwrap();
                     made.load(Ordering::Relaxed) >= WORKERS * STEPS
@@ -98,8 +99,8 @@ fn links_to_one_hub_or_several_that_are_cut_at_any_moment_are_made_again_and_cha
     }
 }
 
-/// Links to the other hub cannot be made for a while. New links on shared memory are then of no use, and end without a
-/// death.
+/// Links to the other hub cannot be made for a while. The new links on shared memory then end unused, and no
+/// worker may count as dead.
 #[test]
 fn links_on_shared_memory_are_made_again_beside_others() {
     let _watchdog = Watchdog::start();
@@ -127,7 +128,7 @@ fn links_on_shared_memory_are_made_again_beside_others() {
     }
 }
 
-/// A worker that computes does not look at its links. The other workers wait for it.
+/// A worker that computes does not notice that its links end. The other workers wait for it.
 #[test]
 fn a_worker_that_computes_while_its_links_end_is_waited_for() {
     let _watchdog = Watchdog::start();
@@ -148,7 +149,7 @@ fn a_worker_that_computes_while_its_links_end_is_waited_for() {
         let waits = scope.spawn(|| step(&mut near, 0, 1));
         hub.relay.cut(Way::Data);
         until("the hub has let go of the links", || hub.relay.open(Way::Data) == 0);
-        // Longer than a worker may take that is not heard of.
+        // This is longer than a worker without heartbeats may take.
         std::thread::sleep(Duration::from_secs(4));
         assert_eq!(describe(&hub.address).jobs[0].state, JobState::Running);
         step(&mut far, 1, 1).unwrap();
@@ -160,7 +161,7 @@ fn a_worker_that_computes_while_its_links_end_is_waited_for() {
     [near, far].into_iter().for_each(|session| session.leave().unwrap());
 }
 
-/// While its caller computes, such a session makes links on its own thread.
+/// A background session makes links on its own thread while its caller computes.
 #[test]
 fn a_session_on_its_own_thread_makes_links_too() {
     let _watchdog = Watchdog::start();
@@ -190,8 +191,8 @@ fn a_session_on_its_own_thread_makes_links_too() {
     on_threads(WORKERS, leave).into_iter().for_each(Result::unwrap);
 }
 
-/// A session that has pushed nothing ends when its links cannot be made again. The session waits for no answer,
-/// and the hub lives.
+/// A session that has pushed nothing ends if its links cannot be made again. It waits for no answer, and the
+/// hub is alive.
 #[test]
 fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
     let _watchdog = Watchdog::start();
@@ -212,8 +213,8 @@ fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
     says(error, &["job \"job\"", "it could not reconnect"]);
 }
 
-/// A killed worker makes no links, and is named as before. The hub may see the end of its links first, or that of its
-/// heartbeat.
+/// A killed worker makes no links, and is named as dead. The hub may first see the end of its links, or of
+/// its heartbeat.
 #[test]
 fn a_worker_that_is_killed_is_named_though_it_would_have_made_its_links_again() {
     let _watchdog = Watchdog::start();
@@ -237,7 +238,7 @@ fn begun_beside_a_remote(hub: &str) -> Session {
     session
 }
 
-/// A worker that does not wait for hubs is lost with its links, at once and with the same words as before.
+/// A worker that does not wait for hubs is lost with its links, at once and with the usual words.
 #[test]
 fn a_worker_that_waits_for_nothing_is_lost_with_its_links() {
     let _watchdog = Watchdog::start();
@@ -284,7 +285,7 @@ fn who_may_make_links_again_is_said_in_the_join_and_others_are_refused() {
         let reply = join_by_hand(&hub, job, &request);
         assert_eq!(reply.relinks, relinks, "{job}");
         let ask = |token: &str| refusal_of_member(&hub, job, "relink", token, r#"{"why": "a test"}"#);
-        // The worker takes no part yet.
+        // The worker does not take part yet.
         let (status, why) = ask(&reply.token);
         assert_eq!(status, 409);
         says(why, &["worker 0", job, "cannot reconnect"]);

@@ -1,6 +1,6 @@
-//! Hubs that lose their links to a living hub above make new ones, as workers do. Every weight has the bits of a run
-//! that lost nothing. Seeds show the same of codecs, schedules and machines that step alone:
-//! `tests/sim/{bits,staleness}/levels.rs`.
+//! Hubs that lose their links to a living hub above make new links, as workers do. All weights have the bits
+//! of a run without losses. `tests/sim/{bits,staleness}/levels.rs` tests the same by seeds with codecs,
+//! schedules and machines that step alone.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use worker_shim::{Returns, SessionConfig};
 
 const TOP: usize = MACHINES as usize;
 
-/// Starts hubs of two machines below another one, which they reach through a network.
+/// Starts hubs of two machines below another hub, which they reach through a relay.
 fn through_a_network(above_limit_s: u32) -> (Cluster, Relay, String) {
     let mut relay = None;
     let cluster = Cluster::start_with(false, 1_000_000, above_limit_s, |addresses, variables| {
@@ -23,7 +23,7 @@ fn through_a_network(above_limit_s: u32) -> (Cluster, Relay, String) {
         let network = Relay::start(addresses[TOP], data);
         variables[TOP].extend([
             ("PHUB_DATA_LISTEN", data.to_string()),
-            ("PHUB_CORES", "1".to_owned()), // it has one data port
+            ("PHUB_CORES", "1".to_owned()), // the relay has one data port
             ("PHUB_TRANSPORTS", "tcp".to_owned()),
         ]);
         for variables in &mut variables[..TOP] {
@@ -36,7 +36,7 @@ fn through_a_network(above_limit_s: u32) -> (Cluster, Relay, String) {
     (cluster, relay, top)
 }
 
-/// Returns the weights of all workers after some steps, and how often hubs made new links.
+/// Returns the weights of all workers after some steps, and the number of times that hubs made new links.
 fn run(cuts: bool) -> (Vec<Vec<Vec<u32>>>, u64) {
     const STEPS: u32 = 60;
     let (cluster, relay, top) = through_a_network(30);

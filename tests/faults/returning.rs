@@ -1,5 +1,5 @@
-//! The shared parts of tests of hubs that return: hubs that can be killed and started again, and workers that wait
-//! for them. Also the schedule of stops.
+//! The shared parts of tests of hubs that come back. They are hubs that can be killed and started again,
+//! workers that wait for hubs, and the schedule of stops.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,12 +19,12 @@ pub(super) const NESTEROV: Optimizer =
 pub(super) const WORKERS: u32 = 2;
 pub(super) const SEED: u64 = 7;
 
-/// Returns a worker that waits for its lost hub.
+/// Returns a worker that waits if its hub is lost.
 pub(super) fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
     let mut config = config_at(&address.to_string(), "job", rank, WORKERS);
     config.terms.optimizer = NESTEROV;
     config.hub_wait = Duration::from_secs(60);
-    config.compare_every = 1; // no return makes weights differ
+    config.compare_every = 1; // weights are equal after each return
     config
 }
 
@@ -44,7 +44,7 @@ pub(super) fn write(session: &mut Session, rank: u32, step: u32) {
     }
 }
 
-/// Makes one step of a script: gradients of its own step's number, whatever the hub's round is.
+/// Makes one step of a script. The gradients depend on the number of the step, and not on the hub's round.
 pub(super) fn step(session: &mut Session, rank: u32, step: u32) -> Result<(), SessionError> {
     write(session, rank, step);
     session.keys().try_for_each(|key| session.push(key))?;
@@ -57,8 +57,8 @@ pub(super) fn begun(config: SessionConfig) -> Session {
     session
 }
 
-/// Waits for the last answers of all workers. A worker that ends before this moment, or is missing when a hub returns,
-/// ends the others.
+/// Waits for the last answers of all workers. If a worker ended earlier, or were missing when a hub comes
+/// back, the others would end.
 pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u32) {
     session.wait_all().unwrap();
     ended.fetch_add(1, Ordering::Relaxed);
@@ -66,19 +66,19 @@ pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u3
         session.is_ready(FIRST).unwrap();
         ended.load(Ordering::Relaxed) >= workers
     });
-    // Nobody ends while another one still looks.
+    // No worker may end while another one still checks its session.
     ended.fetch_add(1, Ordering::Relaxed);
     until("no worker looks any more", || ended.load(Ordering::Relaxed) >= 2 * workers);
 }
 
-/// The stops of hubs while workers train, one every `span` steps.
+/// The schedule of stops: a hub stops once every `span` steps of the workers.
 #[derive(Default)]
 pub(super) struct Stops {
     workers: u32,
     span: u32,
     made: AtomicU32,
     over: AtomicU32,
-    /// How often a worker has returned: each stop adds one return of each worker.
+    /// The number of returns of all workers: each stop adds one for each worker.
     back: AtomicU32,
 }
 
@@ -90,7 +90,7 @@ impl Stops {
     /// Stops a hub and starts it again, `stops` times.
     pub fn make(&self, stops: u32, mut stop: impl FnMut(u32)) {
         for number in 1..=stops {
-            // A worker that is still on its way back would see two stops as one.
+            // A worker that is not back yet would see two stops as one.
             until("all workers are back", || {
                 self.back.load(Ordering::Relaxed) >= (number - 1) * self.workers
             });
@@ -100,8 +100,8 @@ impl Stops {
         }
     }
 
-    /// Kills hubs one after another, at any moment of a round, and every second time at the beginning after
-    /// it.
+    /// Kills hubs one after another, at any moment of a round. Every second time it kills again while the job
+    /// begins anew.
     pub fn kill(&self, kills: u32, mut kill: impl FnMut(usize)) {
         let mut number = 0;
         self.make(kills, |stop| {
@@ -113,7 +113,8 @@ impl Stops {
         });
     }
 
-    /// Waits before a worker's step until the stop that belongs to the steps before is over, and the worker is back.
+    /// Waits before a worker's step until the stop that is due before this step is over, and the worker is
+    /// back.
     pub fn before(&self, session: &mut Session, step: u32) {
         self.made.fetch_max(step, Ordering::Relaxed);
         let due = ((step + 1) / self.span).saturating_sub(1);
@@ -127,7 +128,7 @@ impl Stops {
     }
 }
 
-/// Whether the hubs with these directories have a checkpoint: of several, each a part of the same round.
+/// Whether the hubs with these directories have a checkpoint. Several hubs must have parts of the same round.
 pub(super) fn has_a_checkpoint(dirs: &[tempfile::TempDir]) -> bool {
     let files = |dir: &Path| {
         let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string());
@@ -160,7 +161,7 @@ pub(super) fn after(steps: u32) -> Vec<Vec<u32>> {
     reference.weights.iter().map(|weights| bits(weights)).collect()
 }
 
-/// Hubs of one job as processes, each with an address and a directory of its own.
+/// The hubs of a job as processes, each with its own address and directory.
 pub(super) struct Hubs {
     pub programs: Vec<Program>,
     pub addresses: Vec<SocketAddr>,

@@ -1,4 +1,4 @@
-//! A hub that ends and returns: its sessions wait for it, and continue in the same memory.
+//! A hub ends and comes back. Its sessions wait for it, and continue in the same memory.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,14 +22,15 @@ use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use worker_shim::{Background, Returns, Session, SessionConfig};
 
-/// Returns a hub at this address in this process.
+/// Starts a hub at this address in this process.
 fn start(address: SocketAddr, directory: &Path) -> Hub {
     let checkpoints = Some(directory.to_owned());
     started(&HubSettings { listen: address, checkpoints, ..settings(1, 30) })
 }
 
-/// Returns a hub where another one was just now. A process that another test starts meanwhile has the former hub's
-/// sockets and its lock of the directory, too, until it runs its own program.
+/// Starts a hub right after another hub with the same settings has ended. If another test starts a process
+/// meanwhile, that process has the former hub's sockets and lock until it runs its own program. So the first
+/// tries may fail.
 fn started(settings: &HubSettings) -> Hub {
     let mut started = None;
     until("a hub starts where the former one was", || {
@@ -45,8 +46,9 @@ fn a_hub_that_is_started_again_costs_nothing() {
     let _watchdog = Watchdog::start();
     for transport in copying_transports().into_iter().chain([Transport::Shm]) {
         let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
-        // Workers, and who starts the hub again, meet three times. A worker looks at its session meanwhile: the other may have
-        // lost its last answers with the hub, and then waits for this one to join again.
+        // The workers and the thread that restarts the hub meet three times. While a worker waits for a
+        // meeting, it must drive its session: the other worker may have lost its last answers with the hub,
+        // and then waits until this worker joins again.
         let here = AtomicU32::new(0);
         let meet = |meeting: u32, look: &mut dyn FnMut()| {
             here.fetch_add(1, Ordering::Relaxed);
@@ -71,14 +73,14 @@ fn a_hub_that_is_started_again_costs_nothing() {
                     begun(SessionConfig { transport: Some(transport), ..waiting(address, rank) });
                 let before = places(&mut session);
                 for number in 0..6 {
-                    // The hub ends while they make steps 2 and 4, or just before or after; it is back for step 5.
+                    // The hub ends during steps 2 and 4, or just before or after them. It is back for step 5.
                     if let Some(before) = [2, 4, 5].iter().position(|&step| step == number) {
                         meet(1 + before as u32, &mut || _ = session.is_ready(KeyId(0)).unwrap());
                     }
                     step(&mut session, rank, number).unwrap();
                 }
                 assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
-                // The worker may see both ends of the hub as one.
+                // The worker may see the two ends of the hub as one.
                 assert!(matches!(session.returns(), Returns { times: 1.., lost_rounds: 0 }), "{transport}");
                 assert_eq!(session.next_round(), Round(7));
                 let last = session.keys().map(|key| session.weights::<f32>(key).unwrap().to_vec());
@@ -98,7 +100,7 @@ fn a_hub_that_is_started_again_costs_nothing() {
     }
 }
 
-/// While gradients of a round come one after the other, as from a backward pass.
+/// The gradients of a round come one after another, as from a backward pass.
 #[test]
 fn a_hub_that_stops_in_the_middle_of_a_round_loses_nothing() {
     const STEPS: u32 = 60;
@@ -122,7 +124,7 @@ fn a_hub_that_stops_in_the_middle_of_a_round_loses_nothing() {
             for number in 0..STEPS {
                 write(&mut session, rank, number);
                 for key in session.keys() {
-                    std::thread::sleep(Duration::from_millis(2)); // computes
+                    std::thread::sleep(Duration::from_millis(2)); // computing
                     session.push(key).unwrap();
                 }
                 session.wait_all().unwrap();
@@ -159,13 +161,13 @@ fn a_hub_that_was_killed_goes_on_from_its_checkpoint_and_workers_hear_what_was_l
             step(&mut session, rank, 0).unwrap();
             if rank == 0 {
                 assert_eq!(session.checkpoint().unwrap().round, Round(2));
-                session.set_learning_rate(0.5).unwrap(); // which the checkpoint does not have
+                session.set_learning_rate(0.5).unwrap(); // the checkpoint does not have this rate
             }
             for number in 1..4 {
                 step(&mut session, rank, number).unwrap();
             }
             between.wait();
-            between.wait(); // it is dead
+            between.wait(); // the hub is dead
             for number in 4..6 {
                 step(&mut session, rank, number).unwrap();
             }
@@ -176,7 +178,7 @@ fn a_hub_that_was_killed_goes_on_from_its_checkpoint_and_workers_hear_what_was_l
         })
     });
     assert_eq!(seen[0], seen[1]);
-    // Steps 1 to 3 are lost; 4 and 5 follow on 0, with the learning rate that was set before 1.
+    // Steps 1 to 3 are lost. Steps 4 and 5 follow step 0, with the learning rate that was set before step 1.
     let mut reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model());
     reference.advance(0.1);
     reference.lose(3);
@@ -228,7 +230,7 @@ fn a_session_on_its_own_thread_holds_out_too_and_its_callers_may_give_up() {
     };
     let all = |sessions: &[Background]| on_threads(WORKERS, |rank| round(&sessions[rank as usize]).unwrap());
     all(&sessions);
-    // The other keys are pushed, too: a checkpoint is of a whole round.
+    // The other keys are pushed, too, because a checkpoint is of a whole round.
     on_threads(WORKERS, |rank| {
         let session = &sessions[rank as usize];
         (1..3).for_each(|key| session.push(pbox_core::KeyId(key)).unwrap());

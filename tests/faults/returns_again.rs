@@ -1,5 +1,5 @@
-//! A hub that has returned ends again before all its workers are back. Workers that know of its return and workers
-//! that do not go on from the same step.
+//! A hub that has come back ends again before all its workers are back. Some workers know that it was back,
+//! others do not. All of them continue from the same step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -58,7 +58,7 @@ fn a_hub_may_be_lost_again_before_all_workers_are_back() {
             let members = jobs.iter().flat_map(|job| &job.members);
             members.into_iter().any(|member| member.rank == 1 && member.transport.is_some())
         });
-        relay.stall(Way::Data, Stall::DOWN); // the weights do not come
+        relay.stall(Way::Data, Stall::DOWN); // the weights do not arrive
         let first = scope.spawn(|| {
             write(&mut first, 0, 4);
             first.keys().try_for_each(|key| first.push(key)).unwrap();
@@ -74,13 +74,13 @@ fn a_hub_may_be_lost_again_before_all_workers_are_back() {
         until("the first worker is back", || is_back.load(Ordering::Relaxed));
         hub.signal(Signal::KILL);
         hub.end();
-        relay.cut(Way::Data); // they never come
+        relay.cut(Way::Data); // they never arrive
         relay.stall(Way::Data, Stall::NONE);
         hub = start();
         let (first, second) = (first.join().unwrap(), second.join().unwrap());
         assert_eq!(first.returns(), Returns { times: 2, lost_rounds: 3 });
         assert_eq!(second.returns(), Returns { times: 1, lost_rounds: 3 });
-        // Steps 1 to 3 are lost; 4 and 5 follow on 0.
+        // Steps 1 to 3 are lost. Steps 4 and 5 follow step 0.
         let mut reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model());
         reference.advance(0.1);
         reference.lose(3);

@@ -1,7 +1,7 @@
-//! A hub of workers that step alone, or with Slim-DP, ends and returns. Every lost push is reported. No push counts
-//! twice, except one that was under way when the hub was killed.
+//! A hub ends and comes back while workers step alone, or with Slim-DP. Every lost push is reported. No push
+//! counts twice, except one that was in flight when the hub was killed.
 //!
-//! Weights count pushes: each worker adds a digit of its own to all of them.
+//! The weights count pushes: each worker adds its own digit to all of them.
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use pbox_core::{Consistency, Optimizer, Round};
 use worker_shim::{Returns, Session, SessionConfig};
 
 pub(super) const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
-/// The value that a push of rank 1 adds; one of rank 0 adds 1. No rank pushes so often.
+/// The value that a push of rank 1 adds; a push of rank 0 adds 1. No rank pushes as many times as this.
 pub(super) const DIGIT: f32 = 2048.0;
 pub(super) const ALL: [Consistency; 3] =
     [Consistency::Ssp { staleness: 0 }, Consistency::Ssp { staleness: 3 }, Consistency::Asp];
 
-/// Returns a worker of one hub or of several, over a transport of its own.
+/// Returns a worker of one hub or of several, after the broadcast.
 fn begun(list: &str, rank: u32, consistency: Consistency, transport: Transport) -> Session {
     let config = SessionConfig {
         hub: list.to_owned(),
@@ -38,7 +38,7 @@ fn begun(list: &str, rank: u32, consistency: Consistency, transport: Transport) 
     session
 }
 
-/// Pushes all keys, each as soon as it may be: keys are in different rounds when the hub goes.
+/// Pushes each key as soon as it is idle. So keys are in different rounds when the hub ends.
 pub(super) fn step(session: &mut Session, gradient: f32) {
     for key in session.keys() {
         session.wait(key).unwrap();
@@ -51,15 +51,15 @@ pub(super) fn digit(rank: u32) -> f32 {
     [-1.0, -DIGIT][rank as usize]
 }
 
-/// The result of a worker when all have ended.
+/// The result of a worker after all workers have ended.
 pub(super) struct Ended {
     pub returns: Returns,
     pub next_round: Round,
-    /// The fewest and the most pushes of each rank that a weight has.
+    /// The lowest and the highest number of pushes that a weight has, for each rank.
     pub pushes: Vec<(u32, u32)>,
 }
 
-/// Waits for all, and gets the weights with all that came: no hub ends any more.
+/// Waits for all workers, and gets the weights with all pushes that have arrived. No hub ends any more.
 pub(super) fn ended(session: &mut Session, [here, last]: &[AtomicU32; 2], workers: u32) -> Ended {
     end_together(session, here, workers);
     let (returns, next_round) = (session.returns(), session.next_round());
@@ -75,14 +75,14 @@ pub(super) fn ended(session: &mut Session, [here, last]: &[AtomicU32; 2], worker
     Ended { returns, next_round, pushes: (0..2).map(of_rank).collect() }
 }
 
-/// Rounds add up, for each worker.
+/// Asserts that the rounds of each worker add up.
 pub(super) fn assert_adds_up(ended: &[Ended], steps: u32) {
     for Ended { returns, next_round, .. } in ended {
         assert_eq!(u64::from(next_round.0) + returns.lost_rounds, u64::from(steps) + 1, "{returns:?}");
     }
 }
 
-/// While gradients of a round come one after the other, and faster workers are ahead.
+/// The gradients of a round come one after another, and faster workers are ahead.
 #[test]
 fn a_hub_that_stops_loses_no_push_of_workers_that_step_alone() {
     const STEPS: u32 = 60;
@@ -113,7 +113,7 @@ fn a_hub_that_stops_loses_no_push_of_workers_that_step_alone() {
                     for key in session.keys() {
                         session.wait(key).unwrap();
                         session.gradient_mut::<f32>(key).unwrap().fill(digit(rank));
-                        std::thread::sleep(Duration::from_millis(u64::from(1 + 2 * rank))); // computes
+                        std::thread::sleep(Duration::from_millis(u64::from(1 + 2 * rank))); // computing
                         session.push(key).unwrap();
                     }
                 }
@@ -130,7 +130,7 @@ fn a_hub_that_stops_loses_no_push_of_workers_that_step_alone() {
     }
 }
 
-/// Kills at any moment, also of the beginning after a kill.
+/// Kills hubs at any moment, also while a job begins again after a kill.
 fn killed(consistency: Consistency, count: usize) {
     const STEPS: u32 = 240;
     const KILLS: u32 = 4;
@@ -164,11 +164,11 @@ fn killed(consistency: Consistency, count: usize) {
     assert!(seen[0].pushes.iter().any(|&(least, _)| least < STEPS), "{consistency}: kills lose something");
 }
 
-/// Asserts that after kills the pushes of each rank are those that were made, less those reported as lost.
+/// Asserts that after kills each rank has the pushes that it made, without those that were reported as lost.
 pub(super) fn assert_counts_add_up(seen: &[Ended], consistency: Consistency, steps: u32) {
     assert!(seen.iter().all(|ended| ended.returns.times > 2), "{consistency}");
-    // A worker that was ahead loses its extra rounds, too: with ASP any number of them. One push may have been in the checkpoint,
-    // and unanswered.
+    // A worker that was ahead loses its extra rounds, too: with ASP any number of them. One push without an
+    // answer may have been in the checkpoint.
     let ahead = match consistency {
         Consistency::Ssp { staleness } => u64::from(staleness + 1),
         Consistency::Asp | Consistency::Bsp => u64::from(steps),

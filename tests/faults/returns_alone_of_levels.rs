@@ -1,7 +1,8 @@
-//! Machines that step alone: a hub of one of them is killed and returns, and hubs stop. Workers of a machine step
-//! together, and each machine has its own rounds. Lives of trees (`tests/sim/lives`) have hubs above that are lost.
+//! Machines that step alone. A hub of a machine is killed and comes back, and hubs stop. The workers of a
+//! machine step together, and each machine has its own rounds. `tests/sim/lives` tests hubs above that are
+//! lost.
 //!
-//! Weights count pushes, as in [`returns_alone`](super::returns_alone): each machine adds a digit of its own.
+//! The weights count pushes, as in [`returns_alone`](super::returns_alone): each machine adds its own digit.
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use hub_tests::program::until;
 use pbox_core::Consistency;
 use worker_shim::{Returns, Session};
 
-/// Trains on all machines, while `faults` ends hubs and starts them again. Each worker sleeps for `pause` ms after a step, by its
-/// number and the step's.
+/// Trains on all machines, while `faults` ends hubs and starts them again. After a step each worker sleeps
+/// for `pause` milliseconds, which depends on the numbers of the worker and the step.
 pub(super) fn trained(
     cluster: &mut Cluster,
     consistency: Consistency,
@@ -27,7 +28,7 @@ pub(super) fn trained(
     let configs: Vec<_> = (0..MACHINES * WORKERS)
         .map(|number| {
             let mut config = cluster.config(number / WORKERS, number % WORKERS);
-            config.compare_every = 0; // machines have different weights
+            config.compare_every = 0; // the machines have different weights
             config.with_terms(|terms| {
                 (terms.level.consistency, terms.optimizer) = (consistency, COUNTING);
             })
@@ -70,7 +71,7 @@ fn a_hub_below_of_machines_that_step_alone_may_be_killed_at_any_moment() {
     assert_counts_add_up(&first_of_machines, consistency, STEPS);
 }
 
-/// The hub above, and that of a machine, stop while machines are ahead of each other.
+/// The hub above and the hub of a machine stop while machines are ahead of each other.
 #[test]
 fn a_hub_that_stops_loses_no_push_of_machines_that_step_alone() {
     const STEPS: u32 = 60;

@@ -1,5 +1,5 @@
-//! A hub ends and returns while its weights are pulled in batches of layers. The plan begins again, and no
-//! batch waits for a key that is not pushed again.
+//! A hub ends and comes back while its weights are pulled in batches of layers. The planner begins again, and
+//! no batch waits for a key that is not pushed again.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use worker_shim::batch::Batching;
 use worker_shim::{Background, Pull, Returns, Session, SessionConfig};
 
-/// Returns a worker that pulls in batches, and whose batches change with the profile.
+/// Returns a worker that pulls in batches. The batches change with the profile.
 fn pulling(address: SocketAddr, rank: u32, batching: Batching) -> SessionConfig {
     let transport = [Transport::Shm, Transport::Tcp][rank as usize % 2];
     let config = SessionConfig {
@@ -26,7 +26,8 @@ fn pulling(address: SocketAddr, rank: u32, batching: Batching) -> SessionConfig 
     config.with_terms(|terms| terms.level.schedule = Schedule::KvStore)
 }
 
-/// Makes a step as a training loop does: the last layer's gradient first, the first layer's weights first.
+/// Makes a step like a training loop: it pushes the last layer's gradient first, and waits for the first
+/// layer's weights first.
 fn step(session: &mut Session, rank: u32, number: u32) {
     let keys: Vec<KeyId> = session.keys().collect();
     for &key in &keys {
@@ -105,7 +106,7 @@ fn a_hub_may_be_killed_at_any_moment_of_a_batch() {
     assert_eq!(u64::from(round.0) + lost, u64::from(STEPS) + 1, "{lost} are lost");
 }
 
-/// The session's own thread drives the batches, and its callers wait.
+/// The session's thread drives the batches, and its callers wait.
 #[test]
 fn a_session_on_its_own_thread_pulls_in_batches_after_a_return() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! A hub of a job on several machines ends and returns: one above the others, one below, and one of a mesh. The job ends at all
-//! of them, and the sessions of all machines hold out.
+//! A hub of a job on several machines ends and comes back. It is a hub above the others, a hub below, or a
+//! hub of a mesh. The job ends at all hubs, and the sessions of all machines wait.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
@@ -20,13 +20,13 @@ use worker_shim::{Returns, Session, SessionConfig};
 /// The number of machines, with two workers each.
 pub(super) const MACHINES: u32 = 2;
 
-/// Hubs as processes: of each machine, and of those above them.
+/// The hubs of all machines and the hub above them, as processes.
 pub(super) struct Cluster {
     /// The hub of machine 0, of machine 1, and the hub above if this is not a mesh.
     pub programs: Vec<Program>,
     addresses: Vec<SocketAddr>,
     variables: Vec<Vec<(&'static str, String)>>,
-    /// The directories of the hubs that have the weights.
+    /// The directories of the hubs that keep the weights.
     pub dirs: Vec<tempfile::TempDir>,
     is_mesh: bool,
 }
@@ -37,7 +37,7 @@ impl Cluster {
         Self::start_with(is_mesh, every, above_limit_s, |_, _| ())
     }
 
-    /// Starts the machines with other settings, by hub, for hubs at these addresses.
+    /// Starts the machines with other settings for each hub. The hubs are at these addresses.
     pub fn start_with(
         is_mesh: bool,
         every: u32,
@@ -50,7 +50,8 @@ impl Cluster {
             (0..if is_mesh { MACHINES } else { 1 }).map(|_| tempfile::tempdir().unwrap()).collect();
         let variables = (0..count).map(|hub| {
             let mut all = vec![("PHUB_LISTEN", addresses[hub as usize].to_string())];
-            // A hub that is killed between its join above and its links is missed only after this.
+            // A hub that is killed after its join above, and before its links, is missed only after this
+            // time.
             all.push(("PHUB_HEARTBEAT_LIMIT_S", "8".to_owned()));
             if is_mesh || hub == MACHINES {
                 let dir = if is_mesh { &dirs[hub as usize] } else { &dirs[0] };
@@ -93,7 +94,7 @@ fn begin(variables: &[(&str, String)]) -> Program {
     program
 }
 
-/// Returns each worker's result, by its number among the workers of all machines.
+/// Runs all workers. Returns their results, by the number among the workers of all machines.
 pub(super) fn on_machines<T: Send>(worker: impl Fn(u32) -> T + Sync) -> Vec<T> {
     on_threads(MACHINES * WORKERS, worker)
 }
@@ -106,8 +107,8 @@ fn step(session: &mut Session, worker: u32, number: u32) {
     }
 }
 
-/// Kills these hubs one after another, at any moment: all workers make all their steps, and have the same weights
-/// at the end.
+/// Kills these hubs one after another, at any moment. All workers make all their steps, and have the same
+/// weights at the end.
 fn killed(is_mesh: bool, turn: &[usize]) {
     const STEPS: u32 = 200;
     const KILLS: u32 = 4;
@@ -155,7 +156,7 @@ fn a_hub_of_a_mesh_may_be_killed_at_any_moment() {
     killed(true, &[0, 1]);
 }
 
-/// Trains while hubs that have weights stop, as gradients come one after the other.
+/// Trains while hubs that keep weights stop. The gradients of a round come one after another.
 fn stopped(is_mesh: bool, turn: &[usize]) {
     const STEPS: u32 = 60;
     let _watchdog = Watchdog::start();
@@ -178,7 +179,7 @@ fn stopped(is_mesh: bool, turn: &[usize]) {
                 stops.before(&mut session, number);
                 for key in session.keys() {
                     fill_gradient(SEED, worker, number, key, session.gradient_mut(key).unwrap());
-                    std::thread::sleep(Duration::from_millis(2)); // computes
+                    std::thread::sleep(Duration::from_millis(2)); // computing
                     session.push(key).unwrap();
                 }
                 session.wait_all().unwrap();

@@ -1,5 +1,5 @@
-//! One hub of several ends and returns: the other hubs end their part of the job, and the sessions wait for all of
-//! them.
+//! One of several hubs ends and comes back. The other hubs end their part of the job, and the sessions wait
+//! for all hubs.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ use pbox_core::{OnLoss, Round};
 use phub_server::{Hub, HubSettings};
 use worker_shim::{Returns, Session, SessionConfig};
 
-/// Returns a worker of these hubs that waits for lost ones.
+/// Returns a worker of these hubs that waits for lost hubs.
 fn config(list: &str, rank: u32) -> SessionConfig {
     let transport = [Transport::Shm, Transport::Tcp][rank as usize % 2];
     SessionConfig { hub: list.to_owned(), transport: Some(transport), ..waiting(NOT_ASKED, rank) }
@@ -39,7 +39,8 @@ fn one_hub_of_several_may_be_killed_at_any_moment() {
     });
 }
 
-/// Workers that return take part again, and have no weights yet, or just have them, when they lose another hub.
+/// Workers that return take part again. They have no weights yet, or have just got them, when they lose
+/// another hub.
 #[test]
 fn another_hub_may_be_killed_as_a_job_begins_again() {
     let _watchdog = Watchdog::start();
@@ -60,7 +61,7 @@ fn another_hub_may_be_killed_as_a_job_begins_again() {
 const STEPS: u32 = 300;
 const KILLS: u32 = 5;
 
-/// Kills hubs and trains: all workers make all their steps, and have the same weights at the end.
+/// Kills hubs while workers train. All workers make all their steps, and have the same weights at the end.
 fn killed_by(count: usize, on_loss: OnLoss, kill: impl FnOnce(&Stops, &mut Hubs) + Send) {
     let mut hubs = Hubs::start(count, 10);
     let list = hubs.list();
@@ -74,7 +75,7 @@ fn killed_by(count: usize, on_loss: OnLoss, kill: impl FnOnce(&Stops, &mut Hubs)
             let mut session = begun(config(&list, rank).with_terms(|terms| terms.on_loss = on_loss));
             for number in 0..STEPS {
                 stops.before(&mut session, number);
-                // Each key is waited for on its own: keys are in different rounds when the hub goes.
+                // Each key is waited for separately, so keys are in different rounds when the hub ends.
                 for key in session.keys() {
                     session.wait(key).unwrap();
                     fill_gradient(SEED, rank, number, key, session.gradient_mut(key).unwrap());
@@ -91,7 +92,8 @@ fn killed_by(count: usize, on_loss: OnLoss, kill: impl FnOnce(&Stops, &mut Hubs)
     assert_eq!(u64::from(round.0) + lost, u64::from(STEPS) + 1, "{lost} are lost");
 }
 
-/// While gradients of a round come one after the other, as from a backward pass. Each hub stops, hub 0 and another.
+/// The gradients of a round come one after another, as from a backward pass. Each hub stops: hub 0 and
+/// another one.
 #[test]
 fn a_hub_of_several_that_stops_in_the_middle_of_a_round_loses_nothing() {
     const STEPS: u32 = 60;
@@ -114,7 +116,7 @@ fn a_hub_of_several_that_stops_in_the_middle_of_a_round_loses_nothing() {
                 stops.before(&mut session, number);
                 write(&mut session, rank, number);
                 for key in session.keys() {
-                    std::thread::sleep(Duration::from_millis(2)); // computes
+                    std::thread::sleep(Duration::from_millis(2)); // computing
                     session.push(key).unwrap();
                 }
                 session.wait_all().unwrap();
@@ -127,7 +129,7 @@ fn a_hub_of_several_that_stops_in_the_middle_of_a_round_loses_nothing() {
     assert!(seen[0] == after(STEPS) && seen[1] == after(STEPS), "a step with the gradients of some workers");
 }
 
-/// Both hubs stop at once, as when a whole cluster is restarted.
+/// Both hubs stop at the same time, as when a whole cluster is restarted.
 #[test]
 fn all_hubs_of_a_job_may_stop_at_once() {
     let _watchdog = Watchdog::start();
@@ -153,7 +155,7 @@ fn all_hubs_of_a_job_may_stop_at_once() {
     assert!(sessions.iter().all(|session| session.returns() == Returns { times: 1, lost_rounds: 0 }));
 }
 
-/// The arrays are kept, whichever hub ends, by each transport, and by two at once.
+/// The arrays stay in place, whichever hub ends, with each transport, and if two hubs end at once.
 #[test]
 fn the_arrays_stay_when_one_hub_of_several_comes_back() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! A hub of a job with Slim-DP ends and returns. The values that a worker has not sent are kept in its gradients, and go
-//! with later pushes.
+//! A hub of a job with Slim-DP ends and comes back. The values that a worker has not sent stay in its
+//! gradients, and leave with later pushes.
 
 use std::sync::atomic::AtomicU32;
 
@@ -14,10 +14,10 @@ use worker_shim::{Returns, Session, SessionConfig};
 
 const STEPS: u32 = 60;
 const ENDS: u32 = 3;
-/// The mean of the workers' changes is the step.
+/// An optimizer whose step is the mean of the workers' changes.
 const ADDING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
 
-/// Trains: each worker adds -1 to every gradient in every step, so that the weights count the steps.
+/// Trains two workers. Each adds -1 to every gradient in every step, so that the weights count the steps.
 fn train(transport: Transport, every: u32, kill: bool) -> Vec<(Returns, Vec<f32>)> {
     let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
     let mut hub = start_process(address, dir.path(), every);
@@ -59,7 +59,8 @@ fn train(transport: Transport, every: u32, kill: bool) -> Vec<(Returns, Vec<f32>
             end_together(&mut session, &here, WORKERS);
             assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
             let returns = session.returns();
-            // Nothing is added any more. Every fifth round is pushed whole, so that nothing is left.
+            // From here on nothing is added. Every fifth round all values are pushed, so that nothing is
+            // left.
             for _ in 0..6 {
                 session.keys().try_for_each(|key| session.push(key)).unwrap();
                 session.wait_all().unwrap();
@@ -82,7 +83,8 @@ fn a_hub_that_stops_loses_nothing_of_slim_dp() {
     }
 }
 
-/// A push of a lost round had the values left out of the rounds since the last whole push: at most five.
+/// A push of a lost round includes the values that were left out since the last round in which all were
+/// pushed. There are at most five such rounds.
 #[test]
 fn a_hub_of_slim_dp_that_is_killed_loses_the_rounds_since_its_checkpoint() {
     let _watchdog = Watchdog::start();

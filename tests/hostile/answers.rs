@@ -1,5 +1,5 @@
-//! Answers from a party that is not the hub: another program, a hub's data path, or a sender without an end. The
-//! worker's join ends with an error that can be printed, and takes no memory for it.
+//! Answers from a party that is not the hub: another program, a hub's data path, or a sender without an end.
+//! The worker's join ends with an error that can be printed, and takes no memory for the answer.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use fabric::conformance::Watchdog;
 use hub_tests::{config_at, hub, join_by_hand, join_request, refused, says};
 use pbox_core::control::TransportAddress;
 
-/// Listens, and answers each connection in this way, after `ok` to clients that ask for health.
+/// Listens, and answers each connection in this way. Clients that ask for health get `ok` first.
 fn at(answer: impl Fn(&mut TcpStream) -> std::io::Result<()> + Send + Copy + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -84,7 +84,8 @@ fn a_refusal_from_whoever_answers_is_a_line_that_can_be_printed() {
     says(error, &["refused to join", "owned full line line"]);
 }
 
-/// People name the port of the data path, or that of another program.
+/// The error of a wrong port says what the port may be. People name the port of the data path, or that of
+/// another program.
 #[test]
 fn a_port_that_speaks_no_http_is_said_to_be_a_data_port_perhaps() {
     let _watchdog = Watchdog::start();
@@ -102,7 +103,7 @@ fn a_port_that_speaks_no_http_is_said_to_be_a_data_port_perhaps() {
         let mut open = Vec::new();
         for mut client in listener.incoming().map_while(Result::ok) {
             let _ = client.write_all(b"SSH-2.0-OpenSSH_9.2\r\n");
-            open.push(client); // it waits for the other end's words
+            open.push(client); // it waits for the other end
         }
     });
     says(refused(config_at(&at, "job", 0, 1)), &words);

@@ -1,5 +1,5 @@
-//! A stranger who reaches the control port, and a user with another secret. Neither learns anything of a job or
-//! changes anything, and the job's bits are right.
+//! A stranger who reaches the control port, and a user with another secret. Neither learns anything about a
+//! job or changes anything, and the job's bits are right.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use hub_tests::{authorization, config, hub, join_request, push_all, ready_all, r
 use pbox_core::control::{ErrorReply, RefusalCode};
 use phub_server::Hub;
 
-/// Asks as somebody who shows this, or nothing. Returns status and body.
+/// Sends a request that shows this authorization, or none. Returns the status and the body.
 fn ask(hub: &Hub, method: &str, path: &str, shown: Option<&str>, body: &[u8]) -> (u16, Vec<u8>) {
     let url = format!("http://{}{path}", hub.address());
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
@@ -59,7 +59,7 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
                 assert!(!error.contains(secret), "{method} {path} tells {secret:?}: {error}");
             }
         }
-        // These requests show the token of a join; nobody has it without a join.
+        // These requests show the token of a join, which nobody has without a join.
         for verb in [
             "heartbeat",
             "relink",
@@ -74,7 +74,7 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
             let body = br#"{"token": "00", "secret": "00", "seen": 0, "round": 1, "learning_rate": 1, "from_round": 1, "state_before": 1}"#;
             let (status, said) = ask(&hub, "POST", &format!("/v1/jobs/job/{verb}"), shown, body);
             assert_eq!(status, 401, "{verb}: {}", String::from_utf8_lossy(&said));
-            // Nothing of it is read: a hub that did would wait for these bytes.
+            // The hub reads nothing of the body. A hub that did would wait for these bytes.
             let wrong = "Phub-Member 0123456789abcdef0123456789abcdef";
             let mut half = TcpStream::connect(hub.address()).unwrap();
             let head = format!(
@@ -106,7 +106,7 @@ fn a_worker_with_another_secret_is_refused_by_every_transport_and_told_where_its
         says(&error, &["does not let", "join", "not of its secret", "the file of a test", "PHUB_TOKEN"]);
         assert!(!error.contains("another-secret"), "{error}");
 
-        // With a token of this job it takes part, and with one of another job it does not.
+        // The user takes part with a token of this job, and not with a token of another job.
         let all = Credential::find().unwrap();
         for (job, lets) in [("job", true), ("other", false)] {
             let token = all.token(Right::Join, job).to_string();

@@ -1,4 +1,4 @@
-//! Joins that take long hold up other joins alone.
+//! Joins that take long delay only other joins.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use pbox_core::JobTerms;
 use pbox_core::control::{JoinRequest, Peers};
 use phub_server::{Hub, HubSettings};
 
-/// The number of joins that keeps all of the hub's threads for joins busy.
+/// The number of joins that keep all of the hub's threads for joins busy.
 const JOINS: usize = 2;
 
 #[test]
@@ -18,7 +18,7 @@ fn a_hub_says_what_it_is_while_all_its_threads_for_joins_are_at_work() {
     let directory = tempfile::tempdir().unwrap();
     let checkpoints = Some(directory.path().to_owned());
     let hub = Hub::start(&HubSettings { checkpoints, ..settings(1, 5) }).unwrap();
-    // A hub that is asked for its checkpoints, and never answers.
+    // Nobody answers at this address, where the hub asks for checkpoints.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let hubs = vec![hub.address().to_string(), silent.local_addr().unwrap().to_string()];
     let request = join_request(0, 1);

@@ -1,5 +1,5 @@
-//! A worker by hand: a member of a job with its own token, which posts messages that no session posts. [`attack`] returns the
-//! error of the other worker.
+//! A worker by hand: a member of a job with its own token that posts messages which no session posts.
+//! [`attack`] returns the error of the other worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +25,10 @@ pub struct ByHand {
     pub reply: JoinReply,
     pub wire: Wire,
     pub placement: Placement,
-    /// The gradient window, chunk by chunk.
+    /// The parts of the gradient window, by chunk.
     pub gradient: Spans,
     pub port: any::Port,
-    /// One entry for each core.
+    /// The links, by core.
     pub links: Vec<LinkId>,
     _group: any::Group,
     _windows: (Arc<SendWindow>, Arc<RecvWindow>),
@@ -92,17 +92,17 @@ impl ByHand {
         self.port.flush();
     }
 
-    /// Takes in arrivals without waiting. Returns how many there were.
+    /// Takes in arrivals without waiting. Returns the number of arrivals.
     pub fn poll(&mut self) -> usize {
         self.port.poll(&mut [Arrival::default(); 64])
     }
 
-    /// Waits a moment for something to arrive.
+    /// Waits for a moment, until something may have arrived.
     pub fn wait(&mut self) {
         self.port.wait(Until::Any, Duration::from_millis(100));
     }
 
-    /// Waits until all workers of the job are there.
+    /// Waits until all workers of the job have joined.
     pub fn until_running(&self, hub: &Hub) {
         let mut seen = 0;
         loop {
@@ -137,7 +137,8 @@ fn all_nics() -> any::Rdma {
     (group, vec![port])
 }
 
-/// Attacks the hub as rank 0 of a job of two, and returns the error of rank 1, a session with this config.
+/// Attacks the hub as rank 0 of a job of two. Returns the error of rank 1, which is a session with this
+/// config.
 pub fn attack(
     hub: &Hub,
     request: &JoinRequest,
@@ -147,7 +148,7 @@ pub fn attack(
 ) -> String {
     std::thread::scope(|scope| {
         let victim = scope.spawn(move || {
-            // The error may come in any of these calls: an attacker may be quicker than a join.
+            // The error may come in any of these calls, because an attacker may be quicker than a join.
             let worked = Session::join(victim()).and_then(|mut victim| {
                 victim.broadcast_weights(|_, _: &mut [f32]| ())?;
                 push_all(&mut victim)?;
@@ -160,7 +161,7 @@ pub fn attack(
         violate(&mut attacker);
         attacker.until_cut_off();
         let error = victim.join().expect("the victim gets an error");
-        // A worker that still shakes hands gets it from the data path, in other words.
+        // A worker in its handshake gets the reason from the data path, in other words.
         says(&error, &[&format!("{JOB:?}"), " failed", "worker 0 is gone"]);
         error
     })

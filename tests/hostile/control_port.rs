@@ -1,6 +1,6 @@
-//! Clients of the control port that send slowly, nothing, garbage or too much, and more clients than there is room for.
-//! The hub refuses or closes each, a job continues with the right bits, and no descriptor is left open. One test,
-//! because it counts the process's descriptors.
+//! Clients of the control port that send slowly, nothing, garbage or too much, and more clients than there
+//! are places. The hub refuses or closes each, a job continues with the right bits, and no descriptor is left
+//! open. The file has one test, because it counts the descriptors of the process.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,8 @@ use hub_tests::{authorization, config, hub_with, join_request, push_all, ready_a
 use pbox_core::control::PROTOCOL;
 use phub_server::ControlLimits;
 
-/// Short, so that the test is quick, and far shorter than the hub holds a heartbeat.
+/// The hub's limit for silent clients. It is short, so that the test is quick, and far shorter than the time
+/// that the hub holds a heartbeat.
 const LIMIT: Duration = Duration::from_millis(700);
 const CONNECTIONS: usize = 60;
 
@@ -29,7 +30,7 @@ fn limits() -> ControlLimits {
     }
 }
 
-/// A client that sends any bytes.
+/// A client that can send any bytes.
 struct Client(TcpStream);
 
 impl Client {
@@ -42,7 +43,7 @@ impl Client {
         self
     }
 
-    /// Reads all that the hub sends until it closes.
+    /// Reads all bytes that the hub sends until it closes.
     fn read_all(mut self) -> String {
         let mut said = Vec::new();
         match self.0.read_to_end(&mut said) {
@@ -53,13 +54,14 @@ impl Client {
         String::from_utf8(said).expect("the hub speaks text")
     }
 
-    /// Sends these bytes one by one until the hub closes.
+    /// Sends these bytes one by one until the hub closes, and returns the answer.
     fn drip(mut self, bytes: impl AsRef<[u8]>) -> String {
         for &byte in bytes.as_ref().iter().cycle() {
             if self.0.write_all(&[byte]).is_err() {
                 break;
             }
-            // Slower than any real client, and fast enough that the hub does not count it as silent.
+            // The pause is longer than that of any real client, but so short that the hub does not count the
+            // client as silent.
             self.0.set_read_timeout(Some(LIMIT / 20)).unwrap();
             match self.0.peek(&mut [0]) {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -90,7 +92,7 @@ fn bodies_that_do_not_come(hub: SocketAddr) {
     let mut client = Client::connect(hub);
     client.send(post("join", "transfer-encoding: chunked")).send("5\r\n12345\r\n");
     says(client.read_all(), &["408", "stalled: 5 bytes"]);
-    // A client that closes in the middle leaves nothing at the hub.
+    // A client that closes in the middle of a request leaves nothing at the hub.
     Client::connect(hub).send(post("join", "content-length: 1000")).send("0123456789");
 }
 
@@ -103,7 +105,7 @@ fn bodies_that_are_too_long(hub: SocketAddr) {
     let mut client = Client::connect(hub);
     client.send(post("meet", "transfer-encoding: chunked"));
     let chunk = format!("4000\r\n{}\r\n", "x".repeat(0x4000));
-    // The hub may close before all of it is sent.
+    // The hub may close before all bytes are sent.
     (0..8).any(|_| client.0.write_all(chunk.as_bytes()).is_err());
     let said = client.read_all();
     assert!(said.is_empty() || said.contains("413"), "{said}");
@@ -146,7 +148,7 @@ fn requests_that_are_garbage(hub: SocketAddr) {
     says(Client::connect(hub).drip("GET / HTTP/1.1\r\nhost: h\r\nx: "), &[]);
 }
 
-/// Sends requests and never reads a reply.
+/// Runs a client that sends requests and never reads a reply.
 fn a_client_that_does_not_read(hub: SocketAddr) {
     let mut client = Client::connect(hub);
     while client.0.write_all(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n").is_ok() {}
@@ -177,7 +179,7 @@ fn no_client_holds_up_the_hub() {
             steady.join().expect("the job beside goes on, with right bits");
         });
 
-        // More clients than the limit; a running job does not notice.
+        // There are more clients than the limit, and a running job does not notice.
         let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
         let crowd: Vec<Client> = (0..2 * CONNECTIONS).map(|_| Client::connect(address)).collect();
         for _ in 0..20 {
@@ -195,8 +197,8 @@ fn no_client_holds_up_the_hub() {
     });
 }
 
-/// One address cannot take all connections with tokens. Its other clients are refused with a reason, and open
-/// connections go on.
+/// One address cannot take all connections with tokens. Its further clients are refused with a reason, and
+/// its open connections continue.
 #[test]
 fn one_address_has_a_share_of_the_connections() {
     let _watchdog = Watchdog::start();

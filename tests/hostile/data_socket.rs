@@ -1,5 +1,6 @@
-//! Garbage on the socket of the data path. Its sender loses the connection, a job continues with the right bits, and
-//! no descriptor is left open. One test, because it counts the process's descriptors.
+//! Garbage on the socket of the data path. Its sender loses the connection, a job continues with the right
+//! bits, and no descriptor is left open. The file has one test, because it counts the descriptors of the
+//! process.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -28,7 +29,7 @@ fn read_reply(socket: &OwnedFd) -> String {
     String::from_utf8_lossy(&answer[..bytes]).into_owned()
 }
 
-/// Connects, and sends these bytes and descriptors. The hub may have closed already.
+/// Connects, and sends these bytes and descriptors. The hub may close the connection before that.
 fn send(address: &str, bytes: &[u8], fds: &[OwnedFd]) -> OwnedFd {
     let socket = connect(address);
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
@@ -48,7 +49,7 @@ fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// Sends the hello of a worker with one port, which has a link to each of these cores.
+/// Returns the hello of a worker with one port, which has a link to each of these cores.
 fn hello(token: [u8; 16], send_bytes: u64, cores: &[u32]) -> Vec<u8> {
     let link = |&core: &u32| LinkPorts { joiner: PortId(0), hub: PortId(core as u16) };
     fuzzing::hello(token, send_bytes, 1, cores.iter().map(link).collect())
@@ -73,11 +74,11 @@ fn garbage_on_the_data_path_costs_its_sender() {
             send(address, &hello(token, u64::MAX, &reply.cores), &[memfd(1, SealFlags::SHRINK)]);
             let many: Vec<OwnedFd> = (0..64).map(|_| memfd(4096, SealFlags::SHRINK)).collect();
             send(address, &hello(token, 1 << 20, &reply.cores), &many);
-            // The job goes on meanwhile.
+            // The job continues meanwhile.
             steady.iter_mut().for_each(|session| push_all(session).unwrap());
             steady.iter_mut().for_each(|session| session.wait_all().unwrap());
         }
-        // The right token, with a window that can shrink.
+        // The token is right, but the window can shrink.
         let told = send(
             address,
             &hello(token, 1 << 20, &reply.cores),
@@ -88,7 +89,8 @@ fn garbage_on_the_data_path_costs_its_sender() {
         drop(told);
         assert_eq!(leave_by_hand(&hub, "job", &reply.token), 200);
 
-        // More silent connections than there is room for: they hold up nobody for long, and each gets an error.
+        // There are more silent connections than places for them. They delay nobody for long, and each gets
+        // an error.
         let silent: Vec<OwnedFd> = (0..200).map(|_| connect(address)).collect();
         let mut beside = ready_all(2, |rank| config(&hub, "beside", rank, 2));
         beside.iter_mut().for_each(|session| push_all(session).unwrap());

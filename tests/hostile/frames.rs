@@ -1,5 +1,5 @@
-//! Workers of a compressed job whose frames lie: each loses its link, and the job's error names the fault of the frame. By
-//! RDMA too if `PHUB_TEST_DEVICE` names devices.
+//! Workers of a compressed job whose frames lie. Each loses its link, and the job's error names the fault of
+//! the frame. If `PHUB_TEST_DEVICE` names devices, RDMA is tested, too.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -15,7 +15,7 @@ fn compression() -> Option<Compression> {
     Some("topk:0.25".parse().unwrap())
 }
 
-/// Posts a frame of this kind, which `write` makes from a chunk's frames.
+/// Posts a frame of this kind. `write` makes the frame from the frames of a chunk.
 fn post(liar: &mut ByHand, kind: Kind, chunk: u32, round: u32, write: impl FnOnce(&Frames, &mut [u8])) {
     let id = ChunkId(chunk);
     let frames = *liar.wire.framing().expect("the job is compressed").frames(id);
@@ -39,7 +39,7 @@ fn broadcast(liar: &mut ByHand) {
     }
 }
 
-/// Lies, and returns the error of the other worker.
+/// Sends a wrong frame with `lie`. Returns the error of the other worker.
 fn error_after(transport: Transport, lie: impl FnOnce(&mut ByHand)) -> String {
     let hub = hub(2);
     let mut request = join_request(0, 2);
@@ -50,7 +50,7 @@ fn error_after(transport: Transport, lie: impl FnOnce(&mut ByHand)) -> String {
         config
     };
     let error = attack(&hub, &request, transport, victim, lie);
-    // The cores live.
+    // The cores still work.
     Training::small("after").run(&hub.address().to_string());
     error
 }
@@ -66,7 +66,7 @@ fn workers_whose_frames_lie_lose_their_links() {
             Transport::Shm => {
                 says(error, &["pushed chunk 3 for round 0", "neither raw nor coded", "expected raw"])
             }
-            // No byte of it is taken.
+            // The worker takes no byte of the frame.
             _ => says(error, &["a frame of weights of 64 bytes", "with chunk 3: expected 72 bytes"]),
         }
         let error = error_after(transport, |liar| {

@@ -1,4 +1,4 @@
-//! A stranger or a worker that sends garbage loses its connection, and nobody else loses anything.
+//! Strangers and workers that send garbage lose their connections, and nobody else loses anything.
 
 mod answers;
 mod authority;

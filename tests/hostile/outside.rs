@@ -1,7 +1,8 @@
-//! Addresses that a join names: the hub shows no token there, and asks only peers that its operator allows.
+//! Addresses that a join names. The hub shows no token there, and asks only the peers that its operator
+//! allows.
 //!
-//! A hub shows such an address a proof of the request itself, and makes only a hub's requests. It repeats no text of the answer,
-//! accepts no number that is too large for it, and delays nobody else.
+//! A hub shows such an address a proof of the request itself, and makes only requests of a hub. It repeats no
+//! text of the answer, accepts no number that is too large for it, and delays nobody else.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -31,7 +32,7 @@ fn body(request: &JoinRequest) -> Vec<u8> {
     serde_json::to_vec(request).unwrap()
 }
 
-/// Returns the answer to a join, of a hub with `ports` ports.
+/// Returns the answer of a hub with `ports` ports to a join.
 fn let_in(ports: u32, cores: &[u32]) -> Value {
     value!({"protocol": PROTOCOL, "token": "0".repeat(32), "cores": cores, "placement": "00", "ports": ports,
         "heartbeat_limit_ms": 10_000, "transports": [{"transport": "tcp", "addresses": ["127.0.0.1:1"]}]})
@@ -39,7 +40,7 @@ fn let_in(ports: u32, cores: &[u32]) -> Value {
 
 /// Plays the first hub of a mesh, whose second hub is at `other`.
 fn first_of_mesh(other: String, join: impl Fn(&Seen) -> Value + Send + Sync + 'static) -> Recorder {
-    // The server must know its own address.
+    // The recorder must know its own address.
     let (tell, own) = mpsc::sync_channel::<String>(1);
     let own = std::sync::Mutex::new((own, None::<String>));
     let recorder = Recorder::start(move |seen: &Seen| {
@@ -82,7 +83,7 @@ fn a_hub_shows_no_token_to_an_address_of_a_join_and_survives_what_it_says() {
                 assert!(!text.contains(token.rsplit('.').next().unwrap()), "{path} shows {token}");
             }
         }
-        // The proof that the server got opens nothing else.
+        // The proof that the recorder got gives access to nothing else.
         let Some(shown) = shown else { continue };
         let status = |path: &str, body: &[u8]| post_as(&hub, path, shown, body).0;
         assert_eq!(status(JOIN, b"{}"), 401, "{path}");
@@ -209,7 +210,8 @@ fn a_hub_asks_the_peers_that_its_operator_allows() {
     assert!(attacker.seen().is_empty(), "{:?}", attacker.seen());
 }
 
-/// A peer that may be asked says that its data path is on a machine that may not be asked.
+/// A hub connects to data paths only at allowed peers. A peer that may be asked says that its data path is on
+/// a machine that may not be asked.
 #[test]
 fn an_answer_leads_a_data_path_only_to_the_peers_that_are_allowed() {
     let _watchdog = Watchdog::start();
@@ -259,7 +261,7 @@ fn joins_that_wait_for_another_hub_hold_nobody_up() {
             });
         }
         silent.wait_for(4);
-        // All of them wait, and the hub serves everybody else.
+        // All joins wait, and the hub serves all other clients.
         assert_eq!(describe(&hub.address().to_string()).jobs.len(), 0);
         Training::small("beside").run(&hub.address().to_string());
         assert!(end.try_recv().is_err(), "no join has ended");
@@ -276,7 +278,7 @@ fn a_member_is_no_hub_of_its_job() {
     let peers = Some(Peers { hubs: names, pass: None });
     let joined =
         hub_tests::join_by_hand(&hubs[0], "job", &JoinRequest { peers, terms, ..join_request(0, 1) });
-    // The worker has the job's secret, and may not use it.
+    // The worker has the job's secret, and is not allowed to use it.
     let secret = joined.pass.unwrap().secret;
     let all = Credential::find().unwrap();
     for right in [Right::Join, Right::Operate] {

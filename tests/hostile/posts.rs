@@ -1,5 +1,5 @@
-//! Members of a job that post messages that no session posts. Each loses its link, the job's error names the rank and
-//! its deed, and another job continues with the right bits.
+//! Members of a job that post messages which no session posts. Each loses its link, the job's error names the
+//! rank and the fault, and another job continues with the right bits.
 
 use fabric::Port as _;
 use fabric::any::{ConnectError, Transport};
@@ -26,7 +26,7 @@ fn post(attacker: &mut ByHand, core: usize, chunk: u32, round: u32) {
     attacker.post(core, attacker.wire.gradient_span(ChunkId(0)), chunk, round);
 }
 
-/// Attacks a hub that has another job, and returns the error of the other worker of the attacked job.
+/// Attacks a hub that has another job. Returns the error of the other worker of the attacked job.
 fn attack(hub: &Hub, violate: impl FnOnce(&mut ByHand)) -> String {
     let address = hub.address().to_string();
     let beside = Training { rounds: 100, ..Training::small("beside") };
@@ -39,7 +39,7 @@ fn attack(hub: &Hub, violate: impl FnOnce(&mut ByHand)) -> String {
     })
 }
 
-/// A worker writes its gradients while the hub reads them. Its own job gets values that nobody meant; nothing else happens.
+/// A worker that writes its gradients while the hub reads them makes wrong values only in its own job.
 #[test]
 fn a_gradient_that_is_written_while_it_is_read() {
     let _watchdog = Watchdog::start();
@@ -68,7 +68,7 @@ fn a_gradient_that_is_written_while_it_is_read() {
             }
             let mut answers = 0;
             while answers < chunks as usize {
-                // Every bit pattern, NaN among them, until the round is over.
+                // The values are all kinds of bit patterns, also NaN, until the round is over.
                 let bits = 0x7f80_0001u32.wrapping_mul(round + answers as u32 + 1);
                 for chunk in 0..chunks as usize {
                     attacker.gradient.elements_mut::<f32>(chunk).fill(f32::from_bits(bits));
@@ -101,7 +101,7 @@ fn a_chunk_twice_in_a_round() {
         post(attacker, core, 3, 0);
         post(attacker, core, 3, 0);
     });
-    // If the victim's push of the chunk came in between, the second one is a push of an old round.
+    // If the victim's push of the chunk comes in between, the second push belongs to an old round.
     assert!(
         ["chunk 3 twice in round 0", "chunk 3 for a round that ends in 0, but round 1"]
             .iter()
@@ -166,6 +166,6 @@ fn a_token_used_twice() {
     let again = connect(first.reply.clone());
     says(again.map(|_| ()).unwrap_err(), &["refused", "worker 0", &format!("{JOB:?}"), "connected already"]);
     drop(first);
-    // The cores live.
+    // The cores still work.
     Training::small("after").run(&hub.address().to_string());
 }

@@ -1,5 +1,8 @@
-//! Requests of the control port that no worker sends: several at once, headers twice, parts of chunked bodies without an end,
-//! invalid paths and methods, floods. Each is refused in words or closed, and a job at the same time continues with right bits.
+//! Requests of the control port that no worker sends: several at once, repeated headers, and parts of chunked
+//! bodies without an end. Also invalid paths and methods, and floods.
+//!
+//! The hub refuses each with an error or closes the connection. A job at the same time continues with right
+//! bits.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,18 +16,18 @@ use pbox_core::control::ErrorReply;
 use phub_server::{Hub, HubSettings};
 use worker_shim::Session;
 
-/// Sends these bytes, and returns all bytes of the answer until the hub closes: empty if it closes before all of it was
-/// sent.
+/// Sends these bytes, and returns all bytes of the answer until the hub closes. The answer is empty if the
+/// hub closes before all bytes were sent.
 fn told(hub: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
     let mut client = TcpStream::connect(hub).unwrap();
-    // The hub may close before all is sent.
+    // The hub may close before all bytes are sent.
     let _ = client.write_all(bytes.as_ref());
     let mut said = Vec::new();
     let _ = client.read_to_end(&mut said);
     String::from_utf8(said).expect("the hub speaks text")
 }
 
-/// Returns the error in an answer, which has this status.
+/// Returns the error in an answer, which must have this status.
 fn error(answer: &str, status: u16) -> String {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
     assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
@@ -46,11 +49,11 @@ fn requests_that_nobody_sends_are_refused_in_words_and_a_job_goes_on() {
     let beside = Training { workers: 2, rounds: 300, ..Training::small("beside") };
     std::thread::scope(|scope| {
         let job = scope.spawn(|| beside.run(&address));
-        // Several in one packet: each has its answer, in order.
+        // Each of several requests in one packet has its answer, in order.
         let many = "GET /v1/health HTTP/1.1\r\nhost: hub\r\n\r\n".repeat(499);
         let many = many + &request("GET /v1/health", "");
         assert_eq!(told(at, many).matches("\r\n\r\nok\n").count(), 500);
-        // The first of two headers counts, and the second opens nothing.
+        // The first of two headers counts, and the second gives no access.
         let twice = format!(
             "GET /v1/hub HTTP/1.1\r\nhost: hub\r\nconnection: close\r\nauthorization: Bearer x\r\nauthorization: {}\r\n\r\n",
             authorization()
@@ -100,7 +103,7 @@ fn paths_and_methods_that_are_none_are_json_and_repeat_little() {
     says(error(&told(hub.address(), request("TRACE /v1/hub", "")), 405), &["another method"]);
 }
 
-/// Each look at a part of a checkpoint reads the file. However many ask, one thread looks.
+/// One thread serves any number of questions for a part of a checkpoint. Each answer reads the file.
 #[test]
 fn a_flood_of_questions_for_parts_takes_one_thread() {
     alone(|| {
@@ -110,7 +113,7 @@ fn a_flood_of_questions_for_parts_takes_one_thread() {
             let checkpoints = Some(directory.path().to_owned());
             Hub::start(&HubSettings { checkpoints, ..settings(1, 30) }).unwrap()
         });
-        // A part of 64 MB, which each look digests.
+        // The part has 64 MB, whose digest each answer computes.
         let config = config_at(&addresses(&hubs), "job", 0, 1).with_terms(|terms| {
             (terms.keys, terms.chunk_bytes) = (vec![Key::f32("only", [32 << 20])], 1 << 20)
         });
@@ -147,7 +150,7 @@ fn a_flood_of_questions_for_parts_takes_one_thread() {
             job.join().expect("the job beside goes on, with right bits");
             most
         });
-        // A thread that has answered is there for a moment more.
+        // A thread that has answered remains for a moment.
         assert!(most < 10, "{most} threads");
         drop(crowd);
         assert_eq!(describe(&address).jobs.len(), 0);

@@ -1,5 +1,5 @@
-//! Other users of the machine: they know the names of abstract sockets, and send descriptors. They get no token, and they do
-//! not keep a hub from starting or a worker from joining.
+//! Other users of the machine. They know the names of abstract sockets, and send descriptors. They get no
+//! token, and they keep no hub from starting and no worker from joining.
 
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -56,11 +56,11 @@ fn impostor_name() -> String {
     format!("phub-impostor-{}", std::process::id())
 }
 
-/// The tokens of the joins.
+/// The tokens of all joins.
 static TOKENS: Mutex<Vec<[u8; 16]>> = Mutex::new(Vec::new());
 
-/// Leads to an impostor, as in another network namespace where somebody else has the hub's name: this answer to a join
-/// leads there.
+/// Changes the answer to a join so that it leads to an impostor. In another network namespace, somebody else may
+/// have the hub's name and be such an impostor.
 fn leads_to_an_impostor(path: &str, answer: &mut serde_json::Value) {
     if !path.ends_with("/join") {
         return;
@@ -90,7 +90,7 @@ fn an_impostor_at_a_hubs_name_sees_no_token_and_the_worker_comes_by_another_tran
             let (bytes, _) = net::recv(&accepted, &mut hello, net::RecvFlags::empty()).unwrap();
             let tokens = TOKENS.lock().unwrap();
             let shown = |token: &[u8; 16]| hello[..bytes].windows(16).any(|part| part == token);
-            // A server that is shown a token says so, and the worker does not join.
+            // The server answers a shown token with a message about it, and the worker does not join.
             let answer =
                 if tokens.iter().any(shown) { Some(b"phubshm4\x01a token!".as_slice()) } else { *answer };
             assert!(!tokens.is_empty() && !tokens.iter().any(shown), "a token is shown");
@@ -113,8 +113,8 @@ fn an_impostor_at_a_hubs_name_sees_no_token_and_the_worker_comes_by_another_tran
     says(error, &["shm: ", "hung up during the handshake"]);
 }
 
-/// Returns a TCP socket that lingers: bytes of it are on their way to a peer that reads nothing, so that closing it
-/// waits for an hour.
+/// Returns a TCP socket whose close takes an hour. It lingers, and its bytes are on their way to a peer that
+/// reads nothing.
 fn lingering() -> (OwnedFd, impl Sized) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
@@ -127,7 +127,8 @@ fn lingering() -> (OwnedFd, impl Sized) {
     (socket.into(), (listener, peer))
 }
 
-/// There are 64 places for those who have not said who they are, and as many threads that could close such a socket.
+/// Strangers may send sockets that take long to close. Clients that have not identified themselves have 64
+/// places, and as many threads that could close such a socket.
 #[test]
 fn strangers_whose_sockets_linger_hold_nobody_up() {
     let _watchdog = Watchdog::start();

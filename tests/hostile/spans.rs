@@ -1,6 +1,8 @@
-//! Frames over TCP that do not say the span of their chunk: short, empty, too long, of another chunk's place. None counts as
-//! a push: each costs its sender the link, and the error names the expected bytes. Workers look at the hub's frames in the
-//! same way: between them and a real hub there is somebody who changes a frame.
+//! Frames over TCP whose span is not that of their chunk: short, empty, too long, or at another chunk's
+//! place. None counts as a push. Each costs its sender the link, and the error names the expected bytes.
+//!
+//! Workers check the hub's frames in the same way. In these tests, a relay between them and a real hub
+//! changes a frame.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,8 +21,8 @@ use super::by_hand::{ByHand, JOB, attack};
 
 const CHUNK: u32 = 3;
 
-/// Posts chunk 3 for round 0 with the span that `wrong` makes of the right one. Returns the right one, and the error of the
-/// other worker. A job beside has right bits.
+/// Posts chunk 3 for round 0 with the span that `wrong` makes of the right one. Returns the right span and
+/// the error of the other worker. Another job at the hub has right bits.
 fn error_after(schedule: Schedule, wrong: impl FnOnce(Span) -> Span) -> (Span, String) {
     let hub = hub(2);
     let address = hub.address().to_string();
@@ -63,7 +65,8 @@ fn a_frame_is_exactly_its_chunk() {
     }
 }
 
-/// With this schedule frames without bytes are pulls. Only a notice asks for one.
+/// An empty push is not taken for a pull. With this schedule, frames without bytes are pulls, but only a
+/// notice can ask for one.
 #[test]
 fn an_empty_push_is_no_pull() {
     let _watchdog = Watchdog::start();
@@ -71,13 +74,13 @@ fn an_empty_push_is_no_pull() {
     says(error, &["worker 0 is gone", "a frame of weights of 0 bytes for offset 0 with chunk 3"]);
 }
 
-/// Passes bytes on, until the end.
+/// Passes bytes on until the end of the stream.
 fn relay(mut from: TcpStream, mut to: TcpStream) {
     let _ = std::io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// Accepts connections, and passes each on with a new one to `to`.
+/// Accepts connections, and passes each one on to a new connection to `to`.
 fn between(to: SocketAddr, pass_on: fn(TcpStream, TcpStream)) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -90,7 +93,7 @@ fn between(to: SocketAddr, pass_on: fn(TcpStream, TcpStream)) -> SocketAddr {
     address
 }
 
-/// Relays the hub's data path, but sends its first frame to another chunk's place.
+/// Relays the hub's data path, but sends the first frame of the hub to another chunk's place.
 fn misplaced(client: TcpStream, mut hub: TcpStream) {
     let (mut up, to_hub) = (client.try_clone().unwrap(), hub.try_clone().unwrap());
     std::thread::spawn(move || relay(client, to_hub));
@@ -105,7 +108,7 @@ fn misplaced(client: TcpStream, mut hub: TcpStream) {
     relay(hub, up);
 }
 
-/// Relays the hub's control port, whose answers then name another address for the data path.
+/// Relays the hub's control port, but changes its answers to name another address for the data path.
 fn other_address(client: TcpStream, mut hub: TcpStream) {
     let (mut down, to_hub) = (client.try_clone().unwrap(), hub.try_clone().unwrap());
     std::thread::spawn(move || relay(client, to_hub));
@@ -120,7 +123,7 @@ fn other_address(client: TcpStream, mut hub: TcpStream) {
     let _ = down.shutdown(Shutdown::Write);
 }
 
-/// The real address of the data path, and the one that workers get; as long.
+/// The real address of the data path, and the address of the same length that workers get.
 static DATA_PATH: OnceLock<(String, String)> = OnceLock::new();
 
 #[test]

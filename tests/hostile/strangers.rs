@@ -1,5 +1,5 @@
-//! Strangers on the data path's TCP port: silent connections, hellos with tokens that nobody has, and workers with
-//! connections that never arrive. They cost no other client a place, and each ends in bounded time.
+//! Strangers on the TCP port of the data path: silent connections, hellos with unknown tokens, and workers
+//! whose connections never arrive. They cost no other client a place, and each of them ends in bounded time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ fn by_tcp(config: SessionConfig) -> SessionConfig {
     SessionConfig { transport: Some(Transport::Tcp), ..config }
 }
 
-/// Connects, and says that this is link `link` of `links` of the worker with this token.
+/// Connects as link `link` of `links` of the worker with this token.
 fn hello(address: SocketAddr, token: [u8; 16], link: u32, links: u32) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(&hello_bytes(token, link, links)).unwrap();
@@ -56,8 +56,9 @@ fn train_a_round(sessions: &mut [Session]) {
     sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
 }
 
-/// A worker that sends nothing for 4 s is dead, and its heartbeats begin after the data path. If each silent connection
-/// held a place for a time, 3000 of them would hold up the data path for longer.
+/// Silent connections take the place of no worker. A worker that sends nothing for 4 s is dead, and its
+/// heartbeats begin after the data path. If each of the 3000 silent connections held a place for some time,
+/// they would delay the data path for longer.
 #[test]
 fn silent_connections_take_the_place_of_no_worker() {
     alone(|| {
@@ -78,7 +79,7 @@ fn silent_connections_take_the_place_of_no_worker() {
             }
             new.join().expect("a new job is made, and its bits are right");
         });
-        // The last connections may remain for their time.
+        // The last connections may remain until their time is over.
         let first = silent.into_iter().take(2900).map(told).collect::<Vec<_>>();
         assert!(first.iter().all(|told| told.is_empty() || told.contains("hung up")), "{first:?}");
         steady.into_iter().for_each(|session| session.leave().unwrap());
@@ -135,7 +136,8 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     Training::small("after").run(&hub.address().to_string());
 }
 
-/// A reader of the wire knows the name of a token and whole hellos. Neither the name nor a hello admits it.
+/// A replayed or made-up hello is refused. A reader of the wire knows the name of a token and whole hellos,
+/// and neither gives access.
 #[test]
 fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let _watchdog = Watchdog::start();
@@ -153,7 +155,7 @@ fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let mut of_link_1 = seen.clone();
     of_link_1[24] = 1;
     says(told(say(&of_link_1)), &["not one of this hub's"]);
-    // Of two equal connections, the hub keeps the first, which waits for its other link.
+    // The hub keeps the first of two equal connections, which waits for its other link.
     let (tell, hear) = std::sync::mpsc::channel();
     let both = [say(&seen), say(&seen)];
     for stream in &both {

@@ -1,4 +1,5 @@
-//! LARS and LAMB where machines sum first: the weights are the oracle's, bit for bit, by every shape of hubs.
+//! LARS and LAMB in jobs where machines sum first. The weights equal those of the oracle, bit for bit, for
+//! every shape of hubs.
 
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;

@@ -1,4 +1,4 @@
-//! Checkpoints are written at the top only, and a job on several machines continues from them.
+//! Only the hubs at the top write checkpoints, and a job on several machines continues from them.
 
 use fabric::conformance::Watchdog;
 use hub_tests::{PATIENT_S, settings};
@@ -8,7 +8,7 @@ use worker_shim::Session;
 use super::{Machines, on_machines};
 use crate::checkpoints::checkpoint::{rounds, weights_are};
 
-/// Returns a mesh of two machines with a directory of checkpoints each.
+/// Returns a mesh of two machines. Each hub has a directory of checkpoints.
 pub fn mesh(dirs: &[tempfile::TempDir]) -> Machines {
     let hub = |dir: &tempfile::TempDir| {
         let checkpoints = Some(dir.path().to_owned());

@@ -1,5 +1,5 @@
-//! Gradients that are clipped by the norm of all keys together where machines sum first: weights, norms and skipped rounds are the
-//! oracle's, bit for bit, by every shape of hubs.
+//! Gradients that are clipped by the norm of all keys together, in jobs where machines sum first. Weights,
+//! norms and skipped rounds equal those of the oracle, bit for bit, for every shape of hubs.
 
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
@@ -39,7 +39,8 @@ fn machines_below_hubs_clip_as_one_job() {
     }
 }
 
-/// The spike of round 3 is among the first ten norms: it makes a step, and counts.
+/// Returns a training with a spike in round 3. It is among the first ten norms, so it makes a step, and
+/// counts.
 fn with_spikes(optimizer: Optimizer) -> Training {
     let (skip_spikes, spikes) = (Some(2.0), vec![3, 10, 12, 13]);
     let job = format!("spikes-{}", optimizer.name());
@@ -77,7 +78,7 @@ fn a_mesh_clips_as_one_job() {
     }
 }
 
-/// With one worker on each machine the sums are those of the flat job, in the same order.
+/// With one worker on each machine, the sums are those of the flat job, in the same order.
 #[test]
 fn a_mesh_of_single_workers_has_the_bits_of_the_flat_job() {
     let _watchdog = Watchdog::start();

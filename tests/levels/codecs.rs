@@ -1,5 +1,5 @@
-//! Codecs on the way up: workers share memory with their machine's hub and push bare values. Only the sums of machines
-//! are coded, as a worker's gradients are in a flat job.
+//! Codecs above machines. Workers share memory with their machine's hub, and push plain values. Only the
+//! machines' sums are coded, as a worker's gradients are in a flat job.
 
 use fabric::conformance::Watchdog;
 use half::f16;
@@ -15,7 +15,7 @@ use super::{Machines, on_machines};
 const ROUNDS: u32 = 5;
 const SEED: u64 = 3;
 
-/// Trains some rounds. Returns all weights after each. `gradient` is of a round, a key and an element.
+/// Trains some rounds. Returns all weights after each round. `gradient` gets a round, a key and an element.
 fn train<E: Element>(
     config: SessionConfig,
     keeps_weights: bool,
@@ -47,8 +47,9 @@ fn train<E: Element>(
     seen
 }
 
-/// Compares two jobs. The mean of two machines with two workers each is half of the mean of two workers that push these
-/// machines' sums. Everything else is the same, bit by bit: frames, draws, the values left out, and the answers.
+/// Compares two jobs: two machines with two workers each, and two workers that push these machines' sums. The
+/// mean of the first job is half of the mean of the second job. Everything else is equal, bit for bit:
+/// frames, draws, values that are left out, answers.
 fn compare<E: Element>(machines: &Machines, keys: &[Key], optimizer: Optimizer, codec: &str) {
     let with = |mut config: SessionConfig, optimizer: Optimizer| {
         config.terms.keys = keys.to_vec();
@@ -95,7 +96,7 @@ fn sums_of_machines_are_coded_as_gradients_of_workers() {
     }
 }
 
-/// The frames count gradients, and a machine that returns gets the weights unchanged.
+/// The frames carry the number of gradients. A machine that returns gets the weights unchanged.
 #[test]
 fn a_coded_mean_is_over_those_who_take_part() {
     let _watchdog = Watchdog::start();
@@ -132,7 +133,7 @@ fn a_coded_mean_is_over_those_who_take_part() {
     };
     drop(sessions[1].remove(1));
     assert_eq!(round(sessions.iter_mut().flatten().collect()), [0.5; 3]);
-    // The whole second machine leaves, and returns.
+    // All workers of the second machine leave, and return.
     sessions.truncate(1);
     assert_eq!(round(sessions.iter_mut().flatten().collect()), [0.0; 2]);
     let mut back = on_threads(2, |rank| Session::join(config(1, rank)).unwrap());

@@ -1,5 +1,5 @@
-//! The workers of all machines of a job learn the reason of its end, with the machine. Wrong settings of hubs are refused
-//! by name, in bounded time.
+//! The workers of all machines of a job learn the reason of its end, and the machine. Wrong settings of hubs
+//! are refused with an error that names them, in bounded time.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::processes::hub::start_hub;
 /// The time that a worker waits for workers that never join: long enough for its own join on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sessions of all workers after the broadcast, by machine and rank.
+/// Returns the sessions of all workers after the broadcast, by machine and rank.
 fn ready(machines: &Machines, workers: u32, on_loss: OnLoss) -> Vec<Vec<Session>> {
     on_machines(machines.below.len() as u32, workers, |machine, rank, _| {
         let mut config = machines.config(machine, "job", rank, workers);
@@ -32,7 +32,7 @@ fn ready(machines: &Machines, workers: u32, on_loss: OnLoss) -> Vec<Vec<Session>
     })
 }
 
-/// Makes a round of these sessions, each on its own thread, with `gradient` as every gradient.
+/// Makes a round of these sessions, each on its own thread. All gradients have the value `gradient`.
 fn round<'a>(
     sessions: impl IntoIterator<Item = &'a mut Session>,
     gradient: f32,
@@ -67,7 +67,7 @@ fn a_lost_worker_is_named_on_all_machines_with_its_machine() {
 
 fn lose_a_worker(machines: &Machines) {
     let mut sessions = ready(machines, 2, OnLoss::Stop);
-    drop(sessions[1].remove(0)); // it does not leave: its links close
+    drop(sessions[1].remove(0)); // without a leave: its links just close
     let told: Vec<_> =
         round(sessions.iter_mut().flatten(), 1.0).into_iter().map(Result::unwrap_err).collect();
     let words = ["\"job\" failed", "worker 0 is gone", "machine 1: worker 0 is gone"];
@@ -90,7 +90,8 @@ fn a_worker_that_fails_says_why_on_all_machines() {
     }
 }
 
-/// A hub below compares no rounds: the hub above ends a job whose pushes wait for a machine that has left.
+/// The hub of a machine does not compare rounds. The hub above ends a job whose pushes wait for a machine
+/// that has left.
 #[test]
 fn a_machine_that_leaves_early_is_named_to_who_waits_for_it() {
     let _watchdog = Watchdog::start();
@@ -111,7 +112,7 @@ fn a_machine_whose_weights_differ_is_named_on_all() {
     for machines in [Machines::start(1, 3), Machines::mesh(3)] {
         let mut sessions = on_machines(3, 2, |machine, rank, _| {
             let config = machines.config(machine, "job", rank, 2);
-            let transport = Some(Transport::Tcp); // on shared memory nobody can write weights but the hub
+            let transport = Some(Transport::Tcp); // on shared memory only the hub can write weights
             let config = SessionConfig { compare_every: 2, transport, ..config };
             let mut session = Session::join(config).unwrap();
             session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
@@ -133,16 +134,17 @@ fn a_job_goes_on_without_a_lost_worker_and_its_mean_is_of_those_left() {
     let machines = Machines::start(1, 2);
     let mut sessions = ready(&machines, 2, OnLoss::Continue);
     drop(sessions[1].remove(1));
-    // SGD with rate 0.5: the mean is 1, however many push. A mean that were divided by 4 would be 0.75.
+    // SGD with rate 0.5: the mean is 1 for any number of pushes. If the mean were divided by 4, a step would
+    // be 0.75.
     for weight in round(sessions.iter_mut().flatten(), 1.0) {
         assert_eq!(weight.unwrap(), 0.5);
     }
-    // The machine's last worker goes: the other machine goes on.
+    // The last worker of the machine is lost, and the other machine continues.
     drop(sessions.remove(1));
     for weight in round(sessions.iter_mut().flatten(), 1.0) {
         assert_eq!(weight.unwrap(), 0.0);
     }
-    // A worker returns to the other machine's hub, which joins the running job again.
+    // A worker joins the lost machine's hub, and this hub joins the running job again.
     let job = describe(&machines.address(0)).jobs.remove(0);
     assert_eq!(job.above, vec![machines.top[0].address().to_string()]);
     let hub = machines.address(1);
@@ -175,7 +177,8 @@ fn a_top_that_is_killed_is_named_on_all_machines() {
     }
 }
 
-/// A mesh that loses a machine loses its share of the weights, so the job ends. Without a worker the job goes on.
+/// If a mesh loses a machine, it loses that machine's share of the weights, so the job ends. If it loses a
+/// worker, the job continues.
 #[test]
 fn a_mesh_goes_on_without_a_worker_and_ends_without_a_machine() {
     let _watchdog = Watchdog::start();
@@ -244,7 +247,7 @@ fn a_machine_that_does_not_come_is_named() {
     says(refused(config), &["machine(s) [0, 2]", "the hub or some workers are missing"]);
 }
 
-/// A machine is there when all its workers are.
+/// A machine counts as joined when all its workers have joined.
 #[test]
 fn a_worker_that_does_not_come_is_named_on_its_machine_and_its_machine_on_the_others() {
     let _watchdog = Watchdog::start();
@@ -288,7 +291,7 @@ fn hubs_that_are_above_each_other_are_refused() {
 #[test]
 fn wrong_settings_are_named() {
     let _watchdog = Watchdog::start();
-    // Two hubs with one number.
+    // Two hubs have the same number.
     let top = hub(1);
     let top = top.address().to_string();
     let (first, twin) = (hub_below(&top, 0, 2), hub_below(&top, 0, 2));
@@ -307,12 +310,12 @@ fn wrong_settings_are_named() {
         );
         says(waiting.join().unwrap(), &["machine(s) [1]"]);
     });
-    // Nobody is above.
+    // No hub is above.
     let (above, machine) = (Some(NOWHERE.to_owned()), Some(Machine { number: 0, of: 1 }));
     let lost = HubSettings { above, machine, above_limit_s: 1, ..settings(1, 30) };
     let lost = Hub::start(&lost).unwrap();
     says(refused(config_at(&lost.address().to_string(), "job", 0, 1)), &["below other hubs", NOWHERE]);
-    // Terms that machines do not share.
+    // The terms of the machines differ.
     let machines = Machines::start(1, 2);
     let _first = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
@@ -328,7 +331,7 @@ fn wrong_settings_are_named() {
         says(refused(config), &["\"other.above\" has seed 0", "asks for 5"]);
         other.join().unwrap()
     });
-    // Terms that no hub relays.
+    // Terms with which no hub may be below others.
     let list = addresses([&machines.below[0], &machines.below[1]]);
     says(refused(config_at(&list, "job", 0, 1)), &["a hub below other hubs with 2 hubs"]);
 }
@@ -336,7 +339,7 @@ fn wrong_settings_are_named() {
 #[test]
 fn machines_that_do_not_meet_are_named() {
     let _watchdog = Watchdog::start();
-    // Long enough for two hubs that come at the same time on a busy machine.
+    // The limit is long enough for two hubs that start at the same time on a busy machine.
     let impatient = HubSettings { above_limit_s: 3, ..settings(1, 30) };
     let machines = Machines {
         below: (0..2).map(|_| Hub::start(&impatient).unwrap()).collect(),
@@ -350,7 +353,7 @@ fn machines_that_do_not_meet_are_named() {
         config
     };
     says(refused(of("1/2", NOWHERE)), &["cannot reach", NOWHERE]);
-    // Both machines claim to be the first.
+    // Both machines say that they are the first.
     let meet = machines.address(0);
     std::thread::scope(|scope| {
         let twins = machines.below.iter().map(|hub| {
@@ -363,7 +366,7 @@ fn machines_that_do_not_meet_are_named() {
         assert!(told.iter().any(|told| told.contains("both say that they are machine 0/2")), "{told:?}");
         assert!(told.iter().any(|told| told.contains("machine(s) [1] of 2")), "{told:?}");
     });
-    // The workers of a machine do not agree.
+    // The workers of one machine disagree.
     let alone = |rank, mesh: &str| {
         let mut config = of(mesh, &meet);
         (config.rank, config.terms.workers, config.join_limit) = (rank, 2, PATIENCE);
@@ -378,14 +381,15 @@ fn machines_that_do_not_meet_are_named() {
         says(alone(1, "0/2"), &["has the mesh 0/1", "asks for the mesh", &other]);
         first.join().unwrap();
     });
-    // This hub is below other hubs already.
+    // This hub is already below other hubs.
     let below = hub_below(&meet, 0, 1);
     let mut config = of("0/1", &meet);
     config.hub = below.address().to_string();
     says(refused(config), &["asks for a mesh", "is below the hubs at", "--above"]);
 }
 
-/// A missing level costs nothing: a job at the top may have workers of its own while hubs below push, too.
+/// Without a level, workers push to the hubs at the top. A job may have such workers while hubs below push,
+/// too.
 #[test]
 fn the_top_serves_flat_jobs_beside() {
     let _watchdog = Watchdog::start();

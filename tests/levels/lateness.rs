@@ -1,4 +1,4 @@
-//! The hubs at the top name the worker of another machine that is late: its own hub tells them.
+//! The hubs at the top name a late worker of another machine, because that machine's hub reports it.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -19,12 +19,12 @@ fn job_above(hub: &Hub) -> JobReply {
     jobs.into_iter().find(|job| job.name == "job.above").expect("the job at the top")
 }
 
-/// Trains with three workers on each of two machines until a hub at the top names worker 2 of machine 1, which does
-/// other work in each round.
+/// Trains with three workers on each of two machines. Worker 2 of machine 1 is late in each round. Ends when
+/// a hub at the top names this worker.
 fn train(machines: &Machines) {
     let top = if machines.is_mesh { &machines.below } else { &machines.top };
     let is_over = AtomicBool::new(false);
-    // Of machine 0 nothing is asked: on a busy machine one of its workers may be late now and then.
+    // Nothing is asserted about machine 0: on a busy machine one of its workers may be late now and then.
     let says_so = |job: &JobReply| {
         let latest = job.members[1].latest.as_ref();
         latest.is_some_and(|late| late.path == [2] && 2 * late.last > late.window && late.late_us > 2000)
@@ -44,7 +44,7 @@ fn train(machines: &Machines) {
                     if (machine, rank) == (1, 2) {
                         std::thread::sleep(Duration::from_millis(15));
                     }
-                    // An error: another worker has left, because the test is over.
+                    // An error means that another worker has left, because the test is over.
                     if let Err(error) = push_all(&mut session).and_then(|()| session.wait_all()) {
                         assert!(is_over.load(Relaxed), "{error}");
                     }
@@ -53,7 +53,7 @@ fn train(machines: &Machines) {
         });
         until("the job is at the top", || !describe(&top[0].address().to_string()).jobs.is_empty());
         until("the job runs", || top.iter().all(|hub| job_above(hub).round.0 > 0));
-        // Both hubs of a mesh learn it.
+        // In a mesh, both hubs must name the worker.
         until("the hubs at the top name the worker", || top.iter().all(named));
         is_over.store(true, Relaxed);
     });

@@ -1,4 +1,4 @@
-//! Hubs below hubs: the workers of a machine push to the hub beside them, which sends one sum up.
+//! Hubs below hubs. The workers of a machine push to the hub beside them, and this hub sends one sum up.
 
 mod by_key;
 mod checkpoints;
@@ -20,7 +20,7 @@ use worker_shim::SessionConfig;
 
 /// Hubs at the top, and machines below them with a hub each.
 struct Machines {
-    /// Dropped last: a hub that stops first fails the jobs of the others.
+    /// Dropped after `top`. A hub that stops first would fail the jobs of the others.
     below: Vec<Hub>,
     top: Vec<Hub>,
     is_mesh: bool,
@@ -35,7 +35,7 @@ impl Machines {
         Machines { below, top, is_mesh: false }
     }
 
-    /// Starts machines whose hubs own a share each.
+    /// Starts a mesh of machines: the hub of each machine owns a share.
     fn mesh(machines: u32) -> Self {
         Machines { below: (0..machines).map(|_| hub(2)).collect(), top: Vec::new(), is_mesh: true }
     }
@@ -45,7 +45,7 @@ impl Machines {
         self.on(machine, config_at(&self.address(machine), job, rank, workers))
     }
 
-    /// Returns the settings of a worker on a machine.
+    /// Returns `config` for a worker on a machine.
     fn on(&self, machine: u32, mut config: SessionConfig) -> SessionConfig {
         if self.is_mesh {
             let machine = Machine { number: machine, of: self.below.len() as u32 };
@@ -72,7 +72,7 @@ fn on_machines<T: Send>(
     (0..machines).map(|_| flat.by_ref().take(workers as usize).collect()).collect()
 }
 
-/// Trains on machines with the workers of `shape`. Returns the bits of the last weights.
+/// Trains on machines; `shape` has the number of workers of each. Returns the bits of the last weights.
 fn train(machines: &Machines, shape: &[u32], training: &Training) -> Vec<Vec<u32>> {
     let (all, here) = (shape.iter().sum(), shape[0]);
     assert!(shape.iter().all(|of_machine| *of_machine == here));

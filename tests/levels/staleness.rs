@@ -1,5 +1,5 @@
-//! SSP and ASP between machines: a machine pushes the mean of its workers, which step together, and does not wait for
-//! the other machines.
+//! SSP and ASP between machines. The workers of a machine step together. The machine pushes their mean, and
+//! does not wait for the other machines.
 
 use fabric::conformance::Watchdog;
 use hub_tests::values::{self, same_bits};
@@ -30,7 +30,7 @@ fn train(config: SessionConfig) -> Vec<f32> {
     weights
 }
 
-/// Does something with each of these at the same time.
+/// Runs `work` for each item, on a thread for each.
 fn at_once<I: Send, T: Send>(each: impl IntoIterator<Item = I>, work: impl Fn(I) -> T + Sync) -> Vec<T> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -39,7 +39,7 @@ fn at_once<I: Send, T: Send>(each: impl IntoIterator<Item = I>, work: impl Fn(I)
     })
 }
 
-/// A machine alone steps as a job of its workers does: its pushes are their means.
+/// A single machine steps like a job with its workers, because its pushes are their means.
 #[test]
 fn one_machine_steps_by_the_mean_of_its_workers() {
     let _watchdog = Watchdog::start();
@@ -61,14 +61,14 @@ fn one_machine_steps_by_the_mean_of_its_workers() {
                 same_bits(format!("{consistency}, worker {rank}"), seen, &expected[0]);
             }
         }
-        // Top-k of all values leaves nothing out, and rounds nothing.
+        // With top-k of all values, nothing is left out, and nothing is rounded.
         let all = Some("topk:1");
         let coded = on_threads(3, |rank| train(with(machines.config(0, "job", rank, 3), "asp", all)));
         assert!(coded.windows(2).all(|both| both[0] == both[1]));
     }
 }
 
-/// Machine 0 goes ahead of machine 1, as far as it may; at the end both have made all steps.
+/// Machine 0 gets ahead of machine 1, as far as it may. At the end both have made all steps.
 #[test]
 fn machines_do_not_wait_for_each_other() {
     let _watchdog = Watchdog::start();
@@ -117,7 +117,7 @@ fn machines_do_not_wait_for_each_other() {
     }
 }
 
-/// Over more than one level of hubs a job steps together.
+/// A job over more than one level of hubs must step together.
 #[test]
 fn machines_step_alone_between_two_levels_only() {
     let _watchdog = Watchdog::start();

@@ -1,4 +1,5 @@
-//! A state that rank 0 brings to its machine's hub goes to the hubs at the top, and is fetched from there.
+//! A state that rank 0 brings to the hub of its machine goes to the hubs at the top. A client gets it from
+//! there.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ const ADAM: Optimizer =
 const BEFORE: Round = Round(7);
 const LAST: Round = Round(10);
 
-/// Weights, both means and averages, none of them negative.
+/// Returns weights, both means and averages, without negative values.
 fn values() -> Vec<u8> {
     let value = |i: usize| values::weight(5, KeyId(0), i).abs();
     (0..4 * elements()).flat_map(|i| value(i).to_le_bytes()).collect()
@@ -33,14 +34,14 @@ fn state() -> State {
     State { before: BEFORE, steps: None, values: Box::new(std::io::Cursor::new(values())) }
 }
 
-/// Returns the parts of the job's state at these hubs.
+/// Returns the job's state, from its parts at these hubs.
 fn state_at(hubs: &[String], job: &str) -> Saved {
     let tensors = Tensors::from(ADAM).with_ema(Some(0.9));
     fetch_all(hubs, job, &small_model(), &tensors, Duration::from_secs(PATIENT_S)).unwrap()
 }
 
-/// Returns two workers with these settings. The first one brings a state. Returns the bits of the last weights and
-/// averages. `top` are the hubs that have the state, as that of the job of this name.
+/// Trains two workers with these settings; the first one brings a state. Returns the bits of the last weights
+/// and averages. The hubs `top` have the state, under the job name `job`.
 fn train(
     config: impl Fn(u32) -> SessionConfig + Sync,
     schedule: Schedule,
@@ -72,7 +73,7 @@ fn train(
             session.wait_all().unwrap();
         }
         if worker == 0 {
-            // The other one goes on meanwhile, or leaves.
+            // The other worker continues meanwhile, or leaves.
             let last = state_at(top, job);
             assert_eq!(last.before, LAST);
             averages = last.tensor(&small_model(), 3).iter().map(|averages| bits(averages)).collect();
@@ -111,7 +112,8 @@ fn a_state_goes_through_every_shape_of_hubs_with_the_bits_of_the_flat_job() {
     assert_eq!(train(config, Schedule::Sliced, &names(&top), "job.above.above"), expected);
 }
 
-/// Scripts load their state everywhere. As in a broadcast, the first machine's rank 0 speaks for all.
+/// Scripts load their state on every machine. As in a broadcast, only the state of the first machine's rank 0
+/// counts.
 #[test]
 fn every_machine_may_bring_a_state() {
     let _watchdog = Watchdog::start();

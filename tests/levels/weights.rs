@@ -1,4 +1,4 @@
-//! Weights are those of an oracle that sums on each machine first, bit for bit, by every shape of hubs.
+//! Weights equal those of an oracle that sums on each machine first, bit for bit, for every shape of hubs.
 
 use fabric::conformance::Watchdog;
 use hub_tests::values::{self, same_bits};
@@ -20,10 +20,10 @@ fn number(machine: u32, workers: u32, rank: u32) -> u32 {
     machine * workers + rank
 }
 
-/// Trains some rounds and compares every weight of every round. `rate` changes from round 3 on.
+/// Trains some rounds, and compares all weights after each round. The learning rate changes from round 3 on.
 fn train(mut session: Session, keys: &[Key], optimizer: Optimizer, worker: u32, shape: &[u32]) {
     if optimizer.keeps_weights() {
-        // Only worker 0's weights count.
+        // Only the weights of worker 0 are used.
         session
             .broadcast_weights(|key, weights| match worker {
                 0 => values::fill_weights(SEED, key, weights),
@@ -34,7 +34,7 @@ fn train(mut session: Session, keys: &[Key], optimizer: Optimizer, worker: u32, 
     let mut oracle = Oracle::new(keys, optimizer, shape);
     for round in 0..ROUNDS {
         if round == 3 && optimizer.keeps_weights() {
-            // Both forms have the same result, and go up through the hubs between.
+            // Both calls have the same result. They pass through all levels of hubs.
             match worker % 2 {
                 0 => session.set_learning_rate(0.02).unwrap(),
                 _ => session.set_optimizer(optimizer.with_learning_rate(0.02), None).unwrap(),
@@ -57,7 +57,7 @@ fn train(mut session: Session, keys: &[Key], optimizer: Optimizer, worker: u32, 
 /// A plain model whose gradients are summed on each machine first, in f32.
 struct Oracle<'a> {
     optimizer: Optimizer,
-    /// Workers of each machine.
+    /// The number of workers on each machine.
     shape: &'a [u32],
     round: u32,
     weights: Vec<Vec<f32>>,
@@ -160,7 +160,7 @@ fn racks_above_machines() {
     });
 }
 
-/// With one machine the bits are those of a job without levels.
+/// With one machine, the bits are those of a job without levels.
 #[test]
 fn one_machine_below_a_hub_has_the_bits_of_the_flat_job() {
     let _watchdog = Watchdog::start();

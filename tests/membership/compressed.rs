@@ -1,5 +1,5 @@
-//! Compressed jobs whose workers come and go: all workers have the same weights. By RDMA too if `PHUB_TEST_DEVICE` names
-//! devices.
+//! Compressed jobs whose workers join and leave. All workers have the same weights. RDMA is tested if
+//! `PHUB_TEST_DEVICE` names devices.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -15,7 +15,8 @@ fn until_members(session: &Session, expected: &[u32]) {
     }
 }
 
-/// Makes a round: all push the gradients of their rank and round, and wait. Then all must have the same bits.
+/// Makes a round: all workers push the gradients of their rank and round, and wait. Asserts that all have the
+/// same bits.
 fn round(sessions: &mut [(u32, Session)]) {
     for (rank, session) in sessions.iter_mut() {
         let round = session.next_round().0;
@@ -61,8 +62,8 @@ fn workers_come_and_go_and_all_have_the_same_weights() {
             sessions.push((1, back));
             all_have_the_same(&sessions);
             round(&mut sessions);
-            // The join is in the middle of a round: the hub sends each chunk to the newcomer when it sends it
-            // to the other workers.
+            // The join is in the middle of a round. The newcomer gets each chunk when the other workers get
+            // it.
             for (_, session) in &mut sessions[..2] {
                 push_all(session).unwrap();
             }

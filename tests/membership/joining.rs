@@ -1,5 +1,5 @@
-//! Joins of workers, and the errors of refused ones, by a session and by plain HTTP. Each refusal names the object,
-//! the expected value, and the next step.
+//! Joins of workers, and the errors of refused joins, by a session and by plain HTTP. Each refusal names the
+//! object, the expected value, and the next step.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ fn workers_of_a_job_ask_for_the_same() {
     says(&error, &same);
     says(&error, &["ablate"]);
 
-    // A worker that asks for the same is still admitted.
+    // A worker with the same terms is still admitted.
     join_by_hand(&hub, "job", &join_request(1, 2));
 }
 
@@ -172,7 +172,7 @@ fn a_job_that_no_memory_holds_is_refused() {
     let hub = hub(1);
     let mut request = join_request(0, 1000);
     request.terms.chunk_bytes = 1 << 20;
-    request.terms.keys = vec![Key::f32("huge", [1 << 37])]; // half a TiB, a thousand times
+    request.terms.keys = vec![Key::f32("huge", [1 << 37])]; // half a TiB for each of a thousand keys
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
     assert_eq!(status, 507);
     says(error, &["\"job\"", "1000 workers", "need", "available", "fewer workers"]);
@@ -218,7 +218,7 @@ fn another_protocol_version_is_named() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let ours = PROTOCOL.to_string();
-    // A request of another version may have other fields.
+    // A request of another version may have fields that this version does not know.
     for (request, seen) in [
         (json!({"protocol": 999, "rank": 0, "flavour": "strawberry"}), "999"),
         (json!({"rank": 0}), "none"),
@@ -289,7 +289,7 @@ fn requests_need_the_token_of_a_member() {
     let (status, error) = refusal(&hub, "/v1/jobs/job/heartbeat", body);
     assert_eq!(status, 401);
     says(error, &["the token that the worker's join gave", "Phub-Member"]);
-    // A token is valid for its own job only.
+    // A token is valid only for its own job.
     let seen = r#"{"seen": 0}"#;
     let (status, error) = refusal_of_member(&hub, "other", "heartbeat", &reply.token, seen);
     assert_eq!(status, 404);
@@ -309,11 +309,11 @@ fn workers_that_do_not_come_are_named() {
     let error = Session::join(alone).map(|_| ()).unwrap_err();
     says(&error, &["\"job\"", "waited 1s", "[0, 2, 3]", "of 4", "start them", "join limit"]);
     assert!(matches!(error, SessionError::Missing { .. }));
-    // The job has failed for all, so its name is free again.
+    // The job has failed for all its workers, so its name is free again.
     Session::join(config(&hub, "job", 0, 1)).unwrap().leave().unwrap();
 }
 
-/// Rank 0 waited for a minute, and did not learn that rank 1 had come with another model.
+/// Rank 0 once waited for a minute, and did not learn that rank 1 had come with another model.
 #[test]
 fn who_waits_is_told_who_was_refused() {
     let _watchdog = Watchdog::start();
@@ -363,8 +363,8 @@ fn a_server_that_is_no_hub_is_named() {
     for answer in ["200 OK\r\ncontent-length: 2\r\n\r\nhi", "500 Oops\r\ncontent-length: 6\r\n\r\n<html>"] {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap().to_string();
-        // The server answers the first tries, and no more: the limit cuts the last one short, and the error is that of an
-        // answer.
+        // The server answers only the first tries. The time limit cuts the last try short, and the error is
+        // that of an earlier answer.
         std::thread::spawn(move || {
             let mut silent = Vec::new();
             for (number, client) in server.incoming().enumerate() {

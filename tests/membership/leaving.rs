@@ -1,5 +1,5 @@
-//! Workers that leave early or in good order, names that are used again, jobs side by side, and the notices to the
-//! remaining workers.
+//! Workers that leave early or in the regular way, names that are used again, jobs side by side, and the
+//! notices to the remaining workers.
 
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ fn a_worker_that_leaves_early_is_named_to_the_others() {
             config
         });
         sessions.remove(1).leave().unwrap();
-        // A dropped session ends the job for the other workers, so all sessions are kept until the end.
+        // If a session were dropped, the job would end for the other workers. So all sessions are kept until
+        // the end.
         for session in &mut sessions {
             push_all(session).unwrap();
             let error = session.wait(FIRST).unwrap_err();
@@ -40,7 +41,8 @@ fn a_worker_that_leaves_early_is_named_to_the_others() {
     }
 }
 
-/// Lets worker 1 leave, which joined at this address, when two workers have completed round 0 of the first key.
+/// Lets worker 1 leave after two workers have completed round 0 of the first key. It had joined at this
+/// address.
 fn leaves_with_one_key(hub: &Hub, address: &str) -> (Session, KeyId) {
     let address = |rank| if rank == 1 { address.to_owned() } else { hub.address().to_string() };
     let mut sessions = ready_all(2, |rank| config_at(&address(rank), "job", rank, 2));
@@ -51,8 +53,8 @@ fn leaves_with_one_key(hub: &Hub, address: &str) -> (Session, KeyId) {
     (sessions.pop().unwrap(), keys[1])
 }
 
-/// A worker that leaves before it has pushed a key is named to who waits for it. As the backend of torch.distributed
-/// uses keys in turn, a leave has a round for each key.
+/// A worker that leaves before it has pushed a key is named to the workers that wait for the key. The backend
+/// of torch.distributed uses keys in turn, so a leave has a round for each key.
 #[test]
 fn a_worker_that_leaves_before_it_has_pushed_a_key_is_named_to_who_waits_for_it() {
     let _watchdog = Watchdog::start();
@@ -64,7 +66,7 @@ fn a_worker_that_leaves_before_it_has_pushed_a_key_is_named_to_who_waits_for_it(
     assert!(matches!(error, SessionError::PeerLeft { rank: 1, left_at: 1, round: 1, .. }));
 }
 
-/// A member of protocol 11 tells one round, the highest over all keys.
+/// A member of protocol 11 reports one round, the highest of all its keys.
 #[test]
 fn a_push_that_waits_for_an_older_worker_that_has_left_fails_the_job() {
     fn older(path: &str, answer: &mut Value) {
@@ -85,7 +87,7 @@ fn a_push_that_waits_for_an_older_worker_that_has_left_fails_the_job() {
     says(&error, &["job", "worker 1 has left the job", "wait for its push", "the same calls"]);
 }
 
-/// A round in which the leaving worker took part is completed for all.
+/// A round in which the leaving worker took part is completed for all workers.
 #[test]
 fn the_round_before_a_leave_is_whole() {
     let _watchdog = Watchdog::start();
@@ -126,7 +128,7 @@ fn a_name_is_free_again_after_a_failure() {
     Training::small("again").run(&hub.address().to_string());
 }
 
-/// Requests of a failed job's workers do not touch the new job of the same name.
+/// Requests of a failed job's workers do not affect the new job of the same name.
 #[test]
 fn leaving_a_failed_job_does_not_touch_its_namesake() {
     let _watchdog = Watchdog::start();

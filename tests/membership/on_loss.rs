@@ -1,7 +1,7 @@
 //! Jobs that continue without lost workers, and workers that return.
 //!
-//! If every gradient is 1, the weights after round `r` are `1 - r / 2`, whichever workers take part: each test counts rounds
-//! by them. A job over several hubs goes on in the same way.
+//! If every gradient is 1, the weights after round `r` are `1 - r / 2`, whichever workers take part. So each
+//! test can count rounds. A job over several hubs continues in the same way.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -34,14 +34,14 @@ fn weights_are(session: &Session, value: f32) {
     }
 }
 
-/// Waits for the news, with the test's watchdog as the limit.
+/// Waits until the news name these members. The test's watchdog is the limit.
 fn until_members(session: &Session, expected: &[u32]) {
     while session.members() != expected {
         std::thread::yield_now();
     }
 }
 
-/// Makes a round: all push a gradient of 1, and wait.
+/// Makes a round: all workers push gradients of 1, and wait.
 fn round(sessions: &mut [Session]) {
     for session in sessions.iter_mut() {
         gradients(session, 1.0);
@@ -59,7 +59,7 @@ fn the_others_go_on_with_the_mean_of_their_gradients() {
 
 fn those_left_go_on(hubs: &[Hub]) {
     let mut sessions = ready_all(3, |rank| config(hubs, rank, 3));
-    // The lost worker's pushes do not count in a chunk whose round was not complete.
+    // If the round of a chunk was not complete, the lost worker's push for the chunk does not count.
     for (session, value) in sessions.iter_mut().zip([1.0, 100.0, 3.0]) {
         gradients(session, value);
     }
@@ -110,7 +110,8 @@ fn one_comes_back(hubs: &[Hub]) {
     drop(sessions.pop());
     until_members(&sessions[0], &[0, 1]);
 
-    // The worker joins in a round: some keys have finished the round, others wait for the other worker.
+    // The worker joins within a round. Some keys have finished the round, other keys wait for the other
+    // worker.
     for session in &mut sessions {
         gradients(session, 1.0);
         session.push(FIRST).unwrap();
@@ -144,7 +145,7 @@ fn coming_and_going_under_load_changes_no_bit() {
 
 fn come_and_go(hubs: &[Hub]) {
     let expected = |session: &Session| 1.0 - (session.next_round().0 - 1) as f32 / 2.0;
-    // A job begins when all workers are there.
+    // A job begins when all its workers have joined.
     let begin = join_all(4, |rank| config(hubs, rank, 4));
     let (over, out) = (AtomicBool::new(false), AtomicU32::new(0));
     let (over, out, begin) =
@@ -153,8 +154,8 @@ fn come_and_go(hubs: &[Hub]) {
         let mut session = begin.lock().unwrap()[rank as usize].take().unwrap();
         session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
         if rank < 2 {
-            // This lasts until the other workers are gone: a worker that joins after the end of the job would
-            // wait in a new job.
+            // These workers stay until the other workers are gone: a worker that joins after the end of the
+            // job would wait in a new job.
             let mut rounds = 0;
             while rounds < 600 || out.load(Ordering::Relaxed) < 2 {
                 round(std::slice::from_mut(&mut session));
@@ -175,7 +176,7 @@ fn come_and_go(hubs: &[Hub]) {
                 out.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            // By leaving, by a drop in a round, or by a drop between rounds.
+            // The worker leaves, or is dropped within a round, or between two rounds.
             match turn % 3 {
                 0 => session.leave().unwrap(),
                 1 => {

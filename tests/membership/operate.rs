@@ -1,4 +1,4 @@
-//! An operator stops a job, and empties a hub.
+//! An operator stops a job, and drains a hub.
 
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
@@ -23,7 +23,7 @@ fn a_job_is_stopped_after_its_checkpoint_and_its_workers_are_told() {
     let (status, said) = post(&hub, "/v1/jobs/job/stop", "");
     assert_eq!(status, 200, "{said}");
     let StopReply { checkpoint, checkpoint_error } = serde_json::from_str(&said).unwrap();
-    // Rank 0 has pushed a round that rank 1 has not: the state before it is in the file.
+    // Rank 0 has pushed a round that rank 1 has not pushed. The file has the state before that round.
     assert_eq!(checkpoint_error, None);
     assert!(checkpoint.unwrap().round.0 > 0);
     assert!(dir.path().join("job.safetensors").exists());

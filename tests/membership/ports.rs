@@ -1,4 +1,4 @@
-//! A member with several ports, as a hub that joins a hub will be: its links are dealt to them.
+//! A member with several ports, such as a hub that joins another hub. Its links are spread over the ports.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,8 @@ use worker_shim::Session;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Joins as rank 0 by two ports, and gives all workers the weights. The weights of a chunk are its number.
+/// Joins as rank 0 with two ports, and broadcasts the weights. The weights of a chunk equal the chunk's
+/// number.
 fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
     let request = join_request(0, 2);
     let layout = Arc::new(Layout::new(request.terms.keys.clone(), request.terms.chunk_bytes).unwrap());

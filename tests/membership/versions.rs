@@ -1,4 +1,4 @@
-//! Two adjacent versions of the protocol speak with each other. The other version is this program with a proxy before it,
+//! Two adjacent versions of the protocol work together. The other version is this program behind a proxy,
 //! which adds fields of a newer version to its messages.
 
 use fabric::conformance::Watchdog;
@@ -12,7 +12,7 @@ const NEXT: u32 = PROTOCOL + 1;
 
 fn unchanged(_: &str, _: &mut Value) {}
 
-/// Runs a whole job: two workers, one of each version, broadcast, train and leave.
+/// Runs a whole job. Two workers, one of each version, broadcast, train and leave.
 fn train(addresses: [&str; 2]) {
     let weights = hub_tests::on_threads(2, |rank| {
         let mut session = Session::join(config_at(addresses[rank as usize], "job", rank, 2)).unwrap();

@@ -1,4 +1,4 @@
-//! Sessions on their own threads pull in batches, planned by the times of their callers.
+//! Sessions on their own threads pull in batches. The times of their callers decide the plan.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ fn plan(session: &Background) -> Option<PullPlan> {
     session.with(|session| session.pull_plan().cloned(), &mut patient).unwrap()
 }
 
-/// Makes a round that computes after each wait except the last.
+/// Makes a round that imitates computing after each wait except the last.
 fn round(session: &Background, wait: impl Fn(KeyId)) {
     push_all(session);
     for key in KEYS {
@@ -58,7 +58,7 @@ fn patiently(session: &Background) -> impl Fn(KeyId) + '_ {
     |key| session.wait(key, &mut patient).unwrap()
 }
 
-/// Returns a wait that asks first, as the Python package does.
+/// Returns a wait that first asks whether the key is ready, as the Python package does.
 fn looking_first(session: &Background) -> impl Fn(KeyId) + '_ {
     |key| {
         if !session.is_ready(key).unwrap() {
@@ -68,7 +68,8 @@ fn looking_first(session: &Background) -> impl Fn(KeyId) + '_ {
     }
 }
 
-/// The profile's times are at least the imitated times. They would be zero if the session had not seen the waits.
+/// The times of the profile are at least the imitated times. If the session had not seen the waits, they
+/// would be zero.
 #[test]
 fn a_background_plans_by_its_callers_times() {
     let _watchdog = Watchdog::start();
@@ -90,7 +91,7 @@ fn a_background_plans_by_its_callers_times() {
                     for _round in 0..3 {
                         round(session, patiently(session));
                     }
-                    push_all(session); // of the round before
+                    push_all(session); // the pushes of the previous round
                     let plan = plan(session).unwrap();
                     println!("{batching} over {transport}: {plan}");
                     assert_eq!((plan.batching, plan.profiles, plan.rounds), (batching, 1, 3));

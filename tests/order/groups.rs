@@ -1,4 +1,5 @@
-//! Groups: neighbouring small keys that are pushed together cross in one post, each way, and give the same weights.
+//! Groups: neighbouring small keys that are pushed together cross in one post, in each direction, and give
+//! the same weights.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ const WORKERS: u32 = 3;
 /// The number of elements of each small key. A chunk has room for four.
 const ELEMENTS: u64 = 16;
 
-/// Returns nine small keys with a long one between them: groups of four, one and four. The last group has two learning
-/// rates.
+/// Returns nine small keys, with a long key between them. They form groups of four, one and four keys. The
+/// last group has two learning rates.
 fn layout() -> Arc<Layout> {
     let small = |key: usize| Key::f32(format!("k{key}"), [ELEMENTS]);
     let keys = (0..4).map(small).chain([Key::f32("long", [100])]).chain((5..10).map(small));
@@ -32,15 +33,16 @@ fn job(change: impl FnOnce(&mut pbox_core::JobTerms)) -> Simulated {
 /// The way in which a worker pushes a list of keys in a round.
 #[derive(Clone, Copy)]
 enum How {
-    /// All, in this order, as they are to leave together.
+    /// All keys together, in the order in which they can leave in one post.
     Together,
     /// One after another.
     Apart,
-    /// Together, the last first.
+    /// All keys together, the last key first.
     Backwards,
 }
 
-/// Makes a round in which worker r pushes r + `round`, and checks the means. Returns the posts to the hub and to the workers.
+/// Makes a round in which rank r pushes r + `round`, and checks the means. Returns the number of posts to the
+/// hub and to the workers.
 fn round(job: &mut Simulated, round: u32, how: [How; WORKERS as usize]) -> (u64, u64) {
     let counts = |job: &Simulated| {
         let to_hub = job.cores.iter().map(|core| core.tally().arrivals).sum::<u64>();
@@ -59,7 +61,7 @@ fn round(job: &mut Simulated, round: u32, how: [How; WORKERS as usize]) -> (u64,
             How::Backwards => keys.iter().rev().for_each(|&key| worker.put(key).unwrap()),
         }
         worker.flush().unwrap();
-        // The hub takes them before the next worker's.
+        // The hub handles these pushes before those of the next worker.
         (0..100).for_each(|_| _ = job.step().unwrap());
     }
     job.settle(100).unwrap();
@@ -76,14 +78,14 @@ fn round(job: &mut Simulated, round: u32, how: [How; WORKERS as usize]) -> (u64,
 #[test]
 fn keys_that_are_pushed_together_cross_in_one_post() {
     use How::{Apart, Backwards, Together};
-    // The long key has two chunks, and one small key is in no group.
+    // Of these posts, two are chunks of the long key, and one is a small key without a group.
     const POSTS: u64 = 5;
     const ALONE: u64 = 11;
     let mut job = job(|_| {});
     assert_eq!(round(&mut job, 0, [Together; 3]), (3 * POSTS, 3 * POSTS));
     assert_eq!(round(&mut job, 1, [Backwards; 3]), (3 * POSTS, 3 * POSTS));
     assert_eq!(round(&mut job, 2, [Apart; 3]), (3 * ALONE, 3 * ALONE));
-    // The last push of all chunks answers all workers, however they pushed.
+    // The last push of each chunk answers all workers, however they have pushed.
     assert_eq!(round(&mut job, 3, [Apart, Together, Backwards]), (ALONE + 2 * POSTS, 3 * POSTS));
     assert_eq!(round(&mut job, 4, [Together, Backwards, Apart]), (ALONE + 2 * POSTS, 3 * ALONE));
 }
@@ -106,8 +108,8 @@ fn keys_of_different_rounds_and_of_modes_without_groups_leave_one_by_one() {
     assert_eq!(round(&mut self::job(by_layer), 0, [How::Together; 3]), (33, 33));
 }
 
-/// Returns the bits of all weights after six rounds of pushes as `how` says for a round and a rank, and of a snapshot
-/// before round 4, averages among them.
+/// Returns the bits of all weights after six rounds, and of a snapshot before round 4, with averages. `how`
+/// returns how a rank pushes in a round.
 fn bits((optimizer, ema): (Optimizer, Option<f64>), how: impl Fn(u32, u32) -> How) -> Vec<u32> {
     let mut job = job(|terms| (terms.optimizer, terms.ema) = (optimizer, ema));
     let keys = || (0..10).map(KeyId);

@@ -1,4 +1,4 @@
-//! The order in which gradients leave the workers, and weights the hub.
+//! The order in which gradients leave the workers, and weights leave the hub.
 
 mod background_pulls;
 mod groups;

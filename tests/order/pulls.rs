@@ -1,5 +1,5 @@
-//! Pulls in batches of layers. A batch is pulled at its time and handed out whole, the bits are the same, and a session
-//! plans and shows its plan. By RDMA too if `PHUB_TEST_DEVICE` names devices.
+//! Pulls in batches of layers. A batch is pulled at its time and handed out as a whole, and the bits do not change. A session
+//! makes a plan and shows it. RDMA is tested if `PHUB_TEST_DEVICE` names devices.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const KEYS: u32 = 6;
 const CUTS: [&[Range<usize>]; 4] =
     [&[0..1, 1..2, 2..3, 3..4], &[0..1, 1..3, 3..4], &[0..3, 3..4], &[0..4; 1]];
 
-/// Returns layers, some of two keys, that are not in the order of the manifest.
+/// Returns layers that are not in the order of the manifest. Some have two keys.
 fn layers() -> Vec<Vec<KeyId>> {
     vec![vec![KeyId(1), KeyId(0)], vec![KeyId(3)], vec![KeyId(2), KeyId(5)], vec![KeyId(4)]]
 }
@@ -29,7 +29,8 @@ fn keys() -> Vec<Key> {
     [1000, 10, 700, 64, 5000, 3].iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect()
 }
 
-/// On a network that delays and reorders, the keys handed out at any time are those of the first batches.
+/// The network delays and reorders. At any time, the keys that were handed out are those of the first
+/// batches.
 #[test]
 fn batches_come_whole_and_in_order() {
     let _watchdog = Watchdog::start();
@@ -57,7 +58,7 @@ fn batches_come_whole_and_in_order() {
                     let total = (round - 1) * batches.len() + there;
                     let counts = pulled.as_ref().unwrap().counts();
                     assert_eq!(counts.there, total as u64, "seed {seed}");
-                    // At most the next batch is pulled.
+                    // At most one more batch is pulled.
                     assert!(counts.due <= total as u64 + 1, "seed {seed}");
                 }
             }
@@ -65,7 +66,8 @@ fn batches_come_whole_and_in_order() {
     }
 }
 
-/// There are as many notices and pulls as without batches: one for each part of a layer, worker and round.
+/// The number of notices and pulls is the same as without batches: one for each part of a layer, worker and
+/// round.
 #[test]
 fn batches_cost_no_messages() {
     let _watchdog = Watchdog::start();
@@ -118,7 +120,7 @@ fn pulling(config: SessionConfig, batching: Batching) -> SessionConfig {
     config.with_terms(|terms| terms.level.schedule = Schedule::KvStore)
 }
 
-/// The caller waits key by key, so that the session can measure.
+/// The caller waits for one key after another, so that the session can measure.
 #[test]
 fn a_session_profiles_and_plans() {
     let _watchdog = Watchdog::start();
@@ -159,7 +161,8 @@ fn a_session_profiles_and_plans() {
     }
 }
 
-/// A worker that joins a running job does not wait for weights, and its first forward pass is a round like any other.
+/// A worker that joins a running job does not wait for weights in the join. Its first forward pass counts as
+/// a round like any other.
 #[test]
 fn a_worker_that_joins_a_running_job_pulls_in_batches() {
     let _watchdog = Watchdog::start();
@@ -174,7 +177,7 @@ fn a_worker_that_joins_a_running_job_pulls_in_batches() {
         let mut sessions = ready_all(2, config);
         drop(sessions.pop());
         let [stays] = &mut sessions[..] else { unreachable!("one is left") };
-        // Until the other worker is known to be gone, and one round more.
+        // Until this worker knows that the other one is gone, and for one round more.
         while stays.members().len() > 1 {
             push_all(stays).and_then(|()| stays.wait_all()).unwrap();
         }

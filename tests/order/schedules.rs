@@ -1,5 +1,5 @@
-//! Schedules: which chunks overtake other chunks, and after how many bytes; the messages of the baseline; and that the bits
-//! do not depend on the schedule.
+//! Schedules. They decide which chunks overtake other chunks, and after how many bytes. The tests also count
+//! the messages of the baseline, and show that the bits do not depend on the schedule.
 
 use std::sync::Arc;
 
@@ -26,9 +26,9 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
     late_bytes_of([FIRST, LAST], schedule, slice_bytes, credit, 1)
 }
 
-/// A worker pushes the layer that it needs last and, when a part of it has left, the one that it needs first, to a hub with a link
-/// to each of its `cores`. Returns how many bytes of the last layer arrive after the second push and, on their link, before the end of
-/// the first layer.
+/// Pushes the layer that is needed last. When a part of it has left, pushes the layer that is needed first.
+/// The hub has a link to each of `cores` cores. Returns the bytes of the last layer that arrive after the
+/// second push and, on their link, before the first layer is complete.
 fn late_bytes_of(
     [first, last]: [KeyId; 2],
     schedule: Schedule,
@@ -62,7 +62,7 @@ fn late_bytes_of(
     }
     let mut hub = net.port();
     far.into_iter().for_each(|far| _ = hub.attach(far));
-    // One arrival at a time. After each the worker works.
+    // The hub takes one arrival at a time, and the worker works after each.
     let mut look = |worker: &mut Exchange<sim::Port>| {
         let mut arrivals = [Arrival::default()];
         while hub.poll(&mut arrivals) == 0 {}
@@ -72,7 +72,8 @@ fn late_bytes_of(
     worker.push(last).unwrap();
     (0..7).for_each(|_| assert_eq!(layout.chunk(look(&mut worker)).key, last));
     worker.push(first).unwrap();
-    // By link: a link that has no more of the first layer continues with the last.
+    // Each link counts separately: a link that has sent all its chunks of the first layer continues with the
+    // last layer.
     let mut missing = vec![0; cores];
     layout.key_chunks(first).for_each(|chunk| missing[placement.owner(ChunkId(chunk))] += 1);
     let mut late = 0;
@@ -99,7 +100,7 @@ fn urgent_chunks_overtake_all_but_the_credit() {
         let late = late_bytes(Schedule::P3, CHUNK, Some(credit));
         assert!(late <= credit.max(CHUNK), "{late} bytes late, with a credit of {credit}");
     }
-    // A slice that has begun is finished first.
+    // A slice that is begun is finished first.
     let late = late_bytes(Schedule::P3, 10 * CHUNK, Some(CREDIT));
     assert!(late > CREDIT && late <= CREDIT + 10 * CHUNK, "{late} bytes late, with slices of ten chunks");
 }
@@ -121,7 +122,7 @@ fn the_first_layer_waits_for_as_many_bytes_whatever_the_number_of_links() {
     assert_eq!(given.with_links(32).credit(), Credit::Bytes(100), "what is given is of each link");
 }
 
-/// A model whose first layer is registered last, as its worker has learnt meanwhile.
+/// A model whose first layer is registered last. Its worker has learnt the order meanwhile.
 #[test]
 fn a_layer_that_is_needed_first_overtakes_wherever_it_is_registered() {
     let _watchdog = Watchdog::start();
@@ -130,7 +131,7 @@ fn a_layer_that_is_needed_first_overtakes_wherever_it_is_registered() {
     assert_eq!(late(Schedule::Sliced), 6400 * 4 - 7 * CHUNK, "a FIFO stays one");
 }
 
-/// The hub sends by priority too: of the answers that wait, the first layer's leave first.
+/// The hub sends by priority, too. Of the answers that wait, those of the first layer leave first.
 #[test]
 fn the_hub_sends_the_first_layer_first() {
     let _watchdog = Watchdog::start();
@@ -142,7 +143,7 @@ fn the_hub_sends_the_first_layer_first() {
         let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms.clone()).unwrap();
         job.workers[0].push(LAST).unwrap();
         job.workers[0].push(FIRST).unwrap();
-        // Everything arrives before the worker works.
+        // All pushes arrive before the worker works.
         while job.cores[0].turn(&mut Vec::new()) {}
         let mut last_left = None;
         while !job.workers[0].is_ready(LAST) {
@@ -157,7 +158,8 @@ fn the_hub_sends_the_first_layer_first() {
     assert_eq!(order(Schedule::Sliced), 0, "a FIFO");
 }
 
-/// One notice and one pull for each part of a layer, worker and round, and no weights before the pull.
+/// There is one notice and one pull for each part of a layer, worker and round. No weights are sent before
+/// the pull.
 #[test]
 fn kvstore_notifies_once_and_pulls_once() {
     let _watchdog = Watchdog::start();

@@ -19,7 +19,7 @@ pub fn start_hub(variables: &[(&str, &str)]) -> (Program, String) {
     (program, address)
 }
 
-/// Works like [`start_hub`], by a program that starts another.
+/// Works like [`start_hub`], with a program that starts the hub's program.
 pub fn start_hub_under(starter: &[&str], variables: &[(&str, &str)]) -> (Program, String) {
     let hub = rerun(hub_process);
     let mut command = Command::new(starter[0]);
@@ -44,7 +44,7 @@ fn begin(command: &mut Command, variables: &[(&str, &str)]) -> Program {
     Program::start(command)
 }
 
-/// Not a test: the main function of a hub's process. Without its variable it does nothing.
+/// The main function of a hub's process, which is no test. It does nothing if its variable is not set.
 #[test]
 fn hub_process() {
     if std::env::var_os(VARIABLE).is_none() {
@@ -52,6 +52,6 @@ fn hub_process() {
     }
     let hub = Hub::start(&HubSettings::default()).expect("a hub starts on a free port");
     println!("@{}", hub.address());
-    // Standard input ends when the test ends, however it ends.
+    // Standard input is closed when the test ends, whatever ends the test.
     io::copy(&mut io::stdin(), &mut io::sink()).expect("standard input is a pipe");
 }

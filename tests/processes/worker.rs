@@ -1,5 +1,5 @@
-//! A worker in its own process: this test program again, which runs only [`worker_process`]. [`VARIABLE`] says which job it
-//! joins. Then the test sends one command a line.
+//! A worker in its own process: this test program again, which runs only [`worker_process`]. [`VARIABLE`]
+//! names the job to join. After that the test sends a command on each line.
 //!
 //! ```text
 //!   test -- "round\n" -->  child     joined, round, push, finish, leave
@@ -19,7 +19,8 @@ const VARIABLE: &str = "PHUB_TEST_WORKER";
 /// The seed of all gradients of these jobs.
 const SEED: u64 = 77;
 
-/// A worker of the small model, step by step: in this process or, by [`Remote`], in another process.
+/// A worker of the small model that is driven step by step, in this process or, with [`Remote`], in another
+/// process.
 pub struct Worker {
     session: Session,
     rank: u32,
@@ -28,8 +29,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Joins and gets its weights. The words of `what` are `hub job rank workers`, with a transport if the worker
-    /// must take it, `checksum`, and `waits` if it waits for a lost hub.
+    /// Joins and gets its weights. The words of `what` are `hub job rank workers`. A transport may follow, if
+    /// the worker must use it; `checksum`; and `waits`, if the worker waits for a lost hub.
     pub fn join(what: &str) -> Result<Self, SessionError> {
         let words: Vec<&str> = what.split(' ').collect();
         let [hub, job, rank, workers, settings @ ..] = &words[..] else { panic!("{what:?}") };
@@ -115,7 +116,7 @@ impl Remote {
     }
 }
 
-/// Not a test: the main function of a worker process. Without its variable it does nothing.
+/// The main function of a worker process, which is no test. It does nothing if its variable is not set.
 #[test]
 fn worker_process() {
     let Ok(what) = std::env::var(VARIABLE) else { return };

@@ -1,5 +1,5 @@
-//! A large job comes and goes: the threads of the hub's cores, which have the rounds of other jobs, touch none of its memory
-//! first.
+//! A large job comes and goes. Its memory is never first touched by the threads of the hub's cores, which run
+//! the rounds of other jobs.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use hub_tests::{config_at, push_all};
 use pbox_core::{Key, Optimizer};
 use worker_shim::Session;
 
-/// Returns the page faults of a hub's core threads that needed no disk.
+/// Returns the number of page faults of a hub's core threads that needed no disk.
 fn faults_of_cores(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let of_a_core = |stat: &String| stat.contains("(phub-core-");
@@ -30,7 +30,7 @@ fn a_core_waits_for_no_pages_of_a_job_that_joins() {
         let mut small = Session::join(config_at(&address, "small", 0, 1)).unwrap();
         small.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
         let mut large = config_at(&address, "large", 0, 1);
-        large.terms.keys = vec![Key::f32("large", [64 << 20])]; // 256 MiB, and as much of momentum
+        large.terms.keys = vec![Key::f32("large", [64 << 20])]; // 256 MiB, and 256 MiB of momentum
         large.terms.chunk_bytes = 1 << 20;
         large.terms.optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
         let before = faults_of_cores(hub.pid());

@@ -1,4 +1,4 @@
-//! A thousand joins and leaves: afterwards the hub's process holds the same resources as before.
+//! A thousand joins and leaves, after which the hub's process holds the same resources as before.
 
 use crate::processes::hub::start_hub;
 use fabric::conformance::Watchdog;
@@ -7,11 +7,11 @@ use hub_tests::usage::{holds, holds_at_rest, status_bytes};
 use hub_tests::{config_at, describe, push_all, ready_all};
 use worker_shim::Session;
 
-/// Joins before the count. Then the hub's allocator and tables have their size.
+/// The number of joins before the count. After them, the hub's allocator and tables have their final size.
 const WARM_UP: u32 = 100;
 const TIMES: u32 = 1000;
 /// The most that the hub may grow: half a page for each join. A window that was kept would be eight times as
-/// much.
+/// large.
 const GROWTH_BYTES: u64 = 2 << 20;
 
 fn comes_and_goes(hub: &str, job: &str) {
@@ -20,7 +20,8 @@ fn comes_and_goes(hub: &str, job: &str) {
     session.leave().unwrap();
 }
 
-/// Makes a round of two workers, which leave in one order, the next time in the other.
+/// Makes a round of two workers, which then leave. They leave in one order for even times, and in the other
+/// order for odd times.
 fn two_come_and_go(hub: &str, time: u32) {
     let mut sessions = ready_all(2, |rank| config_at(hub, "two", rank, 2));
     sessions.iter_mut().for_each(|session| push_all(session).unwrap());
@@ -35,7 +36,7 @@ fn nothing_stays(mut once: impl FnMut(&str, u32), times: u32) {
     let (hub, address) = start_hub(&[]);
     let pid = hub.pid();
     let at_first = holds_at_rest(&address, pid);
-    // The workers' connections to the control port end a moment after the workers.
+    // The workers' connections to the control port end shortly after the workers.
     let quiet = |what| until(what, || describe(&address).jobs.is_empty() && holds(pid) == at_first);
     (0..WARM_UP).for_each(|time| once(&address, time));
     quiet("the hub has forgotten those of the warm-up");

@@ -1,5 +1,6 @@
-//! A hub in a control group with a limit on its memory refuses jobs that do not fit, and lives on. The test makes a group
-//! below its own. Where it may not, it is skipped, with a message: the reader of the limits has tests on trees of files.
+//! A hub in a control group that limits its memory refuses jobs that do not fit, and keeps running. The test
+//! makes a group below its own. If it is not allowed to, it is skipped with a message. The reader of the
+//! limits has tests of its own, on trees of files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,11 @@ use worker_shim::{Session, SessionConfig};
 
 const LIMIT_MIB: u64 = 1024;
 
-/// A group, removed when it is dropped.
+/// A control group that is removed when it is dropped.
 struct Group(PathBuf);
 
 impl Group {
-    /// Creates a group with this limit, below that of this process.
+    /// Creates a group with this limit below the group of this process.
     fn new(name: &str, limit: u64) -> Option<Self> {
         let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
         let of = |named: &str| groups.lines().find_map(|line| line.split_once(named)?.1.strip_prefix('/'));
@@ -48,12 +49,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The group is empty: the hub, which was made after it, has ended.
+        // The group is empty, because the hub was created after it and has ended.
         let _ = fs::remove_dir(&self.0);
     }
 }
 
-/// Returns the only worker of a job: its window, and the weights.
+/// Returns the settings of the only worker of a job, whose window and weights have this size.
 fn of_mib(address: &str, job: &str, mib: u64) -> SessionConfig {
     let mut config = config_at(address, job, 0, 1);
     config.terms.keys = vec![Key::f32("large", [mib << 18])];
@@ -76,7 +77,8 @@ fn a_job_beyond_the_limit_is_refused_and_the_hub_lives() {
     Training::small("after").run(&address);
 }
 
-/// A job has not touched its worker's window before the worker connects.
+/// Memory promised to one job is not given to another. Before a worker connects, its job has not touched the
+/// worker's window.
 #[test]
 fn what_one_job_was_promised_another_does_not_get() {
     let _watchdog = Watchdog::start();

@@ -1,4 +1,5 @@
-//! More processes than cores: sixteen workers end with the right bits, and workers that wait use no processor time.
+//! More processes than cores: sixteen workers end with the right bits, and waiting workers use no processor
+//! time.
 
 use crate::processes::hub::start_hub;
 use crate::processes::worker::{Remote, Worker};
@@ -7,8 +8,8 @@ use hub_tests::usage::ticks;
 use hub_tests::{authorization, cpus, join_request};
 
 const WORKERS: u32 = 16;
-/// The bound in hundredths of a second, over two heartbeats of 3.3 s. A thread that spins uses 660, a thread that wakes
-/// every half second less than one.
+/// The bound in hundredths of a second, over two heartbeats of 3.3 s. A thread that spins uses 660. A thread
+/// that wakes every half second uses less than one.
 const TICKS_OF_IDLENESS: u64 = 30;
 
 #[test]
@@ -20,7 +21,7 @@ fn sixteen_workers_on_any_machine() {
     workers.iter_mut().for_each(|worker| worker.says("joined"));
     for round in 1..=10 {
         workers.iter_mut().for_each(|worker| worker.send("round"));
-        // Each checks every bit.
+        // Each worker checks every bit.
         workers.iter_mut().for_each(|worker| worker.says(&format!("round {round}")));
     }
     workers.iter_mut().for_each(|worker| worker.send("leave"));
@@ -34,7 +35,7 @@ fn processes_that_wait_use_no_processor_time() {
     let mut remote = [0, 1].map(|rank| Remote::start(&format!("{address} job {rank} 3")));
     let mut late = Worker::join(&format!("{address} job 2 3")).unwrap();
     remote.iter_mut().for_each(|worker| worker.says("joined"));
-    // Both workers wait for the third one's push.
+    // Both workers wait for the push of the third worker.
     remote.iter_mut().for_each(|worker| worker.send("round"));
 
     let pids = [hub.pid(), remote[0].process().pid(), remote[1].process().pid()];
@@ -48,7 +49,7 @@ fn processes_that_wait_use_no_processor_time() {
             .read_json()
             .unwrap()
     };
-    // Lets time pass without a clock: the hub holds a heartbeat that has no news.
+    // Time passes here without a clock, because the hub holds a heartbeat that has no news.
     let joined = post("join", &authorization(), serde_json::to_value(join_request(0, 2)).unwrap());
     let shown = format!("Phub-Member {}", joined["token"].as_str().unwrap());
     let beat = || {

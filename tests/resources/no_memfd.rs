@@ -1,4 +1,5 @@
-//! A container whose seccomp profile refuses memfd_create: nothing is shared there, and hub and workers meet over TCP.
+//! A container whose seccomp profile refuses memfd_create. No memory is shared there, so hub and workers meet
+//! over TCP.
 
 use std::io::ErrorKind;
 use std::process::Command;
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 
 const VARIABLE: &str = "PHUB_TEST_NO_MEMFD";
 
-/// Becomes the program that it is given, for which memfd_create fails with EPERM.
+/// A Python script that becomes the given program, for which memfd_create fails with EPERM.
 const REFUSE: &str = r#"
 import ctypes, os, platform, struct, sys
 number = {"x86_64": 319, "aarch64": 279}[platform.machine()]
@@ -59,7 +60,7 @@ fn in_the_container() {
         assert!(job.members.iter().all(|member| member.transport.as_deref() == Some("tcp")), "{job:?}");
         sessions.into_iter().for_each(|session| session.leave().unwrap());
     }
-    // The error is about this end, and has the advice.
+    // The error is about this end, and gives the advice.
     let error = with(Some(vec![Transport::Shm])).map(drop).unwrap_err();
     says(error, &["this process may not make memory that it shares (memfd_create: ", "seccomp", "TCP alone"]);
 }

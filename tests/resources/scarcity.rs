@@ -1,5 +1,5 @@
-//! A hub without enough memory, descriptors, locked memory or huge pages refuses with an error that names the limit to
-//! raise, and lives on. The tests limit the running hub's process by prlimit(2).
+//! A hub without enough memory, descriptors, locked memory or huge pages refuses with an error that names the
+//! limit to raise, and keeps running. The tests limit the running hub's process by prlimit(2).
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -22,25 +22,27 @@ struct Hub {
 
 impl Hub {
     fn start() -> Self {
-        // The C library would reserve addresses for each new thread's allocations, which blurs the limit.
+        // The C library would reserve addresses for the allocations of each new thread, and so blur the
+        // limit.
         let (program, address) = start_hub(&[("MALLOC_ARENA_MAX", "1")]);
         Hub { program, address }
     }
 
     /// Sets a soft limit of the running hub.
     fn limit(&self, what: Resource, to: u64) {
-        let maximum = getrlimit(what).maximum; // the child has the same
+        let maximum = getrlimit(what).maximum; // the child has the same maximum
         let limit = Rlimit { current: Some(maximum.map_or(to, |maximum| to.min(maximum))), maximum };
         prlimit(Pid::from_raw(self.program.pid() as i32), what, limit).expect("our own child");
     }
 
-    /// Runs a job, which must have the right bits.
+    /// Runs a job whose bits must be right.
     fn lives(&self) {
         Training::small("after").run(&self.address);
     }
 }
 
-/// Returns a job whose only large thing is a model of `mib` MiB.
+/// Returns the settings of a job that needs memory for a model of `mib` MiB, and for nothing else of that
+/// size.
 fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
     let mut config = config_at(&hub.address, job, 0, 1);
     config.terms.keys = vec![Key::f32("large", [mib << 18])];
@@ -74,8 +76,9 @@ fn a_job_without_enough_memory_is_refused() {
     hub.lives();
 }
 
-/// The limit counts descriptor numbers, and a thread in accept(2) has reserved a number that /proc does not show. So the
-/// test leaves the hub no descriptor at all and sends its requests on an open connection.
+/// The limit of open files counts descriptor numbers, and a thread in accept(2) has reserved a number that
+/// /proc does not show. So the test leaves the hub no descriptor at all, and sends its requests on an open
+/// connection.
 #[test]
 fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     let _watchdog = Watchdog::start();
@@ -111,7 +114,7 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     hub.lives();
 }
 
-/// With shared memory the hub locks no memory, so a limit on locked memory is harmless.
+/// A limit on locked memory is harmless with shared memory, because the hub locks no memory then.
 #[test]
 fn no_locked_memory_is_needed() {
     let _watchdog = Watchdog::start();
@@ -132,7 +135,7 @@ fn joins_with_long_manifests_that_fail_leave_no_memory_behind() {
     });
     let mut join = serde_json::to_value(join_request(0, 1)).unwrap();
     join["terms"]["keys"] = keys.collect();
-    join["rank"] = serde_json::json!(7); // refused when all of it has been read
+    join["rank"] = serde_json::json!(7); // refused when the whole request has been read
     let body = serde_json::to_vec(&join).unwrap();
     assert!(body.len() > 8 << 20, "{} bytes", body.len());
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
@@ -149,7 +152,7 @@ fn joins_with_long_manifests_that_fail_leave_no_memory_behind() {
             scope.spawn(move || (0..5).for_each(|request| send(client * 5 + request)));
         }
     });
-    // Twenty of them had left 550 MB.
+    // Twenty such requests once left 550 MB.
     let left = || status_bytes(program.pid(), "VmRSS:").saturating_sub(before);
     until("their memory is the machine's again", || left() < 64 << 20);
 }

@@ -1,4 +1,5 @@
-//! A core that sleeps wakes by itself, also when its workers come over shared memory and TCP: no other thread wakes with it.
+//! A sleeping core wakes by itself, also for workers over shared memory and TCP: no other thread wakes with
+//! it.
 
 use crate::processes::hub::start_hub;
 use fabric::any::Transport;
@@ -7,10 +8,11 @@ use hub_tests::{config_at, push_all, ready_all};
 use worker_shim::Session;
 
 const ROUNDS: u32 = 200;
-/// The number of sleeps of the core that may wake no other thread.
+/// The number of the core's sleeps after which the test ends. No other thread may wake in them.
 const ENOUGH: u64 = 20;
 
-/// Returns how often the threads of a process whose names begin like this have gone to sleep.
+/// Returns the number of times that threads of a process have gone to sleep. The threads are those whose
+/// names begin with `name`.
 fn sleeps(pid: u32, name: &str) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let status = tasks.map(|task| std::fs::read_to_string(task.path().join("status")).unwrap_or_default());
@@ -48,7 +50,7 @@ fn no_thread_wakes_a_core_whose_workers_come_over_shared_memory_and_tcp() {
     rounds(&mut sessions); // all connections are there
     let count = || ["phub-core", "phub-watch"].map(|name| sleeps(hub.pid(), name));
     let before = count();
-    // On a busy machine the next push arrives before a core looks for it, many times one after another.
+    // On a busy machine, many pushes in a row may arrive before a core looks for them.
     let core = loop {
         rounds(&mut sessions);
         let slept = count()[0] - before[0];

@@ -1,5 +1,5 @@
-//! System calls of a busy hub. Its core threads make far fewer calls than they finish chunks. strace counts them from
-//! outside on a hub process that busy-polls.
+//! The system calls of a busy hub. Its core threads make far fewer calls than they finish chunks. strace
+//! counts the calls of a hub process that busy-polls.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -18,7 +18,7 @@ const CALLS_PER_CHUNK: f64 = 0.05;
 const ROUNDS: u64 = 50;
 const CHUNKS: u64 = 400;
 
-/// strace on all threads of a process, with one file for each thread.
+/// The strace processes on all threads of a process, with one file for each thread.
 struct Strace(Child);
 
 impl Strace {
@@ -37,7 +37,7 @@ impl Strace {
             "strace cannot attach to a process of this user: {line}; allow ptrace here (a container needs \
              --cap-add SYS_PTRACE, a host kernel.yama.ptrace_scope=0 or root)"
         );
-        // Reads the rest of its output, so that it does not block.
+        // A thread reads the rest of its output, so that it does not block.
         std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
         Strace(child)
     }

@@ -1,4 +1,5 @@
-//! The number of bytes that cross in the broadcast, and in a round of a compressed job. By RDMA too if `PHUB_TEST_DEVICE` names devices.
+//! The number of bytes that cross the network in the broadcast, and in a round of a compressed job. If
+//! `PHUB_TEST_DEVICE` names devices, RDMA is tested, too.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -9,7 +10,8 @@ use pbox_core::{Consistency, Key, LevelTerms, Optimizer, Schedule};
 use serde_json::{Value, json};
 use worker_shim::Session;
 
-/// Other ranks' windows would cross for nothing. A hub from before that wants weights of all.
+/// Only rank 0 sends the first weights, because the windows of other ranks would cross for nothing. An older
+/// hub wants the weights of all ranks.
 #[test]
 fn only_rank_0_sends_the_first_weights() {
     fn older(path: &str, answer: &mut Value) {
@@ -105,7 +107,8 @@ fn fewer_bytes_cross() {
     }
 }
 
-/// With `keys`, the explorer's elements are sent with their places of 16 bits.
+/// The share alpha of the model crosses with Slim-DP. With `keys`, the explorer's elements are sent with
+/// their places, which have 16 bits.
 #[test]
 fn alpha_of_the_model_crosses() {
     let _watchdog = Watchdog::start();
@@ -137,7 +140,8 @@ fn alpha_of_the_model_crosses() {
                 let now = session.traffic();
                 let part = |bytes: u64| bytes as f64 / (4.0 * parameters as f64);
                 let (sent, received) = (part(now.sent - before.sent), part(now.received - before.received));
-                // Two rounds are whole. The answer of the second also has the significant set: a bit for each parameter.
+                // The first two rounds are whole. The answer of the second one also has the significant set,
+                // which is a bit for each parameter.
                 let (pushed, answered) = match round {
                     1 => (1.0, 1.0),
                     2 => (1.0, 1.0 + 1.0 / 32.0),
@@ -145,7 +149,7 @@ fn alpha_of_the_model_crosses() {
                 };
                 let what =
                     format!("{text} by {wire}, round {round}: {sent} of the model sent, {received} received");
-                // The headers, 24 bytes a chunk, are 0.0007 of it.
+                // The headers have 24 bytes for each chunk, which is 0.0007 of the model.
                 assert!((sent - pushed).abs() < 0.003, "{what}, not {pushed}");
                 assert!((received - answered).abs() < 0.003, "{what}, not {answered}");
             }

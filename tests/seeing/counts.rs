@@ -25,8 +25,8 @@ fn joins_refusals_losses_and_failures_are_counted() {
     assert_eq!(counts(), CountsReply { refused_joins: 1, lost, failed_jobs: 1, ..joined });
 }
 
-/// In rounds of bare gradients, the hub counts the same bytes on its links as the workers, and the headers of
-/// frames.
+/// The hub and the workers count the same bytes on their links in rounds of bare gradients. The hub also
+/// counts the headers of frames.
 #[test]
 fn bytes_of_links_are_those_of_the_workers() {
     let _watchdog = Watchdog::start();
@@ -56,7 +56,7 @@ fn bytes_of_links_are_those_of_the_workers() {
         let header = if transport == Transport::Tcp { 16 } else { 0 };
         for (rank, session) in (0..).zip(&sessions) {
             let worker = session.traffic();
-            // Each chunk of each round, and of the broadcast, has a frame each way.
+            // Each chunk has a frame in each direction, in each round and in the broadcast.
             let headers = (rounds + 1) * session.layout().chunks().len() as u64 * header;
             let expected = [worker.received + headers, worker.sent + headers];
             until("the hub has looked after the last round", || {

@@ -1,4 +1,4 @@
-//! The hub describes the pace of a job in one line, and the rank that it waits for.
+//! The hub describes the pace of a job in one line, with the rank that it waits for.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -16,7 +16,8 @@ fn job(hub: &Hub) -> JobReply {
     describe(&hub.address().to_string()).jobs.remove(0)
 }
 
-/// Trains on a thread for each worker until `seen` holds; worker `late` does other work for this time in each round.
+/// Trains with one thread for each worker until `seen` holds. In each round, worker `late` first does other
+/// work for some time.
 fn train(hub: &Hub, late: u32, change: impl Fn(&mut SessionConfig) + Sync, seen: impl Fn(&JobReply) -> bool) {
     let sessions = ready_all(3, |rank| {
         let mut config = config(hub, "job", rank, 3);
@@ -29,7 +30,7 @@ fn train(hub: &Hub, late: u32, change: impl Fn(&mut SessionConfig) + Sync, seen:
             if rank == late {
                 std::thread::sleep(Duration::from_millis(15));
             }
-            // An error: another worker has left, because the test is over.
+            // An error says that another worker has left because the test is over.
             if push_all(&mut session).and_then(|()| session.wait_all()).is_err() {
                 assert!(is_over.load(Relaxed));
             }
@@ -47,7 +48,7 @@ fn train(hub: &Hub, late: u32, change: impl Fn(&mut SessionConfig) + Sync, seen:
 
 fn names_worker_1(job: &JobReply) -> bool {
     let Some(RoundsReply { ranks, window, per_second, .. }) = &job.rounds else { return false };
-    // On a busy machine another worker may be late for a while.
+    // On a busy machine, another worker may be late for some time.
     job.verdict.contains("waiting for rank 1: last in ")
         && *window >= 20
         && *per_second > 0.0

@@ -1,5 +1,5 @@
-//! The views of a hub: the ranks that hold it up, the page, its events, how large gradients are, its
-//! decisions. The views of a session: its times. The timeline of both.
+//! Tests of what a hub and a session show. A hub shows the ranks that delay it, the page and its events, the
+//! size of gradients, and its decisions. A session shows its times. Both show a timeline.
 
 mod counts;
 mod gradients;

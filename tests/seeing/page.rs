@@ -1,4 +1,4 @@
-//! The page, and the events that keep it up to date.
+//! The hub's page, and the events that keep it up to date.
 
 use std::io::{BufRead, BufReader, Read};
 
@@ -21,7 +21,7 @@ fn status(hub: &Hub, path: &str, headers: &[(&str, &str)]) -> u16 {
     get(hub, path, headers).status().as_u16()
 }
 
-/// The events of an answer.
+/// The events in an answer.
 struct Events(BufReader<Box<dyn Read>>);
 
 impl Events {
@@ -32,7 +32,7 @@ impl Events {
         Events(BufReader::new(Box::new(answer.into_body().into_reader())))
     }
 
-    /// Returns the next event: its name, and its data.
+    /// Returns the next event, as its name and its data.
     fn next(&mut self) -> Option<(String, String)> {
         let mut line = || {
             let mut line = String::new();
@@ -98,7 +98,7 @@ fn events_need_a_token_and_show_the_jobs_that_it_covers() {
     assert_eq!(names(Events::of(&hub, &bearer(Right::Read, "*")).hub()), ["other", "seen"]);
     let mut events = Events::of(&hub, &bearer(Right::Read, "seen"));
     assert_eq!(names(events.hub()), ["seen"]);
-    // The events of a round are in a later event.
+    // The next round appears in a later event of the page.
     push_all(&mut sessions[1]).unwrap();
     until("the event says for whom the round waits", || {
         let job = events.hub().jobs.remove(0);
@@ -121,7 +121,7 @@ fn there_are_so_many_listeners_and_a_place_is_free_again() {
     says(refused.body_mut().read_to_string().unwrap(), &["32 listen", "try again"]);
     drop(all.pop());
     until("the place is free", || status(&hub, "/v1/events", &[("authorization", &authorization())]) == 200);
-    // Listeners take nothing from workers.
+    // Listeners take no place from workers.
     let mut session = ready_all(1, |rank| config(&hub, "job", rank, 1)).remove(0);
     push_all(&mut session).unwrap();
     session.wait_all().unwrap();
@@ -133,7 +133,7 @@ fn the_events_end_with_the_hub_and_say_why() {
     let hub = hub(1);
     let (mut reads, silent) = (Events::of(&hub, &authorization()), Events::of(&hub, &authorization()));
     reads.hub();
-    hub.stop("a test stops it"); // a client that does not read does not hold it up forever
+    hub.stop("a test stops it"); // a client that does not read delays the stop only for a time
     drop(silent);
     let last = std::iter::from_fn(|| reads.next()).last().unwrap();
     assert_eq!(last, ("end".to_owned(), "\"a test stops it\"".to_owned()));

@@ -1,4 +1,4 @@
-//! The record of a hub: a replay has the same answers, and names the first that differs.
+//! The record of a hub. A replay has the same answers as the hub, or names the first answer that differs.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn replayed(record: &str) -> Result<Replayed, NotReplayed> {
     replay(record.lines().map(|line| Ok::<_, String>(line.to_owned())))
 }
 
-/// Whether the program says that all answers of a record are equal.
+/// Whether the program reports that all answers of a record are equal.
 fn is_equal(record: &Path) -> bool {
     phub_cli::run(["phub-server".into(), "replay".into(), record.into()])
 }
@@ -29,8 +29,8 @@ fn round(sessions: &mut [Session]) {
     sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
 }
 
-/// Runs a hub: a worker is lost and returns, a checkpoint is written, all leave; a worker joins by hand, and its job
-/// fails. Returns the token of the last one.
+/// Runs a hub. A worker is lost and returns, a checkpoint is written, and all workers leave. Then a worker
+/// joins by hand, and its job fails. Returns the token of that worker.
 fn run(settings: &HubSettings) -> String {
     let hub = Hub::start(settings).unwrap();
     let of = |rank: u32| {
@@ -79,7 +79,7 @@ fn a_replay_of_a_hub_has_the_same_answers_and_names_the_first_that_differs() {
     }
     assert!(is_equal(&file));
 
-    // The worker that came back is said to have had another rank.
+    // The changed record gives another rank to the worker that came back.
     let changed = "\"rank\":1,\"hub\":[0,1]";
     let (before, behind) = record.rsplit_once(changed).unwrap();
     let wrong = format!("{before}{}{behind}", changed.replace("\"rank\":1", "\"rank\":0"));
@@ -90,7 +90,7 @@ fn a_replay_of_a_hub_has_the_same_answers_and_names_the_first_that_differs() {
     std::fs::write(&file, wrong).unwrap();
     assert!(!is_equal(&file));
 
-    // The next hub keeps the record that is there.
+    // The next hub keeps the existing record.
     drop(Hub::start(&settings).unwrap());
     assert!(!is_equal(&dir.path().join("record.before")));
     assert!(is_equal(&file));

@@ -1,4 +1,4 @@
-//! The timeline of a run: the work of hub and workers with its times, in order, on one clock.
+//! The timeline of a run: the work of the hub and the workers, in order, with times of one clock.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,9 +19,9 @@ use super::page::get;
 
 const ROUNDS: u64 = 6;
 const WORKERS: u32 = 2;
-/// Chunks of the small model's three keys, 64 bytes each.
+/// The numbers of chunks of the small model's three keys, at 64 bytes each.
 const CHUNKS: [usize; 3] = [8, 1, 4];
-/// Microseconds that are rounded away.
+/// The difference that rounding may cause, in microseconds.
 const SAME: f64 = 0.01;
 
 /// An event of a trace.
@@ -37,7 +37,7 @@ struct Event {
     end: f64,
 }
 
-/// Returns the events of a trace with one process.
+/// Returns the events of a trace that has one process.
 fn events(trace: &str) -> Vec<Event> {
     let whole: Value = serde_json::from_str(trace).unwrap_or_else(|error| panic!("{error} in {trace:.300}"));
     let processes = whole["metadata"]["processes"].as_array().unwrap();
@@ -47,7 +47,7 @@ fn events(trace: &str) -> Vec<Event> {
     of_process(&whole, 0)
 }
 
-/// Returns the events of a process of a trace.
+/// Returns the events of one process in a trace.
 fn of_process(whole: &Value, number: usize) -> Vec<Event> {
     let process = &whole["metadata"]["processes"][number];
     assert_eq!((&process["clock"]["clock"], &process["lost_events"]), (&"CLOCK_MONOTONIC".into(), &0.into()));
@@ -74,7 +74,7 @@ fn read(path: &Path) -> Vec<Event> {
     events(&std::fs::read_to_string(path).unwrap())
 }
 
-/// Returns all events with the name `what` of a key's round, and of `rank` if it is given.
+/// Returns all events with the name `what` in a key's round. If `rank` is given, they are those of this rank.
 fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>) -> Vec<&'a Event> {
     let is_it = |event: &&Event| {
         event.what == what
@@ -85,9 +85,11 @@ fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>
     all.iter().filter(is_it).collect()
 }
 
-/// Checks that every push of a key arrives, chunk for chunk, before the chunk's step; then its answers leave, and then
-/// the worker has its answer. Times of two processes may differ by this many microseconds: at least by those that are
-/// rounded away.
+/// Checks the order of each key's events. Every push arrives before its chunk's step, chunk for chunk, then
+/// the answers leave, and then the worker has its answer.
+///
+/// The times of two processes may differ by `same` microseconds. The smallest value of `same` is
+/// the difference that rounding may cause.
 fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>], same: f64) {
     for (key, chunks) in ["first.weight", "second.bias", "third.weight"].into_iter().zip(CHUNKS) {
         for round in 1..=ROUNDS {
@@ -119,7 +121,7 @@ fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>], same: f64) {
     }
 }
 
-/// Checks that spans on a track are side by side.
+/// Checks that spans on a track do not overlap.
 fn check_tracks(all: &[Event]) {
     let mut ends: HashMap<u64, f64> = HashMap::new();
     let mut spans: Vec<&Event> = all.iter().filter(|event| event.end > event.begin).collect();
@@ -193,7 +195,8 @@ fn a_background_session_has_a_track_for_its_callers() {
     }
 }
 
-/// The hub is in a namespace whose clock shows another time, as on another machine.
+/// The timeline brings clocks together: the hub is in a namespace whose clock shows another time, as on
+/// another machine.
 #[test]
 fn machines_with_other_clocks_are_laid_on_one() {
     const AHEAD_S: f64 = 1e6;

@@ -1,4 +1,4 @@
-//! A session says where its time went: computing, pushing, or waiting for the hub.
+//! A session reports how it spent its time: computing, pushing, or waiting for the hub.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use pbox_core::KeyId;
 use phub_server::Hub;
 use worker_shim::{Background, Session, Times, Traffic};
 
-/// Bytes of the small model.
+/// The size of the small model, in bytes.
 const MODEL: u64 = 4 * (120 + 1 + 50);
 
-/// Returns how long the hub waits for worker 1, in microseconds.
+/// Returns the time that the hub has waited for worker 1, in microseconds.
 fn waited_for_worker_1(hub: &Hub) -> u64 {
     let rounds = describe(&hub.address().to_string()).jobs.remove(0).rounds;
     rounds.filter(|rounds| rounds.waits_for == [1]).map_or(0, |rounds| rounds.waited_us)
@@ -30,7 +30,7 @@ fn check(times: &Times, rounds: u32) {
 fn who_waits_for_another_worker_waits_and_the_other_computes() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    // Sessions outlive the threads: who is done must not look lost to the other.
+    // Sessions outlive the threads, so that a worker which is done does not look lost to the other one.
     let train = |rank: u32, mut session: Session| {
         check_start(&session.times());
         for _round in 0..9 {
@@ -76,7 +76,7 @@ fn the_callers_of_a_background_session_wait_and_its_thread_does_not_count() {
     for round in 1..=2 {
         push(first);
         std::thread::scope(|scope| {
-            // Two callers that wait at the same time wait once.
+            // Two callers that wait at the same time count as one wait.
             let callers = [KeyId(0), KeyId(2)].map(|key| scope.spawn(move || first.wait(key, &mut || false)));
             until("somebody has waited", || first.times().waiting >= round * WAIT);
             push(second);

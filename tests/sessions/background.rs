@@ -1,5 +1,5 @@
-//! Sessions on their own threads: the exchange continues while callers do other work, and errors reach every caller that
-//! waits. `background_ends` shows that nothing is left.
+//! Sessions on their own threads. The exchange continues while callers do other work, and errors reach every
+//! caller that waits. `background_ends` shows that no thread is left.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -11,7 +11,7 @@ use pbox_core::{Key, KeyId, Round};
 use phub_server::Hub;
 use worker_shim::{Background, BackgroundError, Session, SessionConfig};
 
-/// Returns false: a caller that waits as long as it takes.
+/// Returns false, for a caller that waits without a limit.
 fn patient() -> bool {
     false
 }
@@ -92,7 +92,7 @@ fn the_exchange_goes_on_while_its_caller_does_not_look() {
     let hub = hub(2);
     for transport in [Transport::Shm, Transport::Tcp] {
         let base = over(transport);
-        // More than sockets can hold: most of it waits for room.
+        // The model is larger than the buffers of sockets, so most of it waits for room.
         let config = |rank| {
             let mut config = base(&hub, &transport.to_string(), rank, 2);
             config.terms.keys = vec![Key::f32("large", [6 << 20]), Key::f32("small", [3])];
@@ -102,7 +102,7 @@ fn the_exchange_goes_on_while_its_caller_does_not_look() {
         let sessions = ready_all(2, config);
         let first = sessions[0].next_round();
         sessions.iter().for_each(|session| push_all(session).unwrap());
-        // To ask for the round wakes no thread.
+        // Asking for the round wakes no thread.
         while sessions.iter().any(|session| session.next_round() == first) {
             thread::yield_now();
         }
@@ -162,7 +162,7 @@ fn an_error_reaches_every_caller_that_waits() {
         while waiting.load(Ordering::Relaxed) < 3 {
             thread::yield_now();
         }
-        drop(dies); // with a key under way: the worker is lost, it has not left
+        drop(dies); // a key is in flight, so the worker is lost and has not left
         for caller in callers {
             says(caller.join().unwrap(), &["job \"job\" failed", "worker 1"]);
         }

@@ -1,5 +1,5 @@
-//! The end of a session on its own thread. It leaves its job, and its thread ends, and so does the thread of a join
-//! that is given up. One test, alone in its process, because it counts threads.
+//! The end of a session on its own thread: it leaves its job, and its thread ends. The thread of a join that
+//! is given up ends, too. The file has one test, alone in its process, because it counts threads.
 
 use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;
@@ -7,7 +7,8 @@ use hub_tests::{config, hub, on_threads, says};
 use pbox_core::KeyId;
 use worker_shim::{Background, BackgroundError, SessionError};
 
-/// Waits until this process has `count` threads of sessions: /proc shows a joined thread for a moment.
+/// Waits until this process has `count` threads of sessions. For a moment, /proc still shows a thread that
+/// was joined.
 fn until_session_threads_are(count: usize) {
     until(&format!("{count} threads are sessions'"), || {
         let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has /proc");

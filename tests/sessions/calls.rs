@@ -1,5 +1,5 @@
-//! Calls out of order: a key used while it is under way, pushed twice, or pushed before there are weights; keys that do not
-//! exist; learning rates that are not finite. The session survives all of them.
+//! Calls out of order. Keys are used or pushed again while they are in flight, or pushed before there are
+//! weights. Keys do not exist, and learning rates are not finite. The session survives each of these calls.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use hub_tests::{
 use pbox_core::{KeyId, Optimizer, Round};
 use worker_shim::{Session, SessionError};
 
-/// Returns a worker and a peer that has pushed nothing: the first worker's pushes remain in flight.
+/// Returns a worker and a peer that has pushed nothing. The pushes of the first worker remain in flight.
 fn pair(hub: &phub_server::Hub) -> [Session; 2] {
     ready_all(2, |rank| config(hub, "job", rank, 2)).try_into().map_err(|_| "two workers").unwrap()
 }
 
-/// Ends the job well: with gradients of 1 and a learning rate of 0.5 the weights go from 1 to 0.5.
+/// Ends the job normally. With gradients of 1 and a learning rate of 0.5, the weights change from 1 to 0.5.
 fn go_on(mut sessions: [Session; 2], under_way: &[KeyId]) {
     for (rank, session) in sessions.iter_mut().enumerate() {
         for key in session.keys().filter(|key| rank == 1 || !under_way.contains(key)) {
@@ -117,7 +117,7 @@ fn waiting_for_nothing_returns_at_once() {
     go_on([session, peer], &[]);
 }
 
-/// Momentum may be anything from 0 to below 1, but another optimizer is another job.
+/// Momentum may have any value from 0 to below 1. Another optimizer is refused.
 #[test]
 fn numbers_of_another_optimizer_are_refused() {
     let _watchdog = Watchdog::start();
@@ -171,7 +171,7 @@ fn learning_rates_are_finite_and_not_negative() {
         let error = session.set_learning_rate(rate).unwrap_err();
         says(error, &[&format!("learning rate {rate}"), "expected a finite number"]);
     }
-    // By plain HTTP: JSON has no NaN, but it has numbers beyond f32.
+    // The request is plain HTTP: JSON has no NaN, but it has numbers beyond f32.
     let mut request = join_request(0, 1);
     request.terms.workers = 1;
     let reply = join_by_hand(&hub, "other", &request);
@@ -181,7 +181,7 @@ fn learning_rates_are_finite_and_not_negative() {
         assert_eq!(status, 400, "{rate}: {error}");
         says(error, &["learning"]);
     }
-    // Zero is a rate. A rate that overflows with a key's multiplier is invalid.
+    // Zero is a valid rate. A rate that overflows with a key's multiplier is not.
     session.set_learning_rate(0.0).unwrap();
     session.set_learning_rate(0.5).unwrap();
     request.terms.keys[1].lr_mult = 10.0;
@@ -193,13 +193,13 @@ fn learning_rates_are_finite_and_not_negative() {
     go_on([session, peer], &[]);
 }
 
-/// A session waits for a worker that lives and does not push. At the limit its error names the key.
+/// A session waits for a living worker that does not push. At the limit, its error names the key.
 #[test]
 fn a_key_that_the_peer_does_not_push_is_named_at_the_limit() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
-    // The limit is long enough for a broadcast on a loaded machine, so the jobs wait side by side.
+    // The limit is long enough for a broadcast on a busy machine, so the jobs wait at the same time.
     on_threads(3, |job| {
         let (name, idle) = (format!("job-{job}"), policies[job as usize]);
         let mut sessions = ready_all(2, |rank| {

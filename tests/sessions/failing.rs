@@ -1,5 +1,5 @@
-//! A worker that fails sends the reason to the other workers, in the hub's own words for it. Any reason is one line that can
-//! be printed.
+//! A worker that fails sends the reason to the other workers, which the hub puts into its own words. Any
+//! reason becomes one line that can be printed.
 
 use fabric::conformance::Watchdog;
 use hub_tests::{
@@ -68,6 +68,6 @@ fn a_hub_prints_no_more_than_a_line_of_a_strangers_reason() {
         waits.join().unwrap()
     });
     says(&waits, &["rank 1 failed: no way  yyyy"]);
-    // The worker gets it by the hub's notice, or while it connects, with more words in front.
+    // The worker gets the reason by the hub's notice, or while it connects, with more words before it.
     assert!(waits.len() < MAX_REASON_BYTES + 200 && !waits.contains('\n'), "{waits}");
 }

@@ -1,11 +1,12 @@
-//! A warning names the unknown names in a worker's environment, with the setting that was meant.
+//! Tests that a warning names each unknown setting in a worker's environment, with the setting that was
+//! meant.
 
 use fabric::conformance::rerun;
 use hub_tests::{NOWHERE, config_at, refused, says};
 
 const VARIABLE: &str = "PHUB_TEST_NAMES";
 
-/// Not a test: a worker's process, whose join fails. Without its variable it does nothing.
+/// Runs the process of a worker whose join fails. It is no test, and without its variable it does nothing.
 #[test]
 fn worker_process() {
     if std::env::var_os(VARIABLE).is_some() {

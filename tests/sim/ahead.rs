@@ -1,4 +1,5 @@
-//! Answers ahead: weights come before the pushes that they answer, and whatever comes between the two changes no bit.
+//! Answers ahead: weights come before the pushes that they answer. Events between the two change no bit of
+//! the results.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ use sim_tests::values::same_bits;
 const KEY: KeyId = KeyId(0);
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.25, momentum: 0.75, weight_decay: 0.125 };
 
-/// Returns two workers that have made the broadcast and a round, and have sent gradients ahead; all of the
-/// gradients have arrived.
+/// Returns two workers that have made the broadcast and a round, and have sent gradients ahead. All gradients
+/// have arrived.
 fn sent_ahead(answers_ahead: bool) -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [40])], 64).unwrap());
     let mut terms = Terms::new(2, 2, NESTEROV).with(|job| {
@@ -55,7 +56,7 @@ fn weights(job: &Simulated) -> [Vec<f32>; 2] {
     [0, 1].map(|rank| job.workers[rank].weights::<f32>(KEY).unwrap().to_vec())
 }
 
-/// Makes a round, and another one, with and without answers ahead.
+/// Makes a round and a second one, once with answers ahead and once without, and compares the results.
 fn same(what: &str, round: impl Fn(&mut Simulated)) {
     let [ahead, plain] = [true, false].map(|answers_ahead| {
         let mut job = sent_ahead(answers_ahead);
@@ -75,7 +76,7 @@ fn weights_come_before_the_pushes_and_once() {
     let ([mut job, mut plain], gradients) = ([true, false].map(sent_ahead), [Content::Gradient; 2]);
     let words = job.workers[0].weights::<f32>(KEY).unwrap_err().to_string();
     says(words, &["\"a\"", "reading its weights"]);
-    // Bytes that came with the answers would be altered.
+    // Answers that came with these bytes would be altered.
     for job in [&job, &plain] {
         let ends = job.ends.iter().flatten().map(|end| end.peer());
         ends.for_each(|end| (0..3).for_each(|chunk| job.net().flip_next(end, 64 * chunk)));
@@ -139,7 +140,8 @@ fn whatever_comes_between_changes_no_bit() {
     });
 }
 
-/// A state has the weights of the last step, and so has a newcomer.
+/// The weights of answers ahead do not count as a step. A state has the weights of the last step, and so has
+/// a newcomer.
 #[test]
 fn weights_ahead_count_nothing() {
     let [states, plain] = [true, false].map(|answers_ahead| {

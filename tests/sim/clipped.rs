@@ -1,4 +1,4 @@
-//! Steps that wait for the norm of the whole gradient: cases that the seeds of clusters do not reach.
+//! Steps that wait for the norm of the whole gradient, in cases that the seeds of clusters do not reach.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use pbox_core::{
 };
 use sim_tests::simulated::{JOB, Simulated, Terms};
 
-/// Returns a worker that has pushed its gradients of round 0 to two cores; only core 0 has taken in its part.
+/// Returns a worker that has pushed its gradients of round 0 to two cores. Only core 0 has taken in its part.
 fn pushed() -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms = Terms::new(1, 2, Optimizer::Average).with(|job| {
@@ -55,8 +55,8 @@ fn a_hold_takes_back_what_is_not_whole_and_no_more() {
     assert_eq!((front.lowest, front.highest), (Round(0), Round(1)), "the round is as good as over");
 }
 
-/// Returns a worker that has pushed all its gradients of round 0 to two hubs of a core each. The hubs have sent
-/// their parts.
+/// Returns a worker that has pushed all its gradients of round 0 to two hubs with one core each. The hubs
+/// have sent their parts.
 fn told_by_two_hubs() -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms = Terms::new(1, 1, Optimizer::Average).with(|job| (job.clip_norm, job.hubs) = (Some(1.0), 2));
@@ -78,7 +78,7 @@ fn parts_that_are_lost_with_links_are_told_and_passed_on_again() {
                 job.workers[0].progress().unwrap();
             }
         }
-        job.unlink(0); // no hub has taken the part of the other
+        job.unlink(0); // neither hub has taken the part of the other one
         while !job.relink(0).unwrap() {
             job.control().unwrap();
         }
@@ -88,8 +88,10 @@ fn parts_that_are_lost_with_links_are_told_and_passed_on_again() {
     }
 }
 
-/// The core of hub 0 of two, whose two workers push the only chunk there in round 0, and pass on these parts of hub 1: each with the
-/// round and the hub that its post names. Returns why workers were dropped.
+/// Returns why the core of hub 0 drops workers that pass on these parts of hub 1.
+///
+/// The job has two hubs and two workers. The workers push the only chunk of hub 0 in round 0. Then they pass
+/// on the parts, each with the round and the hub that its post names.
 fn passed_on(parts: &[(u32, Told, Round, usize)]) -> Vec<String> {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms =

@@ -1,5 +1,5 @@
-//! Pushes that do not go together end the job with an error that names the ranks, the key and the round, and so do contents that a
-//! job does not take.
+//! Tests that contents of pushes are checked. Pushes that do not go together end the job with an error that
+//! names the ranks, the key and the round. Contents that a job does not take end it in the same way.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::new(vec![Key::f32("a", [40]), Key::f32("fc.bias", [3])], 64).unwrap())
 }
 
-/// Returns the notices of a job of some workers when each has pushed the second key as this after the broadcast.
+/// Returns the notices of a job with one worker for each of `contents`. After the broadcast, each worker has
+/// pushed the second key with its content.
 fn heard(terms: Terms, contents: &[Content]) -> Vec<String> {
     let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout(), terms).unwrap();
     if job.workers[0].round(KeyId(1)).0 == 0 {

@@ -1,5 +1,5 @@
-//! The number of times that a core hands its answers over: within a turn only early, which a NIC's port leaves for
-//! later, and once at its end.
+//! Tests how often a core asks its port to hand answers over. Within a turn it asks only for an early
+//! delivery, which the port of a NIC may postpone. At the end of the turn it asks once.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -13,7 +13,7 @@ use pbox_core::{
     ShardSpec, Wire,
 };
 
-/// A port, and the number of calls to hand over.
+/// A port that counts the calls to hand over.
 struct Counting {
     port: sim::Port,
     flushes: u32,

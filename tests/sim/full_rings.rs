@@ -1,5 +1,5 @@
-//! Workers push and do not read their answers, over the simulated network. The core drops and names every worker whose
-//! ring is full, not only the last one.
+//! Workers push and do not read their answers, over the simulated network. The core drops and names every
+//! worker whose ring is full, also if several are full.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use pbox_core::{
 
 const JOB: JobId = JobId(1);
 const WORKERS: u32 = 3;
-/// One less than the number of chunks.
+/// The number of chunks less one.
 const CAPACITY: u32 = 1;
 
 #[test]
@@ -46,7 +46,7 @@ fn all_workers_whose_rings_are_full_are_named() {
     let mut notices = Vec::new();
     core.release(JOB, Round(0), &[0, 1, 2], &mut notices);
     push_all(&mut core, &mut workers, ChunkId(0), &mut notices);
-    // One worker reads its answer.
+    // One worker reads the answer that it has.
     let (port, _) = &mut workers[1];
     while port.poll(&mut [Arrival::default()]) == 0 {}
     push_all(&mut core, &mut workers, ChunkId(1), &mut notices);
@@ -64,7 +64,7 @@ fn all_workers_whose_rings_are_full_are_named() {
     assert_eq!(gone, [0, 2]);
 }
 
-/// Pushes a chunk by every worker; the core takes it in.
+/// Pushes a chunk by every worker. The core takes the pushes in.
 fn push_all(
     core: &mut Core<sim::Port>,
     workers: &mut [(sim::Port, LinkId)],

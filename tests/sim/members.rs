@@ -1,7 +1,7 @@
-//! Members that lose their links again and again, and follow their machines. Meanwhile requests and answers of the control ports
-//! are lost, late and repeated. No round is lost, and none is stepped twice.
+//! Members that lose their links again and again, and follow their machines. Meanwhile requests and answers
+//! of the control ports are lost, late and repeated. No round is lost, and no round is stepped twice.
 //!
-//! All workers push ones, and the learning rate is 1: a weight after round `r` is `-r`.
+//! All workers push ones, and the learning rate is 1, so a weight after round `r` is `-r`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ const WORKERS: u32 = 3;
 const ROUNDS: u32 = 12;
 const ONE: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
 
-/// Makes all rounds of a job. Returns how often links were made again, and the network's events.
+/// Makes all rounds of a job. Returns the number of times that links were made again, and the events of the
+/// network.
 fn live(seed: u64) -> (u32, Seen) {
     let mut dice = Dice::new(seed);
     let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("{key}"), [1 + 40 * dice.below(3)]));

@@ -1,5 +1,5 @@
-//! A whole job over the simulated network. Results do not depend on anything that the contract of a port allows, and
-//! breaches of the contract are noticed. A failure prints its seed.
+//! A whole job over the simulated network. Results do not depend on anything that the contract of a port
+//! allows. Breaches of the contract are noticed. A failure prints its seed.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     (mix % 1009) as f32 / 37.0 - 13.0
 }
 
-/// Returns the oracle's weights after `rounds` rounds of the whole job.
+/// Returns the weights that the oracle computes after `rounds` rounds of the whole job.
 fn expected(layout: &Layout, rounds: u32) -> Vec<Vec<f32>> {
     let element = |key: KeyId, i: usize| {
         let (mut weight, mut state) = (value(0, 0, key, i), [0.0]);
@@ -102,7 +102,8 @@ fn a_post_that_arrives_twice_is_noticed_at_both_ends() {
             push_all(&mut job, round)?;
             job.settle(1000)
         });
-        // A worker sees an answer that it does not expect. A hub sees a violation and drops the worker.
+        // A worker may see an answer that it does not expect. A hub may see a violation, and it then drops
+        // the worker.
         match outcome {
             Err(error) if error.to_string().contains("the hub broke the protocol") => {}
             other => {
@@ -133,7 +134,7 @@ fn a_worker_that_dies_in_a_round_is_named_and_the_others_results_stand() {
         }
         let is_one = |notice: &Notice| matches!(notice, Notice::WorkerGone { rank: 1, .. });
         assert!(!job.notices.is_empty() && job.notices.iter().all(is_one), "{:?}", job.notices);
-        // The completed part is right.
+        // The completed part has the right weights.
         let after_one = expected(&layout(), 1);
         for (key, expected) in keys(&layout()).into_iter().zip(&after_one) {
             if job.workers[0].is_ready(key) {
@@ -167,8 +168,8 @@ fn one_seed_gives_one_run() {
     }
 }
 
-/// The last worker that could end a round dies after it has pushed some keys. A newcomer, which begins after that round,
-/// waits for the weights of all keys.
+/// The last worker of a job dies after it has pushed some keys, so that nobody can end the round. A newcomer
+/// begins after that round, and waits for the weights of all keys.
 #[test]
 fn a_round_that_no_worker_can_end_is_left_out() {
     for newcomer_first in [true, false] {
@@ -201,7 +202,7 @@ fn a_round_that_no_worker_can_end_is_left_out() {
         };
         let skipped: Vec<_> = job.notices.iter().filter_map(skipped).collect();
         assert!(skipped.contains(&(first, 1..2)) && !skipped.contains(&(last, 1..2)), "{skipped:?}");
-        // And the job goes on.
+        // The job continues.
         let mut push = |key| {
             job.workers[1].gradient_mut::<f32>(key).unwrap().fill(1.0);
             job.workers[1].push(key).unwrap();
@@ -212,7 +213,8 @@ fn a_round_that_no_worker_can_end_is_left_out() {
     }
 }
 
-/// A worker that is left before all have the first weights must not broadcast its own, whenever its pushes come.
+/// A worker never broadcasts its own weights if it remains alone before all workers have the first weights.
+/// The times of its pushes do not matter.
 #[test]
 fn no_worker_is_answered_before_the_first_weights() {
     for (seed, consistency) in

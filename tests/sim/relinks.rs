@@ -1,6 +1,6 @@
-//! Workers lose their links at any moment of a round, and make new ones in the same memory, while the network delays and
-//! reorders. Whatever the terms, all rounds are made, and every weight has the bits of a run without losses. For workers that
-//! step alone see `lives`. A failure prints its seed.
+//! Workers lose their links at any moment of a round, while the network delays and reorders. They make new
+//! links into the same memory. With any terms, all rounds are made, and every weight has the bits of a run
+//! without losses. A failure prints its seed. `lives` has the same for workers that step alone.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.01, momentum: 0.9 };
 
-/// Returns small keys, which are groups, before and after keys of several chunks.
+/// Returns a layout with small keys, which form groups, before and after keys of several chunks.
 fn layout() -> Arc<Layout> {
     let small = (0..9).map(|key| Key::f32(format!("small{key}"), [1 + key % 3]));
     let large = [Key::f32("b", [170]), Key::f32("c", [700]), Key::f32("d", [64, 9])];
@@ -77,7 +77,7 @@ impl Links {
         self.made_in[rank].is_none()
     }
 
-    /// Loses a worker's links. Either end may see it first, and the other workers go on.
+    /// Loses a worker's links. Either end may notice it first, and the other workers continue.
     fn lose(&mut self, job: &mut Simulated, rank: usize) {
         if self.dice.below(2) == 0 {
             let cut = self.dice.below(job.ends[rank].len() as u64) as usize;
@@ -96,7 +96,7 @@ impl Links {
         for (rank, made_in) in (0..).zip(&mut self.made_in) {
             match made_in {
                 None => {}
-                // The cores may not have dropped the former ones yet.
+                // The cores may not have dropped the old links yet.
                 Some(0) => *made_in = (!job.relink(rank).unwrap()).then_some(0),
                 Some(left) => *left -= 1,
             }
@@ -111,7 +111,7 @@ struct Run {
     losing: bool,
     terms: String,
     plan: Plan,
-    /// One entry for each rank.
+    /// The gradients that were sent ahead, by rank.
     drafts: Vec<Drafts>,
 }
 
@@ -122,7 +122,7 @@ impl Run {
         self.job.step().unwrap_or_else(|error| panic!("{level:?}: {error}"));
     }
 
-    /// Pushes all keys once by every worker, in an order of its own, some of them together.
+    /// Makes every worker push all keys once, in an order of its own, some of them together.
     fn round(&mut self, round: u32) {
         let keys: Vec<KeyId> = keys(&layout()).collect();
         let mut left: Vec<Vec<KeyId>> = (0..WORKERS)
@@ -137,7 +137,7 @@ impl Run {
             match self.links.dice.below(12) {
                 0 if has_links && self.losing => self.links.lose(&mut self.job, rank),
                 0..3 => self.step(),
-                // A session without links makes them before its caller goes on.
+                // A session without links makes new links before its caller continues.
                 _ if !has_links => self.step(),
                 _ => {
                     let (ahead, some) =
@@ -183,7 +183,7 @@ impl Run {
         }
     }
 
-    /// Makes all rounds. Returns the weights of each worker and key, and how many links were lost.
+    /// Makes all rounds. Returns the weights of each worker and key, and the number of lost links.
     fn weights(seed: u64, terms: &Terms, plan: Plan, losing: bool) -> (Vec<Vec<Vec<f32>>>, u32) {
         let net = Net::new(seed, Faults { delay: 0..40, reorder: !terms.is_orderly, ..Faults::NONE });
         let job = Simulated::new(net, &layout(), terms.clone()).unwrap();
@@ -230,7 +230,8 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         }
         terms.is_orderly = dice.below(2) == 0;
         terms.job.answers_ahead = dice.below(2) == 0;
-        // A bound that no norm reaches: the hubs' parts may be lost with the links, and the bits are those of a plain job.
+        // No norm reaches this bound. The hubs' parts may be lost with the links, and the bits are those of a
+        // plain job.
         let clips = terms.is_orderly && terms.job.level.compression.is_none() && dice.below(2) == 0;
         terms.job.clip_norm = clips.then_some(1e30);
         let is_slim = matches!(terms.job.level.compression, Some(Compression::Slim(_)));
@@ -259,7 +260,8 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
     assert!(all_losses > 1000, "only {all_losses} losses");
 }
 
-/// Whether a worker of one chunk is dropped after the first push that comes twice, and after the second.
+/// Returns whether the hub drops a worker of one chunk after the first push that comes twice, and after the
+/// second.
 fn dropped_after_repeats(seed: u64, lost: bool) -> [bool; 2] {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16])], 64).unwrap());
     let net = Net::new(seed, Faults { delay: 0..50, ..Faults::NONE });
@@ -270,10 +272,10 @@ fn dropped_after_repeats(seed: u64, lost: bool) -> [bool; 2] {
     }
     [(); 2].map(|()| {
         job.net().duplicate_next(job.ends[0][0]);
-        let _ = job.workers[0].push(KeyId(0)); // whose link may be closed by now
+        let _ = job.workers[0].push(KeyId(0)); // the link may be closed by now
         for _ in 0..200 {
             job.turn_core(0);
-            let _ = job.workers[0].progress(); // a second answer is one too many, and so is a link that closed
+            let _ = job.workers[0].progress(); // it fails after a second answer or a closed link
         }
         job.notices.iter().any(|notice| matches!(notice, Notice::WorkerGone { by_itself: false, .. }))
     })
@@ -285,7 +287,7 @@ fn a_push_that_is_answered_is_repeated_only_after_a_loss_of_links_and_once() {
         assert!(dropped_after_repeats(seed, false)[0], "seed {seed}: no links were lost");
     }
     let after_a_loss: Vec<_> = seeds(20).map(|seed| dropped_after_repeats(seed, true)).collect();
-    // Where both copies come at once, the second answer has no room.
+    // If both copies come at the same time, the second answer has no room.
     assert!(after_a_loss.iter().any(|&[first, _]| !first), "{after_a_loss:?}");
     assert!(after_a_loss.iter().all(|&[_, second]| second), "{after_a_loss:?}");
 }
@@ -310,7 +312,7 @@ fn a_newcomer_that_loses_its_first_weights_gets_them_again() {
         }
         job.kill(1);
         assert_eq!(job.rejoin(1).unwrap(), Round(2), "{consistency}");
-        // Its weights are on their way.
+        // The weights of the newcomer are on their way.
         (0..10).for_each(|_| _ = job.turn_core(0));
         assert!(!job.workers[1].is_ready(KeyId(0)));
         job.unlink(1);

@@ -1,8 +1,8 @@
-//! SSP and ASP with sessions over shared memory: threads at their own speeds, workers that pause, leave, die and return,
-//! and checkpoints.
+//! SSP and ASP with sessions over shared memory. Threads work at their own speeds, workers pause, leave, die
+//! and return, and checkpoints are written.
 //!
-//! Element `e` belongs to rank `e mod W`, which pushes 1 there and 0 elsewhere. The weight is 1 less half of that rank's
-//! rounds that it contains.
+//! Element `e` belongs to rank `e mod W`, which pushes 1 there and 0 elsewhere. For each of that rank's
+//! rounds that a weight contains, it is 0.5 below 1.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -42,11 +42,12 @@ fn gradients(session: &mut Session, rank: u32, workers: u32, value: f32) {
     }
 }
 
-/// Returns how many rounds of a rank a key's weights contain; `None` if no element belongs to the rank.
+/// Returns the number of rounds of a rank that a key's weights contain, or `None` if no element belongs to
+/// the rank.
 fn contained(session: &Session, key: KeyId, rank: u32, workers: u32) -> Option<u32> {
     let weights = session.weights::<f32>(key).unwrap();
     let of_rank = (0u32..).zip(weights).filter(|(e, _)| e % workers == rank);
-    // Chunks of a key may differ.
+    // The chunks of a key may contain different numbers of rounds.
     of_rank.map(|(_, &weight)| rounds(weight)).min()
 }
 
@@ -56,7 +57,7 @@ fn rounds(weight: f32) -> u32 {
     rounds as u32
 }
 
-/// Makes whole rounds by a worker, and waits for its answers.
+/// Makes whole rounds by a worker, and waits for their answers.
 fn go(session: &mut Session, count: u32) -> Result<(), SessionError> {
     for _ in 0..count {
         push_all(session)?;
@@ -81,7 +82,7 @@ fn a_fast_worker_is_held_exactly_at_the_staleness() {
     fast.wait(FIRST).unwrap();
     assert_eq!((contained(fast, FIRST, 0, 2), contained(fast, FIRST, 1, 2)), (Some(3), Some(1)));
     for key in [SECOND, THIRD] {
-        // Their answers would have come before this one.
+        // The answers for these keys would have come before this one.
         says(fast.weights::<f32>(key).unwrap_err(), &["in flight in round 3"]);
     }
     slow.push(SECOND).unwrap();
@@ -108,7 +109,7 @@ fn in_asp_no_worker_waits_for_a_worker_that_stands_still() {
     assert_eq!(seen, [Some(100), Some(100), Some(1)]);
 }
 
-/// Races three threads with different pauses. Every answer is checked against the bound.
+/// Lets three threads race with different pauses, and checks every answer against the bound.
 fn race(consistency: Consistency) {
     const WORKERS: u32 = 3;
     const ROUNDS: u32 = 300;
@@ -170,7 +171,7 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     for (rank, session) in (0..).zip(&mut sessions) {
         gradients(session, rank, 3, 1.0);
     }
-    // The third worker holds both in round 2, and then dies.
+    // Both other workers wait for the third worker in round 2. Then it dies.
     for session in &mut sessions[..2] {
         go(session, 1).unwrap();
         push_all(session).unwrap();
@@ -181,8 +182,8 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     }
     let [zero, one] = &mut sessions[..] else { unreachable!() };
     go(zero, 1).unwrap();
-    // The worker returns at the slowest worker's round, round 3. It holds the first worker again, which is one round
-    // ahead and would be two.
+    // The worker returns at the round of the slowest worker, round 3. It makes the first worker wait again,
+    // which is one round ahead and would be two rounds ahead.
     let mut two = Session::join(config(2)).unwrap();
     assert_eq!(two.next_round(), Round(3));
     assert_eq!([0, 1, 2].map(|rank| contained(&two, FIRST, rank, 3)), [Some(3), Some(2), Some(0)]);
@@ -197,13 +198,13 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     two.push(THIRD).unwrap();
     zero.wait_all().unwrap();
     two.wait_all().unwrap();
-    // A worker that leaves holds nobody either.
+    // Nobody waits for a worker that leaves, either.
     sessions.remove(1).leave().unwrap();
     two.leave().unwrap();
     go(&mut sessions[0], 5).unwrap();
 }
 
-/// Two workers train without a pause; two others join and leave.
+/// No push is lost while two workers train without a pause and two others join and leave.
 #[test]
 fn coming_and_going_under_load_loses_no_push() {
     let _watchdog = Watchdog::start();
@@ -290,7 +291,7 @@ fn a_push_is_stepped_at_the_rate_of_its_own_round() {
     assert_eq!(weights(fast), [0.25, 1.0]);
     go(slow, 1).unwrap();
     assert_eq!(weights(slow), [0.25, 0.5], "round 1 is still at a half");
-    // To set the rate of round 2 again, by the same schedule, does not undo the rate of round 3.
+    // Setting the rate of round 2 again, by the same schedule, does not undo the rate of round 3.
     fast.set_learning_rate(0.125).unwrap();
     slow.set_learning_rate(0.25).unwrap();
     go(fast, 1).unwrap();
@@ -333,7 +334,7 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     sessions.into_iter().for_each(|session| session.leave().unwrap());
     drop(second);
 
-    // At the end both have pushed as much: nothing is beyond the round.
+    // At the end, both workers have pushed the same number of rounds, so that nothing is beyond the round.
     let third = hub_with_checkpoints(dir.path(), None);
     let sessions = join_all(2, |rank| config(&third, rank, 2, ASP));
     assert_eq!(sessions[0].next_round(), Round(5));
@@ -342,7 +343,8 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     }
 }
 
-/// When its slowest worker is lost, a job may pass several rounds at once before which a checkpoint is due.
+/// Rounds that a job passes at the same time leave one checkpoint. A job may pass several such rounds when
+/// its slowest worker is lost.
 #[test]
 fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
     let _watchdog = Watchdog::start();
@@ -359,8 +361,8 @@ fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
     assert_eq!(saved(), None, "the slowest is before round 1");
     drop(sessions.pop());
     until("the checkpoint of round 2 is written", || saved() == Some(Round(2)));
-    // The job is before round 11 now, and the next checkpoint is due before round 12. If a core does not know yet that its
-    // memory is free, the checkpoint is before a later round.
+    // The job is before round 11 now, and the next checkpoint is due before round 12. If a core does not yet
+    // know that its memory is free, the checkpoint is before a later round.
     until("a later checkpoint is written", || {
         go(&mut sessions[0], 1).unwrap();
         saved().is_some_and(|round| round >= Round(12) && round.0 % 2 == 0)

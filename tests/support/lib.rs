@@ -1,4 +1,4 @@
-//! The shared parts of tests of hubs and workers: a hub in this process, and sessions on threads of their own.
+//! The shared parts of tests of hubs and workers: hubs in this process, and sessions on threads of their own.
 //! Also raw requests to the control port, values with known results, and programs as child processes.
 
 #![forbid(unsafe_code)]
@@ -29,10 +29,10 @@ use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice, Ma
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
 
-/// A heartbeat limit that no test reaches by accident and no test waits for.
+/// The heartbeat limit of tests that neither wait for it nor reach it by accident.
 pub const PATIENT_S: u64 = 30;
 
-/// An address on which nobody listens: the kernel never deals out a privileged port.
+/// An address on which nobody listens: the kernel never gives out a privileged port.
 pub const NOWHERE: &str = "127.0.0.1:1";
 
 /// Returns a hub with `cores` cores on a free port.
@@ -40,12 +40,12 @@ pub fn hub(cores: usize) -> Hub {
     hub_with_limit(cores, PATIENT_S)
 }
 
-/// Returns a hub with another heartbeat limit.
+/// Returns a hub with this heartbeat limit.
 pub fn hub_with_limit(cores: usize, heartbeat_limit_s: u64) -> Hub {
     Hub::start(&settings(cores, heartbeat_limit_s)).expect("a hub starts on a free port")
 }
 
-/// Returns a hub with other limits for the clients of its control port.
+/// Returns a hub with these limits for the clients of its control port.
 pub fn hub_with(cores: usize, limits: ControlLimits) -> Hub {
     Hub::start_with(&settings(cores, PATIENT_S), limits).expect("a hub starts on a free port")
 }
@@ -57,9 +57,9 @@ pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
     Hub::start(&settings).expect("a hub starts on a free port")
 }
 
-/// Returns an address for a hub. Its peers get the address before it listens. Nobody else gets its port: the kernel
-/// gives only higher ones to sockets that ask for any, and a port has a name that one process of tests holds until it
-/// ends.
+/// Returns an address for a hub whose peers get the address before it listens. Nobody else gets its port. The
+/// kernel gives only higher ports to sockets that ask for any port. A process of tests holds a name for the
+/// port until it ends.
 pub fn free_address() -> SocketAddr {
     static HELD: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
     let hold = |port: u16| {
@@ -71,7 +71,7 @@ pub fn free_address() -> SocketAddr {
     (10_000..32_000).find_map(|port| hold(port).ok()).expect("the ports do not end")
 }
 
-/// Returns the settings of these hubs.
+/// Returns the settings of a test's hub.
 pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
     HubSettings {
         listen: ([127, 0, 0, 1], 0).into(),
@@ -83,17 +83,18 @@ pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
     }
 }
 
-/// Returns the list of these hubs, as a worker is given it.
+/// Returns the list of these hubs in the form in which a worker gets it.
 pub fn addresses<'a>(hubs: impl IntoIterator<Item = &'a Hub>) -> String {
     hubs.into_iter().map(|hub| hub.address().to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the cpus that this process may use. A test that wants two cores gets one on a machine with one cpu.
+/// Returns the number of cpus that this process may use. A test that wants two cores gets one core on a
+/// machine with one cpu.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
 }
 
-/// Whether there is RDMA to test with. Without it the test's output says so.
+/// Whether RDMA can be tested. If it cannot, the output of the test says so.
 pub fn has_rdma() -> bool {
     let named = std::env::var("PHUB_TEST_DEVICE").is_ok_and(|devices| !devices.is_empty());
     if !named {
@@ -107,7 +108,8 @@ pub fn copying_transports() -> Vec<Transport> {
     if has_rdma() { vec![Transport::Tcp, Transport::Verbs] } else { vec![Transport::Tcp] }
 }
 
-/// Returns the transports of two workers, by rank: the second by TCP, and both by RDMA if there is RDMA.
+/// Returns the transports of two workers, by rank: one pair has TCP for the second worker. If there is RDMA,
+/// another pair has RDMA for both.
 pub fn transports_of_two() -> Vec<fn(u32) -> Option<Transport>> {
     let by_tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
     let by_rdma: fn(u32) -> Option<Transport> = |_| Some(Transport::Verbs);
@@ -119,7 +121,7 @@ pub fn small_model() -> Vec<Key> {
     vec![Key::f32("first.weight", [3, 40]), Key::f32("second.bias", [1]), Key::f32("third.weight", [50])]
 }
 
-/// Returns a worker of a job with the small model, in chunks of 64 bytes.
+/// Returns the settings of a worker of a job with the small model, in chunks of 64 bytes.
 pub fn config(hub: &Hub, job: &str, rank: u32, workers: u32) -> SessionConfig {
     config_at(&hub.address().to_string(), job, rank, workers)
 }
@@ -175,22 +177,22 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     JoinRequest::new(rank, terms)
 }
 
-/// Returns the header that allows everything to a request of this user.
+/// Returns the header that gives a request all rights of this user.
 pub fn authorization() -> String {
     format!("Bearer {}", Credential::find().unwrap().token(Right::Operate, ALL_JOBS))
 }
 
-/// Posts any body to the control port. Returns status and body of the reply.
+/// Posts a body of any kind to the control port. Returns the status and the body of the reply.
 pub fn post(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     post_as(hub, path, &authorization(), body)
 }
 
-/// Returns the header that proves a request of another hub of the job.
+/// Returns the header with which another hub of the job proves a request.
 pub fn as_hub(job: &str) -> String {
     format!("Bearer {}", Credential::find().unwrap().token(Right::Peer, job))
 }
 
-/// Posts as a client that shows this.
+/// Posts as a client that shows this authorization.
 pub fn post_as(hub: &Hub, path: &str, shown: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let url = format!("http://{}{path}", hub.address());
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
@@ -199,7 +201,7 @@ pub fn post_as(hub: &Hub, path: &str, shown: &str, body: impl AsRef<[u8]>) -> (u
     (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
 }
 
-/// Posts as the member of the job with this token. Returns status and body of the reply.
+/// Posts as the member of the job with this token. Returns the status and the body of the reply.
 pub fn post_as_member(
     hub: &Hub,
     job: &str,
@@ -210,12 +212,12 @@ pub fn post_as_member(
     post_as(hub, &format!("/v1/jobs/{job}/{verb}"), &format!("Phub-Member {token}"), body)
 }
 
-/// Brings a state as the member with this token. Returns status and body of the reply.
+/// Sends a state as the member with this token. Returns the status and the body of the reply.
 pub fn bring(hub: &Hub, job: &str, token: &str, state: Vec<u8>) -> (u16, String) {
     post_as_member(hub, job, "state", token, state)
 }
 
-/// Works like [`post_as_member`], with a request that the hub must refuse. Returns status and error.
+/// Works like [`post_as_member`], with a request that the hub must refuse. Returns the status and the error.
 pub fn refusal_of_member(
     hub: &Hub,
     job: &str,
@@ -238,8 +240,8 @@ pub fn post_json(hub: &Hub, path: &str, body: &impl Serialize) -> (u16, String) 
     post(hub, path, serde_json::to_vec(body).unwrap())
 }
 
-/// Posts a request that the hub must refuse. Returns status and error: every refusal is JSON with a code,
-/// which determines the status, and an `error`.
+/// Posts a request that the hub must refuse. Returns the status and the error. Every refusal is JSON with an
+/// `error` and a code that determines the status.
 pub fn refusal(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let (status, body) = post(hub, path, body);
     assert!(status >= 400, "{path} was granted: {body}");
@@ -255,7 +257,7 @@ pub fn join_by_hand(hub: &Hub, job: &str, request: &JoinRequest) -> JoinReply {
     serde_json::from_str(&body).unwrap()
 }
 
-/// Returns the address at which a worker that joined by hand connects on shared memory.
+/// Returns the address of the hub's shared memory for a worker that joined by hand.
 pub fn shm_address(reply: &JoinReply) -> &str {
     let shm = |each: &'_ _| matches!(each, TransportAddress::Shm { .. });
     match reply.transports.iter().find(|each| shm(each)) {

@@ -18,7 +18,7 @@ pub fn failure(command: &mut Command) -> String {
     stderr.into_owned()
 }
 
-/// A program that runs beside the test. The drop kills and reaps it.
+/// A program that runs beside the test. Dropping it kills and reaps the process.
 #[derive(Debug)]
 pub struct Program {
     child: Child,
@@ -26,7 +26,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts the program. Its stderr is the test's unless the command says otherwise.
+    /// Starts the program. Its stderr is that of the test unless the command sets another.
     pub fn start(command: &mut Command) -> Self {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
@@ -34,14 +34,15 @@ impl Program {
         Program { child, stdout }
     }
 
-    /// Reads the next line of its stdout; `None` when it has ended.
+    /// Reads the next line of the program's stdout, or returns `None` when stdout has ended.
     pub fn read_line(&mut self) -> Option<String> {
         let mut line = String::new();
         let bytes = self.stdout.read_line(&mut line).expect("reading a pipe");
         (bytes > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// Reads the next reply of a test program that runs again: the text after an `@`. The test harness prints other lines.
+    /// Reads the next reply of a child that is the test program itself: the text after an `@`. The test
+    /// harness prints other lines.
     pub fn read_reply(&mut self) -> String {
         loop {
             let line = self.read_line().expect("the process ended; stderr says why");
@@ -66,19 +67,19 @@ impl Program {
         kill(self.pid(), signal);
     }
 
-    /// Ends its standard input, so that it stops normally, and waits until it ends.
+    /// Ends the program's standard input, so that it stops normally. Waits until the program has ended.
     pub fn finish(&mut self) -> ExitStatus {
         drop(self.child.stdin.take());
         self.end()
     }
 
-    /// Waits until it ends.
+    /// Waits until the program has ended.
     pub fn end(&mut self) -> ExitStatus {
         self.child.wait().expect("our own child")
     }
 
-    /// Stops the program with SIGSTOP. Returns when all its threads have stopped: until then, some may still run
-    /// and answer.
+    /// Stops the program with SIGSTOP. Returns when all its threads have stopped, because until then some may
+    /// still run and answer.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let status = waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED);
@@ -102,7 +103,7 @@ pub fn kill(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("the process is there");
 }
 
-/// Returns a process's state letter; `None` when it is gone.
+/// Returns the letter of a process's state, or `None` when the process is gone.
 pub fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(')').next()?.trim_start().chars().next()
@@ -122,10 +123,11 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Polls until a condition holds that no call can wait for.
+/// Polls until a condition holds for which no call can wait.
 ///
 /// # Panics
-/// Panics after half a minute: the test's watchdog comes later and cannot say what the test waited for.
+/// Panics after half a minute. The watchdog of the test comes later, and cannot tell what the test waited
+/// for.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
@@ -135,7 +137,7 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Writes a safetensors file of these keys, all zero, for `--manifest`.
+/// Writes a safetensors file of these keys, with all values zero, for `--manifest`.
 pub fn write_manifest(path: &std::path::Path, keys: &[Key]) {
     let mut end = 0;
     let tensors: Vec<String> = keys

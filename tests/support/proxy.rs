@@ -1,4 +1,4 @@
-//! A proxy before a hub's control port, which breaks requests as proxies and networks do.
+//! A proxy in front of a hub's control port. It breaks requests as proxies and networks do.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,15 +17,15 @@ pub enum Break {
     LoseAnswer,
 }
 
-/// Changes a message: of a request with this path, its body or its answer.
+/// A change to the message of a request with this path: its body or its answer.
 pub type Rewrite = fn(&str, &mut Value);
 
 #[derive(Debug)]
 struct Plan {
     hub: SocketAddr,
-    /// The change of requests and answers.
+    /// The changes to requests and to answers.
     rewrites: OnceLock<(Rewrite, Rewrite)>,
-    /// The verb, the fate of its next requests, and their number.
+    /// The verb, the fate of its next requests, and the number of these requests.
     breaks: Mutex<(String, Break, u32)>,
 }
 
@@ -68,7 +68,7 @@ impl Proxy {
         self.plan.rewrites.set((request, answer)).expect("once");
     }
 
-    /// Returns how many requests are still to be broken.
+    /// Returns the number of requests that are still to be broken.
     pub fn left(&self) -> u32 {
         self.plan.breaks.lock().unwrap().2
     }
@@ -140,14 +140,14 @@ impl Plan {
     }
 }
 
-/// Returns the head of a request whose proof is about another body: it shows a token instead.
+/// Returns the head of a request with a token in place of its proof, which is about another body.
 fn by_token(head: &str) -> String {
     let proves = |line: &&str| line.to_ascii_lowercase().starts_with("authorization: phub-proof ");
     let shown = format!("authorization: {}\r\n", crate::authorization());
     head.split_inclusive("\r\n").map(|line| if proves(&line) { shown.as_str() } else { line }).collect()
 }
 
-/// Returns a JSON body after a change; any other body as it is.
+/// Returns a JSON body after a change, or any other body unchanged.
 fn rewritten(path: &str, change: Rewrite, body: &[u8]) -> Vec<u8> {
     let Ok(mut message) = serde_json::from_slice(body) else { return body.to_vec() };
     change(path, &mut message);

@@ -1,13 +1,13 @@
-//! Somebody who listens where a hub is expected: answers as a test says, and notes all that it is shown.
+//! A recorder that listens in the place of a hub, answers as a test says, and notes all requests.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// The answer to a request: status, other headers, body.
+/// An answer to a request: status, other headers, body.
 pub type Answer = (u16, String, String);
 
-/// A request as it came.
+/// A request as it arrived.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub method: String,
@@ -15,7 +15,7 @@ pub struct Seen {
     /// The value of `Authorization`.
     pub shown: Option<String>,
     pub body: String,
-    /// All of it.
+    /// The whole request.
     pub text: String,
 }
 
@@ -24,12 +24,12 @@ pub struct Seen {
 pub struct Recorder {
     address: SocketAddr,
     seen: Arc<(Mutex<Vec<Seen>>, Condvar)>,
-    /// Clients that wait forever.
+    /// The connections of clients that wait forever.
     kept: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Recorder {
-    /// Answers each request by `answer`; `None` keeps it waiting forever.
+    /// Starts a recorder that answers each request by `answer`. For `None`, the client waits forever.
     pub fn start(answer: impl Fn(&Seen) -> Option<Answer> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let recorder = Recorder {
@@ -51,7 +51,7 @@ impl Recorder {
         self.address.to_string()
     }
 
-    /// Returns the arrivals until now.
+    /// Returns the requests so far.
     pub fn seen(&self) -> Vec<Seen> {
         self.seen.0.lock().unwrap().clone()
     }
@@ -62,7 +62,7 @@ impl Recorder {
         seen.clone()
     }
 
-    /// Closes the connections of those that it keeps waiting.
+    /// Closes the connections of the clients that wait forever.
     pub fn let_go(&self) {
         for client in self.kept.lock().unwrap().drain(..) {
             let _ = client.shutdown(Shutdown::Both);
@@ -83,7 +83,7 @@ impl Recorder {
                 return;
             }
         }
-        // The other end decides when it is over.
+        // The other end decides when the connection ends.
         let _ = reader.read(&mut [0]);
     }
 }
@@ -108,7 +108,7 @@ fn read(from: &mut impl BufRead) -> Option<Seen> {
     Some(Seen { method, path, shown, body, text })
 }
 
-/// Returns an answer of JSON.
+/// Returns an answer whose body is JSON.
 pub fn json(value: serde_json::Value) -> Option<Answer> {
     Some((200, "content-type: application/json\r\n".to_owned(), value.to_string()))
 }

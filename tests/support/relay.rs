@@ -1,5 +1,5 @@
-//! A network before a hub: one port for its control port and one for its data path over TCP. Connections are passed on, cut,
-//! halted in one direction or in both, or have a bit altered on the way.
+//! A network in front of a hub, with one port for the hub's control port and one for its data path over TCP.
+//! Connections are passed on, cut, halted in one or both directions, or have a bit altered on the way.
 //!
 //! ```text
 //!   worker ---- control ----> relay ---- control ----> hub        answers that name the hub's data port name the relay's
@@ -20,7 +20,7 @@ pub enum Way {
     Data,
 }
 
-/// The halted bytes: none is lost, and nobody is notified.
+/// The bytes that are halted. None is lost, and no end is notified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stall {
     /// The direction from the worker to the hub.
@@ -47,7 +47,7 @@ pub struct Relay {
 struct Line {
     here: SocketAddr,
     hub: SocketAddr,
-    /// The text in the hub's messages that becomes another one of the same length.
+    /// A text in the hub's messages, and the text of the same length that replaces it.
     other_name: Option<(String, String)>,
     state: Mutex<State>,
     changed: Condvar,
@@ -56,14 +56,14 @@ struct Line {
 #[derive(Debug, Default)]
 struct State {
     stall: Stall,
-    /// The byte of a connection that has one bit altered, in these directions.
+    /// The place of the byte that gets one bit altered, with the direction of its bytes.
     altered: Option<(Stall, u64)>,
     made: u64,
     open: HashMap<u64, [TcpStream; 2]>,
 }
 
 impl Relay {
-    /// Returns a relay before the hub with these two addresses.
+    /// Starts a relay in front of the hub with these two addresses.
     pub fn start(control: SocketAddr, data: SocketAddr) -> Self {
         let data_line = Line::start(data, None);
         let names = (data.to_string(), data_line.here.to_string());
@@ -75,7 +75,7 @@ impl Relay {
         Relay { control: Line::start(control, Some(names)), data: data_line }
     }
 
-    /// Returns the `host:port` by which workers reach the hub's control port.
+    /// Returns the `host:port` at which workers reach the hub's control port.
     pub fn address(&self) -> String {
         self.control.here.to_string()
     }
@@ -87,30 +87,30 @@ impl Relay {
         }
     }
 
-    /// Ends all connections of a way, as a device between the two ends does.
+    /// Ends all connections of a way, as a device between the two ends can.
     pub fn cut(&self, way: Way) {
         let state = self.line(way).lock();
         state.open.values().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
     }
 
-    /// Stalls these bytes of a way from now on.
+    /// Halts these bytes of a way from now on.
     pub fn stall(&self, way: Way, stall: Stall) {
         let line = self.line(way);
         line.lock().stall = stall;
         line.changed.notify_all();
     }
 
-    /// Alters a bit of byte `at` of the next connection of a way to get so far, once, in this direction.
+    /// Alters a bit of byte `at` once, in this direction, on the next connection of a way that gets so far.
     pub fn alter(&self, way: Way, direction: Stall, at: u64) {
         self.line(way).lock().altered = Some((direction, at));
     }
 
-    /// Whether that bit is altered.
+    /// Whether that bit was altered.
     pub fn has_altered(&self, way: Way) -> bool {
         self.line(way).lock().altered.is_none()
     }
 
-    /// Returns the number of connections that are passed on now.
+    /// Returns the number of open connections of a way.
     pub fn open(&self, way: Way) -> usize {
         self.line(way).lock().open.len()
     }
@@ -118,7 +118,7 @@ impl Relay {
 
 impl Line {
     fn start(hub: SocketAddr, other_name: Option<(String, String)>) -> Arc<Self> {
-        // Of five digits, like the hub's. Another process may be faster.
+        // The port needs five digits, like that of the hub. Another process may take it first.
         let listen = || {
             let here = super::free_address();
             Some((here, TcpListener::bind(here).ok()?))
@@ -129,7 +129,7 @@ impl Line {
         let accepting = Arc::clone(&line);
         std::thread::spawn(move || {
             for client in socket.incoming().map_while(Result::ok) {
-                // Where no hub listens, the client's connection ends.
+                // The client's connection ends if no hub listens.
                 if let Ok(hub) = TcpStream::connect(accepting.hub) {
                     accepting.pass_on(client, hub);
                 }
@@ -174,7 +174,7 @@ impl Line {
         let mut passed = 0;
         loop {
             let read = from.read(&mut bytes);
-            // The end of a connection is halted, too.
+            // The end of a connection is also halted.
             let state = self.lock();
             let waited = self.changed.wait_while(state, |state| stands(state.stall));
             let mut state = waited.unwrap_or_else(PoisonError::into_inner);

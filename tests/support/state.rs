@@ -1,4 +1,4 @@
-//! A job's state, as hubs give it to every client that may read it.
+//! A job's state, as hubs give it to every client that is allowed to read it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
@@ -9,12 +9,13 @@ use sim_tests::values::Saved;
 
 use super::authorization;
 
-/// Fetches a job's state from a hub: a checkpoint file, or the hub's part of one; empty if it has none.
+/// Fetches a job's state from a hub: a checkpoint file, or the hub's part of one. The file is empty if the
+/// hub has none.
 pub fn fetch(hub: &str, job: &str, limit: Duration) -> Result<Vec<u8>, ureq::Error> {
     fetch_only(hub, job, "", limit)
 }
 
-/// Fetches what a query asks for.
+/// Fetches the part of the state that a query asks for.
 pub fn fetch_only(hub: &str, job: &str, query: &str, limit: Duration) -> Result<Vec<u8>, ureq::Error> {
     let mut file = Vec::new();
     let agent = ureq::Agent::config_builder().timeout_global(Some(limit)).build().new_agent();
@@ -25,7 +26,7 @@ pub fn fetch_only(hub: &str, job: &str, query: &str, limit: Duration) -> Result<
     Ok(file)
 }
 
-/// Returns the parts of these hubs, put together. `limit` is for each of them.
+/// Returns the parts of these hubs, put together. `limit` is the time for each hub.
 pub fn fetch_all<S: AsRef<str>>(
     hubs: &[S],
     job: &str,
@@ -53,7 +54,7 @@ pub fn fetch_all<S: AsRef<str>>(
         let about = said.remove("__metadata__").unwrap();
         let before: u32 = about["round"].as_str().unwrap().parse().unwrap();
         rounds.insert(before);
-        // Of the keys that have not made one in each round but the broadcast.
+        // The steps of the keys that have not made a step in each round after the broadcast.
         let apart = about.get("steps").map_or("{}", |steps| steps.as_str().unwrap());
         let apart: HashMap<String, u32> = serde_json::from_str(apart).unwrap();
         for (steps, key) in steps.iter_mut().zip(keys).filter(|(_, key)| said.contains_key(&key.name)) {

@@ -1,5 +1,5 @@
-//! A whole job on threads. Every worker pushes gradients that change every round, in an order of its own, and compares
-//! every weight of every round with the reference.
+//! A whole job on threads. Every worker pushes gradients that change every round, in an order of its own. It
+//! compares every weight of every round with the reference.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::state::fetch_all;
 use super::values::{self, Reference, mix, same_bits};
 use super::{PATIENT_S, SGD, config_at, on_threads, small_model};
 
-/// The settings of such a job.
+/// The settings of a training.
 #[derive(Clone)]
 pub struct Training {
     pub job: String,
@@ -25,17 +25,18 @@ pub struct Training {
     pub optimizer: Optimizer,
     pub clip_norm: Option<f32>,
     pub clip_norm_last: Option<f32>,
-    /// Rounds in which rank 1 pushes a value that is not finite. They are skipped.
+    /// The rounds in which rank 1 pushes a value that is not finite. They are skipped.
     pub skipped: Vec<u32>,
     pub skip_spikes: Option<f32>,
-    /// Rounds in which rank 1 pushes a [large value](values::SPIKE). With `skip_spikes` they are skipped from the eleventh on.
+    /// The rounds in which rank 1 pushes a [large value](values::SPIKE). With `skip_spikes`, they are skipped
+    /// from the eleventh round on.
     pub spikes: Vec<u32>,
     pub maximize: bool,
-    /// The decay of averages, which rank 0 compares after the last round.
+    /// The decay of averages. Rank 0 compares the averages after the last round.
     pub ema: Option<f64>,
     pub compression: Option<Compression>,
     pub workers: u32,
-    /// Workers by machine, if each machine sums first; nothing in a flat job.
+    /// The number of workers of each machine, if each machine sums first. A flat job has none.
     pub machines: Vec<u32>,
     pub chunk_bytes: usize,
     pub rounds: u32,
@@ -45,20 +46,21 @@ pub struct Training {
     pub slice_bytes: Option<usize>,
     pub credit: Option<Credit>,
     pub pull: Option<Pull>,
-    /// Whether gradients leave before their pushes. A third of the keys then has another gradient at the push.
+    /// Whether gradients leave before their pushes. Then a third of the keys have another gradient at the
+    /// push.
     pub ahead: bool,
     /// The transport of each rank.
     pub transport: fn(u32) -> Option<Transport>,
-    /// The learning rate from a round on.
+    /// The learning rates, each from a round on.
     pub rates: Vec<(u32, f32)>,
-    /// The optimizer's numbers from a round on, and each key's multipliers if they change.
+    /// The optimizer's numbers, each from a round on, with the multipliers of each key if they change.
     pub numbers: Vec<(u32, Optimizer, Option<Vec<Multipliers>>)>,
-    /// Keys that have other numbers, if `numbers` change.
+    /// The keys that have other numbers, if `numbers` change.
     pub groups: Option<Arc<Groups>>,
 }
 
 impl Training {
-    /// Creates a training of three workers, six rounds, chunks of the default size.
+    /// Creates a training of three workers and six rounds, with chunks of the default size.
     pub fn new(job: impl Into<String>, keys: Vec<Key>, optimizer: Optimizer) -> Self {
         Training {
             job: job.into(),
@@ -90,12 +92,12 @@ impl Training {
         }
     }
 
-    /// Works like [`new`](Self::new), of the small model with plain SGD in chunks of 64 bytes.
+    /// Works like [`new`](Self::new), for the small model with plain SGD in chunks of 64 bytes.
     pub fn small(job: &str) -> Self {
         Training { chunk_bytes: 64, ..Training::new(job, small_model(), SGD) }
     }
 
-    /// Works like [`new`](Self::new), of keys of all types, compressed by `codec`.
+    /// Works like [`new`](Self::new), for keys of all types, compressed by `codec`.
     pub fn compressed(job: &str, codec: &str) -> Self {
         let keys = vec![
             Key::f32("a", [3, 400]),
@@ -127,17 +129,17 @@ impl Training {
         config.terms.answers_ahead = self.ahead;
         config.pull = self.pull.clone();
         config.transport = (self.transport)(rank);
-        config.compare_every = 2; // the hub looks, too
+        config.compare_every = 2; // the hub compares, too
         config
     }
 
-    /// Whether a round changes nothing.
+    /// Whether a round changes no weight.
     fn is_left_out(&self, round: u32) -> bool {
         let is_spike = self.skip_spikes.is_some() && round >= 10 && self.spikes.contains(&round);
         is_spike || self.skipped.contains(&round)
     }
 
-    /// Writes worker `rank`'s gradient of a key in a round.
+    /// Writes the gradient of worker `rank` for a key in a round.
     pub fn fill_gradient(&self, rank: u32, round: u32, key: KeyId, gradient: &mut [f32]) {
         values::fill_gradient(self.seed, rank, round, key, gradient);
         if (rank, key.0) == (1, 0) && self.skipped.contains(&round) {
@@ -162,7 +164,7 @@ impl Training {
         numbers
     }
 
-    /// Numbers that the job changes to.
+    /// Returns the numbers that the job changes to.
     fn changed(&self, optimizer: Optimizer, multipliers: &Option<Vec<Multipliers>>) -> Numbers {
         let multipliers = multipliers.as_deref().map(Into::into);
         Numbers { optimizer, multipliers, groups: self.groups.clone() }
@@ -260,7 +262,7 @@ impl Training {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }
 
-    /// Compares the averages that the hubs at this address have with those after `rounds` rounds.
+    /// Compares the averages of the hubs at this address with the expected averages after `rounds` rounds.
     pub fn check_averages(&self, hubs: &str, rounds: u32) {
         let mut reference = self.reference();
         for round in 0..rounds {
@@ -295,7 +297,7 @@ impl Training {
         self.run_at(|rank| self.config(hub, rank))
     }
 
-    /// Runs with settings for each worker.
+    /// Runs the job with settings for each worker.
     pub fn run_at(&self, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Vec<u32>> {
         let expected = self.expected();
         let mut seen = on_threads(self.workers, |rank| self.work(config(rank), rank, &expected));
@@ -355,7 +357,8 @@ impl Training {
         last
     }
 
-    /// Sends the gradients of a round ahead, and another one of keys that are written again.
+    /// Sends the gradients of a round ahead. Keys that are written again before the push first send another
+    /// gradient.
     fn send_ahead(&self, session: &mut Session, rank: u32, round: u32) {
         let copies = (self.transport)(rank).is_some_and(|transport| transport != Transport::Shm);
         assert_eq!(session.leaves_ahead(KeyId(0)), copies, "the first key of rank {rank}");
@@ -372,7 +375,7 @@ impl Training {
         (rank + round + key.0).is_multiple_of(3)
     }
 
-    /// Sets the numbers that hold from a round on.
+    /// Sets the numbers that apply from a round on.
     fn change(&self, session: &mut Session, round: u32) -> Result<(), SessionError> {
         for (_, optimizer, multipliers) in self.numbers.iter().filter(|(from, ..)| *from == round) {
             session.set_numbers(self.changed(*optimizer, multipliers), &[])?;
@@ -395,7 +398,7 @@ impl Training {
         session.broadcast_written()
     }
 
-    /// Writes the gradient that `fill` gives in f32, in the key's own type.
+    /// Writes the gradient of a key in the key's own type. `fill` gives it in f32.
     pub fn write(&self, session: &mut Session, key: KeyId, fill: impl FnOnce(&mut [f32])) {
         fn put<E: Element>(session: &mut Session, key: KeyId, values: &[f32]) {
             let gradient = session.gradient_mut::<E>(key).unwrap();
@@ -423,7 +426,7 @@ impl Training {
         }
     }
 
-    /// Returns all keys, in another order for each worker and round.
+    /// Returns all keys in an order that differs by worker and round.
     fn shuffled(&self, rank: u32, round: u32) -> Vec<KeyId> {
         let mut keys: Vec<KeyId> = (0..self.keys.len() as u32).map(KeyId).collect();
         keys.sort_by_key(|key| {

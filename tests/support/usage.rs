@@ -1,4 +1,4 @@
-//! The resources of the machine that a process holds, by /proc.
+//! The resources of the machine that a process holds, according to /proc.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use super::program::until;
 
-/// Threads that end by themselves when they have nothing to do.
+/// The names of threads that end by themselves when they have nothing to do.
 const PASSING_THREADS: [&str; 3] = ["phub-join\n", "phub-memory\n", "phub-handshake\n"];
 
 /// The resources that a process holds.
@@ -14,7 +14,7 @@ const PASSING_THREADS: [&str; 3] = ["phub-join\n", "phub-memory\n", "phub-handsh
 pub struct Holds {
     pub descriptors: usize,
     pub threads: usize,
-    /// Mappings of windows, bells and rings.
+    /// The number of mappings of windows, bells and rings.
     pub shared_mappings: usize,
 }
 
@@ -31,7 +31,7 @@ pub fn holds(pid: u32) -> Holds {
 }
 
 /// Returns the resources of process `pid`, which has the hub at `hub`, after the hub has started completely.
-/// Without the connection of this question.
+/// The connection of this request does not count.
 pub fn holds_at_rest(hub: &str, pid: u32) -> Holds {
     let mut client = TcpStream::connect(hub).expect("the hub listens");
     let ours = client.local_addr().expect("it is connected").port();
@@ -47,8 +47,8 @@ pub fn holds_at_rest(hub: &str, pid: u32) -> Holds {
 
 /// Whether a process on this machine has a descriptor of an IPv4 connection whose other end has this port.
 fn has_connection_from(port: u16) -> bool {
-    // Each line has its number, both ends as ADDRESS:PORT, and as its tenth field the inode of the descriptor, or 0 when
-    // the descriptor is closed.
+    // Each line has a number, then both ends as ADDRESS:PORT. Its tenth field is the inode of the descriptor,
+    // or 0 after the descriptor is closed.
     let connections = fs::read_to_string("/proc/net/tcp").expect("Linux has it");
     let of = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();

@@ -35,13 +35,13 @@ typedef enum {
   PHUB_STATUS_ORDER = 2,
   // The hub cannot be reached, or is not a hub of this version.
   PHUB_STATUS_UNREACHABLE = 3,
-  // The hub refused.
+  // The hub refused the request.
   PHUB_STATUS_REFUSED = 4,
-  // Other workers did not come, do not push, or left too early.
+  // Other workers did not join, do not push, or left too early.
   PHUB_STATUS_OTHERS = 5,
   // The job failed, or its hub is lost: the session is over.
   PHUB_STATUS_LOST = 6,
-  // The function that was given to phub_join ended the wait.
+  // The callback that phub_join got ended the wait.
   PHUB_STATUS_INTERRUPTED = 7,
   // Memory, threads or descriptors ran out.
   PHUB_STATUS_EXHAUSTED = 8,
@@ -64,26 +64,27 @@ typedef enum {
 // Settings of a session.
 typedef struct PhubConfig PhubConfig;
 
-// A worker's membership in a job. May be used by several threads.
+// A worker's membership in a job. Several threads may use it.
 typedef struct PhubSession PhubSession;
 
-// A callback that returns whether the waiting call is to end: any value except 0.
+// A callback that returns whether the call that waits must end: any value except 0 ends it.
 typedef int (*PhubInterrupted)(void *context);
 
-// The batches of layers in which a session pulls its weights. Times are in seconds. `predicted` and `measured` are from
-// when the first batch can be pulled to when the last layer can be computed. A time that is not known is NaN.
+// The batches of layers in which a session pulls its weights. Times are in seconds; a time that is not known is NaN.
+// `predicted` and `measured` go from the time when the first batch can be pulled to the time when the last layer can be
+// computed.
 typedef struct {
-  // The number of batches; 0 if there is no plan: nothing is pulled in batches, or there was no profile yet.
+  // The number of batches; 0 if there is no plan. Then nothing is pulled in batches, or there was no profile yet.
   size_t batches;
   // The time of each pull that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
   double start_up;
   // The prediction of the profile; NaN if batches depend on no profile.
   double predicted;
-  // The mean of the rounds since the plan; NaN before the first.
+  // The mean of the rounds that used the plan; NaN before the first.
   double measured;
-  // Rounds since the plan.
+  // The number of rounds that used the plan.
   uint32_t rounds;
-  // The number of profiles until now.
+  // The number of profiles so far.
   uint32_t profiles;
 } PhubPullPlan;
 
@@ -91,8 +92,7 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Returns the text of this thread's last call that failed, never null. It is valid until this thread's next
-// failure.
+// Returns the text of this thread's last call that failed, never null. The text is valid until this thread's next failure.
 const char *phub_last_error(void);
 
 // Returns this library's version, such as "0.1.0".
@@ -136,18 +136,30 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
                                  const uint32_t *keys,
                                  size_t count);
 
-// Changes a setting that has a default: "chunk_bytes", "clip_norm", "clip_norm_last", "skip_spikes", "ema" (none, or a decay), "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
-// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
-// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
-// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "tcp_congestion" (auto, system, or a name of the kernel's), "nics", "rails"
-// (OWN-NIC=HUB-NIC, with commas),
-// "cores", "compare_every" (rounds between comparisons of all workers' weights), "join_limit", "hub_wait" and
-// "wait_limit" (in seconds), "dma_buf"
-// (DESCRIPTOR or DESCRIPTOR:OFFSET of memory that gradients lie in and NICs read, such as a GPU's, for verbs; the descriptor
-// is copied, and phub_config_place says where each key lies), and with the
-// schedule kvstore "pull": none, or the batches of layers in which weights are pulled. These are ibatch (they overlap the
-// forward pass best; the session measures it from the calls of phub_wait), greedy, layer, or all. With batches all keys of
-// a round are pushed before the first phub_wait.
+// Changes a setting that has a default. Names and values are texts. The values true and false turn a setting on and off,
+// and none removes a value.
+//
+// - "chunk_bytes", "slice_bytes": sizes in bytes.
+// - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": a decay, or none.
+// - "skip_nonfinite", "maximize": true or false.
+// - "schedule": kvstore, layerwise, sliced or p3.
+// - "credit": bytes, auto or none.
+// - "consistency": bsp, ssp:S or asp.
+// - "on_loss": stop or continue.
+// - "weights": shared or private.
+// - "compression": a codec with its settings, such as qsgd:8:512, or none. "seed": the seed of its randomness.
+// - "transport": shm, verbs or tcp.
+// - "checksum": true or false, for everything that crosses by TCP.
+// - "tcp_congestion": auto, system, or a name of the kernel's.
+// - "nics": a list of NICs. "rails": pairs OWN-NIC=HUB-NIC, with commas between them.
+// - "cores": the number of each hub's cores that the job gets.
+// - "compare_every": the number of rounds between comparisons of all workers' weights.
+// - "join_limit", "hub_wait", "wait_limit": seconds.
+// - "dma_buf": DESCRIPTOR or DESCRIPTOR:OFFSET of the memory in which gradients lie and that NICs read, such as a GPU's, for
+//   verbs. The descriptor is copied. phub_config_place returns the place of each key.
+// - "pull", with the schedule kvstore: the batches of layers in which weights are pulled, or none. The value ibatch overlaps
+//   the forward pass best; the session measures that pass from the calls of phub_wait. Other values are greedy, layer and all.
+//   With batches, all keys of a round must be pushed before the first phub_wait.
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed, and texts end with a zero byte.
@@ -155,8 +167,8 @@ PhubStatus phub_config_set(PhubConfig *config,
                            const char *name,
                            const char *value);
 
-// Writes the place of a key's gradient in the memory of the setting "dma_buf": its offset and its length in bytes,
-// once all keys are added. The memory holds all of the last key, rounded up to 64 bytes.
+// Writes the place of a key's gradient in the memory of the setting "dma_buf": its offset and its length in bytes. All keys
+// must have been added before. The memory must hold all of the last key, rounded up to 64 bytes.
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed; `offset` and `bytes` point to room for a result.
@@ -171,8 +183,8 @@ PhubStatus phub_config_place(const PhubConfig *config,
 // `config` is null, or from phub_config_new and not yet freed.
 void phub_config_free(PhubConfig *config);
 
-// Joins a job, and waits until all its workers have joined. `interrupted` may be null. If not, each call of this
-// session that waits calls it with `context` ten times a second.
+// Joins a job, and waits until all its workers have joined. `interrupted` may be null. Otherwise each call of this session
+// that waits calls `interrupted` with `context` ten times a second.
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed. `session` points to room for a pointer. `interrupted` can be
@@ -182,9 +194,9 @@ PhubStatus phub_join(PhubSession **session,
                      PhubInterrupted interrupted,
                      void *context);
 
-// Writes the address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write the
-// gradient only while the key is not in flight: from its phub_wait to its next phub_push. The memory is the same for
-// the whole session.
+// Writes the address of a key's gradient, and its length in bytes. Returns an error with the setting "dma_buf". Write the
+// gradient only while the key is not in flight: from its phub_wait to its next phub_push. The memory is the same for the
+// whole session.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -223,7 +235,7 @@ PhubStatus phub_push(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait(const PhubSession *session, uint32_t key);
 
-// Waits until every key's answer has arrived. With the setting "pull", the planner does not take this for a forward
+// Waits until every key's answer has arrived. With the setting "pull", the planner does not count this wait as a forward
 // pass.
 //
 // What must hold:
@@ -249,15 +261,15 @@ PhubStatus phub_set_learning_rate(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_checkpoint(const PhubSession *session);
 
-// Writes the first round in which no key has its answer. Round 0 is the broadcast, if there is one.
+// Writes the first round for which no key has its answer. Round 0 is the broadcast, if there is one.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `round` points to room for a result.
 PhubStatus phub_next_round(const PhubSession *session, uint32_t *round);
 
-// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round with a known norm. Also
-// writes that round, and the number of skipped rounds. For a job with "clip_norm", "skip_nonfinite" or "skip_spikes". Before the
-// first such round the norm is NaN.
+// Writes the norm of the mean gradient of all keys before clipping, in the last round whose norm is known. Also writes that
+// round, and the number of skipped rounds. For a job with "clip_norm", "skip_nonfinite" or "skip_spikes". The norm is NaN
+// before the first such round.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.
@@ -273,22 +285,22 @@ PhubStatus phub_norm(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_leave(const PhubSession *session);
 
-// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is in flight;
+// Frees a session and its memory; null is allowed. If the session has not left, it leaves now if no key is in flight;
 // otherwise its worker counts as lost.
 //
 // What must hold:
 // `session` is null, or from phub_join and not yet freed, and no other thread uses it.
 void phub_session_free(PhubSession *session);
 
-// Writes the plan of a session that pulls in batches. The plan is made, or made again, with the first push of a round.
+// Writes the plan of a session that pulls in batches. A plan is made, or made anew, at the first push of a round.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `plan` points to room for a result.
 PhubStatus phub_pull_plan(const PhubSession *session,
                           PhubPullPlan *plan);
 
-// Writes the plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room
-// for `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
+// Writes the plan as text, to print: the number of layers of each batch, and the times. Works like snprintf: `text` has
+// room for `room` bytes, with the zero byte at the end, and a longer text is cut. Without a plan the text is empty.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `text` points to `room` bytes.

@@ -32,7 +32,7 @@ pub fn on_a_small_disk(dir: &Path) {
     let error = store.save("job", Share::WHOLE, &job.snapshot(Round(2))).unwrap_err();
     let needed = format!("{bytes} bytes needed");
     let words =
-        ["job.safetensors", "reserving", &needed, " free there", "No space left", "as it was", "free space"];
+        ["job.safetensors", "reserving", &needed, " free there", "No space left", "unchanged", "free space"];
     says(error, &words);
     assert_eq!(files(dir), ["job.safetensors"]);
     job.check(&job.load(&store, "job").unwrap(), Round(1));
@@ -60,7 +60,7 @@ pub fn on_a_disk_for_two(dir: &Path) {
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
     // A state that is not finite must not displace a finite one.
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(5), &[(0, f32::NAN)])).unwrap_err();
-    says(error, &["job.safetensors", "No space left", "as it was"]);
+    says(error, &["job.safetensors", "No space left", "unchanged"]);
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
     // A file that no job continues from is removed first.
     std::fs::rename(dir.join("job@3.safetensors"), dir.join("job@not-finite.safetensors")).unwrap();
@@ -119,7 +119,7 @@ pub fn under_a_size_limit(dir: &Path) {
     let (store, small) = (CheckpointStore::open(dir).unwrap(), Job::small(SGD));
     store.save("job", Share::WHOLE, &small.snapshot(Round(1))).unwrap();
     let error = store.save("job", Share::WHOLE, &job().snapshot(Round(2))).unwrap_err();
-    says(error, &["job.safetensors", "limit on file sizes", "ulimit -f", "as it was"]);
+    says(error, &["job.safetensors", "limit on file sizes", "ulimit -f", "unchanged"]);
     assert_eq!(files(dir), ["job.safetensors"]);
     small.check(&small.load(&store, "job").unwrap(), Round(1));
 }

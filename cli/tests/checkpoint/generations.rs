@@ -136,7 +136,7 @@ fn a_state_that_is_not_finite_replaces_nothing() {
         let state = not_finite(&job, Round(round), &[(0, bad), (40, bad)]);
         let error = store.save("job", Share::WHOLE, &state).unwrap_err();
         let round = format!("before round {round} ");
-        says(error, &[&round, "2 values", "fc.weight", "job@not-finite.safetensors", "as it was"]);
+        says(error, &[&round, "2 values", "fc.weight", "job@not-finite.safetensors", "unchanged"]);
         assert_eq!(files(dir.path()), ["job.safetensors", "job@not-finite.safetensors"]);
         job.check(&job.load(&store, "job").unwrap(), Round(5));
     }

@@ -1,7 +1,7 @@
 //! Changes of files and directories: every write, rename and removal of the checkpoints goes through here.
 //!
-//! A test notes each change in its [`journal`](super::crash::journal), and may let it fail: after a loss of power nothing
-//! changes any more. The shipped program has nothing of this.
+//! In tests each change is noted in the [`journal`](super::crash::journal), which may let it fail. After a
+//! simulated loss of power nothing changes any more. The shipped program contains no part of the journal.
 //!
 //! Called from any thread that may wait for a disk. Must not know what is in a file.
 
@@ -29,7 +29,7 @@ impl NewFile {
         Ok(NewFile(file))
     }
 
-    /// Sets the mode, for any umask of the process.
+    /// Sets the mode, whatever the umask of the process is.
     pub fn set_mode(&self, mode: u32) -> io::Result<()> {
         self.0.set_permissions(PermissionsExt::from_mode(mode))
     }
@@ -39,13 +39,14 @@ impl NewFile {
         #[cfg(test)]
         note(Change::Reserve(&self.0, bytes))?;
         match retry_on_intr(|| fallocate(&self.0, FallocateFlags::empty(), 0, bytes)) {
-            // Not every file system can reserve space. Then a full disk gives an error later.
+            // Some file systems cannot reserve space. On these, a full disk gives an error only while the
+            // file is written.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             result => Ok(result?),
         }
     }
 
-    /// Writes in the middle of the file.
+    /// Writes bytes at a place in the file.
     pub fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         #[cfg(test)]
         note(Change::WriteAt(&self.0, bytes, at))?;
@@ -100,12 +101,13 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// Writes the names in a directory to the disk, after files in it were made, renamed or removed.
+/// Writes the names in a directory to the disk. Called after files in the directory were made, renamed or
+/// removed.
 pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     #[cfg(test)]
     note(Change::SyncDir(dir))?;
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems cannot sync a directory. Then the server keeps the name.
+        // Some network file systems cannot sync a directory. Their server keeps the name.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
         result => result,
     }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::format::FORMAT;
 
-/// The remedy for a file that cannot be used.
+/// The advice for a file that cannot be used.
 const ANEW: &str = "to start the job from zero, move the file away, or give the job another name";
 
 /// A checkpoint that cannot be saved or loaded, or a directory that cannot hold checkpoints.
@@ -48,7 +48,7 @@ pub enum CheckpointError {
         needed_bytes: u64,
         free_bytes: Option<u64>,
         error: io::Error,
-        /// The fate of the checkpoint before.
+        /// The fate of the previous checkpoint: kept or replaced.
         kept: &'static str,
     },
 
@@ -61,7 +61,7 @@ pub enum CheckpointError {
         round: Round,
         found: NotFinite,
         aside: PathBuf,
-        /// The fate of the checkpoint before.
+        /// The fate of the previous checkpoint: kept or replaced.
         kept: &'static str,
     },
 
@@ -89,13 +89,13 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether another hub has the directory.
+    /// Whether another hub uses the directory.
     pub fn is_in_use(&self) -> bool {
         matches!(self, CheckpointError::InUse { .. })
     }
 
-    /// Whether a file is damaged, so that an older file is better than none. A file of another job, or of a newer program, is
-    /// not damaged.
+    /// Whether a file is damaged, so that the job may continue from an older file. A file of another job, or
+    /// of a newer program, is not damaged.
     pub(super) fn is_damage(&self) -> bool {
         match self {
             CheckpointError::NotAFile { .. } => true,
@@ -125,7 +125,7 @@ impl From<CheckpointError> for String {
 
 /// Keys that a checkpoint file cannot hold.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // as above
+#[allow(missing_docs)] // each variant is its message
 pub enum UnusableKeys {
     #[error(
         "a key is called {name:?}; in checkpoints __metadata__ and names that begin with optimizer/ mean something \
@@ -145,7 +145,7 @@ pub enum UnusableKeys {
 
 /// Bytes that are not a checkpoint, or are a damaged checkpoint.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // as above
+#[allow(missing_docs)] // each variant is its message
 pub enum DecodeError {
     #[error("reading it: {0}")]
     Read(#[from] io::Error),
@@ -186,7 +186,7 @@ pub enum DecodeError {
 
 /// A valid checkpoint of another job.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // as above
+#[allow(missing_docs)] // each variant is its message
 pub enum Mismatch {
     #[error("its optimizer is {file}, and the job asks for {job}; ask for the same")]
     Optimizer { file: String, job: String },
@@ -204,7 +204,7 @@ pub enum Mismatch {
     Count { file: usize, job: usize },
 
     #[error(
-        "it is {file}, and the job's hubs share the model otherwise: expected {job}; ask for the same hubs, chunk size, \
+        "it is {file}, but the job's hubs share the model in another way: expected {job}; ask for the same hubs, chunk size, \
          schedule and split_above"
     )]
     Share { file: String, job: String },
@@ -226,7 +226,7 @@ pub enum Mismatch {
     Group { name: String },
 }
 
-/// Returns the advice for the kernel's answer.
+/// Returns the advice for an error of the kernel.
 fn advice(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "free space there, or give another directory",
@@ -244,7 +244,7 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Returns the beginning of a text from a file, short enough for a log.
+/// Returns the beginning of a text from a file, short enough for the log.
 pub(super) fn excerpt(text: &str) -> String {
     const CHARS: usize = 80;
     let mut shown: String = text.chars().take(CHARS).collect();

@@ -1,4 +1,4 @@
-//! A trained model as a plain safetensors file, which any program reads.
+//! A trained model as a plain safetensors file, which any program can read.
 //!
 //! Runs on the caller's thread. Must not know directories of checkpoints.
 
@@ -12,8 +12,8 @@ use super::format::is_state;
 use super::permission::FileMode;
 use super::read::Decoded;
 
-/// Writes the weights of a checkpoint to a new file of this mode, and with `state` the optimizer's state, too. Returns how many
-/// tensors the file has.
+/// Writes the weights of a checkpoint to a new file of this mode. With `state`, it also writes the optimizer's state.
+/// Returns the number of tensors in the file.
 ///
 /// # Errors
 /// Returns an error if the file exists already, or cannot be written.
@@ -31,7 +31,7 @@ pub fn export(checkpoint: &Decoded, to: &Path, mode: FileMode, state: bool) -> i
     }
     let tensors = header.len() - 1;
     let mut header = Value::from(header).to_string();
-    // Values begin at a multiple of eight bytes.
+    // The values begin at a multiple of eight bytes.
     header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
     let file = mode.make_file(to)?;
     let mut out = &file;

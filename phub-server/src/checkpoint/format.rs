@@ -7,7 +7,8 @@
 //!                weights of key 0, 1, ...; first state of key 0, 1, ...; second state ... -+
 //! ```
 //!
-//! The digest has a fixed place, so that it can be written last, and left out when it is checked.
+//! The digest has a fixed place, so that it can be written last, and be replaced by zeros when it is
+//! computed.
 //!
 //! Plain functions; any thread. Must not know files.
 
@@ -25,13 +26,13 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::error::UnusableKeys;
 
-/// Version of the format. A reader refuses other versions.
+/// The version of the format. A reader refuses every other version.
 pub(super) const FORMAT: u32 = 1;
 
-/// The way in which the header of every checkpoint begins.
+/// The beginning of the header of every checkpoint.
 pub(super) const START: &str = "{\"__metadata__\":{\"digest\":\"";
 
-/// The bytes before the header, which have its length.
+/// The number of bytes before the header, which contain its length.
 pub(super) const PREFIX_BYTES: usize = 8;
 
 /// The place of the digest in the file.
@@ -41,42 +42,43 @@ const _: () = assert!(DIGEST_AT == 35, "docs/formats.md says so");
 /// The digest's length: 128 bits in hexadecimal digits.
 pub(super) const DIGEST_BYTES: usize = 32;
 
-/// The digits in the digest's place while it is computed.
+/// The digits that stand in the digest's place while the digest is computed.
 pub(super) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 
-/// The beginning of the names of state tensors.
+/// The prefix of the names of state tensors.
 const STATE_PREFIX: &str = "optimizer/";
 
-/// Whether a tensor of this name is state: the optimizer's, or the average of the weights.
+/// Whether a tensor of this name is state: of the optimizer, or the average of the weights.
 pub fn is_state(name: &str) -> bool {
     name.starts_with(STATE_PREFIX)
 }
 
-/// The values begin on a cache line, for readers that map the file.
+/// The alignment of the values: a cache line, for readers that map the file.
 const DATA_ALIGN: usize = 64;
 
-/// Returns the digest in the file.
+/// Returns the digest as text.
 pub(super) fn digest_text(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// The multipliers of learning rate and weight decay, of the keys that have some.
+/// The multipliers of learning rate and weight decay, for the keys that have such.
 pub(super) type Multipliers = BTreeMap<String, [f32; 2]>;
 
-/// Returns the multipliers of `keys` that are not one.
+/// Returns the multipliers of `keys` that differ from one.
 pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
     let with = keys.iter().filter(|key| (key.lr_mult, key.wd_mult) != (1.0, 1.0));
     with.map(|key| (key.name.clone(), [key.lr_mult, key.wd_mult])).collect()
 }
 
-/// The optimizer's numbers from a round on: the first round, the optimizer, and the multipliers of keys. The
-/// multipliers are left out if they are those of the job's terms.
+/// The optimizer's numbers from a round on: the first round, the optimizer, and the multipliers of keys. If
+/// the multipliers are missing, those of the job's terms hold.
 pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 
-/// The groups from a round on: the first round, the groups' optimizers, and the number of each key's group, from 1.
+/// The parameter groups from a round on: the first round, the groups' optimizers, and each key's group,
+/// numbered from 1.
 pub(super) type GroupsFrom = (Round, Vec<Optimizer>, BTreeMap<String, u8>);
 
-/// Returns the numbers of a job, if its terms and learning rates are not enough to know them.
+/// Returns the optimizer's numbers, if they do not follow from the job's terms and its learning rates.
 fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     let (of_terms, keys) = (snapshot.optimizer(), snapshot.layout().keys());
     let is_told = |(_, numbers): &(Round, Numbers)| {
@@ -95,7 +97,7 @@ fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     (!snapshot.numbers().iter().all(is_told)).then(|| snapshot.numbers().iter().map(of).collect())
 }
 
-/// Returns the optimizers of a job's parameter groups, if the job has groups.
+/// Returns the parameter groups of a job, if it has groups.
 fn groups(snapshot: &Snapshot) -> Option<Vec<GroupsFrom>> {
     let keys = snapshot.layout().keys();
     let of = |(from, numbers): &(Round, Numbers)| {
@@ -107,7 +109,8 @@ fn groups(snapshot: &Snapshot) -> Option<Vec<GroupsFrom>> {
     (!groups.is_empty()).then_some(groups)
 }
 
-/// Returns the steps of the keys that have not made exactly one step per round after the broadcast, if there are any.
+/// Returns the numbers of steps of the keys that have not made exactly one step per round after the
+/// broadcast.
 fn steps(snapshot: &Snapshot) -> Option<BTreeMap<String, u32>> {
     if !snapshot.optimizer().keeps_weights() {
         return None;
@@ -121,26 +124,27 @@ fn steps(snapshot: &Snapshot) -> Option<BTreeMap<String, u32>> {
     (!apart.is_empty()).then_some(apart)
 }
 
-/// Returns the steps of a key that makes one in each round after the broadcast.
+/// Returns the number of steps of a key that steps in each round after the broadcast.
 pub(super) fn steps_of_rounds(before: Round) -> u32 {
     before.0.saturating_sub(1)
 }
 
-/// The file's `__metadata__`, an object of strings: all that a job continues with, besides its tensors.
+/// The file's `__metadata__`, an object of strings: everything that a job needs to continue, except its
+/// tensors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Metadata {
     pub digest: String,
     pub phub_checkpoint: String,
     pub job: String,
-    /// The next round.
+    /// The round with which the job continues.
     pub round: String,
     /// JSON, as in a join.
     pub optimizer: String,
     /// JSON: the decay of the average of weights, if the job keeps one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<String>,
-    /// JSON, the words of an exact sum: the squares of the hub's mean gradients of the round before. Only if the job's next
-    /// steps depend on their norm.
+    /// JSON, the words of an exact sum: the squares of the hub's mean gradients of the previous round.
+    /// Present only if the job's next steps depend on their norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_squares: Option<String>,
     /// JSON, `[mean, norms]`: the mean of the norms so far and their number, if the job skips spikes.
@@ -166,10 +170,11 @@ pub(super) struct Metadata {
     /// JSON, `{"key": [extent, ...], ...}`: the shapes of the keys of which this hub has a part, for readers without the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shapes: Option<String>,
-    /// The name of this job among jobs with the same name, in a part that is sent. A reader compares it between several hubs.
+    /// The name that tells this job from other jobs of the same name, in a part that is sent. A reader
+    /// compares the names in the parts of several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
-    /// The way in which the job ended, for people, in the last state of a job that failed.
+    /// The reason why the job ended, for people. Present only in the last state of a job that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
     /// The program that wrote the file, for people.
@@ -192,7 +197,7 @@ impl Metadata {
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),
             groups: groups(snapshot).as_ref().map(json),
-            // The keys that are in the file.
+            // Only the keys that are in the file.
             steps: steps(snapshot)
                 .filter(|_| only.is_none_or(|only| only == Tensor::Weights))
                 .as_ref()
@@ -207,17 +212,17 @@ impl Metadata {
     }
 }
 
-/// The owner of a part in a job over several hubs, as the file names it.
+/// The hub of a part in a job over several hubs, as the file names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileShare {
     pub hub: u32,
     pub hubs: u32,
-    /// The pieces of each key of which the hub owns a part: the first element, and the one after the last.
+    /// The piece of each key that the hub owns: the first element, and the one after the last.
     pub pieces: BTreeMap<String, [usize; 2]>,
 }
 
 impl FileShare {
-    /// Creates the share; `None` for a whole job.
+    /// Creates the description of a share; `None` for a whole job.
     pub fn new(share: Share, keys: &[Key], pieces: &[Piece]) -> Option<Self> {
         let parts = pieces.iter().filter(|piece| !is_whole(piece, keys));
         let pieces = parts.map(|Piece { key, elements, .. }| {
@@ -261,8 +266,8 @@ pub(super) struct Entry {
     pub shown: Key,
 }
 
-/// Checks that a model's keys can be saved. If they cannot, a job with checkpoints should fail at its join, and not when
-/// the first checkpoint is due.
+/// Checks that a model's keys can be saved. A job with checkpoints fails at its join if they cannot, and not
+/// only when the first checkpoint is due.
 pub fn check_keys(keys: &[Key], tensors: &Tensors) -> Result<(), UnusableKeys> {
     entries(keys, tensors, whole(keys)).map(drop)
 }
@@ -304,10 +309,10 @@ pub(super) fn entries(
             Entry { key: id, elements, piece, tensor, shown: Key::f32(name, shape) }
         })
         .collect();
-    // The limits are the reader's limits, so that every file can be read back.
+    // These are the limits of the reader, so that every file can be read back.
     let shown: Vec<Key> = entries.iter().map(|entry| entry.shown.clone()).collect();
     match manifest::check(&shown) {
-        // The file of a hub without weights has a round to continue with, and no tensor.
+        // A hub without weights writes a file that has the round to continue with, and no tensor.
         Err(ManifestError::NoKeys) if !tensors.optimizer().keeps_weights() => {}
         checked => checked.map_err(|error| UnusableKeys::Manifest { error })?,
     }
@@ -319,14 +324,14 @@ pub(super) fn entries(
 pub(super) struct Plan {
     /// The beginning of the file, up to the first value, with [`NO_DIGEST`] in the digest's place.
     pub header: Vec<u8>,
-    /// The tensors that follow.
+    /// The tensors that follow the header.
     pub entries: Vec<Entry>,
     /// Length of the whole file.
     pub file_bytes: u64,
 }
 
 impl Plan {
-    /// Plans the file of all tensors, or of one of each key.
+    /// Plans a file with all tensors, or with one tensor of each key.
     pub fn new(
         job: &str,
         snapshot: &Snapshot,

@@ -1,14 +1,16 @@
-//! The generations of a job's checkpoint: the newest has the job's name, the older ones contain their round.
+//! The generations of a job's checkpoint: the newest file has the job's name, and the names of older files
+//! have their round.
 //!
 //! ```text
 //!   train.safetensors               the newest
-//!   train@110.safetensors           the one before it; the newest and these are --checkpoint-keep files in all
+//!   train@110.safetensors           the previous one; the newest and the older ones are --checkpoint-keep files together
 //!   train@100.safetensors
-//!   train@damaged.safetensors       the last newest one that could not be read
+//!   train@damaged.safetensors       the last newest file that turned out to be damaged
 //!   train@not-finite.safetensors    the last state with NaN or infinity, which replaced nothing
 //! ```
 //!
-//! No job's name has an `@`. So no job continues from the last two, and no job's file is called like these.
+//! A job's name never has an `@`. So no job continues from the last two files, and no job's own file has such
+//! a name.
 //!
 //! Shared by the threads that save and load. Must not know the values in a file.
 
@@ -29,15 +31,15 @@ use super::store::CheckpointStore;
 pub struct Loaded {
     /// The state.
     pub restored: Restored,
-    /// The reason why it is not the state of the newest file.
+    /// The reason why the state does not come from the newest file, if it does not.
     pub warning: Option<String>,
 }
 
-/// Returns the round in the name of one of a job's older generations.
+/// Parses the name of an older generation of a job. Returns its round.
 pub(super) fn generation(job: &str, file: &str) -> Option<Round> {
     let round = file.strip_prefix(job)?.strip_prefix('@')?.strip_suffix(".safetensors")?;
     let round = Round(round.parse().ok()?);
-    // Another spelling of the same number is not accepted.
+    // The number may have only one spelling, without leading zeros for example.
     (generation_name(job, round) == file).then_some(round)
 }
 
@@ -45,12 +47,12 @@ fn generation_name(job: &str, round: Round) -> String {
     format!("{job}@{}.safetensors", round.0)
 }
 
-/// Returns the file name for a state, of a job or of a share, that has NaN or infinity in it.
+/// Returns the file name for a state of a job, or of a share, that contains NaN or infinity.
 pub(super) fn not_finite_name(job: &str, share: Share) -> String {
     aside_name(job, "not-finite", share)
 }
 
-/// Returns the name of the last checkpoint, or part of one, that could not be read.
+/// Returns the file name for the last damaged checkpoint of a job, or the last damaged part of a share.
 pub(super) fn damaged_name(job: &str, share: Share) -> String {
     aside_name(job, "damaged", share)
 }
@@ -62,8 +64,8 @@ fn aside_name(job: &str, why: &str, share: Share) -> String {
     }
 }
 
-/// Returns the job in the name of a checkpoint file, and the round if the name has one. Returns nothing if it is
-/// not a checkpoint that a job continues from.
+/// Returns the job in the name of a checkpoint file, and the round if the name has one. Returns `None` if no
+/// job continues from a file of this name.
 pub fn named(file: &str) -> Option<(String, Option<Round>)> {
     if let Some(part) = PartName::parse(file) {
         return Some((part.job, Some(part.round)));
@@ -77,8 +79,9 @@ pub fn named(file: &str) -> Option<(String, Option<Round>)> {
 }
 
 impl CheckpointStore {
-    /// Returns the job's checkpoint; `None` if it has none. A newest file that is missing or damaged is an error only if every
-    /// older generation is damaged, too. So no job begins from zero silently. Keys that could not be saved are an error, too.
+    /// Returns the job's checkpoint; `None` if it has none. If the newest file is missing or damaged, the job
+    /// continues from an older generation. If every generation is damaged, this returns an error, so that no
+    /// job begins from zero silently. Keys that cannot be saved are an error, too.
     pub fn load(
         &self,
         job: &str,
@@ -111,13 +114,14 @@ impl CheckpointStore {
                 Some(error) => self.put_aside(job, &newest, &error),
             };
             let path = path.display();
-            let warning = format!("it continues from the checkpoint before, {path}: {why}");
+            let warning = format!("it continues from the previous checkpoint, {path}: {why}");
             return Ok(Some(Loaded { restored, warning: Some(warning) }));
         }
         damage.or(damage_of_older).map_or(Ok(None), Err)
     }
 
-    /// Renames a damaged file, so that it does not become a generation, and logs it.
+    /// Renames a damaged newest file, so that it never counts as an older generation. Returns the reason, for
+    /// the log.
     fn put_aside(&self, job: &str, newest: &Path, error: &CheckpointError) -> String {
         let aside = self.file(&damaged_name(job, Share::WHOLE));
         match disk::rename(newest, &aside) {
@@ -138,13 +142,14 @@ impl CheckpointStore {
         Ok(rounds)
     }
 
-    /// Gives the newest file a second name with its round, before the state of round `next` replaces it. So the job has
-    /// a newest file at any time.
+    /// Gives the newest file a second name with its round, before the state before round `next` replaces it.
+    /// So the job has a newest file at any time.
     pub(super) fn keep_newest(&self, job: &str, newest: &Path, next: Round) -> io::Result<()> {
         if self.keep.get() == 1 || !newest.is_file() {
             return Ok(());
         }
-        // A file with an unreadable header has no round, so the job cannot go back to it.
+        // The round of a file with an unreadable header is unknown, so the job could not go back to such a
+        // file.
         let Ok(round) = about(newest).map(|about| about.round) else { return Ok(()) };
         if round == next {
             return Ok(());
@@ -154,13 +159,14 @@ impl CheckpointStore {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Not every file system has hard links. Without them, a kill here leaves the job only its older generations.
+        // Some file systems have no hard links. There the file is renamed, and if the hub is killed right
+        // afterwards, only older generations are left.
         disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
-    /// Removes the least needed file of a job, so that the state before `round` has room. It is a file from which no job
-    /// continues, a file of a past that the job went back from, or the oldest generation. The newest readable generation is
-    /// kept. Returns whether a file was removed.
+    /// Removes the least needed file of a job, so that the state before `round` has room. First come files
+    /// from which no job continues, then files of later rounds that the job has gone back from, then the
+    /// oldest generation. The newest readable generation is kept. Returns whether a file was removed.
     pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
         let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
         if share.is_whole() {
@@ -193,8 +199,8 @@ impl CheckpointStore {
         Ok(false)
     }
 
-    /// Removes the generations beyond the number that is kept besides a newest one of `round`. Also removes generations of the
-    /// same and later rounds, which belong to a past that the job went back from.
+    /// Removes the generations beyond the number that is kept beside a newest file of `round`. Also removes
+    /// generations of `round` and of later rounds, because the job has gone back from them.
     pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {
         let rounds = self.generations(job)?;
         let older = rounds.iter().filter(|&&kept| kept < round).count();

@@ -1,6 +1,7 @@
-//! A checkpoint file in memory, for clients instead of a disk.
+//! A checkpoint file in memory, which is sent to clients and never written to a disk.
 //!
-//! The digest comes before the values, and sent bytes cannot be changed: so the file is whole before its first byte is sent.
+//! The digest comes before the values, and bytes that were sent cannot be changed. So the whole file is made
+//! before its first byte is sent.
 //!
 //! Owned by the thread that makes it. Must not know the clients.
 
@@ -20,8 +21,8 @@ pub(crate) enum NoImage {
     Memory { needed: u64, available: u64 },
 }
 
-/// Returns the file of a job with this name, or of a hub's part of it: all tensors, or one of each key. The part says which job of
-/// the name it is of.
+/// Returns the file of a job with this name, or of one hub's part of the job. The file has all tensors, or
+/// with `only` one tensor of each key. `run` tells the job from other jobs of this name.
 pub(crate) fn image(
     job: &str,
     snapshot: &Snapshot,
@@ -52,7 +53,8 @@ mod tests {
     use super::*;
     use crate::checkpoint::{CheckpointStore, decode};
 
-    /// Returns a snapshot of 18 weights, 1 to 18 by chunks, each with a momentum.
+    /// Returns a snapshot of 18 weights with values 1 to 18 in the order of the chunks, and a momentum for
+    /// each weight.
     fn snapshot() -> Snapshot {
         let optimizer = Optimizer::Momentum { learning_rate: 0.5, weight_decay: 0.0, momentum: 0.5 };
         let layout = Arc::new(Layout::new(vec![Key::f32("a", [18])], 64).unwrap());

@@ -1,7 +1,7 @@
 //! The jobs that have checkpoints, and which of them are the oldest. Each run without a chosen name is a separate job, and
 //! most of these jobs are never continued.
 //!
-//! Shared by the threads that save and load. Must not know which jobs are here.
+//! Shared by the threads that save and load. Must not know which jobs the hub has now.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,13 +21,15 @@ use super::store::CheckpointStore;
 pub struct SavedJob {
     /// The name.
     pub name: String,
-    /// The files: the newest checkpoint, those before it, and those that were renamed because they were damaged or not finite.
+    /// The files: the newest checkpoint, older checkpoints, and files that were renamed because they were
+    /// damaged or not finite.
     files: Vec<PathBuf>,
 }
 
 impl CheckpointStore {
-    /// Returns the jobs whose files may be removed, the oldest save first, and how many jobs are too many. A job over several
-    /// hubs is left out, because each hub has a part and all parts are needed. A file that no hub wrote is left out, too.
+    /// Returns the jobs whose files may be removed, and the number of jobs to remove. The job that was saved
+    /// longest ago comes first. A job over several hubs is left out, because the parts of all its hubs are
+    /// needed. A file that no hub wrote is left out, too.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read.
@@ -48,8 +50,9 @@ impl CheckpointStore {
         Ok((jobs.into_iter().map(|(_, job)| job).collect(), too_many))
     }
 
-    /// Removes all files of a job that is not running. The newest file is removed last, when the removal of the other files is
-    /// on the disk. So a crash in between makes no older state the newest.
+    /// Removes all files of a job that is not running. The newest file is removed last, after the removal of
+    /// the other files is on the disk. So after a crash in between, the job never continues from an older
+    /// state.
     ///
     /// # Errors
     /// Returns an error if a file cannot be removed.

@@ -1,14 +1,15 @@
 //! The lock on a directory of checkpoints, which one hub at a time holds.
 //!
 //! ```text
-//!   the directory itself   flock on its own descriptor: whatever is removed in it, a second hub of this machine waits
-//!   .phub-lock             flock on this file, too: a network file system shows it to hubs of other machines
+//!   the directory itself   flock on its own descriptor: stops a second hub of this machine, even if files in it are removed
+//!   .phub-lock             flock on this file, too: a network file system shows this lock to hubs of other machines
 //! ```
 //!
-//! Only the hub's user can use the file, and it is never read or written: it is empty. A symbolic link in its place is an
-//! error. The kernel says who has a lock, because a name in a file outlives its process.
+//! The lock file is empty, and only the hub's user can open it. A symbolic link in its place is an error. The
+//! kernel names the process that has a lock. A process id written into the file would not do, because it
+//! stays when its process ends.
 //!
-//! Owned by the thread that opens the directory, and of those that save. Must not know checkpoints.
+//! Owned by the thread that opens the directory, and by the threads that save. Must not know checkpoints.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,17 +21,17 @@ use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, major, minor};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// The file's name in the directory.
+/// The name of the lock file in the directory.
 pub(super) const LOCK: &str = ".phub-lock";
 
-/// A directory that no other hub uses. If the hub is killed, it is released.
+/// The lock on a directory that no other hub uses. If the hub is killed, the kernel releases the lock.
 #[derive(Debug)]
 pub(super) struct Lock {
     directory: File,
     file: File,
 }
 
-/// The reason why a directory is not this hub's.
+/// The reason why the directory could not be locked.
 #[derive(Debug)]
 pub(super) enum NotLocked {
     /// Another process has the lock; the number is its process, if the kernel reports it.
@@ -40,14 +41,14 @@ pub(super) enum NotLocked {
 }
 
 impl Lock {
-    /// Takes the directory, if it is free.
+    /// Locks the directory, if no other process has the lock.
     pub fn take(dir: &Path) -> Result<Self, NotLocked> {
         let failed = |doing| move |error: io::Error| NotLocked::Failed(doing, error);
         let flags = OFlags::DIRECTORY.bits() as i32;
         let directory = OpenOptions::new().read(true).custom_flags(flags).open(dir);
         let directory = directory.map_err(failed("opening it"))?;
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            // Not every file system can lock a directory. The lock on the file is then enough.
+            // Some file systems cannot lock a directory. There the lock on the file is enough.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::BADF) => {}
             Err(Errno::WOULDBLOCK) => return Err(NotLocked::InUse(holder(&directory))),
             Err(errno) => return Err(failed("locking it")(errno.into())),
@@ -61,7 +62,7 @@ impl Lock {
         }
     }
 
-    /// Whether the directory of this name is still the locked one.
+    /// Whether the directory that has this name now is still the locked one.
     pub fn is_of(&self, dir: &Path) -> io::Result<bool> {
         let (locked, named) = (self.directory.metadata()?, dir.metadata()?);
         Ok((locked.dev(), locked.ino()) == (named.dev(), named.ino()))
@@ -69,7 +70,8 @@ impl Lock {
 }
 
 impl Drop for Lock {
-    /// Unlocks and closes. Closing alone is not enough: a child that another thread has just forked still has both files open.
+    /// Unlocks both files before closing them. A child process that another thread has just forked still has
+    /// them open, so closing alone would not unlock them.
     fn drop(&mut self) {
         let _ = flock(&self.file, FlockOperation::Unlock);
         let _ = flock(&self.directory, FlockOperation::Unlock);
@@ -83,7 +85,7 @@ impl AsFd for Lock {
     }
 }
 
-/// Returns the lock file, which other users cannot open.
+/// Opens or makes the lock file, which other users cannot open.
 fn own_file(dir: &Path) -> io::Result<File> {
     // Without the flag, opening a FIFO with this name would block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
@@ -100,22 +102,22 @@ fn own_file(dir: &Path) -> io::Result<File> {
     if !about.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // Lock files of older hubs could be opened, and locked, by everybody.
+    // Older hubs made lock files that every user could open and lock.
     if about.uid() == geteuid().as_raw() && about.mode() & 0o077 != 0 {
         fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     }
     Ok(file)
 }
 
-/// Returns the process that has locked a file. Returns nothing if the process is on another machine, or in a container that
-/// is not visible here.
+/// Returns the process that has locked a file. Returns `None` if the process is on another machine, or in a
+/// container whose processes are not visible here.
 fn holder(file: &File) -> Option<u32> {
     let about = file.metadata().ok()?;
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     holder_in(&locks, &format!("{:02x}:{:02x}:{}", major(about.dev()), minor(about.dev()), about.ino()))
 }
 
-/// Finds the holder in the text of `/proc/locks`.
+/// Finds the process with the lock on a file in the text of `/proc/locks`.
 fn holder_in(locks: &str, file: &str) -> Option<u32> {
     let held = locks.lines().find_map(|line| match *line.split_ascii_whitespace().collect::<Vec<_>>() {
         [_, "FLOCK", _, _, process, of, ..] if of == file => Some(process),
@@ -163,14 +165,15 @@ mod tests {
     fn others_cannot_open_the_lock_file_and_nothing_is_written_to_it() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join(LOCK);
-        // An older hub's.
+        // A file that an older hub left.
         std::fs::write(&file, "4711\n").unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "4711\n");
         drop(lock);
-        // The kernel names the process that has the file for itself; the text of an older hub does not count.
+        // The kernel names the process with the lock. The number that an older hub wrote into the file is
+        // ignored.
         let other = File::open(&file).unwrap();
         flock(&other, FlockOperation::LockExclusive).unwrap();
         assert_eq!(words(Lock::take(dir.path())), format!("InUse(Some({}))", std::process::id()));

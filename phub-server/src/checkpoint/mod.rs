@@ -1,11 +1,13 @@
-//! Checkpoints: a job's weights and optimizer state in a safetensors file, which is replaced as a whole, and a few
-//! files before it. In a job over several hubs each hub has its part, in a file for each round.
+//! Checkpoints: a job's weights and optimizer state in a safetensors file, and a few older files. A new file
+//! replaces the previous one as a whole. In a job over several hubs each hub has its part, in a file for each
+//! round.
 //!
-//! `format` defines a file, `write` makes it, `read` parses it and trusts nothing in it, `image` sends it. `store` is the
-//! directory; `lock` and `permission` say who may use it. `generations` are the files before the newest, `parts` and `part_name`
-//! are the files of several hubs, `export` makes files for other programs. All of them change files by `disk`, so that `crash`
-//! can show by seed the files that a loss of power leaves. `docs/formats.md` has the format,
-//! `docs/decisions/0010-checkpoint-files.md` the reasons.
+//! `format` defines a file, `write` makes it, `read` parses it and trusts nothing in it, `image` makes a file
+//! in memory. `store` is the directory; `lock` and `permission` decide who may use it. `generations` are the
+//! older files, `parts` and `part_name` are the files of jobs over several hubs, and `export` makes files for
+//! other programs. All of them change files through `disk`. So the test `crash` can simulate, by seed, which
+//! files a loss of power leaves. `docs/formats.md` has the format, `docs/decisions/0010-checkpoint-files.md`
+//! the reasons.
 //!
 //! Called from any thread that may wait for a disk, never from a core's. Must not know cores, workers, or how
 //! a snapshot was made.
@@ -38,6 +40,6 @@ pub use permission::FileMode;
 pub use read::{About, Decoded, about, decode};
 pub use store::{CheckpointStore, KEEP};
 
-/// The number of bytes that are read, written and digested at a time. It is long enough for any disk, and it is
-/// all the memory that a save needs in addition to the snapshot and the header.
+/// The number of bytes that are read, written and digested at a time. They are long enough for any disk. A
+/// save needs no other memory except for the snapshot and the header.
 const PIECE_BYTES: usize = 4 << 20;

@@ -4,12 +4,13 @@
 //!   train@120.hub0of2.safetensors      job "train", the state before round 120, hub 0 of 2
 //! ```
 //!
-//! No job's name has an `@`, so that no job's own file is called like this. Plain functions; must not know files.
+//! A job's name never has an `@`, so no job's own file has such a name. This module has plain functions, and
+//! must not know files.
 
 use pbox_core::control::check_job_name;
 use pbox_core::{Round, Share};
 
-/// The facts in the name.
+/// The facts in the name of a part's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartName {
     pub job: String,
@@ -23,7 +24,7 @@ impl PartName {
         PartName { job: job.to_owned(), round, hub: share.hub, hubs: share.hubs }
     }
 
-    /// Reads a file's name; returns nothing if it is not a part's.
+    /// Parses a file's name; returns `None` if it is not the name of a part.
     pub fn parse(file: &str) -> Option<Self> {
         let (job, rest) = file.strip_suffix(".safetensors")?.split_once('@')?;
         let (round, hub) = rest.split_once(".hub")?;
@@ -35,7 +36,7 @@ impl PartName {
             hub: number(hub)?,
             hubs: number(hubs)?,
         };
-        // Another spelling of the same numbers is not accepted.
+        // The numbers may have only one spelling, without leading zeros for example.
         (check_job_name(job).is_ok() && name.file() == file).then_some(name)
     }
 
@@ -45,7 +46,7 @@ impl PartName {
         format!("{job}@{}.hub{hub}of{hubs}.safetensors", round.0)
     }
 
-    /// Whether the file is the share's part.
+    /// Whether the file is a part of this share.
     pub fn is_of(&self, share: Share) -> bool {
         (self.hub, self.hubs) == (share.hub, share.hubs)
     }

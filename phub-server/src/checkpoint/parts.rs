@@ -1,7 +1,7 @@
-//! Checkpoints of a job over several hubs: a hub's part of it, one file for each round.
+//! Checkpoints of a job over several hubs: the parts of this hub, one file for each round.
 //!
-//! A round is *whole* when every hub of the job has a part of it, which no single hub can know. So a hub keeps a
-//! part until a notice that the part is not needed any more.
+//! A round is *whole* when every hub of the job has its part of the round. A single hub cannot know whether a
+//! round is whole. So a hub keeps each part until it is notified that the part is not needed any more.
 //!
 //! Shared by the threads that save and load. Must not know other hubs.
 
@@ -17,7 +17,7 @@ use super::part_name::PartName;
 use super::read::check_digest;
 use super::store::CheckpointStore;
 
-/// The owner of a part.
+/// The job and the share that a part belongs to.
 #[derive(Clone, Copy, Debug)]
 pub struct PartOf<'a> {
     /// The job's name.
@@ -32,8 +32,8 @@ impl CheckpointStore {
     /// Returns the rounds of the parts, ascending. Returns none for a whole job, which has one file.
     ///
     /// # Errors
-    /// Returns an error if the job has checkpoints here that are not of this share: a job does not begin from
-    /// zero silently.
+    /// Returns an error if the job has checkpoints here of another share. Otherwise the job would begin anew
+    /// without a warning.
     pub fn rounds(&self, job: &str, share: Share) -> Result<Vec<Round>, CheckpointError> {
         let own = self.path(job)?;
         if !share.is_whole() && (own.exists() || !self.generations(job)?.is_empty()) {
@@ -67,8 +67,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Returns the damage of the part of a round, if it is damaged. Reads it whole, and keeps nothing of it.
-    /// [`load_part`](Self::load_part) names any other fault.
+    /// Reads the part of a round, and returns a description of its damage, if it is damaged. Keeps nothing in
+    /// memory. Other faults are left to [`load_part`](Self::load_part).
     pub fn damage(&self, job: &str, share: Share, round: Round) -> Result<Option<String>, CheckpointError> {
         let path = self.file_of(job, share, round)?;
         let checked = match std::fs::metadata(&path) {
@@ -106,9 +106,10 @@ impl CheckpointStore {
         Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })
     }
 
-    /// Removes the parts of all rounds that `keep` rejects. Returns the rounds that are left, ascending. If the latest part is
-    /// removed, the job goes back and writes its round again. So the removal is on the disk when this returns. If a part came
-    /// back after a crash, it would complete a round with the new parts of other hubs.
+    /// Removes the parts of all rounds that `keep` rejects, and returns the rounds that are left, ascending.
+    /// If the latest part is removed, the job goes back and writes that round again. So the removal is on the
+    /// disk when this function returns. Otherwise an old part could come back after a crash, and complete a
+    /// round with the new parts of other hubs.
     pub fn keep_parts(
         &self,
         job: &str,

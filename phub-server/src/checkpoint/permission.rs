@@ -1,4 +1,4 @@
-//! Permission to read checkpoints: only the hub's user has it, unless a setting opens them.
+//! The permission to read checkpoints. By default only the hub's user may read them.
 //!
 //! Plain values; any thread.
 
@@ -22,7 +22,8 @@ impl Default for FileMode {
 }
 
 impl FileMode {
-    /// Makes a new file for writing. The mode is set in spite of the process's umask, because the user has asked for it.
+    /// Makes a new file for writing. It gets this mode even if the process's umask would forbid it, because
+    /// the user chose the mode.
     pub(super) fn make_file(self, path: &Path) -> io::Result<NewFile> {
         let file = NewFile::make(path)?;
         if self != FileMode::default() {
@@ -31,7 +32,7 @@ impl FileMode {
         Ok(file)
     }
 
-    /// Makes a directory for checkpoint files. Users who may read the files may list it.
+    /// Makes a directory for checkpoint files. Users who may read the files may also list it.
     pub(super) fn make_directory(self, path: &Path) -> io::Result<()> {
         disk::make_dir(path)?;
         if self != FileMode::default() {
@@ -63,7 +64,7 @@ impl FromStr for FileMode {
         };
         let digits = text.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
         let mode = u32::from_str_radix(text, 8).ok().filter(|_| digits).ok_or_else(wrong)?;
-        // Checkpoints are not programs, and a user who may write a file may also read it.
+        // No file may be executable, and a user who may write a file may also read it.
         let writes_alone = mode & 0o222 & !(mode >> 1 & 0o222) != 0;
         if mode & 0o600 != 0o600 || mode & !0o666 != 0 || writes_alone {
             return Err(wrong());

@@ -1,8 +1,8 @@
 //! Reads a checkpoint, and checks whether it belongs to a job.
 //!
-//! The bytes come from outside. The structure is checked against the file's length before memory is allocated for the
-//! values, and no value is returned before the digest is checked. Memory: the length of the file once, and a small multiple
-//! of its header while the header is read.
+//! The bytes come from outside. The structure is checked against the file's length before memory is allocated
+//! for the values. No value is returned before the digest is checked. The memory needed is the length of the
+//! file, and a small multiple of its header while the header is read.
 //!
 //! Owned by the thread that loads. Must not know directories.
 
@@ -35,26 +35,26 @@ use super::format::{
 pub struct Decoded {
     round: Round,
     kept: Tensors,
-    /// The first rounds and the numbers from them on. The rounds ascend, and there is at least one.
+    /// The optimizer's numbers, each with its first round. The rounds ascend, and there is at least one.
     numbers: Vec<NumbersFrom>,
     groups: Vec<GroupsFrom>,
-    /// The steps of keys that have not made one step per round.
+    /// The numbers of steps of the keys that have not made one step per round.
     steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
-    /// The squares of the round before, if the file has them.
+    /// The sum of squares of the gradients of the previous round, if the file has it.
     last_squares: Option<ExactSum>,
-    /// The mean of the norms so far, or a mean of no norms if the file has none.
+    /// The mean of the gradient's norms so far. If the file has none, a mean of no norms.
     norm_mean: NormMean,
     share: Option<FileShare>,
     shapes: Shapes,
     run: Option<String>,
-    /// The tensors in the order of their values, without gaps.
+    /// The tensors, in the order of their values in the file.
     tensors: Vec<Key>,
     values: Slab,
 }
 
-/// Reads a checkpoint of `file_bytes` bytes, and checks everything that does not depend on its job: structure, version,
-/// metadata, digest.
+/// Reads a checkpoint of `file_bytes` bytes. Checks everything that does not depend on its job: structure,
+/// version, metadata, digest.
 pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> {
     let mut header = read_header(&mut file, file_bytes)?;
     let metadata = match metadata(&header) {
@@ -64,7 +64,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         metadata => metadata?,
     };
     let tensors = match from_safetensors(&header, file_bytes) {
-        // The job may have a hub without weights. The digest shows that nothing else is in the file.
+        // A hub without weights writes such a file. The digest shows that nothing is missing.
         Err(ManifestError::NoKeys) => Vec::new(),
         tensors => tensors?,
     };
@@ -98,7 +98,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
     })
 }
 
-/// Reads a checkpoint in the same way as [`decode`], keeps nothing of it, and checks that it is unchanged.
+/// Reads a checkpoint like [`decode`], and checks that it is undamaged. Keeps nothing in memory.
 pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), DecodeError> {
     let header = read_header(&mut file, file_bytes)?;
     match metadata(&header) {
@@ -109,15 +109,15 @@ pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), D
     }
 }
 
-/// Returns the fault of a file with another version: a newer version, or a damaged digit. Every version has the same digest
-/// in the same place.
+/// Returns the error for a file with another version. The version may be newer, or one of its digits damaged;
+/// the digest tells. Every version has the same digest in the same place.
 fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file_bytes: u64) -> DecodeError {
     let written = header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES).unwrap_or_default();
     let written = String::from_utf8_lossy(written).into_owned();
     compare_rest(&written, header, file, file_bytes).err().unwrap_or(version)
 }
 
-/// Reads the file after its header, and compares the digest of all bytes with the written one.
+/// Reads the file after its header. Compares the digest of all bytes with the digest in the file.
 fn compare_rest(
     written: &str,
     mut header: Vec<u8>,
@@ -146,7 +146,7 @@ fn compare_rest(
     compare(written, &hash)
 }
 
-/// Begins the digest of a file: of its bytes, with [`NO_DIGEST`] in place of the digest.
+/// Begins the digest of a file with its header, in which [`NO_DIGEST`] replaces the digest.
 fn begin_digest(header: &mut [u8]) -> Xxh3 {
     let mut hash = Xxh3::new();
     header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(&NO_DIGEST);
@@ -164,15 +164,15 @@ fn compare(written: &str, hash: &Xxh3) -> Result<(), DecodeError> {
 /// The facts at the beginning of a checkpoint file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// The job that wrote it.
+    /// The name of the job that wrote the file.
     pub job: String,
-    /// The state is that before this round.
+    /// The round before which the state is.
     pub round: Round,
-    /// The way in which the job of this last state ended.
+    /// The reason why the job ended, if the file has the last state of a failed job.
     pub ended: Option<String>,
 }
 
-/// Reads the beginning of a checkpoint file, and nothing else: the file may be damaged after it.
+/// Reads only the beginning of a checkpoint file. The rest of the file may be damaged.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, or is not the beginning of a checkpoint.
@@ -211,7 +211,7 @@ fn metadata(header: &[u8]) -> Result<Metadata, DecodeError> {
         #[serde(rename = "__metadata__")]
         metadata: M,
     }
-    /// The fields of every version.
+    /// The fields that every version has.
     #[derive(Deserialize)]
     struct Version {
         phub_checkpoint: String,
@@ -244,7 +244,8 @@ fn read_values(
     file_bytes: u64,
     hash: &mut Xxh3,
 ) -> Result<Slab, DecodeError> {
-    // The header was checked against the file's length. So the file has a whole number of f32, and all of them.
+    // The header was checked against the file's length, so the number of f32 values is whole, and all of them
+    // are there.
     let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
     let mut slab = Slab::zeroed("a checkpoint", elements)?;
     let mut left = value_bytes;
@@ -300,8 +301,8 @@ fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError>
     Ok(rates)
 }
 
-/// Returns the numbers by round. A file has only learning rates if it is of an older program, or if nothing else was set in
-/// the job.
+/// Returns the optimizer's numbers by round. A file has only learning rates if an older program wrote it, or
+/// if the job set no other numbers.
 fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>, DecodeError> {
     let rates = learning_rates(metadata)?;
     let (field, Some(seen)) = ("optimizers", metadata.optimizers.as_deref()) else {
@@ -316,7 +317,7 @@ fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>
     Ok(numbers)
 }
 
-/// Returns the groups by round. Their rounds are those of the numbers.
+/// Returns the groups by round. Each of the rounds must also be a round of `numbers`.
 fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom>, DecodeError> {
     let (field, Some(seen)) = ("groups", metadata.groups.as_deref()) else { return Ok(Vec::new()) };
     let groups: Vec<GroupsFrom> = parse(field, seen)?;
@@ -326,7 +327,7 @@ fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom
     }
 }
 
-/// Returns the steps of keys that are in the file.
+/// Returns the numbers of steps in the file. Each key with a number must be in the file, too.
 fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, DecodeError> {
     let (field, Some(seen)) = ("steps", metadata.steps.as_deref()) else { return Ok(BTreeMap::new()) };
     let steps: BTreeMap<String, u32> = parse(field, seen)?;
@@ -338,14 +339,14 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
     }
 }
 
-/// Reads the squares of the round before.
+/// Reads the sum of squares of the gradients of the previous round.
 fn last_squares(metadata: &Metadata) -> Result<Option<ExactSum>, DecodeError> {
     let (field, Some(seen)) = ("last_squares", metadata.last_squares.as_deref()) else { return Ok(None) };
     let squares = ExactSum::of_words(&parse(field, seen)?);
     squares.map(Some).ok_or_else(|| faulty(field, seen, "expected the words of a sum of squares"))
 }
 
-/// Reads the mean of the norms so far.
+/// Reads the mean of the gradient's norms so far.
 fn norm_mean(metadata: &Metadata) -> Result<NormMean, DecodeError> {
     let (field, Some(seen)) = ("norm_mean", metadata.norm_mean.as_deref()) else {
         return Ok(NormMean::default());
@@ -355,7 +356,7 @@ fn norm_mean(metadata: &Metadata) -> Result<NormMean, DecodeError> {
         .ok_or_else(|| faulty(field, seen, "expected a finite mean, 0 or above, of some norms"))
 }
 
-/// Returns a share in few words.
+/// Describes a share in few words.
 fn shown(share: &Option<FileShare>) -> String {
     share.as_ref().map_or("one hub's".to_owned(), |FileShare { hub, hubs, pieces }| {
         format!("hub {hub}'s of {hubs}, with a part of {} keys", pieces.len())
@@ -368,28 +369,29 @@ impl Decoded {
         self.round
     }
 
-    /// Returns the rule that made it.
+    /// Returns the optimizer that made the state.
     pub fn optimizer(&self) -> &Optimizer {
         self.kept.optimizer()
     }
 
-    /// Returns the owner of the part, in words; nothing for a whole job.
+    /// Describes which hub's part the file is; `None` for a whole job.
     pub fn part(&self) -> Option<String> {
         self.share.as_ref().map(|share| format!("hub {}'s part of {}", share.hub, share.hubs))
     }
 
-    /// Returns the number of the part's hub, and the number of hubs; nothing for a whole job.
+    /// Returns the number of the part's hub, and the number of hubs; `None` for a whole job.
     pub fn place(&self) -> Option<(u32, u32)> {
         self.share.as_ref().map(|share| (share.hub, share.hubs))
     }
 
-    /// Returns the name of this job among jobs with the same name, if a hub has sent the file as a part.
+    /// Returns the name that tells this job from other jobs of the same name. Only a part that a hub has sent
+    /// has such a name.
     pub fn run(&self) -> Option<&str> {
         self.run.as_deref()
     }
 
-    /// Returns the elements of a key in the file, if it has a part of the key, and the key's shape. Programs without support
-    /// for `shapes` wrote none.
+    /// Returns the range of a key's elements in the file, if the file has a part of the key. Also returns the
+    /// key's shape; older programs wrote none.
     pub fn piece_of(&self, key: &str) -> Option<(Range<usize>, Option<&[u64]>)> {
         let [begin, end] = *self.share.as_ref()?.pieces.get(key)?;
         Some((begin..end, self.shapes.get(key).map(Vec::as_slice)))
@@ -434,7 +436,7 @@ impl Decoded {
             .with_norm_mean(self.norm_mean))
     }
 
-    /// Returns how many steps each key has made, if the file has steps.
+    /// Returns the number of steps of each key, if the file has such numbers.
     fn steps(&self, keys: &[Key]) -> Vec<Option<u32>> {
         if self.steps.is_empty() {
             return Vec::new();
@@ -443,7 +445,7 @@ impl Decoded {
         keys.iter().map(|key| Some(of(key))).collect()
     }
 
-    /// Returns the numbers of a job with these keys by round.
+    /// Returns the optimizer's numbers by round, for a job with these keys.
     fn numbers(&self, keys: &[Key], of_job: &Optimizer) -> Result<Vec<(Round, Numbers)>, Mismatch> {
         let names: HashSet<&str> = keys.iter().map(|key| key.name.as_str()).collect();
         let of = |(from, optimizer, multipliers): &NumbersFrom| {
@@ -471,8 +473,8 @@ impl Decoded {
         self.numbers.iter().map(of).collect()
     }
 
-    /// Returns the place in the values where each key's tensors begin. The file has exactly the job's
-    /// tensors.
+    /// Returns, for each key, the places in the values where its tensors begin. The file must have exactly
+    /// the job's tensors.
     fn starts(&self, keys: usize, entries: &[Entry]) -> Result<Vec<RestoredKey>, Mismatch> {
         let elements = |key: &Key| key.elements().expect("checked with the header") as usize;
         let mut found = HashMap::with_capacity(self.tensors.len());

@@ -1,17 +1,17 @@
 //! The directory that holds the checkpoints of all jobs.
 //!
 //! ```text
-//!   <job>.safetensors                 the last whole checkpoint; `generations` has those before it
+//!   <job>.safetensors                 the newest whole checkpoint; `generations` has the older ones
 //!   <job>@<round>.hub<h>of<n>.safetensors   this hub's part of a job over several hubs (`parts`)
 //!   .<job>.<16 hex digits>.phub-tmp   a file that is being written; removed at the next start
 //!   .phub-lock                        held, as the directory itself is, while a hub uses it (`lock`)
 //! ```
 //!
-//! A job's name cannot lead out of the directory: it has no slash, and always has an ending. The jobs `.` and `..`
-//! are the files `..safetensors` and `...safetensors`.
+//! A job's name cannot lead out of the directory: it has no slash, and the file always has an ending. The
+//! files of jobs `.` and `..` are `..safetensors` and `...safetensors`.
 //!
-//! Shared by the threads that save and load. After two saves of one job, the file has the later state. Must not know the
-//! contents of a file.
+//! Shared by the threads that save and load. If two saves of one job end at the same time, the later state
+//! stays. Must not know the contents of a file.
 
 use std::fs::File;
 use std::io;
@@ -36,7 +36,7 @@ use super::read::decode;
 use super::write::{self, Names};
 use crate::seldom::Seldom;
 
-/// The default number of checkpoints of a job that are kept.
+/// The number of checkpoints of a job that are kept by default.
 pub const KEEP: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 const TEMPORARY: &str = ".phub-tmp";
@@ -52,7 +52,7 @@ pub struct CheckpointStore {
     mode: FileMode,
     /// The lock, which is taken again if the directory was replaced.
     lock: Mutex<Lock>,
-    /// Removals of old files because of missing room, for the log.
+    /// Counts the removals of old files for lack of room, so that the log mentions them now and then.
     pub(super) made_room: Seldom,
 }
 
@@ -62,8 +62,9 @@ impl CheckpointStore {
         Self::open_for(dir, FileMode::default())
     }
 
-    /// Opens a directory, and removes files that a killed hub left half written. Its parent must exist. New files have this
-    /// mode. A new directory has it, too. An existing directory keeps its mode, with a warning if other users can use it.
+    /// Opens a directory, and removes files that a killed hub left half written. The parent of the directory
+    /// must exist. New files get this mode, and so does a new directory. An existing directory keeps its
+    /// mode; a warning is logged if other users can use it.
     pub fn open_for(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {
@@ -102,22 +103,22 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    /// Sets how many checkpoints of a job over one hub are kept.
+    /// Sets the number of checkpoints that are kept of a job over one hub.
     pub fn keeping(self, keep: NonZeroU32) -> Self {
         CheckpointStore { keep, ..self }
     }
 
-    /// Sets for how many jobs the files are kept; `None` for all jobs.
+    /// Sets the number of jobs whose files are kept; `None` for all jobs.
     pub fn keeping_jobs(self, jobs: Option<NonZeroU32>) -> Self {
         CheckpointStore { jobs, ..self }
     }
 
-    /// Returns a file of the directory.
+    /// Returns the path of a file in the directory.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// Returns the error of an action in the directory.
+    /// Returns the error for a failed action in the directory.
     pub(crate) fn failed(&self, doing: &'static str, error: io::Error) -> CheckpointError {
         CheckpointError::Directory { dir: self.dir.clone(), doing, error }
     }
@@ -128,7 +129,7 @@ impl CheckpointStore {
         Ok(self.dir.join(format!("{job}.safetensors")))
     }
 
-    /// Loads a file. `part` names the expected part, if the file is not of the whole job.
+    /// Loads a file. If the file must be a part, `part` names which.
     pub(super) fn load_file(
         &self,
         path: PathBuf,
@@ -144,7 +145,7 @@ impl CheckpointStore {
         };
         let entries = entries.map_err(unusable)?;
         let share = part.and_then(|PartOf { share, pieces, .. }| FileShare::new(share, keys, pieces));
-        // Opening a FIFO would wait for its writer, so this checks first.
+        // To open a FIFO would wait for a writer, so the type of the file is checked first.
         match std::fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(CheckpointError::Read { path, error }),
@@ -167,9 +168,10 @@ impl CheckpointStore {
         }
     }
 
-    /// Makes `snapshot` the checkpoint of a job, or the share's part of its round. Returns the length of the file. When this
-    /// returns, the file is on the disk. An error says what has happened to the old file: nothing, unless the very last step
-    /// failed. A state that is not finite replaces nothing: it is kept under another name.
+    /// Makes `snapshot` the checkpoint of a job, or the share's part for its round. Returns the length of the
+    /// file. On return, the file is on the disk. An error says whether the previous file was replaced: only
+    /// the very last step can fail after that. A state that is not finite replaces no file, and is kept under
+    /// another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
         self.keep_lock()?;
@@ -193,7 +195,7 @@ impl CheckpointStore {
         Ok(plan.file_bytes)
     }
 
-    /// Locks the directory that now has the name, if it was replaced.
+    /// Locks the directory again, if another directory has its name now.
     pub(super) fn keep_lock(&self) -> Result<(), CheckpointError> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = lock.is_of(&self.dir);
@@ -207,21 +209,22 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// Returns a file name that no other save uses.
+    /// Returns the path of a temporary file that no other save uses.
     fn temporary(&self, job: &str) -> io::Result<PathBuf> {
         let random = hex(&random::<8>()?);
         Ok(self.dir.join(format!(".{job}.{random}{TEMPORARY}")))
     }
 
-    /// Checks that files can be made here.
+    /// Checks that the hub can make files in the directory.
     fn probe(&self) -> io::Result<()> {
         let path = self.temporary("probe")?;
         self.mode.make_file(&path)?;
         disk::remove(&path)
     }
 
-    /// Returns what other users can do and how to close the directory, if its mode allows more than the files' mode. The mode
-    /// is not changed: somebody may have chosen it, and other programs may need it.
+    /// Returns a warning if the directory's mode allows other users more than the files' mode. It says what
+    /// they can do, and how to stop them. The mode is not changed: an administrator may have chosen it, and
+    /// other programs may need it.
     fn is_open_to_others(&self) -> io::Result<Option<String>> {
         let (mode, wanted, dir) = (self.dir.metadata()?.mode(), self.mode.of_directory(), self.dir.display());
         let more = mode & 0o066 & !wanted;
@@ -242,8 +245,8 @@ impl CheckpointStore {
         )))
     }
 
-    /// Names the checkpoints that other users can read: both the mode of the file and the mode of the directory
-    /// permit it.
+    /// Logs which checkpoints other users can read, because both the mode of the file and the mode of the
+    /// directory permit it.
     fn warn_of_readers(&self) -> io::Result<()> {
         if self.dir.metadata()?.mode() & 0o011 == 0 {
             return Ok(());
@@ -278,8 +281,8 @@ fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
     })
 }
 
-/// Writes the directory and its own name to the disk. A killed hub may have changed both without a sync, and jobs continue
-/// from the files that are visible here.
+/// Syncs the directory and its own name to the disk. A killed hub may have changed both without a sync, and
+/// jobs will continue from the files that are visible now.
 fn bring_to_disk(dir: &Path) -> io::Result<()> {
     disk::sync_dir(dir)?;
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -290,7 +293,7 @@ fn bring_to_disk(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes temporary files. This hub holds the lock, so nobody writes them.
+/// Removes temporary files. This hub holds the lock, so no process is writing them.
 fn remove_temporaries(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
@@ -304,7 +307,7 @@ fn remove_temporaries(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a name is `.<job>.<16 hexadecimal digits>.phub-tmp`.
+/// Whether a name has the form `.<job>.<16 hexadecimal digits>.phub-tmp`.
 fn is_temporary(name: &str) -> bool {
     let parts = name.strip_prefix('.').and_then(|name| name.strip_suffix(TEMPORARY)?.rsplit_once('.'));
     parts.is_some_and(|(job, random)| check_job_name(job).is_ok() && unhex::<8>(random).is_some())

@@ -1,10 +1,10 @@
-//! Writes a checkpoint to a temporary file, which then replaces the file before it.
+//! Writes a checkpoint to a temporary file, which then replaces the previous file.
 //!
 //! ```text
 //!   make temporary -> reserve its length -> header, values -> digest -> fsync -> rename -> fsync dir
-//!        |___________________ an error: temporary removed, former file untouched ____|
-//!        |___ no room: an older file goes, and again, until none is left that may go
-//!                                  a value that is not finite: renamed to another file, former file untouched
+//!        |___________________ an error: temporary removed, previous file untouched ____|
+//!        |___ no room: remove an older file and try again, as long as one may be removed
+//!                                  a value that is not finite: renamed to another file, previous file untouched
 //! ```
 //!
 //! Owned by the thread that saves. Must not know the cores.
@@ -25,13 +25,13 @@ use super::error::{CheckpointError, NotFinite};
 use super::format::{DIGEST_AT, Plan, digest_text};
 use super::permission::FileMode;
 
-const UNTOUCHED: &str = "the checkpoint before it is as it was";
-const REPLACED: &str = "the file is whole, but a power failure now may bring back the one before it";
+const UNTOUCHED: &str = "the previous checkpoint is unchanged";
+const REPLACED: &str = "the file is whole, but a power failure now may bring back the previous one";
 
 /// The action that failed, and the error.
 type Failed = (&'static str, io::Error);
 
-/// An extension of an error by the action that failed.
+/// A trait that adds the failed action to an error.
 trait Doing<T> {
     fn doing(self, what: &'static str) -> Result<T, Failed>;
 }
@@ -55,8 +55,9 @@ pub(super) struct Names<'a> {
     pub mode: FileMode,
 }
 
-/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path`, right after `keep`. If there
-/// is no room, it tries again as long as `make_room` removes something; but not for a state that is not finite.
+/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path` right after
+/// `keep`. If the disk is full, it tries again as long as `make_room` removes a file. It does not make room
+/// for a state that is not finite.
 pub(super) fn replace(
     names: Names<'_>,
     plan: &Plan,
@@ -70,7 +71,8 @@ pub(super) fn replace(
             path: path.to_owned(),
             doing,
             needed_bytes: plan.file_bytes,
-            // The free space is read after the temporary file is gone, so it is the space for the next attempt.
+            // The free space is read after the temporary file was removed, so the next attempt will have this
+            // space.
             free_bytes: statvfs(dir).ok().map(|free| free.f_bavail.saturating_mul(free.f_frsize)),
             error,
             kept,
@@ -95,9 +97,9 @@ pub(super) fn replace(
         let (round, aside) = (snapshot.round(), aside.to_owned());
         return Err(CheckpointError::NotFinite { round, found, aside, kept: UNTOUCHED });
     }
-    keep().doing("keeping the one before it").map_err(error(UNTOUCHED))?;
+    keep().doing("keeping the previous one").map_err(error(UNTOUCHED))?;
     written.rename(path).map_err(error(UNTOUCHED))?;
-    // A rename is on the disk when the directory is.
+    // A rename is on the disk only after the sync of the directory.
     let synced = disk::sync_dir(dir).doing("bringing its name to the disk (fsync of the directory)");
     synced.map_err(error(REPLACED))
 }
@@ -105,14 +107,14 @@ pub(super) fn replace(
 fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
     let mut temporary = Temporary::make(path, mode).doing("making a temporary file next to it")?;
-    // This makes a full disk an error before the long write.
+    // With this, a full disk is an error before the long write begins.
     temporary.file.reserve(plan.file_bytes).doing("reserving its space")?;
     temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
     temporary.file.sync().doing("bringing it to the disk (fsync)")?;
     Ok(temporary)
 }
 
-/// The file before the rename. It is removed on drop, unless it was renamed.
+/// The file before its rename. If it was not renamed, dropping this value removes it.
 struct Temporary {
     file: NewFile,
     path: PathBuf,
@@ -143,7 +145,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Checks the limit first: a write beyond it would raise a signal that ends the hub.
+/// Checks the limit on file sizes first. A write beyond the limit would raise a signal that ends the hub.
 fn check_size_limit(bytes: u64) -> Result<(), Errno> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if limit < bytes => Err(Errno::FBIG),
@@ -175,9 +177,9 @@ pub(super) fn stream(
     pieces.write_all(&plan.header)?;
     for entry in &plan.entries {
         for values in snapshot.tensor(&snapshot.pieces()[entry.piece], entry.tensor) {
-            // f32 of this machine's order, which is the windows' and the file's: little endian.
+            // f32 in this machine's byte order. The windows and the file have the same order: little endian.
             pieces.write_all(values.as_bytes())?;
-            // Counts the values while they are in the cache.
+            // The values that are not finite are counted while the values are in the cache.
             let count = values.iter().filter(|value| !value.is_finite()).count() as u64;
             if count > 0 {
                 let first = || NotFinite { first: entry.shown.name.clone(), values: 0 };
@@ -188,7 +190,7 @@ pub(super) fn stream(
     Ok((pieces.into_inner()?.hash, not_finite))
 }
 
-/// A writer that digests the bytes that it passes on.
+/// A writer that computes the digest of the bytes that it passes on.
 struct Digesting<W> {
     sink: W,
     hash: Xxh3,

@@ -1,6 +1,6 @@
-//! Reads the body of a request within the limits, or refuses it with an error.
+//! Reads the body of a request within the limits, or refuses the request with an error.
 //!
-//! Runs on the control thread. Must not know what a body means.
+//! Runs on the control thread. Must not know the meaning of a body.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,9 @@ use super::limits::ControlLimits;
 use super::shown::Shown;
 use crate::registry::{Because, Refusal};
 
-/// The number of bytes that are read of one body before other requests have their turn. Otherwise a client that sends
-/// faster than the hub reads would block everybody. Three joins of 16 MB occupied the control thread for a second.
+/// The number of bytes that are read of one body before other requests have their turn. Without this limit, a
+/// client that sends faster than the hub reads would block everybody. Three joins of 16 MB occupied the
+/// control thread for a second.
 const TURN_BYTES: usize = 256 << 10;
 
 /// A body that was read. Its bytes count against the limit of all bodies until it is dropped.
@@ -54,7 +55,8 @@ pub(super) async fn read(
             None => held = Some(permit),
             Some(held) => held.merge(permit),
         }
-        // The proof is computed part by part: for a whole join it takes a second, in which no other client would get an answer.
+        // The proof is checked part by part. For a whole join the check takes a second, in which no other
+        // client would get an answer.
         if proof.is_some() {
             digest.update(&part);
         }
@@ -114,7 +116,7 @@ impl<'a> Parts<'a> {
             }
             self.seen += part.len();
             if self.seen / TURN_BYTES > seen / TURN_BYTES {
-                // Other sockets get their turn before this continues.
+                // Other connections get their turn before this body is read on.
                 yield_now().await;
             }
             return Ok(Some(part));
@@ -139,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// A body that has its next part at once.
+    /// A body whose next part is always available at once.
     struct Fast(usize);
 
     impl HttpBody for Fast {

@@ -1,7 +1,7 @@
-//! The number of connections of each client to the control port, so that one address, or all strangers together,
-//! cannot take all.
+//! Counts the connections of each client to the control port. Neither one address nor all clients without a
+//! token can take all of them.
 //!
-//! A connection gives its place back when it ends. Runs on the control thread.
+//! The end of a connection frees its place. Runs on the control thread.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -24,16 +24,17 @@ impl ClientAddress {
         ClientAddress(from.ip().to_canonical())
     }
 
-    /// Returns who asks, with the name that a header of the request gives.
+    /// Returns the client for a refusal: its address, and the name that a header of the request gives.
     pub fn asker(self, headers: &HeaderMap) -> Asker {
         let host = headers.get(HOST_HEADER).and_then(|host| host.to_str().ok());
         Asker { counted: counted_as(self.0), address: self.0, host: None }.named(host)
     }
 }
 
-/// The open connections. A connection that has shown no token yet is a stranger. If there is no place for a new connection,
-/// a stranger loses its place: the oldest one of the address with the most strangers. So clients without a token keep out
-/// no client with one. A crowd from one address only takes places of that crowd.
+/// The open connections. A connection that has shown no token yet is a stranger. If there is no place for a
+/// new connection, a stranger loses its place: the oldest one of the address with the most strangers. So
+/// clients without a token cannot keep out a client with one. Many connections from one address only take
+/// places from each other.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Crowd(Arc<Mutex<Open>>);
 
@@ -46,7 +47,7 @@ struct Open {
     by_address: HashMap<IpAddr, usize>,
     /// The channel that notifies each stranger that it has lost its place.
     strangers: HashMap<u64, oneshot::Sender<()>>,
-    /// The numbers.
+    /// The numbers of the strangers of each address.
     strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Place {
     gone: oneshot::Receiver<()>,
 }
 
-/// The means by which a connection stops being a stranger.
+/// A handle of a connection that has shown no token yet.
 #[derive(Clone, Debug)]
 pub(super) struct Newcomer {
     crowd: Crowd,
@@ -76,10 +77,10 @@ impl Place {
         self.newcomer.clone()
     }
 
-    /// Waits until another connection has the place.
+    /// Waits until the connection has lost its place to another connection.
     pub async fn is_gone(&mut self) {
         if (&mut self.gone).await.is_err() {
-            std::future::pending().await // it is no stranger any more
+            std::future::pending().await // the connection has shown a token
         }
     }
 }
@@ -88,7 +89,7 @@ impl Crowd {
     /// Returns a place for a connection from this address. Also returns whether a stranger has lost its place for it.
     ///
     /// # Errors
-    /// Returns the name of the client, if it has all the connections that it can have.
+    /// Returns the name of the client or group that already has all the connections that it can have.
     pub fn enter(&self, from: SocketAddr, limits: &ControlLimits) -> Result<(Place, bool), &'static str> {
         let from = counted_as(from.ip());
         let mut open = self.lock();
@@ -179,7 +180,7 @@ mod tests {
         ControlLimits { connections, of_an_address, strangers, ..ControlLimits::default() }
     }
 
-    /// Returns a connection that has shown a token, or the client that would have had it.
+    /// Returns the place of a connection that has shown a token, or the name of the client that has too many.
     fn known(crowd: &Crowd, from: &str, limits: &ControlLimits) -> Result<Place, &'static str> {
         let (place, _) = crowd.enter(from.parse().unwrap(), limits)?;
         place.newcomer().is_known();
@@ -224,10 +225,10 @@ mod tests {
         let (mut second, _) = stranger("10.0.0.1:2").unwrap();
         let (mut third, given_up) = stranger("10.0.0.1:3").unwrap();
         assert!(given_up && gone(&mut first) && !gone(&mut second), "two strangers at a time");
-        // 10.0.0.1 has its three now, and the oldest of its strangers makes room.
+        // 10.0.0.1 now has three connections, and its oldest stranger makes room.
         let mut worker = known(&crowd, "10.0.0.1:4", &limits).unwrap();
         assert!(gone(&mut second) && !gone(&mut third) && !gone(&mut worker));
-        drop((first, second)); // places that other clients have already
+        drop((first, second)); // other clients already have these two places
         let other = known(&crowd, "10.0.0.3:1", &limits).unwrap();
         assert!(!gone(&mut third), "there are four places");
         let last = known(&crowd, "10.0.0.3:2", &limits).unwrap();
@@ -242,11 +243,11 @@ mod tests {
         let (crowd, limits) = (Crowd::default(), ControlLimits::of_connections(4096));
         let stranger = |from: &str| crowd.enter(from.parse().unwrap(), &limits).unwrap().0;
         let gone = |place: &mut Place| place.gone.try_recv().is_ok();
-        // In one second 2000 bytes may arrive: the client's bytes arrive in a third of it.
+        // The limit allows 2000 bytes a second. All bytes of the client arrive in a third of a second.
         let mut slow = stranger("10.0.0.1:1");
         let mut others = Vec::from_iter((0..2000).map(|_| stranger("10.0.0.1:2")));
         assert!(!gone(&mut slow) && !others.iter_mut().any(gone));
-        // The address is another one, however many clients the first one has.
+        // This client has another address. The number of the first address's connections does not matter.
         let mut elsewhere = stranger("10.0.0.2:1");
         others.extend((0..10_000).map(|_| stranger("10.0.0.1:3")));
         assert!(gone(&mut slow) && !gone(&mut elsewhere));

@@ -56,10 +56,10 @@ impl Encryption {
         self.config.is_some()
     }
 
-    /// Reads certificate and key again. Open connections do not change.
+    /// Reads certificate and key again. Open connections keep the old ones.
     ///
     /// # Errors
-    /// Returns an error if they cannot be used; the former ones remain.
+    /// Returns an error if the new certificate and key cannot be used; the old ones remain in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         if let (Some(config), Some(read)) = (&self.config, read(&self.settings)?) {
             *config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = read;
@@ -82,8 +82,9 @@ impl Encryption {
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
             Ok(stream) => Ok((Box::new(stream), router)),
             Err((error, refused)) => {
-                // The client may have sent a request already. If the request stayed unread, the end of the connection would
-                // overtake the alert that gives the reason.
+                // The client may have sent a request already. If the hub closed the connection with the
+                // request unread, TCP would reset it, and the client could lose the alert that gives the
+                // reason.
                 shutdown(&refused, Shutdown::Write)?;
                 read_to_end(&refused).await?;
                 Err(error)

@@ -1,4 +1,4 @@
-//! The rights of clients: the one table of rights, and the check of a request before anything of its body is read.
+//! The rights of clients: the only table of rights, and the check of a request before its body is read.
 
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +21,8 @@ use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry};
 use crate::settings::HubSettings;
 
-/// Returns the right that a request needs. `None`: the page has nothing about jobs, or the request is a member's.
+/// Returns the right that a request needs. Returns `None` for a page without data of jobs, and for the
+/// request of a member.
 fn needed(method: &Method, page: &str) -> Option<Right> {
     match (method.as_str(), page) {
         (_, "/" | "/v1/health") => None,
@@ -33,7 +34,7 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
     }
 }
 
-/// Content types that any web page can make a browser send by a form, without a preflight request.
+/// Content types that a form of any web page can make a browser send, without a preflight request.
 const FORMS: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-data", "text/plain"];
 
 /// The guard that admits requests or refuses them.
@@ -44,7 +45,7 @@ pub(crate) struct Guard {
     /// The secrets of the tokens that the hub accepts; `None` if it accepts everybody.
     accepted: RwLock<Option<Secrets>>,
     credential: Option<Credential>,
-    /// Whether only this machine can reach the hub. Then the only possible stranger is a web page.
+    /// Whether only this machine can reach the hub. Then only a web page can send requests for somebody else.
     local: bool,
     /// The requests that the guard refused.
     pub refusals: Arc<Refusals>,
@@ -95,7 +96,7 @@ impl Guard {
     /// Reads the secrets again.
     ///
     /// # Errors
-    /// Returns an error if there is no valid secret; the former ones remain.
+    /// Returns an error if there is no valid secret; the old secrets remain in use.
     pub fn reload(&self) -> Result<(), CredentialError> {
         let read = self.settings.credential()?.secrets()?.clone();
         let mut accepted = self.accepted.write().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -128,7 +129,7 @@ impl Guard {
             let why = "the token has expired; make another one with `phub-server token`";
             return Err(RefusalCode::TokenExpired.because(why));
         }
-        // On a page that is not about a job, everybody sees the jobs that the token covers.
+        // A page that is not about one job shows each client the jobs that its token covers.
         let allows = match (job, right) {
             (Some(job), _) => token.allows(right, job),
             (None, Right::Operate) => token.allows(right, ALL_JOBS),
@@ -137,7 +138,7 @@ impl Guard {
         if !allows {
             let (of, job) = (&token.job, job.unwrap_or(ALL_JOBS));
             let why = format!(
-                "the token allows to {} job {of:?}, and this needs one to {right} job {job:?}",
+                "the token allows to {} job {of:?}, and this request needs a token that allows to {right} job {job:?}",
                 token.right
             );
             return Err(RefusalCode::NotAllowed.because(why));
@@ -145,7 +146,8 @@ impl Guard {
         Ok(Sees(Some(token)))
     }
 
-    /// Whether a request shows a token or a proof of this hub's secret, or is a member's, whatever right its page needs.
+    /// Whether a request shows a token or a proof made by this hub's secret, or the token of a member. The
+    /// right that its page needs does not matter.
     fn knows(&self, shown: Option<&Shown>, method: &Method, path: &str, registry: &Registry) -> bool {
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(secrets) = accepted.as_ref() else { return true };
@@ -156,7 +158,7 @@ impl Guard {
         }
     }
 
-    /// Refuses requests that only a browser sends, for a web page of another site.
+    /// Refuses requests that a browser sends for a web page of another site.
     fn check_browser(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = text(headers, HOST).unwrap_or_default();
         if let Some(origin) = text(headers, ORIGIN)
@@ -165,7 +167,7 @@ impl Guard {
             let why = format!("a web page of {origin:?} may not ask this hub, which is {host:?}");
             return Err(RefusalCode::WebPage.because(why));
         }
-        // The owner of another name may have pointed it at this machine.
+        // Somebody else may own a name and let it resolve to this machine's address.
         if self.local && self.settings.insecure && !names_this_machine(host) {
             let why = format!(
                 "this hub listens only on this machine, and is not {host:?}; ask 127.0.0.1 or localhost"
@@ -181,8 +183,8 @@ impl Guard {
     }
 }
 
-/// Logs a warning if other users can read the secret's file. It is no error: Kubernetes mounts secrets with mode 644 in
-/// containers without other users.
+/// Logs a warning if other users can read the secret's file. The hub still starts: Kubernetes mounts secrets
+/// with mode 644 in containers without other users.
 fn warn_of_readers(file: Option<&Path>) {
     let Some((file, about)) = file.and_then(|file| Some((file, file.metadata().ok()?))) else { return };
     let mode = about.mode() & 0o777;
@@ -381,7 +383,7 @@ mod tests {
             assert_eq!(with(&[(ORIGIN, "null")]), 403);
             assert_eq!(with(&[(CONTENT_TYPE, "text/plain; charset=utf-8")]), 415);
             assert_eq!(with(&[(CONTENT_TYPE, "application/json")]), 200);
-            // With a token, a name is harmless: no web page has a token.
+            // With a token, any host name is accepted: no web page has a token.
             assert_eq!(with(&[(HOST, "elsewhere.example")]), if insecure { 403 } else { 200 });
             assert_eq!(with(&[(HOST, "localhost:7077")]), 200);
             assert_eq!(with(&[(HOST, "[::1]:7077")]), 200);

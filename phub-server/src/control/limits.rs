@@ -1,5 +1,5 @@
-//! The limits of the control port: how much time, memory and how many descriptors a client may use before the hub hangs up.
-//! They are not settings, because no correct worker reaches them.
+//! The limits of the control port: time, memory and descriptors that a client may use before the hub closes
+//! its connection. They are not settings, because no correct worker reaches them.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub struct ControlLimits {
     pub join_bytes: usize,
     /// The longest other request in bytes.
     pub small_bytes: usize,
-    /// The longest part for one key, in bytes, of a request that has numbers for each key of a job.
+    /// The bytes for each key, in a request that has numbers for each key of a job.
     pub key_bytes: usize,
     /// Bytes of all bodies that are being read.
     pub bodies_bytes: usize,
@@ -20,7 +20,7 @@ pub struct ControlLimits {
     pub headers: Duration,
     /// The time between two parts of a body.
     pub body_stall: Duration,
-    /// The least rate of a body since it began, once it has stalled.
+    /// The least average rate of a body. Only a body that has stalled is checked.
     pub body_bytes_per_s: u64,
     /// The time within which the client must take the bytes that were sent to it.
     pub unread: Duration,
@@ -28,8 +28,8 @@ pub struct ControlLimits {
     pub connections: usize,
     /// The most connections of one address.
     pub of_an_address: usize,
-    /// The most connections that have shown no token yet. The oldest one of the address with the most loses its place to a new
-    /// one.
+    /// The most connections that have shown no token yet. If there are more, the oldest one of the address
+    /// with the most loses its place to a new one.
     pub strangers: usize,
 }
 
@@ -54,20 +54,20 @@ impl ControlLimits {
             key_bytes: 64,
             // A thousand workers that join at once with manifests of ten thousand keys.
             bodies_bytes: 1 << 30,
-            // A worker's client drops a connection that was idle for 15 s. The hub waits longer, so that it never hangs up while
-            // a request is on its way.
+            // A worker's client closes a connection that was idle for 15 s. The hub waits longer, so that it
+            // never closes a connection while a request is on its way.
             headers: Duration::from_secs(20),
             body_stall: Duration::from_secs(10),
             // The least rate at which a body must arrive. The longest join takes an hour at this rate.
             body_bytes_per_s: 16 << 10,
-            // After this time the client is cut off, or it does not read.
+            // A client that has read nothing for this time is cut off.
             unread: Duration::from_secs(30),
             connections,
-            // All workers of the largest job may be on one machine, or behind one gateway. The other half is for other
-            // addresses.
+            // All workers of the largest job may be on one machine, or behind one gateway. The other half is
+            // left for other addresses.
             of_an_address: connections / 2,
-            // A worker shows its token with its first request. Its bytes may arrive a while after the connection: with 2000 new
-            // connections a second, each has a second for them.
+            // A worker shows its token with its first request, whose bytes may arrive after the connection.
+            // With 2000 new connections a second, a connection keeps its place for a second.
             strangers: connections / 2,
         }
     }

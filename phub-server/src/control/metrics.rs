@@ -1,7 +1,8 @@
 //! `GET /metrics`: the hub's figures in the text format of Prometheus (OpenMetrics 1.0).
 //!
-//! A page is made from the reply of `GET /v1/hub`, when it is requested. No counter exists only for this page, so the page costs
-//! nothing until it is requested. `docs/metrics.md` has the table of all names; a test compares it with a page.
+//! A page is made from the reply of `GET /v1/hub`, when it is requested. No counter exists only for this
+//! page, so the hub does no work for it between requests. `docs/metrics.md` has the table of all names; a
+//! test compares it with a page.
 
 use std::sync::atomic::AtomicU64;
 
@@ -21,14 +22,14 @@ use prometheus_client::registry::{Registry, Unit};
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The kernel's names of the bytes on the wire, in words of 4 bytes.
+/// The kernel's name of the counter of sent bytes, in words of 4 bytes. The next name counts received bytes.
 const SENT: &str = "port_xmit_data";
 const RECEIVED: &str = "port_rcv_data";
 
-/// The names and values of a figure's labels.
+/// The labels of a figure: name and value of each.
 type Labels = Vec<(&'static str, String)>;
 
-/// Returns the page.
+/// Returns the page of metrics.
 pub fn page(hub: &HubReply) -> String {
     let mut page = Page(Registry::with_prefix("phub"));
     page.of_the_hub(hub);
@@ -40,7 +41,7 @@ pub fn page(hub: &HubReply) -> String {
     text
 }
 
-/// The metrics of a page until now.
+/// The metrics that the page has so far.
 struct Page(Registry);
 
 impl Page {
@@ -229,7 +230,7 @@ impl Page {
         self.gauge(
             "job_round",
             None,
-            "The round that the job was in at the hub's last look, which comes every few seconds",
+            "The round of the job when the hub last looked, which it does every few seconds",
             of(|job| Some(f64::from(job.round.0))),
         );
         self.gauge(
@@ -299,7 +300,7 @@ impl Page {
         self.gauge(
             "worker_late",
             Some(Unit::Seconds),
-            "For workers that hold a round up: the time for which nothing has moved",
+            "For workers that delay a round: the time without progress",
             late,
         );
         let of_rounds = |value: fn(&RoundsReply, &RankReply) -> f64| {
@@ -355,7 +356,8 @@ impl Page {
     }
 }
 
-/// The lateness of each rank, as a histogram over rounds. The library's own histograms want each value, one by one.
+/// The lateness of each rank, as a histogram over rounds. The histograms of the library would need each value
+/// separately.
 #[derive(Debug)]
 struct Lateness(Vec<(Labels, LatenessReply)>);
 
@@ -399,7 +401,7 @@ mod tests {
 
     use super::*;
 
-    /// Ends of the names of a histogram's lines.
+    /// The endings of the names of a histogram's lines.
     const OF_HISTOGRAMS: [&str; 3] = ["_bucket", "_count", "_sum"];
 
     #[test]

@@ -77,7 +77,7 @@ GET  /v1/jobs/{job}/parts/{hub}/{hubs}/{round}   the same, and whether the part 
 POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job
 ";
 
-/// The most timelines at the same time. Each may take tens of megabytes.
+/// The most timelines that are recorded at the same time. Each may take tens of megabytes.
 const TRACES: usize = 2;
 
 /// The state that each handler needs.
@@ -88,14 +88,14 @@ struct Desk {
     limits: ControlLimits,
     /// A permit for each byte that all bodies together may still use.
     room: Arc<Semaphore>,
-    /// A permit for each listener to the events that may still be added.
+    /// A permit for each further listener to the events.
     listeners: Arc<Semaphore>,
-    /// A permit for each timeline that may still be made and sent.
+    /// A permit for each further timeline.
     traces: Arc<Semaphore>,
-    /// The permit to ask NICs: one request at a time.
+    /// The permit to ask NICs for their counters: one request at a time.
     nics: Arc<Semaphore>,
-    /// The permit to report which checkpoints this hub has: one request at a time, because each has a thread and may read a
-    /// whole file.
+    /// The permit to report which checkpoints this hub has: one request at a time. Each request has a thread,
+    /// and may read a whole file.
     parts: Arc<Semaphore>,
 }
 
@@ -104,7 +104,7 @@ impl Desk {
         body::read(request, limit, &self.limits, &self.room).await
     }
 
-    /// Reads a request that may have numbers for each key of a job.
+    /// Reads and parses a request that may have numbers for each key of a job.
     async fn by_key<T: DeserializeOwned + Send + 'static>(
         &self,
         what: &'static str,
@@ -116,18 +116,19 @@ impl Desk {
         if received.bytes.len() <= self.limits.small_bytes {
             return Ok(parse(what, &received.bytes)?);
         }
-        // The text may have megabytes, and this thread answers all heartbeats.
+        // The text may have megabytes, so another thread parses it: the control thread answers all
+        // heartbeats.
         let parsed = on_thread("phub-numbers", move || parse(what, &received.bytes)).await;
         Ok(parsed??)
     }
 
-    /// Reads a request of a few fields.
+    /// Reads and parses a request of a few fields.
     async fn small<T: DeserializeOwned>(&self, what: &'static str, request: Request) -> Result<T, Refusal> {
         Ok(parse(what, &self.read(self.limits.small_bytes, request).await?.bytes)?)
     }
 }
 
-/// Builds the routes. `picture` is the hub's machine as SVG.
+/// Builds the routes. `picture` shows the hub's machine as SVG.
 pub(crate) fn router(
     registry: Arc<Registry>,
     guard: Arc<Guard>,
@@ -193,7 +194,7 @@ fn no_such_method() -> Response {
     )
 }
 
-/// Carries out a request to its end, even if the client hangs up: a job must not stay held.
+/// Carries out a request to its end, even if the client hangs up. Otherwise a job could stay held.
 async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -206,7 +207,7 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     hub.refusals = desk.refusals.replies(|job| sees.job_or_all(job));
-    // These lists are by far the largest part of the page, and only a picture needs them.
+    // These lists are by far the largest part of the page, and only the picture needs them.
     for job in &mut hub.jobs {
         job.rounds.iter_mut().for_each(|rounds| rounds.recent.clear());
         job.gradients.iter_mut().for_each(|gradients| gradients.recent.clear());
@@ -215,8 +216,8 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     done(&hub)
 }
 
-/// Asks NICs for their counters. Not on the control thread, because a driver may be slow. Not on the threads for joins,
-/// which may be busy for seconds.
+/// Asks NICs for their counters, on a thread of its own. A driver may be slow, so the control thread must not
+/// wait. The threads for joins may be busy for seconds.
 async fn nics(desk: &Desk) -> Vec<NicReply> {
     let registry = Arc::clone(&desk.registry);
     if !registry.has_nics() {
@@ -271,7 +272,8 @@ async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answ
     // Most joins are small, and many come at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
     let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
-    // Parsing has a separate thread: a manifest may have 64 MiB, and this thread answers all heartbeats.
+    // Another thread parses the join: a manifest may have 64 MiB, and the control thread answers all
+    // heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::internal())??;
     let joined = desk.registry.join_from(job.to_owned(), request, Some(from.clone())).await?;
@@ -284,7 +286,7 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     let HeartbeatRequest { seen, latest, .. } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
-    // Ends early when there are news, and when the job's last worker leaves.
+    // The wait ends early when there are news, or when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
     waiting.is_answered = true;
     let reply = news.borrow().clone();
@@ -294,8 +296,8 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     done(&reply)
 }
 
-/// A heartbeat that waits for news. If the worker's process ends, its connection ends, and this value is dropped before the
-/// answer.
+/// A heartbeat whose answer waits for news. If the worker's process ends, its connection ends. This value is
+/// then dropped before there is an answer.
 struct Waiting<'a> {
     registry: &'a Arc<Registry>,
     job: &'a str,

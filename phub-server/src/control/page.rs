@@ -1,12 +1,12 @@
-//! The page for people: `GET /`, and `GET /v1/events`, which keeps it up to date with server-sent events.
+//! The page for people at `GET /`, and the server-sent events at `GET /v1/events` that keep it up to date.
 //!
 //! ```text
-//!   every second: the cores are asked --> event `hub`: what GET /v1/hub says, with the lateness by rank and round
-//!   the hub stops --> event `end`: why
+//!   every second: the hub asks its cores --> event `hub`: the reply of GET /v1/hub, with the lateness by rank and round
+//!   the hub stops --> event `end`: the reason
 //! ```
 //!
-//! The page is one file, holds nothing of the hub, and is served to everybody; the events need a token that may read. Runs on
-//! the control thread.
+//! The page is one file without data of the hub, and everybody may get it. The events need a token that may
+//! read. All of this runs on the control thread.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -31,18 +31,17 @@ use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry, random_name};
 
 const PAGE: &str = include_str!("page.html");
-/// The text in the page that is replaced by the random word that the policy names, for its scripts and
-/// styles.
+/// The placeholder in the page for a random word. The policy allows only scripts and styles with that word.
 const NONCE: &str = "NONCE";
 
-/// The number of listeners at the same time. Each costs a description of the hub every second.
+/// The number of listeners at the same time. For each, the hub makes a description of itself every second.
 pub(super) const LISTENERS: usize = 32;
 /// The time between two events.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The number of events in one answer. Then the page asks again, so that a token is not accepted for longer than the hub's
-/// secret.
+/// The number of events in one answer. Then the page sends a new request, so that a token that the hub no
+/// longer accepts stops working.
 const EVENTS: usize = 600;
-/// A listener that takes nothing for this time is gone.
+/// A listener that reads nothing for this time is cut off.
 const UNREAD: Duration = Duration::from_secs(30);
 
 /// Returns the page for a browser, and the list of requests for everybody else.
@@ -76,7 +75,7 @@ pub(super) fn events(
 ) -> Result<Response, Refusal> {
     let place = Arc::clone(listeners).try_acquire_owned().map_err(|_| {
         RefusalCode::Busy.because(format!(
-            "{LISTENERS} listen to the events of this hub already; close a page, and try again"
+            "{LISTENERS} clients already listen to the events of this hub; close a page, and try again"
         ))
     })?;
     let (listener, pieces) = Pieces::new(1);
@@ -102,15 +101,15 @@ async fn tell(registry: Weak<Registry>, listener: Sender<Bytes>, seen: Seen, _pl
     }
 }
 
-/// Ends when the listener is gone, or has had all the events of one answer.
+/// Sends an event every second. Ends when the listener is gone, or has got all the events of one answer.
 async fn tell_hub(registry: &Weak<Registry>, listener: &Sender<Bytes>, Seen { sees, refusals }: &Seen) {
     let mut ticks = interval(PAUSE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for _ in 0..EVENTS {
         ticks.tick().await;
         let hub = {
-            // The registry is not held while the listener is waited for: a hub that stops needs the last
-            // reference.
+            // The registry is not held while this task waits for the listener: a hub that stops needs the
+            // last reference.
             let Some(registry) = registry.upgrade() else { return };
             registry.look_at_waits().await;
             let mut hub = registry.describe();

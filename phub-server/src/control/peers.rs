@@ -1,7 +1,7 @@
 //! The requests between hubs of one job over the control port.
 //!
-//! Each request is carried out on a task of its own, to its end, even if its client hangs up. A job must not be
-//! held forever.
+//! Each request is carried out on a task of its own, to its end, even if its client hangs up. Otherwise a job
+//! could stay held forever.
 
 use axum::Router;
 use axum::extract::{Path, Request, State};

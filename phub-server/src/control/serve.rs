@@ -21,14 +21,15 @@ use super::encryption::{Encryption, Stream};
 use super::limits::ControlLimits;
 use crate::seldom::Seldom;
 
-/// The buffer of a connection for headers, which have some hundred bytes.
+/// The bytes of a connection's buffer. Headers take some hundred bytes.
 const BUFFER_BYTES: usize = 64 << 10;
-/// The pause when there are no more descriptors. No event signals that there are some again.
+/// The pause before the next accept when the process has no free descriptors. No event says when there is one
+/// again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that a stop waits for open requests.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
-/// Returns the answer to a connection without a place.
+/// Returns the HTTP answer for a connection that gets no place.
 fn turned_away(why: &str) -> String {
     let (code, error) = (RefusalCode::NoConnection, format!("{why}; try again"));
     let body = serde_json::to_string(&ErrorReply { code, error, round: None })
@@ -45,7 +46,7 @@ fn turned_away(why: &str) -> String {
 
 type Connection = http1::Connection<TokioIo<Box<dyn Stream>>, TowerToHyperService<Router>>;
 
-/// Serves until `stopped`, and then until open requests are answered.
+/// Serves until `stopped` says so, and then until the open requests are answered.
 pub(crate) async fn serve(
     socket: TcpListener,
     router: Router,
@@ -93,7 +94,8 @@ pub(crate) async fn serve(
                             });
                         }
                         Err(who) => {
-                            // The hub sends as much as the socket takes at once, and does not wait for a refused client.
+                            // The hub sends only the bytes that the socket takes at once, and does not wait
+                            // for a refused client.
                             let why = turned_away(&format!("{who} has all the connections it can have"));
                             let _ = stream.try_write(why.as_bytes());
                             if let Some(times) = refused.count() {
@@ -116,7 +118,7 @@ pub(crate) async fn serve(
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
-            // Shutdown requested, also if the sender is gone.
+            // The hub stops, or the sender is gone.
             () = is_told(&mut stopped) => break,
         }
     }
@@ -131,7 +133,7 @@ async fn is_told(stopped: &mut watch::Receiver<bool>) {
 }
 
 fn tune(stream: &TcpStream, limits: ControlLimits) {
-    // Answers are right without these options, and a socket that refuses them is about to close.
+    // The options only make answers faster. A socket that refuses them is about to close.
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_tcp_user_timeout(stream, limits.unread.as_millis() as u32);
 }

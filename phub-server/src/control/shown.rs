@@ -1,4 +1,4 @@
-//! The header by which a request names its sender, and the check whether a member sends it.
+//! The header by which a request identifies its sender, and the check whether the sender is a member.
 
 use authority::{Proof, Secrets, Token};
 use axum::extract::Request;
@@ -59,7 +59,8 @@ pub(super) fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry
     }
 }
 
-/// Whether a request is a member's: it needs the token of a join, even if the hub accepts everybody.
+/// Whether only a member may send the request. It then needs the token of a join, even if the hub accepts
+/// everybody.
 pub(super) fn is_of_a_member(method: &Method, page: &str) -> bool {
     let verb = page.strip_prefix("/v1/jobs/{job}/");
     let verbs =

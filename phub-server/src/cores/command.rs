@@ -1,7 +1,7 @@
-//! Commands: the work of a core thread between two turns, as data that can be printed.
+//! Commands: work that a core thread does between two turns, as data that can be printed.
 //!
-//! A command names its job by number, and a worker by its rank. Windows, links and shards have no numbers yet, so a command
-//! carries them. Knows no core: [`obey`](super::obey) carries commands out.
+//! A command names its job by number, and a worker by its rank. Windows, links and shards have no numbers
+//! yet, so a command carries them. This module knows no core: [`obey`](super::obey) carries commands out.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::Event;
 /// Work for a core thread between two turns.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Do nothing. A look at the commands shows that the thread is not stuck.
+    /// Do nothing. If the thread takes this command, it does not hang.
     Nothing,
     /// End the thread.
     Stop,
@@ -27,7 +27,7 @@ pub(crate) enum Command {
     Events(Carried<Sender<LastEvents>>),
     /// Own the chunks of a new job.
     AddShard { job: JobId, shard: Box<MadeShard> },
-    /// Begin a job with a state, before anybody takes part in it.
+    /// Give a new job its state, before any worker takes part in it.
     Restore { job: JobId, layout: Carried<Arc<Layout>>, state: Carried<Arc<Restored>> },
     /// Take a worker's link. `weights` is the core's part of the worker's own weights window, if the worker has one.
     AddWorker {
@@ -47,25 +47,28 @@ pub(crate) enum Command {
     UnlinkAbove { job: JobId },
     /// Begin with the round that the hubs above have begun with.
     BeginBelow { job: JobId, first: Round, reply: Reply<()> },
-    /// Finish no round, and return the rounds in flight.
+    /// Hold a job: finish no more rounds, and return the rounds in flight.
     Hold { job: JobId, reply: Reply<Option<Front>> },
-    /// Return the round that each worker of a held job has reached.
+    /// Return the round that each worker has reached in a held job.
     Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
-    /// Let no chunk of a held job pass a round, or the worker's lines.
+    /// End a held job: let no chunk pass the round `before`, or the lines of the workers.
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
-    /// Copy the state of a held job before a round.
+    /// Copy the state that a held job has before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
-    /// Take back the memory of a snapshot's part, unless it is lost. The next snapshot may be taken.
+    /// Take back the memory of a snapshot's part, unless it is lost. After that, the next snapshot may be
+    /// taken.
     GiveBack { job: JobId, values: Option<Slab> },
-    /// Continue with the rounds of a held job. The admitted ranks take part from a round on; `ahead` is added to it, by rank.
+    /// Let a held job continue. The admitted ranks take part from the round `from` on. `ahead` is added to
+    /// `from`, by rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
     /// Change the optimizer's numbers from a round on, and set the state of keys to zero. Return the oldest round in flight.
     SetNumbers { job: JobId, from: Round, numbers: Numbers, reset: Arc<[KeyId]>, reply: Reply<Option<Round>> },
-    /// Return whether rounds move, and for which workers they wait.
+    /// Return whether rounds progress, and for which workers they wait.
     Look { job: JobId, reply: Reply<Look> },
     /// Return the measurements of the last rounds.
     Measure { job: JobId, reply: Reply<Measured> },
-    /// Return the last state of a job that has failed while it was held; nothing without chunks.
+    /// Return the last state of a job that has failed while it was held; `None` if the core has no chunks of
+    /// it.
     LastState { job: JobId, before: Round, reply: Reply<Option<Result<SnapshotPart, String>>> },
     /// End a job.
     RemoveJob { job: JobId },
@@ -74,35 +77,36 @@ pub(crate) enum Command {
     Test(fn()),
 }
 
-/// A core's links to the hubs above, each with the window that the hub writes, unless that is the window that the workers read.
+/// A core's links to the hubs above. A link has the window that the hub writes, unless the workers read that
+/// window.
 pub(crate) type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 
-/// The last events of a core: its number, the events, and how many events were before them. There are none without a
+/// The last events of a core: its number, the events, and the number of earlier events. Empty without a
 /// timeline.
 pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
 
-/// The things that a core has measured in a job's last rounds.
+/// The measurements of a core in a job's last rounds.
 #[derive(Debug)]
 pub(crate) struct Measured {
     /// The time for which the core waited for each worker.
     pub watched: Watched,
-    /// The gradients, as the core saw them.
+    /// The norms and other measurements of the gradients.
     pub gauged: Gauged,
     /// The bytes that crossed the workers' links to this core, by rank; none on shared memory.
     pub crossed: Vec<(u32, Crossed)>,
 }
 
-/// The channel for a core's answer. If the core ends, it is closed without an answer.
+/// The channel for a core's answer. If the core ends, the channel closes without an answer.
 pub(crate) struct Reply<T>(oneshot::Sender<T>);
 
 impl<T> Reply<T> {
-    /// Makes the core's end and the asker's end.
+    /// Creates the sender for the core and the receiver for the thread that asks.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (reply, answer) = oneshot::channel();
         (Reply(reply), answer)
     }
 
-    /// Sends the answer, unless the asker has gone.
+    /// Sends the answer, unless the receiver has been dropped.
     pub fn send(self, answer: T) {
         let _ = self.0.send(answer);
     }
@@ -114,7 +118,7 @@ impl<T> fmt::Debug for Reply<T> {
     }
 }
 
-/// A value that has no number, such as a window. It may be as large as a model, so a print shows only the type.
+/// A value that has no number, such as a window. It may be as large as a model, so only its type is printed.
 pub(crate) struct Carried<T>(pub T);
 
 impl<T> fmt::Debug for Carried<T> {

@@ -1,4 +1,4 @@
-//! The hub's end of a core thread. It starts the thread, sends it commands, receives its reports, and reads its meters.
+//! The hub's handle of a core thread. It starts the thread, sends it commands, and reads its meters.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use super::timeline::CoreTimeline;
 use super::{Command, CoreThread, Lane, Report};
 use crate::alarm::guarded;
 
-/// The counts of a core's work. Other threads may read them at any time.
+/// The counters of a core's work. Other threads may read them at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Meters {
     pub chunks: AtomicU64,
@@ -29,11 +29,11 @@ pub(crate) struct Meters {
     pub held_back: AtomicU64,
 }
 
-/// The time since which a core thread has had commands that it has not looked at.
+/// The time since which a core thread has commands that it has not taken.
 #[derive(Debug)]
 pub(crate) struct Unheard {
     begun: Instant,
-    /// The time in nanoseconds, plus one; 0 if there are no commands.
+    /// The time in nanoseconds plus one; 0 if no command waits.
     since: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ impl Unheard {
         Unheard { begun: Instant::now(), since: AtomicU64::new(0) }
     }
 
-    /// Notes that there is a command.
+    /// Notes that a command waits.
     fn note(&self) {
         if self.since.load(Ordering::Relaxed) == 0 {
             let now = self.begun.elapsed().as_nanos() as u64 + 1;
@@ -50,7 +50,7 @@ impl Unheard {
         }
     }
 
-    /// Notes that the thread looks at its commands. It will also see a command that arrives at this moment.
+    /// Notes that the thread takes its commands. It will also see a command that arrives at this moment.
     pub fn heard(&self) {
         self.since.store(0, Ordering::Relaxed);
     }
@@ -61,7 +61,7 @@ impl Unheard {
     }
 }
 
-/// The hub's end of a core thread.
+/// The hub's handle of a core thread.
 #[derive(Debug)]
 pub(crate) struct CoreHandle {
     pub lane: Lane,
@@ -74,7 +74,7 @@ pub(crate) struct CoreHandle {
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Starts the thread that frees discarded memory. It ends when all senders are gone.
+/// Starts the thread that frees discarded memory. The thread ends when all senders are dropped.
 pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
     let (discard, discarded) = channel();
     let free = move || {
@@ -89,7 +89,8 @@ pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
 }
 
 impl CoreHandle {
-    /// Starts the thread of core `number` on a lane. The thread owns `port`, and may note its work.
+    /// Starts the thread of core `number` on a lane. The thread owns `port`. It records its work if there is
+    /// a timeline.
     #[allow(clippy::too_many_arguments)] // the parts of a core
     pub fn start(
         number: usize,
@@ -115,17 +116,17 @@ impl CoreHandle {
         Ok(handle)
     }
 
-    /// Sends the thread a command for the time after its current turn.
+    /// Sends the thread a command, which it carries out after its current turn.
     pub fn tell(&self, command: Command) {
-        // A thread that panicked takes no commands. The workers of its jobs see their links end.
+        // A thread that has panicked takes no commands. The workers of its jobs notice that their links end.
         let _ = self.commands.send(command);
         self.unheard.note();
         self.mail.store(true, Ordering::Release); // [mail]
         self.waker.wake_by_ref();
     }
 
-    /// Returns the time for which the thread has not looked at its commands, as of `now`. A thread without commands gets one,
-    /// so that a later call sees whether the thread took it.
+    /// Returns the time for which the thread has left commands waiting, as of `now`. If no command waits,
+    /// this sends one, so that a later call sees whether the thread took it.
     pub fn deaf_for(&self, now: Instant) -> Duration {
         let deaf = self.unheard.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         if self.unheard.since().is_none() {
@@ -142,7 +143,7 @@ impl CoreHandle {
     }
 }
 
-/// Keeps the calling thread on a cpu.
+/// Pins the calling thread to a cpu.
 fn pin(cpu: u32) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu as usize);

@@ -1,13 +1,14 @@
-//! Lanes: a core thread each, pinned to a cpu, and with RDMA on one NIC of that cpu's node.
+//! Lanes. A lane is one core thread, pinned to a cpu. With RDMA it has one NIC, on the node of that cpu.
 //!
 //! ```text
 //!   plan:   core 0 -- nic 0      core 1 -- nic 1, nic 2       (more NICs than cores)
 //!   lanes:  cpu 0, nic 0         cpu 1, nic 1    cpu 1, nic 2
 //! ```
 //!
-//! A core with several NICs in the plan becomes several lanes, so that every NIC carries its share. To the plan a NIC is a
-//! device; its cores share its ports. Lanes are chosen once, before any thread starts. Later this file says which of them a new
-//! job can use. It knows a transport only by its NICs.
+//! A core that has several NICs in the plan becomes several lanes, so that every NIC carries its share. In
+//! the plan a NIC is a device; the device's cores share its ports. Lanes are chosen once, before any thread
+//! starts. Later this module also decides which of them a new job can use. It knows nothing of a transport
+//! except its NICs.
 
 use std::collections::HashMap;
 
@@ -21,30 +22,30 @@ use crate::settings::{CoreSelection, HubSettings};
 /// The cpu and NIC that a core thread is pinned to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// The number in the operating system.
+    /// The number of the cpu in the operating system.
     pub cpu: u32,
     /// The cpu's NUMA node.
     pub node: u32,
-    /// The NIC, with RDMA.
+    /// The NIC of the lane, with RDMA.
     pub nic: Option<NicOptions>,
 }
 
-/// The lanes of a hub, and their RDMA if there is any.
+/// The lanes of a hub, and its RDMA devices if there are any.
 pub(crate) struct Lanes {
     pub lanes: Vec<Lane>,
     pub rdma: Option<any::Rdma>,
-    /// The machine with these cores and NICs, as SVG.
+    /// A picture of the machine with these cores and NICs, as SVG.
     pub picture: String,
 }
 
-/// Chooses cores and NICs. Missing RDMA is an error only if the settings ask for RDMA.
+/// Chooses cores and NICs. If RDMA is missing, that is an error only if the settings ask for RDMA.
 pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     if settings.offers(Transport::Verbs) {
         let nccl = nccl(settings);
         nccl.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         match with_rdma(host, settings, &nccl) {
             Ok(lanes) => return Ok(lanes),
-            // A wrong setting does not mean a lack of RDMA.
+            // A wrong setting is an error, even if no setting asks for RDMA.
             Err(error @ HubError::Rdma(VerbsError::Setting(_))) => return Err(error),
             Err(error) if wants_rdma(settings) => {
                 let setting = if settings.nics.is_some() { "--nics" } else { "--transports" };
@@ -59,12 +60,12 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
     Ok(Lanes { lanes, rdma: None, picture: topology::render::machine_svg(host, &plan) })
 }
 
-/// Whether the settings ask for RDMA, so that a hub without RDMA would be an error.
+/// Whether the settings ask for RDMA, so that a hub must not start without it.
 pub fn wants_rdma(settings: &HubSettings) -> bool {
     settings.transports.is_some() || settings.nics.is_some()
 }
 
-/// Reads NCCL's variables, if this hub's own variables are not set.
+/// Reads NCCL's variables. They apply only if this hub's own variables are not set.
 pub fn nccl(settings: &HubSettings) -> Nccl {
     Nccl::of_environment(&settings.paths.0, settings.nics.is_some())
 }
@@ -74,7 +75,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
         return Err(HubError::Disabled);
     }
     let list = nic_list(settings, nccl);
-    // This comes first: its error says whether the library or a device is missing.
+    // The devices are read first, because the error says whether the library or a device is missing.
     let devices = verbs::devices()?;
     let OnNics { mut lanes, plan } = on_nics(host, settings, &list, &devices)?;
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
@@ -85,13 +86,13 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
     let options = GroupOptions { rails, first_vector: 0, paths: settings.paths.0.clone() };
     let (group, ports) = verbs::group(&nics, options)?;
     for (nic, error) in group.lost() {
-        // An own list of NICs is a request, so a failure is an error.
+        // A list of NICs in the hub's own settings is a request, so a failure is an error.
         if settings.nics.is_some() && list.names_devices() {
             return Err(error.into());
         }
         tracing::warn!(
             %nic,
-            "RDMA: cannot open the NIC; its cores take no part until it opens, which the hub tries for each job: {error}"
+            "RDMA: cannot open the NIC; jobs do not use its cores until it opens; the hub tries again for each job: {error}"
         );
     }
     for (port, lane) in lanes.iter_mut().enumerate() {
@@ -106,9 +107,9 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
 /// The lanes of a hub with RDMA, and their plan.
 #[derive(Debug)]
 pub struct OnNics {
-    /// Cores and NICs, and the placement on them.
+    /// The plan: cores, NICs, and how they belong together.
     pub plan: Plan,
-    /// Every lane has a NIC.
+    /// The lanes, each with a NIC.
     pub lanes: Vec<Lane>,
 }
 
@@ -130,7 +131,7 @@ pub fn nic_list(settings: &HubSettings, nccl: &Nccl) -> NicList {
     settings.nics.clone().unwrap_or_else(|| nccl.list.clone())
 }
 
-/// Deals these devices to cores. Opens no device.
+/// Assigns these devices to cores. Opens no device.
 pub fn on_nics(
     host: &Host,
     settings: &HubSettings,
@@ -161,7 +162,7 @@ pub fn on_nics(
     if only.is_empty() {
         return Err(none());
     }
-    // A NIC that is named is used in any state, so that an error can name its fault.
+    // A NIC that is named is used even if it is down, so that the error can say what is wrong.
     let only = list.names_devices().then_some(only);
     let plan = place(host, settings, NicChoice { only, except })?;
     let mut lanes = Vec::new();
@@ -179,15 +180,15 @@ pub fn on_nics(
     if lanes.is_empty() { Err(none()) } else { Ok(OnNics { plan, lanes }) }
 }
 
-/// Returns the ports of a device for the core of this number, among the `cores` cores that share the device. Each core has
-/// the next port, or several if there are more ports than cores.
+/// Returns the ports that core number `core` uses, of a device that `cores` cores share. Each core has the
+/// next port, or several ports if there are more ports than cores.
 fn ports_of_core(ports: &[NicOptions], core: usize, cores: usize) -> impl Iterator<Item = NicOptions> {
     let turns = ports.len().max(cores);
     let numbers = (core..turns).step_by(cores.max(1));
     numbers.filter_map(|turn| ports.get(turn % ports.len().max(1)).cloned())
 }
 
-/// Opens lost NICs again, for links that are made from now on.
+/// Opens lost NICs again, so that new links can use them.
 pub(crate) fn mend(rdma: &verbs::Group) {
     for (nic, opened) in rdma.mend() {
         match opened {
@@ -202,15 +203,16 @@ pub(crate) fn mend(rdma: &verbs::Group) {
     }
 }
 
-/// Returns the reason why a NIC is lost, if it is.
+/// Returns the reason why a NIC is lost; `None` if it is not.
 pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)]) -> Option<&'a VerbsError> {
     let is_it =
         |lost: &NicOptions| lost.device == nic.device && (lost.port.is_none() || lost.port == nic.port);
     lost.iter().find(|(options, _)| is_it(options)).map(|(_, error)| error)
 }
 
-/// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no NIC has one, the job can
-/// use all lanes, because its workers use other transports. Called once a job: a NIC that is open is asked by a system call.
+/// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no lane is
+/// left, the job can use all of them, because its workers use other transports. Called once for each job:
+/// each open NIC costs a system call.
 pub(crate) fn of_use(lanes: &[&Lane], rdma: Option<&verbs::Group>) -> Vec<bool> {
     let Some(rdma) = rdma else { return vec![true; lanes.len()] };
     mend(rdma);
@@ -227,7 +229,7 @@ fn has_link(lanes: &[&Lane], is_up: impl Fn(&NicOptions) -> bool) -> Vec<bool> {
     if up.contains(&true) { up } else { vec![true; lanes.len()] }
 }
 
-/// Returns the plan for these NICs.
+/// Returns the plan for the cores and these NICs.
 pub fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, HubError> {
     let cores = CoreSelection::choice(settings.cores.as_ref());
     let plan = topology::place(host, &Request { cores, nics, ..Request::new(&[]) })?;

@@ -1,6 +1,6 @@
-//! The hub's cores. `lanes` chooses their cpus and NICs. `thread` runs one, and `handle` is the hub's end of it.
-//! `command` and `report` are the messages of the two ends, and `obey` carries out commands. `timeline` notes a
-//! core's work, if somebody wants to see it. `near` is for threads that work for a core.
+//! The hub's cores. `lanes` chooses their cpus and NICs. `thread` runs one core, and `handle` is the hub's
+//! handle of it. `command` and `report` are the messages between the two, and `obey` carries out commands.
+//! `timeline` records a core's work, if the hub has a timeline. `near` is for threads that work for a core.
 
 mod command;
 mod handle;

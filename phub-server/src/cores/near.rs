@@ -1,13 +1,13 @@
-//! Work for a core that its own thread should not do, because rounds would wait: touching and freeing memory. Its threads
-//! run on the core's NUMA node, because a page lies on the node where it is touched first. They have a lower priority than
-//! the core.
+//! Work for a core that its own thread should not do, because rounds would wait: touching and freeing memory.
+//! The threads for this run on the core's NUMA node, because a page lies on the node where it is touched
+//! first. They have a lower priority than the core's thread.
 
 use fabric::{Ranges, Span};
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The niceness of threads near a core. They get a quarter of a cpu that a core's thread uses all the time. With less, a
-/// worker would wait so long for its window that the hub would count it as dead.
+/// The niceness of threads near a core. Beside a core's thread that is always busy, they get a quarter of the
+/// cpu. With less, a worker would wait so long for its window that the hub would count it as dead.
 const NICE: i32 = 5;
 
 /// Lowers the priority of the calling thread from now on.
@@ -16,9 +16,9 @@ pub(crate) fn give_way() {
     let _ = setpriority_process(None, NICE);
 }
 
-/// A thread that touches memory for cores, one after another.
+/// The state of a thread that touches memory for one core after another.
 pub(crate) struct Near {
-    /// The cpus that it may run on.
+    /// The cpus on which the thread may run.
     allowed: Option<CpuSet>,
 }
 
@@ -29,7 +29,8 @@ impl Near {
         Near { allowed: sched_getaffinity(None).ok() }
     }
 
-    /// Moves to the node of a core's cpu. If the kernel tells too little, the thread stays on its cpus.
+    /// Moves the thread to the node of a core's cpu. If the kernel does not report the node, the thread stays
+    /// on its cpus.
     pub fn go_to(&self, cpu: u32) {
         let Some(allowed) = &self.allowed else { return };
         let mut set = CpuSet::new();
@@ -41,9 +42,9 @@ impl Near {
         }
     }
 
-    /// Makes pages huge in a new window, in ranges that belong to one node. `cores` are the cpu and the spans of each core.
-    /// `collapse` is a method of the window: it takes the ranges of each node, and a function that moves this thread to the
-    /// node.
+    /// Makes the pages of a new window huge, in ranges that each belong to one node. `cores` has the cpu and
+    /// the spans of each core. `collapse` is a method of the window: it takes the ranges of each node, and a
+    /// function that moves this thread to a node.
     pub fn huge_pages(
         &self,
         cores: impl IntoIterator<Item = (u32, Vec<Span>)>,
@@ -55,7 +56,7 @@ impl Near {
     }
 }
 
-/// Returns the ranges of each node, with one of its cpus. `node` gives the node of a cpu.
+/// Returns the ranges of each node, and one cpu of the node. `node` returns the node of a cpu.
 fn by_node<N: PartialEq>(
     cores: impl IntoIterator<Item = (u32, Vec<Span>)>,
     node: impl Fn(u32) -> N,
@@ -71,7 +72,7 @@ fn by_node<N: PartialEq>(
     nodes.into_iter().map(|(_, cpu, spans)| (cpu, spans.into_iter().collect())).collect()
 }
 
-/// Returns the cpus of the node of a cpu.
+/// Returns the cpus of the node to which a cpu belongs.
 fn of_node(cpu: u32) -> Vec<usize> {
     let Ok(entries) = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")) else {
         return Vec::new();
@@ -81,7 +82,7 @@ fn of_node(cpu: u32) -> Vec<usize> {
     cpus(&node.and_then(|list| std::fs::read_to_string(list).ok()).unwrap_or_default())
 }
 
-/// Returns the kernel's list of cpus, like 0-3,8.
+/// Parses the kernel's list of cpus, like 0-3,8.
 fn cpus(list: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -103,7 +103,7 @@ impl CoreThread {
     fn remove_worker(&mut self, job: JobId, rank: u32) {
         let windows = self.core.remove_worker(job, rank, &mut self.notices);
         self.free(windows);
-        self.report_notices(); // before the end of the reports of this worker
+        self.report_notices(); // after `Removed`, nothing more is reported about this worker
         self.report(Report::Removed { job, rank });
     }
 
@@ -121,7 +121,7 @@ impl CoreThread {
         self.report(Report::UnlinkedAbove { job, answers });
     }
 
-    /// Has memory freed by another thread, while rounds of other jobs continue.
+    /// Passes memory to the thread that frees it, so that rounds of other jobs continue.
     fn free(&self, memory: Discarded) {
         if !memory.is_empty() {
             let _ = self.discard.send(memory);

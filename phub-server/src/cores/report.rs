@@ -1,8 +1,9 @@
-//! Reports: events that a core thread reports by itself, as data that can be printed.
+//! Reports: events that a core thread reports without being asked, as data that can be printed.
 
 use pbox_core::{AnswersAbove, JobId, Taken};
 
-/// News from a core thread. There are few reports for each worker and job, and their number bounds the channel.
+/// A report of a core thread. Each worker and each job causes only a few, which bounds the length of the
+/// channel.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// This core has the worker's link.
@@ -11,7 +12,7 @@ pub(crate) enum Report {
     Removed { job: JobId, rank: u32 },
     /// This core has dropped the links that a worker has lost, and reports nothing more about these links.
     Unlinked { job: JobId, rank: u32 },
-    /// The worker's link ended or could not be made: by itself, or because the worker broke the protocol.
+    /// The worker's link ended by itself, or could not be made, or the worker broke the protocol.
     WorkerGone { job: JobId, rank: u32, reason: String, by_itself: bool },
     /// This core has dropped the links to hubs above, over which these answers had arrived. It reports nothing more about these
     /// links.
@@ -22,10 +23,10 @@ pub(crate) enum Report {
     Snapshot { job: JobId, core: usize, taken: Box<Taken> },
     /// The memory of this core's part of a snapshot is free again.
     Freed { job: JobId, core: usize },
-    /// This many of the core's chunks skipped rounds with no worker left.
+    /// This number of the core's chunks skipped rounds for which no worker was left.
     Skipped { job: JobId, chunks: u64 },
-    /// The core cannot take the job, or cannot continue it.
+    /// The core cannot add the job, or cannot continue it.
     JobFailed { job: JobId, reason: String },
-    /// The thread has ended, by a bug of the hub.
+    /// The thread has panicked, which is a bug of the hub.
     CorePanicked { cpu: u32 },
 }

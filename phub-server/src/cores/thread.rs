@@ -1,7 +1,6 @@
-//! A core thread: pinned, owns one port and one [`Core`], turns until the command to stop.
+//! A core thread. It is pinned, owns one port and one [`Core`], and makes turns until the command to stop.
 //!
-//! Between turns, the thread looks at one flag. Commands and reports cross by channel, outside the round
-//! path.
+//! Between turns, the thread checks one flag. Commands and reports cross by channels, outside the round path.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,13 +16,13 @@ use super::handle::{CoreHandle, Meters, Unheard};
 use super::timeline::CoreTimeline;
 use super::{Command, Lane, Measured, Report};
 
-/// The turns between two publications of the meters, while there is always work.
+/// The number of turns between two publications of the meters, while there is always work.
 const TURNS_PER_PUBLICATION: u32 = 1024;
 
-/// The state of a core thread. Commands see it between two turns.
+/// The state of a core thread. Commands change it between two turns.
 pub(crate) struct CoreThread {
     pub core: Core<any::Port>,
-    /// Notices that are not reported yet.
+    /// Notices that are not reported to the hub yet.
     pub notices: Vec<Notice>,
     pub(super) number: usize,
     pub(super) inbox: Receiver<Command>,
@@ -39,7 +38,7 @@ pub(crate) struct CoreThread {
 }
 
 impl CoreThread {
-    /// Creates the two ends of a core thread.
+    /// Creates a core thread's state, and the hub's handle of the thread.
     pub fn new(
         number: usize,
         lane: Lane,
@@ -78,7 +77,7 @@ impl CoreThread {
         (handle, thread)
     }
 
-    /// Runs the loop. It is compiled twice, so that the timeline costs nothing if it is off.
+    /// Runs the loop of turns. It is compiled twice, so that the timeline costs nothing if it is off.
     pub(super) fn run(self, policy: IdlePolicy) {
         match self.timeline.is_some() {
             false => self.run_with(policy, |thread| thread.core.turn(&mut thread.notices)),
@@ -92,8 +91,10 @@ impl CoreThread {
         let mut idle = Idle::new(policy);
         self.clock = Clock::new();
         loop {
-            // Commands come before the turn: a command that was sent before a push is done before the push is read.
-            // [mail] A swap and not a store: a command that is sent in between is seen now.
+            // Commands come before the turn: a command that was sent before a push is carried out before the
+            // push is read.
+            // [mail] The flag is swapped and not only stored to. So a command that is sent between the two
+            // accesses is seen now.
             if self.mail.load(Ordering::Relaxed) && self.mail.swap(false, Ordering::Acquire) {
                 self.obey();
                 if self.stops {
@@ -120,7 +121,7 @@ impl CoreThread {
         let mut skipped: Option<(JobId, u64)> = None;
         for notice in self.notices.drain(..) {
             let report = match notice {
-                // All notices are of one job: they follow from one command, or from the end of one worker.
+                // All notices are of one job: one command, or the end of one worker, has caused them.
                 Notice::Skipped { job, .. } => {
                     skipped = Some((job, skipped.map_or(1, |(_, chunks)| chunks + 1)));
                     continue;
@@ -145,7 +146,7 @@ impl CoreThread {
         let _ = self.reports.send(report);
     }
 
-    /// Notes the core's waits: work begins, ends, or continues for some time.
+    /// Tells the core about its waits: work has begun, or ended, or the wait continues.
     fn watch(&mut self) {
         match self.clock.working {
             true => self.core.end_wait(self.clock.at(self.clock.woke)),
@@ -153,7 +154,7 @@ impl CoreThread {
         }
     }
 
-    /// Returns this core's measurements of a job's last rounds, until now.
+    /// Returns this core's measurements of a job's last rounds up to now.
     pub(super) fn measured(&mut self, job: JobId) -> Measured {
         if !self.clock.working {
             self.core.begin_wait(self.clock.at(Instant::now()));
@@ -176,14 +177,14 @@ impl CoreThread {
     }
 }
 
-/// A clock that splits a thread's time into work and waiting. It is read after each wait, when work begins and ends, and
-/// now and then in between.
+/// A clock that splits a thread's time into work and waiting. It is read after each wait, when work begins or
+/// ends, and after every 1024 turns.
 struct Clock {
     begun: Instant,
     busy: Duration,
     waiting: Duration,
     asleep: Duration,
-    /// The time up to which everything is booked.
+    /// The time up to which work and waiting are counted.
     since: Instant,
     /// The time when the last wait ended.
     woke: Instant,
@@ -206,7 +207,7 @@ impl Clock {
         }
     }
 
-    /// Returns a time, in microseconds since the start.
+    /// Returns a time in microseconds since the clock's start.
     fn at(&self, time: Instant) -> u64 {
         time.saturating_duration_since(self.begun).as_micros() as u64
     }
@@ -221,14 +222,15 @@ impl Clock {
         true
     }
 
-    /// Notes that a wait is over. The thread may have slept through it from some time on. Whether there is work is not known
-    /// yet.
+    /// Notes that a wait is over. If the thread slept, `asleep` is the time when the sleep began. Whether
+    /// there is work is not known yet.
     fn note_wake(&mut self, asleep: Option<Instant>) {
         self.woke = Instant::now();
         self.asleep += asleep.map_or(Duration::ZERO, |asleep| self.woke - asleep);
     }
 
-    /// Books the time until the end of a turn. A turn that finds work after a wait counts as work.
+    /// Counts the time until the end of a turn as work or waiting. A turn that finds work after a wait counts
+    /// as work.
     fn book(&mut self, worked: bool, now: Instant) {
         if worked && !self.working {
             self.waiting += self.woke - self.since;

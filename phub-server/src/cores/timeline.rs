@@ -1,16 +1,16 @@
 //! The timeline of a core: the last events of one core thread, for a trace.
 //!
-//! Owned by the core thread, which looks at the clock once for each poll that brought something, and twice for each chunk
-//! that it steps. Knows jobs and chunks by their numbers.
+//! Owned by the core thread. It reads the clock once for each poll that returned posts, and twice for each
+//! chunk that it steps. Knows jobs and chunks only by their numbers.
 
 use std::time::{Duration, Instant};
 
 use pbox_core::{ChunkId, Immediate, JobId, Onlooker, Round};
 use timeline::Ring;
 
-/// The last events of a core, in 5 MB. With four workers they are those of 13,000 chunks.
+/// The number of events that are kept, in 5 MB. With four workers they cover 13,000 chunks.
 const EVENTS: usize = 1 << 16;
-/// The shortest wait that is recorded, for a core that polls.
+/// The shortest wait of a polling core that is recorded.
 const WAIT: Duration = Duration::from_micros(1);
 
 /// An event of a core.
@@ -22,17 +22,17 @@ pub(crate) enum Event {
     Arrived { at: Instant, job: JobId, rank: u32, immediate: Immediate },
     /// A chunk was summed and stepped, and then its answers left.
     Stepped { begin: Instant, posted: Instant, end: Instant, job: JobId, chunk: ChunkId, round: Round },
-    /// Answers left that had waited for room.
+    /// Answers were posted that had waited for room.
     CaughtUp { begin: Instant, end: Instant, job: JobId },
 }
 
-/// Notes a core's events.
+/// The recorder of a core's events.
 #[derive(Debug)]
 pub(crate) struct CoreTimeline {
     ring: Ring<Event>,
-    /// The time up to which everything is recorded.
+    /// The time up to which events are recorded.
     since: Instant,
-    /// The first post since then.
+    /// The time of the first post since then.
     posted: Option<Instant>,
 }
 
@@ -46,7 +46,7 @@ impl CoreTimeline {
         }
     }
 
-    /// Returns the last events, and how many events were before them.
+    /// Returns the last events, and the number of earlier events.
     pub fn events(&self) -> (Vec<Event>, u64) {
         (self.ring.events(), self.ring.lost())
     }

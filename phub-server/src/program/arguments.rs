@@ -1,5 +1,5 @@
-//! Command lines, the environment and a configuration file: the one place where programs make settings from the
-//! three.
+//! Command lines, the environment and a configuration file. Only this file makes settings of programs from
+//! the three.
 //!
 //! A variable that is empty is not set. An error names the variable or file that a value came from.
 
@@ -11,16 +11,17 @@ use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use super::config::{self, Config, flag, is_given};
 
-/// Arguments that nobody can follow.
+/// Arguments that cannot be parsed.
 #[derive(Debug)]
 pub struct Unusable {
     error: clap::Error,
-    /// The origin of each setting that the error names and that the command line does not have.
+    /// The origins of settings that the error names and that come from the environment or a file: a sentence
+    /// for each.
     notes: Vec<String>,
 }
 
 impl Unusable {
-    /// Returns why, in one sentence or two.
+    /// Returns the reason, in one sentence or two.
     pub fn in_words(&self) -> String {
         let text = self.error.render().to_string();
         // The text after an empty line is advice for people who type.
@@ -39,9 +40,8 @@ impl Unusable {
 
 /// Parses the arguments of a program; the first is its name.
 ///
-/// # Errors
-/// Returns an error if they, the environment or the configuration file make no sense. `--help` and
-/// `--version` end in this way, too.
+/// Returns an error if the arguments, the environment or the configuration file are not valid. `--help` and
+/// `--version` also return an error, with the text to print.
 pub fn parse<T: CommandFactory + FromArgMatches>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<T, Unusable> {
@@ -63,12 +63,12 @@ pub fn parse<T: CommandFactory + FromArgMatches>(
     parsed(&mut command).map_err(|error| unusable(error, &command))
 }
 
-/// Names the flags in a text that come from the environment or a configuration file, in a sentence each.
+/// Returns a sentence for each flag in a text that comes from the environment or a configuration file.
 pub fn variables_in(text: &str, command: &Command, arguments: &[OsString]) -> Vec<String> {
     let of_environment = of_environment(command, arguments).into_iter().map(|(flag, variable, value)| {
         (format!("{flag} comes from the environment: {variable} is {value:?}"), flag)
     });
-    // An unreadable file has been reported.
+    // If the file cannot be read, an earlier error has reported it.
     let file = config::read(command, arguments).ok().flatten();
     let of_file = file.into_iter().flat_map(|Config { path, flags }| {
         let from = move |(flag, _)| (format!("{flag} comes from {}", path.display()), flag);

@@ -1,6 +1,7 @@
 //! Configuration files: TOML with the flags of a command as keys, without their dashes.
 //!
-//! A file counts less than the environment, which counts less than the command line. Only commands with `--config` have one.
+//! The environment overrides a file, and the command line overrides both. Only commands with `--config` have
+//! a file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -11,24 +12,25 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgAction, Command};
 use toml::{Table, Value};
 
-/// The flag that names a file.
+/// The flag that names a configuration file.
 const CONFIG: &str = "--config";
 /// A longer file is not a configuration.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The settings of a file that the command line and the environment lack.
+/// A configuration file, with only the settings that neither the command line nor the environment has.
 #[derive(Debug)]
 pub(super) struct Config {
     /// The file.
     pub path: PathBuf,
-    /// Each flag is one argument with its value: `--cores=4`, or `--checksum` alone.
+    /// The flags of the file, and each flag as one argument with its value: `--cores=4`, or `--checksum`
+    /// alone.
     pub flags: Vec<(String, OsString)>,
 }
 
-/// Reads the file that the arguments of a command name, or else its variable.
+/// Reads the configuration file that the flag `--config` or its environment variable names.
 ///
 /// # Errors
-/// Returns the fault, in words, if the file cannot be read, or is not one key and value a line.
+/// Returns the fault, in words, if the file cannot be read, or if a line is not a key and a value.
 pub(super) fn read(command: &Command, arguments: &[OsString]) -> Result<Option<Config>, String> {
     let Some(named) = command.get_arguments().find(|arg| flag(arg).as_deref() == Some(CONFIG)) else {
         return Ok(None);
@@ -82,7 +84,8 @@ fn is_in_environment(arg: &Arg) -> bool {
     arg.get_env().and_then(std::env::var_os).is_some_and(|value| !value.is_empty())
 }
 
-/// Returns the rest of one argument after a flag: nothing, or its value.
+/// Returns the part of an argument after a flag: no value, or the value after `=`. Returns `None` for another
+/// flag.
 fn rest<'a>(flag: &str, given: &'a OsStr) -> Option<Option<&'a OsStr>> {
     match given.as_bytes().strip_prefix(flag.as_bytes())? {
         [] => Some(None),

@@ -8,8 +8,8 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Writes this process's log to stderr from now on, unless it has a log already. The levels are those of
-/// `RUST_LOG`, or of `levels`. The form is `format`, or that of `PHUB_LOG_FORMAT`.
+/// Makes this process write its log to stderr from now on, unless it has a log already. `RUST_LOG` sets the
+/// levels, or else `levels`. `format` sets the form, or else `PHUB_LOG_FORMAT`.
 ///
 /// # Errors
 /// Returns an error if `RUST_LOG` names no levels, or `PHUB_LOG_FORMAT` no format. Nothing is then logged.
@@ -34,7 +34,8 @@ pub fn log(levels: &str, format: Option<LogFormat>) -> anyhow::Result<()> {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    tracing_subscriber::registry().with(lines.with_filter(levels)).try_init().ok(); // an error: it has one
+    // An error means that the process has a log already.
+    tracing_subscriber::registry().with(lines.with_filter(levels)).try_init().ok();
     Ok(())
 }
 

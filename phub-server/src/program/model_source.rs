@@ -23,7 +23,7 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// Whether somebody named a model.
+    /// Whether the user named a model.
     pub fn is_given(&self) -> bool {
         self.model.is_some() || self.manifest.is_some()
     }

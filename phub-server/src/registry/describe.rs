@@ -9,7 +9,8 @@ use super::Registry;
 use crate::cores::{CoreHandle, lanes};
 
 impl Registry {
-    /// Returns the counters of the cores' NICs. Reads files of the kernel, which may ask the NICs.
+    /// Returns the counters of the cores' NICs. Reads files of the kernel, whose driver may have to ask the
+    /// NICs.
     pub fn nics(&self) -> Vec<NicReply> {
         let ports = self.cores.iter().filter_map(|core| {
             let nic = core.lane.nic.as_ref()?;
@@ -27,7 +28,7 @@ impl Registry {
         ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
     }
 
-    /// Whether a core has a NIC.
+    /// Whether any core has a NIC.
     pub fn has_nics(&self) -> bool {
         self.cores.iter().any(|core| core.lane.nic.is_some())
     }
@@ -74,7 +75,7 @@ mod tests {
 
     use crate::registry::test_bed::{registry, request, runtime};
 
-    /// A query of the docs, the rounds that would be lost with the hub, gave -8.
+    /// The docs have a query for the rounds that would be lost with the hub. It once gave -8.
     #[test]
     fn a_job_is_not_behind_its_own_checkpoint() {
         let (registry, _core) = registry();

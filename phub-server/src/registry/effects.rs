@@ -1,4 +1,5 @@
-//! Events and effects: a core's report is an event of its job, and the effects of events are carried out, in order.
+//! Events and effects. A report of a core is an event of its job, and the registry carries out the effects of
+//! events in order.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::registry::rounds::late::say_held_up;
 use crate::registry::saved::collected::Met;
 
 impl Registry {
-    /// Takes a report of a core's thread.
+    /// Handles a report of a core's thread.
     pub fn report(self: &Arc<Self>, report: Report) {
         let mut inner = self.lock();
         match report {
@@ -22,7 +23,7 @@ impl Registry {
             Report::Removed { job, rank } => self.happens(&mut inner, job, Event::Removed(rank)),
             Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
             Report::WorkerGone { job, rank, reason, by_itself } => {
-                // A hub that stops does not wait for a worker's new links.
+                // A hub that stops does not wait until a worker has made new links.
                 let by_itself = by_itself && !inner.hub().end().stops();
                 self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
             }
@@ -49,7 +50,7 @@ impl Registry {
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
                 drop(inner);
-                // The core's chunks have no owner any more, and no new job could use all cores.
+                // No thread owns the chunks of this core any more, so new jobs could not use all cores.
                 let reason = format!(
                     "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
                 );
@@ -59,7 +60,7 @@ impl Registry {
         }
     }
 
-    /// Gives an event to a job, and carries out the event's effects.
+    /// Passes an event of a job to the coordinator, and carries out the event's effects.
     pub(super) fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
         let effects = inner.ask(Happened { job: id, event });
         self.carry_out(inner, id, effects);

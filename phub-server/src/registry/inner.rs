@@ -1,6 +1,6 @@
 //! The state under the registry's lock: the coordinator's hub, which decides, and this hub's own part of each job.
 //!
-//! Everything that changes the hub goes through [`Inner::ask`].
+//! Every change of the hub's state goes through [`Inner::ask`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub(super) struct Inner {
     recorder: Option<Recorder>,
 }
 
-/// A job in the coordinator, and this hub's part of it.
+/// A job in the coordinator, and this hub's part of that job.
 pub(super) type Both<'a> = (&'a coordinator::Job, &'a mut Job);
 
 impl Inner {
@@ -57,7 +57,7 @@ impl Inner {
         jobs.iter_mut().filter_map(|(&id, job)| Some((hub.job(id)?, job)))
     }
 
-    /// Returns a job, unless it has failed.
+    /// Returns a job that has not failed.
     pub fn running(&mut self, id: JobId) -> Result<Both<'_>, JobEnded> {
         self.job(id).filter(|(state, _)| !state.life.failed()).ok_or(JobEnded)
     }
@@ -67,30 +67,30 @@ impl Inner {
         self.job(self.hub.names().job(name)?)
     }
 
-    /// Returns the member of a job that shows this token, and the job.
+    /// Returns the member that this token belongs to, and its job, which must have the name `job`.
     pub fn member(&mut self, job: &str, token: &str) -> Result<(MemberOf, Both<'_>), Refused> {
         let (state, rank) = self.hub.member(job, token)?;
         let own = self.jobs.get_mut(&state.spec.id).expect("what the coordinator has is here");
         Ok((MemberOf { job: state.spec.id, rank }, (state, own)))
     }
 
-    /// Frees a name that was reserved.
+    /// Ends the reservation of a name.
     pub fn release(&mut self, name: &str) {
         self.loads.remove(name);
         self.ask(Release { name: name.to_owned() });
     }
 
-    /// Adds this hub's part of a job that begins.
+    /// Adds this hub's part of a new job.
     pub fn add(&mut self, job: Job) {
         self.jobs.insert(job.id, job);
     }
 
-    /// Takes out this hub's part of a job that has ended.
+    /// Removes this hub's part of an ended job, and returns it.
     pub fn remove(&mut self, id: JobId) -> Option<Job> {
         self.jobs.remove(&id)
     }
 
-    /// Publishes the news that have changed. Forgets entries that belong to no job any more.
+    /// Publishes news that have changed, and drops entries of jobs that no longer exist.
     pub fn publish(&mut self) {
         let Inner { hub, jobs, .. } = self;
         jobs.retain(|&id, job| hub.job(id).map(|state| job.publish(state)).is_some());

@@ -1,6 +1,6 @@
-//! This hub's own part of a job, which the coordinator does not have: memory, cores, files and connections.
+//! This hub's own part of a job, beside the part of the coordinator: memory, cores, files and connections.
 //!
-//! Owned by the registry, under its lock, which publishes the news.
+//! The registry owns it, under its lock, and publishes the news.
 
 #[cfg(test)]
 mod tests;
@@ -26,39 +26,40 @@ pub(crate) struct Cores {
     pub numbers: Vec<usize>,
     /// The placement of the hub's chunks on these cores.
     pub placement: Placement,
-    /// The links of each worker to them.
+    /// The links of each worker to these cores.
     pub links: Vec<PlannedLink>,
 }
 
-/// The load that a job which is being made will be for cores.
+/// The load that a job will put on its cores, while the job is being made.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     pub cores: Vec<usize>,
-    /// The load on each of them.
+    /// The bytes of the model on each of the cores.
     pub bytes: u64,
 }
 
-/// This hub's own part of a job, which the coordinator does not have.
+/// This hub's own part of a job, beside the part of the coordinator.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub id: JobId,
     pub name: String,
     pub wire: Wire,
-    /// The number of keys it has, and their bytes.
+    /// The number of the model's keys, and their bytes.
     model: (usize, u64),
     pub cores: Arc<Cores>,
-    /// The weights: the window of all workers, or with SSP and ASP the hub's own. `None` once the job has failed.
+    /// The window of weights: shared by all workers, or with SSP and ASP only for the hub. `None` once the
+    /// job has failed.
     pub weights: Option<Arc<SendWindow>>,
     pub(super) wait_for_cuts: WaitForCuts,
     pub checkpoints: Checkpoints,
-    /// The requests to the other hubs of the job.
+    /// The other hubs of the job.
     pub peers: Arc<Peers>,
     /// The hubs above, until the job fails.
     pub above: Option<Arc<JoinedAbove>>,
     /// The state of the links to the hubs above: lost, or being replaced.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
-    /// The last rounds that the cores have seen.
+    /// The last rounds, as the cores reported them.
     pub last_rounds: LastRounds,
     /// The news that were published last, with their version.
     pub told: watch::Sender<HeartbeatReply>,
@@ -103,13 +104,13 @@ impl Job {
         }
     }
 
-    /// Ends the parts that only a running job has. Nobody waits for the end of a cut any more.
+    /// Drops the parts that only a running job has. Requests that wait for a cut end.
     pub fn fail(&mut self) {
         (self.weights, self.wait_for_cuts) = (None, WaitForCuts::default());
         self.checkpoints.end();
     }
 
-    /// Gives back the wire format of a failed job, which is kept only for its news.
+    /// Takes out the wire format of a failed job. Only the news of such a job are still needed.
     pub fn forget_wire(&mut self) -> Option<Wire> {
         let is_known = !self.wire.layout().keys().is_empty();
         is_known.then(|| std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none()))))
@@ -118,7 +119,7 @@ impl Job {
     pub fn describe(&self, state: &coordinator::Job) -> JobReply {
         let (news, rounds) = (state.news.now(), self.last_rounds.reply());
         let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(state.progress.round());
-        // A checkpoint may be newer than the hub's last look at its cores.
+        // A checkpoint may be of a later round than the last report of the cores.
         let checkpoints = &state.checkpoints;
         let saved = checkpoints.last.as_ref().map_or(Round(0), |checkpoint| checkpoint.round);
         let round = round.max(saved);

@@ -2,7 +2,7 @@
 //! registry's lock; meanwhile the name is reserved.
 //!
 //! ```text
-//!   reserve -> memory promised -> layout, checkpoint -> cores are chosen -> window, shards -> begin: the job is there
+//!   reserve -> memory promised -> layout, checkpoint -> cores are chosen -> window, shards -> begin: the job exists
 //!    lock          lock                                    lock                            lock
 //! ```
 
@@ -28,12 +28,13 @@ use crate::cores::near::Near;
 use crate::cores::{Carried, Command, CoreHandle};
 use crate::job_memory::{self, JobMemory};
 
-/// Numbers, with commas between them.
+/// Returns numbers as text, with commas between them.
 fn listed(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// A reserved name whose job is being made. If it is dropped, the other workers of that name try again.
+/// The reservation of a name while its job is being made. If it is dropped, the waiting workers of that name
+/// try again.
 #[derive(Debug)]
 pub(super) struct Making<'a> {
     registry: &'a Registry,
@@ -43,7 +44,8 @@ pub(super) struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// Ends the making of a job, whether it succeeded or not. Runs under the lock, so that the job can begin at once.
+    /// Ends the reservation, whether the job could be made or not. Runs under the lock, so that the job can
+    /// begin in the same critical section.
     pub fn end(mut self, inner: &mut Inner) {
         if let Some(name) = self.name.take() {
             inner.release(name);
@@ -86,7 +88,7 @@ struct Windows {
 }
 
 impl Registry {
-    /// Reserves a name, so that nobody else makes a job of this name.
+    /// Reserves a name, so that no other thread makes a job of this name.
     pub(super) fn reserve<'a>(&'a self, inner: &mut Inner, name: &'a str) -> Making<'a> {
         let id = inner.ask(Reserve { name: name.to_owned() });
         self.making(id, name, None)
@@ -97,12 +99,12 @@ impl Registry {
         Making { registry: self, id, name: Some(name), owner }
     }
 
-    /// Makes a job under its reserved name. Outside the lock.
+    /// Makes a job under its reserved name. Runs without the lock.
     pub(super) fn make(&self, making: &Making, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
         let terms = &Arc::new(request.terms.clone());
         let relays = self.up.relays(request);
         let of_shards = if relays { Arc::new(terms.beside()) } else { Arc::clone(terms) };
-        // The layout takes memory for tables, too.
+        // The tables of the layout need memory, too.
         let tables = job_memory::tables_bytes(terms);
         let promise = |bytes| Promise::new(name, terms, bytes, self.memory());
         self.lock().ask(promise(tables))?;
@@ -126,7 +128,7 @@ impl Registry {
             Some(below) => below.placement.clone(),
         };
         let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
-        // The joiner names its own ports.
+        // Each joining worker puts its own port here.
         let links = placement.links(&wire, self.cores.len(), numbers.iter().copied(), &[PortId(0)]);
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
@@ -177,7 +179,8 @@ impl Registry {
         numbers: &[usize],
         placement: &Placement,
     ) -> Result<Windows, Refusal> {
-        let huge_pages = |shards: &[ShardSpec]| self.huge_pages(numbers, shards); // before other threads touch the rest
+        // This must run before other threads touch the pages.
+        let huge_pages = |shards: &[ShardSpec]| self.huge_pages(numbers, shards);
         if let Some((let_in, below)) = above {
             let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
             let made = self.up.link(let_in, (of_shards, wire), below, numbers, share, huge_pages)?;
@@ -189,7 +192,7 @@ impl Registry {
                 ways: Some((level, ways)),
             });
         }
-        // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
+        // In a mesh, the window of this hub's share has all chunks, and the workers of this machine read it.
         let made = match terms.level.members {
             Members::Mesh if wire.framing().is_none() && !wire.has_own_weights() => {
                 placement.shown_window(wire)
@@ -209,16 +212,17 @@ impl Registry {
         cores.iter().map(|&core| self.cores[core].lane.node).collect::<Vec<_>>().into()
     }
 
-    /// Makes huge pages in the window that these cores step into, in ranges of one node.
+    /// Makes huge pages in the window that these cores step into. Each range of pages is on one NUMA node.
     fn huge_pages(&self, cores: &[usize], specs: &[ShardSpec]) {
-        // If workers have their own frames, nothing touches this window.
+        // If workers have their own frames, no thread touches this window.
         let is_used = |spec: &&ShardSpec| spec.wire.framing().is_none() || !spec.wire.has_own_weights();
         let Some(first) = specs.first().filter(is_used) else { return };
         let spans = |weights: &Spans| (0..weights.len()).map(|place| weights.span(place)).collect();
         let of_core = |(&core, spec): (&usize, &ShardSpec)| (self.cores[core].lane.cpu, spans(&spec.weights));
         let (owned, window) = (cores.iter().zip(specs).map(of_core), first.weights.window());
         let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| window.collapse_by_node(nodes, go_to);
-        // A thread that is pinned near cores stays there, so this is a new thread. Without it pages are small.
+        // This thread would stay pinned near the cores, so a new thread does the work. If it cannot start,
+        // pages stay small.
         let thread = std::thread::Builder::new().name("phub-memory".into());
         std::thread::scope(|scope| {
             thread.spawn_scoped(scope, guarded(|| Near::new().huge_pages(owned, collapse))).is_ok()
@@ -240,7 +244,8 @@ impl Registry {
             };
             let threads: Vec<_> = cores.iter().zip(specs).map(make).collect();
             let made = threads.into_iter().map(|thread| {
-                let thread = thread.map_err(|error| format!("no thread phub-memory: {error}"))?;
+                let thread =
+                    thread.map_err(|error| format!("cannot start the thread phub-memory: {error}"))?;
                 let made =
                     thread.join().map_err(|_| "the thread phub-memory failed; see the log".to_owned())?;
                 made.map_err(|error| error.to_string())
@@ -321,7 +326,7 @@ impl Registry {
     }
 }
 
-/// The name of a job is taken while the job is made. Other jobs do not wait for it.
+/// Other jobs do not wait while a job is made. Only the name of the job is reserved.
 #[cfg(test)]
 mod tests {
     use std::future::Future;
@@ -343,7 +348,7 @@ mod tests {
     fn a_core_takes_a_job_whose_memory_is_there() {
         let (registry, mut core) = registry();
         let mut request = request();
-        request.terms.keys[0].shape = vec![64 << 20]; // 256 MiB, and as much of momentum
+        request.terms.keys[0].shape = vec![64 << 20]; // 256 MiB, and 256 MiB of momentum
         request.terms.chunk_bytes = 1 << 20;
         request.terms.optimizer =
             Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
@@ -362,14 +367,14 @@ mod tests {
             let making = registry.reserve(&mut registry.lock(), "job");
             registry.join("another".into(), request()).await.unwrap();
             let mut join = pin!(registry.join("job".into(), request()));
-            // Each look at the disk is made on a thread for joins.
+            // Each check of the disk runs on a thread for joins.
             for _ in 0..3 {
                 let look = registry.join("another".into(), request()).await;
                 look.expect_err("its rank is taken");
                 assert!(matches!(join.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
             }
             assert_eq!(registry.describe().jobs.len(), 1);
-            drop(making); // it failed: the next one of the name makes the job
+            drop(making); // making has failed: the next worker of this name makes the job
             join.await.unwrap();
             assert_eq!(registry.describe().jobs.len(), 2);
         });

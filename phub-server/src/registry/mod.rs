@@ -1,25 +1,25 @@
-//! The registry: all jobs and workers of the hub, and the commands that their cores get. One lock, which is never taken on
-//! the round path.
+//! The registry: all jobs and workers of the hub, and the commands to their cores. It has one lock, which no
+//! thread takes on the round path.
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | here | what the registry is made of, heartbeats |
+//! | this file | the parts of the registry; heartbeats |
 //! | `effects` | handles the reports of cores, and carries out the effects of events |
-//! | `inner` | what is under the lock: the coordinator, and what this hub has of each job |
-//! | `job` | what this hub has of one job beside the coordinator |
+//! | `inner` | the state under the lock: the coordinator, and this hub's part of each job |
+//! | `job` | this hub's own part of one job |
 //! | `make` | makes a job for its first worker |
 //! | `members` | admits workers, handles leaves and losses, and waits for links |
-//! | `rounds` | stops rounds, looks at them, changes what they step with |
-//! | `refusal` | why a request is refused |
+//! | `rounds` | stops rounds, checks their progress, changes the optimizer's numbers |
+//! | `refusal` | the reason why a request is refused |
 //! | `promises` | the memory of this process |
 //! | `describe` | describes the hub and its work |
-//! | `recorder` | writes down what the coordinator is asked |
+//! | `recorder` | records the inputs and answers of the coordinator |
 //! | `stop` | stops the hub |
 //! | `thread` | a thread for work that waits |
 //! | `operate` | stops jobs and the hub for its operator |
 //! | `saved` | a job's state: brought, taken, saved, sent |
 //! | `above` | a job whose sums go up to other hubs |
-//! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
+//! | `hubs` | a job over several hubs: requests to the other hubs, and answers to them |
 
 mod above;
 mod describe;
@@ -70,7 +70,7 @@ pub(crate) use rounds::timeline::Timeline;
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
 
-/// The lock, held. News for a job's members are published when it is given back.
+/// The guard of the registry's lock. When it is dropped, the news for the job's members are published first.
 struct Locked<'a>(MutexGuard<'a, Inner>);
 
 impl Deref for Locked<'_> {
@@ -93,9 +93,9 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// The parts of a registry.
+/// The parts from which a registry is made.
 pub(crate) struct Parts {
-    /// Names this start of the hub.
+    /// A name that is new at each start of the hub.
     pub id: String,
     pub cores: Vec<CoreHandle>,
     pub kernels: &'static Kernels,
@@ -110,7 +110,7 @@ pub(crate) struct Parts {
     pub up: Up,
     pub timeline: Option<Timeline>,
     pub runtime: Handle,
-    /// Dropped after everything else.
+    /// A sender that is dropped after everything else.
     pub gone: Sender<Infallible>,
 }
 
@@ -118,18 +118,18 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) struct Registry {
     me: Weak<Registry>,
-    /// Names this start of the hub.
+    /// A name that is new at each start of the hub.
     id: String,
-    /// The means by which this hub reaches other hubs.
+    /// The connections of this hub to other hubs.
     up: Up,
-    /// The hubs of meshes that learn each other's addresses here.
+    /// The meetings at this hub, in which hubs of meshes learn each other's addresses.
     meetings: Meetings,
     inner: Mutex<Inner>,
-    /// Notified when a worker, or the hubs above, have been notified of the stop.
+    /// Signalled when a worker, or the hubs above, have got the reason of the stop.
     told: Condvar,
-    /// Wakes all waiting tasks when a rank, a name or a snapshot's memory becomes free. Also wakes them when a job was made
-    /// or could not be made. A task makes its future before it checks for one of these, so it misses no wake-up, even if it has not
-    /// polled the future.
+    /// Wakes all waiting tasks when a rank, a name or a snapshot's memory becomes free. Also wakes them when a
+    /// job was made or could not be made. A task creates its `notified` future before it checks the state. So
+    /// it misses no wake-up between the check and the wait.
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
@@ -139,11 +139,11 @@ pub(crate) struct Registry {
     resident_at_start: u64,
     /// The time since which there has been no job.
     pub unused_since: watch::Sender<Option<Instant>>,
-    /// Whether the hub takes no more jobs.
+    /// Whether the hub refuses new jobs.
     pub draining: watch::Sender<bool>,
     /// The reason why the hub stops, once it stops.
     pub stops: watch::Sender<Option<String>>,
-    /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
+    /// The jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
     pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,
@@ -155,8 +155,8 @@ pub(crate) struct Registry {
     timeline: Option<Timeline>,
     /// The runtime, which only the control thread uses.
     pub(crate) runtime: Handle,
-    /// Signals, when the registry is dropped, that its directory of checkpoints is no longer in use. It is the last field, so
-    /// it is dropped last.
+    /// Closes its channel when the registry is dropped, so that the hub knows that nobody uses the directory
+    /// of checkpoints. It is the last field, so it is dropped last.
     _gone: Sender<Infallible>,
 }
 
@@ -217,7 +217,7 @@ impl Registry {
         Locked(self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    /// Notes that all members of a hub below have joined.
+    /// Notes that all workers of a hub below have joined there.
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (member, _) = inner.member(job, token)?;
@@ -231,14 +231,15 @@ impl Registry {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command()));
     }
 
-    /// Returns how long the hub holds a request while there are no news. After it, a living worker's next heartbeat comes well
-    /// within the limit.
+    /// Returns the time for which the hub holds a heartbeat while there are no news. A living worker then
+    /// sends its next heartbeat well within the limit.
     pub fn heartbeat_hold(&self) -> Duration {
         self.heartbeat_limit / 3
     }
 
-    /// Takes the heartbeat of a member. A hub below reports which of its own workers is late. Returns the news of the job from
-    /// now on, and how long the hub holds the heartbeat while there are none.
+    /// Handles the heartbeat of a member. A hub below also reports which of its own workers is late. Returns
+    /// the channel of the job's news, and the time for which the hub holds the heartbeat while there are no
+    /// news.
     pub fn heartbeat(
         &self,
         name: &str,
@@ -249,13 +250,13 @@ impl Registry {
         let (member, (state, job)) = inner.member(name, token)?;
         let (told, who) = (job.told.subscribe(), state.spec.spoken(member.rank));
         let hold = inner.ask(Heard { member, latest }).map_err(|why| {
-            Refusal::bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
+            Refusal::bad(format!("job {name:?}: the heartbeat of {who} has an impossible `latest`: {why}"))
         })?;
         Ok((told, hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
 }
 
-/// Draws 32 random hexadecimal digits, which nobody can guess.
+/// Returns 32 random hexadecimal digits.
 pub(crate) fn random_name() -> std::io::Result<String> {
     random::<16>().map(|bytes| hex(&bytes))
 }

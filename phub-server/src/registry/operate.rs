@@ -1,4 +1,4 @@
-//! The requests of operators: the end of a job, no more jobs, and the end of the hub.
+//! The requests of operators: end a job, refuse new jobs, and end the hub.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,8 @@ use pbox_core::control::{DrainReply, RefusalCode, StopReply};
 
 use super::{Because, Refusal, Registry};
 
-/// The longest time between two looks of a core at its commands. One turn takes milliseconds, but a machine may be busy.
+/// The longest time for which a core may leave its commands unread. A turn takes milliseconds, but a machine
+/// may be busy.
 const DEAF: Duration = Duration::from_secs(3);
 
 impl Registry {
@@ -32,7 +33,8 @@ impl Registry {
         Ok(StopReply { checkpoint, checkpoint_error })
     }
 
-    /// Takes no more jobs. `by` names the cause. Running jobs continue, and their workers may return.
+    /// Makes the hub refuse new jobs; `by` names the cause. Running jobs continue, and their workers may
+    /// return.
     pub fn drain(&self, by: &str) -> DrainReply {
         let jobs = self.lock().ask(Drain);
         if !self.draining.send_replace(true) {
@@ -46,8 +48,8 @@ impl Registry {
         Ok(self.lock().hub().end().check_open(RefusalCode::NotReady)?)
     }
 
-    /// Checks that the hub still admits workers, and that every core looks at its commands. Otherwise workers that join would
-    /// wait for the core. A core may work for as long as [`DEAF`] between two looks.
+    /// Checks that the hub still admits workers, and that every core reads its commands. Workers that join
+    /// would wait for a core that does not. A core may leave its commands unread for as long as [`DEAF`].
     pub fn check_health(&self, now: Instant) -> Result<(), Refusal> {
         self.check_open()?;
         match self.cores.iter().map(|core| (core.deaf_for(now), core.lane.cpu)).max() {

@@ -1,4 +1,4 @@
-//! The memory of this process. The coordinator promises some of it to jobs and joins.
+//! The memory of this process, parts of which the coordinator promises to jobs and joins.
 
 use coordinator::Memory;
 use coordinator::input::{EndJoin, PromiseJoin};
@@ -6,7 +6,7 @@ use pbox_core::Discarded;
 
 use super::{Refusal, Registry};
 
-/// The memory that is promised to a join whose body is being read. Dropping it gives the memory back.
+/// The memory that is promised to a join while its body is being read. Dropping this value ends the promise.
 #[derive(Debug)]
 pub(crate) struct Promise<'a> {
     registry: &'a Registry,
@@ -16,7 +16,8 @@ pub(crate) struct Promise<'a> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         self.registry.lock().ask(EndJoin { bytes: self.bytes });
-        // The join left memory in the allocator. The thread that frees memory gives it back to the machine.
+        // The allocator still holds memory of the join. The thread that frees memory returns it to the
+        // operating system.
         self.registry.free(Discarded::default());
     }
 }
@@ -28,7 +29,8 @@ impl Registry {
         fabric::memory_room().map(|room| Memory::new(&room, used))
     }
 
-    /// Promises memory to a request whose body is being read. A join's parsed manifest is several times as large as its text.
+    /// Promises memory to a join whose body is about to be read. A parsed manifest is several times as large
+    /// as its text.
     pub fn promise_join(&self, text_bytes: usize) -> Result<Promise<'_>, Refusal> {
         let bytes = crate::job_memory::parsed_bytes(text_bytes);
         let memory = self.memory();

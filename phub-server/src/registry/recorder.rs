@@ -4,8 +4,8 @@
 //!   under the registry's lock: line --> a queue with a bound --> thread: file
 //! ```
 //!
-//! A slow disk does not hold the lock up. When the queue is full, or the file has reached its limit, the record ends,
-//! and the hub continues.
+//! A slow disk does not block the threads that need the lock. When the queue is full, or the file has reached
+//! its limit, the record ends, and the hub continues.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -22,19 +22,19 @@ use coordinator::{Input, Settings, record};
 
 use crate::alarm::guarded;
 
-/// The most bytes that wait for the disk. A longer line may wait only if it is the only one.
+/// The most bytes of lines that wait for the disk. One line may be longer if no other line waits.
 const WAITING_BYTES: usize = 64 << 20;
 /// The time that the end of the hub waits for the disk.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// A recorder of the coordinator's inputs. Its end writes the last line.
+/// The recorder of the coordinator's inputs. When it is dropped, the thread writes the last line.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     begun: Instant,
     waiting: Arc<Waiting>,
-    /// `None` once the record has ended.
+    /// The queue of lines; `None` once the record has ended.
     lines: Option<Sender<String>>,
-    /// The bytes that the file may still grow by.
+    /// The number of bytes that may still be written to the file.
     left: u64,
     /// Closed when the thread has ended.
     written: Receiver<Infallible>,
@@ -44,16 +44,17 @@ pub(crate) struct Recorder {
 #[derive(Debug, Default)]
 struct Waiting {
     bytes: AtomicUsize,
-    /// The reason why the record ends before the hub, if it does.
+    /// The reason why the record ended before the hub did.
     ended: OnceLock<String>,
 }
 
 impl Recorder {
-    /// Begins the record of a hub with these settings, in a new file that only its owner may read. The file gets at most
-    /// `bytes` bytes, and a last line. An existing file of this name is renamed: it gets `.before` after its name.
+    /// Begins the record of a hub with these settings, in a new file that only its owner may read. The file
+    /// gets at most `bytes` bytes, and one more line at the end. An existing file of this name is renamed:
+    /// `.before` is appended to its name.
     ///
     /// # Errors
-    /// Returns an error if there is no file, or no thread.
+    /// Returns an error if the file or the thread cannot be created.
     pub fn start(path: &Path, bytes: u64, settings: Settings) -> io::Result<Self> {
         if path.is_file() {
             let mut before = path.as_os_str().to_owned();
@@ -79,7 +80,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Notes an input, which came at this time, and its answer.
+    /// Writes down an input, the time at which it came, and its answer.
     pub fn note(&mut self, input: &Input, now: Instant, answer: &dyn Debug) {
         if self.lines.is_some() {
             self.queue(record::step(now.saturating_duration_since(self.begun), input, answer));
@@ -96,12 +97,12 @@ impl Recorder {
         if before > 0 && before + bytes > WAITING_BYTES {
             return self.end("the disk is slower than the hub, and too many lines wait for it");
         }
-        // If the file could not be written, the writer has ended, and the log has the error.
+        // If an earlier line could not be written, the thread has ended, and the log has the error.
         let is_heard = self.lines.as_ref().is_some_and(|lines| lines.send(line).is_ok());
         self.lines.take_if(|_| !is_heard);
     }
 
-    /// Ends the record before the hub ends.
+    /// Ends the record while the hub continues.
     fn end(&mut self, why: &str) {
         self.waiting.ended.get_or_init(|| format!("{why}; later inputs are missing"));
         self.lines = None;
@@ -116,7 +117,7 @@ impl Drop for Recorder {
     }
 }
 
-/// Writes lines until there are no more, and then the reason for the end.
+/// Writes lines until the queue is closed, and then the reason for the end.
 fn write(queue: Receiver<String>, mut out: impl Write, waiting: &Waiting) -> io::Result<()> {
     loop {
         let next = match queue.try_recv() {
@@ -159,7 +160,7 @@ mod tests {
             recorder.queue(line.clone());
             recorder.lines.is_some()
         });
-        // The disk has taken none in: one line is on its way, and the others wait.
+        // The disk has taken no line. One line is being written, and the others wait.
         let queued = queued.count();
         assert!((most - 1..=most).contains(&queued), "{queued} lines");
         recorder.note(&coordinator::input::Sweep.into(), Instant::now(), &());

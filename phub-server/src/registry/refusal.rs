@@ -33,7 +33,7 @@ impl Refusal {
         RefusalCode::BadRequest.because(why.to_string())
     }
 
-    /// Refuses because of an internal error, which the hub's log has.
+    /// Refuses a request because of an internal error. The hub's log has the details.
     pub fn internal() -> Self {
         RefusalCode::Internal.because("the hub could not do it; its log says why")
     }
@@ -75,7 +75,7 @@ mod tests {
         for wrong in
             ["", "0", &"0".repeat(32), &token[1..], &format!("0{token}"), &token.to_uppercase(), &signed]
         {
-            // A token with only digits has no capital letters.
+            // A token of digits alone has no letters to capitalize.
             let refused = registry.heartbeat("job", wrong, None).map(drop);
             let is_same = wrong == token;
             assert_eq!(registry.has_member(wrong), is_same, "{wrong}");

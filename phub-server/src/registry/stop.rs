@@ -1,5 +1,5 @@
-//! The stop of the hub. The [coordinator](coordinator::StopStep) decides which jobs are saved, when all are saved, and when
-//! the wait ends. This module carries out its steps, on threads that wait for the end.
+//! The stop of the hub. The [coordinator](coordinator::StopStep) decides which jobs are saved, when all are
+//! saved, and when the wait for checkpoints ends. This module carries out these steps.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use coordinator::{SAVED_WITHIN, StopStep};
 use super::{Inner, Registry};
 
 impl Registry {
-    /// Ends every job in order: admits no more workers, writes the checkpoints that can be written, and tells all workers the
-    /// reason. Must not run on the control thread.
+    /// Ends every job cleanly. Admits no more workers, writes the checkpoints that can be written, and tells
+    /// all workers the reason. Must not run on the control thread.
     pub fn end_all(&self, reason: &str) {
         let (reason, has_files) = (reason.to_owned(), self.store.is_some());
         {
@@ -21,7 +21,7 @@ impl Registry {
         }
         self.runtime.block_on(async {
             loop {
-                let freed = self.freed.notified(); // before the look, so that no end is missed
+                let freed = self.freed.notified(); // before the check, so that no end of a job is missed
                 if self.lock().hub().has_stopped() {
                     return;
                 }
@@ -37,7 +37,7 @@ impl Registry {
         self.take_steps(&mut inner, steps);
     }
 
-    /// Takes the steps of a stop.
+    /// Carries out the steps of a stop.
     pub(super) fn take_steps(&self, inner: &mut Inner, steps: Vec<StopStep>) {
         for step in steps {
             match step {
@@ -46,7 +46,7 @@ impl Registry {
                     let saving = Arc::clone(&registry);
                     let ends = self.runtime.spawn(async move { saving.end_at_cut(id, &why).await });
                     self.runtime.spawn(async move {
-                        let saved = ends.await.unwrap_or_else(|error| Err(error.to_string())); // a panic, too, is an answer
+                        let saved = ends.await.unwrap_or_else(|error| Err(error.to_string())); // a panic counts as an error
                         let mut inner = registry.lock();
                         if let (Err(why), Some((_, job))) = (&saved, inner.job(id)) {
                             tracing::warn!(job = job.name, why, "no checkpoint at the stop");
@@ -57,7 +57,10 @@ impl Registry {
                     });
                 }
                 StopStep::TooLate(jobs) => {
-                    tracing::warn!(jobs = jobs.join(","), "not written within {SAVED_WITHIN:?}");
+                    tracing::warn!(
+                        jobs = jobs.join(","),
+                        "the hub stops: these jobs were not saved within {SAVED_WITHIN:?}"
+                    );
                 }
                 StopStep::Fail(jobs, reason) => {
                     self.stops.send_replace(Some(reason.clone()));
@@ -68,13 +71,13 @@ impl Registry {
         }
     }
 
-    /// Publishes which jobs are not saved, if the hub stops.
+    /// Publishes which jobs are not saved yet, if the hub stops.
     pub(super) fn tell_unsaved(&self, inner: &Inner) {
         self.unsaved.send_replace(inner.hub().end().unsaved());
         self.freed.notify_waiters();
     }
 
-    /// Notes that a worker is being notified of the failure of its job.
+    /// Notes that the hub answers a worker's heartbeat with the failure of its job.
     pub fn told(&self, job: &str, token: &str) {
         let mut inner = self.lock();
         let member = inner.member(job, token).map(|(member, _)| member);
@@ -84,8 +87,8 @@ impl Registry {
         }
     }
 
-    /// Waits until every worker, and the hubs above, have been notified that the hub stops. Dead workers never ask, so the wait
-    /// has a limit.
+    /// Waits until all workers and the hubs above know that the hub stops. A dead worker sends no heartbeat,
+    /// so the wait has a limit.
     pub fn wait_until_all_told(&self, limit: Duration) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().end().has_untold()));

@@ -59,7 +59,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
     (Registry::new(parts), thread)
 }
 
-/// Returns the only worker of a job of one chunk with 16 elements.
+/// Returns the join of a job's only worker. The job has one chunk with 16 elements.
 pub fn request() -> JoinRequest {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(1, vec![Key::f32("a", [16])], optimizer) };

@@ -1,4 +1,4 @@
-//! A separate thread for work that waits: for the disk, or for other hubs. Must not know the work.
+//! A thread of its own for work that waits for the disk or for other hubs. Must not know the work.
 
 use pbox_core::control::RefusalCode;
 use tokio::sync::oneshot;
@@ -6,21 +6,21 @@ use tokio::sync::oneshot;
 use super::{Because, Refusal};
 use crate::alarm::guarded;
 
-/// Runs work that waits for the disk on a separate thread.
+/// Runs work that may wait long on a thread of its own, and returns the result.
 pub(crate) async fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, NoThread> {
     let (done, result) = oneshot::channel();
-    // The work's own values are dropped before its result is visible: a hub that stops needs the last reference to the
-    // registry.
+    // The values that the work owns are dropped before its result is visible: a hub that stops needs the last
+    // reference to the registry.
     let run = move || drop(done.send(work()));
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
-    spawned.map_err(|error| NoThread(format!("no thread {name}: {error}")))?;
+    spawned.map_err(|error| NoThread(format!("cannot start the thread {name}: {error}")))?;
     result.await.map_err(|_| NoThread(format!("the thread {name} failed; see the log")))
 }
 
-/// The operating system gave no thread, or the thread failed.
+/// The error that no thread could be started, or that the thread panicked.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NoThread(pub(super) String);

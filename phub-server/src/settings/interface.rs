@@ -1,4 +1,4 @@
-//! The address of this hub for hubs of other machines: that of a network interface.
+//! The address at which hubs of other machines reach this hub: the address of a network interface.
 
 use std::net::IpAddr;
 
@@ -7,18 +7,18 @@ use if_addrs::{Interface, get_if_addrs};
 
 use crate::error::HubError;
 
-/// Settings of other programs that name the interface to be used, in NCCL's form. Their values are a wish: they stop no
-/// hub.
+/// Environment variables of other programs that name the interface to use, in NCCL's form. They are
+/// preferences: if one cannot be followed, the hub still starts.
 const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 
-/// Returns the address of the interface that the setting names, else the environment; `None` if neither names an
-/// interface.
+/// Returns the address of the interface that the setting or, without a setting, the environment names; `None`
+/// if neither names an interface.
 ///
 /// # Errors
 /// Returns an error if the setting names no interface with an address.
 pub(crate) fn address(setting: Option<&NicList>) -> Result<Option<IpAddr>, HubError> {
     match setting {
-        // A list of excluded interfaces leaves the choice to the routes.
+        // A list that only excludes interfaces leaves the choice to the routes.
         Some(list) if !list.names_devices() => Ok(None),
         Some(list) => {
             let chosen = choose(list, get_if_addrs()?);
@@ -35,8 +35,9 @@ fn set_by_others(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|list| !list.trim().is_empty())
 }
 
-/// Returns the address that another program's variable leads to. The variable has beginnings of names, with commas
-/// between them; exact names after `=`, all other interfaces after `^`. Ports count for nothing.
+/// Returns the address of the interface that another program's variable selects. The variable has beginnings
+/// of names, with commas between them; exact names after `=`, all other interfaces after `^`. Ports are
+/// ignored.
 fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAddr> {
     let names: Vec<&str> = text.split(',').map(|one| one.split(':').next().unwrap_or_default()).collect();
     let (list, _) = NicList::of_nccl(&names.join(","));
@@ -47,13 +48,14 @@ fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAdd
     if let Err(there_are) = &chosen {
         let there_are = there_are.join(", ");
         tracing::warn!(
-            "{name} is {text:?}, and no interface of that name has an address: the routes choose. This machine has: {there_are}"
+            "{name} is {text:?}, and no interface of that name has an address, so the routing table chooses; this machine has: {there_are}"
         );
     }
     chosen.ok()
 }
 
-/// Returns the first address of an interface in the list, IPv4 before IPv6; else all interfaces.
+/// Returns the first address of an interface in the list, IPv4 before IPv6. If there is none, returns the
+/// names of all interfaces.
 fn choose(list: &NicList, interfaces: Vec<Interface>) -> Result<IpAddr, Vec<String>> {
     let named = interfaces.iter().filter(|interface| list.choose(&interface.name).is_some());
     let usable = named.filter(|interface| !interface.is_link_local());

@@ -37,10 +37,10 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT", value_parser = listen::address)]
     pub listen: SocketAddr,
 
-    /// File with the cluster's secret, which workers and the hubs of a job must have, too. It has a line for each secret
-    /// while the secret is changed (SIGHUP reads it again). Default: PHUB_TOKEN, the file PHUB_TOKEN_FILE, or this user's
-    /// own, ~/.config/phub/secret, which is created if it is missing. `phub-server token` makes secrets, and tokens that
-    /// allow one thing.
+    /// File with the cluster's secret. Workers and the hubs of a job must have the same secret. While the
+    /// secret is changed, the file has a line for each secret (SIGHUP reads it again). Default: PHUB_TOKEN,
+    /// the file PHUB_TOKEN_FILE, or this user's own, ~/.config/phub/secret, which is created if it is
+    /// missing. `phub-server token` makes secrets, and tokens with a single right.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
@@ -77,15 +77,16 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT", value_parser = listen::address)]
     pub data_listen: Option<SocketAddr>,
 
-    /// Put checksums on gradients and weights over TCP, whose own checksums have only 16 bits. If a NIC, a switch or memory
-    /// alters bytes, the link ends with an error, and nobody trains on them. Workers get them if the workers or the hub ask.
-    /// Not for RDMA and shared memory.
+    /// Put checksums on gradients and weights over TCP, whose own checksums have only 16 bits. If a NIC, a
+    /// switch or memory alters bytes, the link ends with an error, and nobody trains on these bytes. A link
+    /// has checksums if the worker or the hub asks for them. RDMA and shared memory have no such checksums.
     #[arg(long, env = "PHUB_CHECKSUM", value_parser = BoolishValueParser::new())]
     pub checksum: bool,
 
-    /// TCP's congestion control of gradients and weights: `auto`, `system` for the kernel's default, or a name of the kernel's,
-    /// like cubic. `auto` takes the kernel's default, too. But if that is BBR, and a handshake took at most 10 ms, it takes
-    /// cubic or reno: they fill links between near machines. Workers read PHUB_TCP_CONGESTION for the bytes that they send.
+    /// TCP's congestion control of gradients and weights: `auto`, `system` for the kernel's default, or a
+    /// name that the kernel knows, like cubic. `auto` also takes the kernel's default, unless that is BBR and
+    /// a handshake took at most 10 ms. Then it takes cubic or reno, because they fill links between near
+    /// machines. Workers read PHUB_TCP_CONGESTION for the bytes that they send.
     #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto")]
     pub tcp_congestion: Congestion,
 
@@ -105,9 +106,9 @@ pub struct HubSettings {
     #[command(flatten)]
     pub paths: PathArgs,
 
-    /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores. Workers on this machine
-    /// then have the other half. Default: one cpu of every physical core that this process may use. With RDMA NICs,
-    /// two to four of them for each NIC, so that all NICs carry equally much.
+    /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores. Workers on this
+    /// machine then have the other half. Default: one cpu of every physical core that this process may use.
+    /// With RDMA NICs, two to four of them for each NIC, so that all NICs carry equal shares.
     #[arg(long, env = "PHUB_CORES", value_name = "N|LIST|half")]
     pub cores: Option<CoreSelection>,
 
@@ -122,14 +123,15 @@ pub struct HubSettings {
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub heartbeat_limit_s: u64,
 
-    /// Name the worker that holds up a round: after this many seconds without progress, while other workers wait for its
-    /// pushes and its heartbeats arrive. The log, GET /v1/hub and the workers show its rank.
+    /// Name the worker that delays a round: after this many seconds without progress, while other workers
+    /// wait for its pushes and its heartbeats arrive. The log, GET /v1/hub and the workers show its rank.
     #[arg(long, env = "PHUB_LATE_WARNING_S", default_value_t = 30, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub late_warning_s: u64,
 
-    /// Lose such a worker after this many seconds, as if it had died; not less than --late-warning-s. In a job over several
-    /// hubs it is only named. Default: the other workers wait.
+    /// Treat a worker that delays a round as lost after this many seconds, as if it had died. The value is at
+    /// least that of --late-warning-s. In a job over several hubs, the worker is only named. Default: the
+    /// other workers wait.
     #[arg(long, env = "PHUB_LATE_LIMIT_S", value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub late_limit_s: Option<u64>,
@@ -144,9 +146,9 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
 
-    /// The number of checkpoints of a job that are kept: the newest, and those before it, with their round in the name. A
-    /// job continues from the newest one that is not damaged. Each needs room on the disk. A job over several hubs keeps
-    /// its last two.
+    /// The number of checkpoints of a job that are kept: the newest one, and the previous ones, with their
+    /// round in the name. A job continues from the newest one that is not damaged. Each needs room on the
+    /// disk. A job over several hubs keeps its last two.
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
     pub checkpoint_keep: NonZeroU32,
 
@@ -172,7 +174,7 @@ pub struct HubSettings {
     )]
     pub above: Option<String>,
 
-    /// The number of this hub among the hubs below the same hubs, from 0, and their number: 1/4.
+    /// The number of this hub among all hubs below the same hubs, from 0, and the count of these hubs: 1/4.
     #[arg(long, env = "PHUB_MACHINE", value_name = "N/COUNT")]
     pub machine: Option<Machine>,
 
@@ -192,7 +194,7 @@ pub struct HubSettings {
           value_parser = clap::value_parser!(u64).range(..=86400))]
     pub above_limit_s: u64,
 
-    /// The most jobs at a time. Another job is refused until one of these ends.
+    /// The most jobs at a time. Another job is refused until a running job ends.
     #[arg(long, env = "PHUB_JOBS_LIMIT", default_value_t = 256, value_name = "JOBS",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs_limit: u32,
@@ -203,12 +205,12 @@ pub struct HubSettings {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs_per_address: Option<u32>,
 
-    /// The most memory that is promised to the jobs of one address together, in megabytes. Default: all there
-    /// is.
+    /// The most memory that is promised to the jobs of one address together, in megabytes. Default: all
+    /// memory.
     #[arg(long, env = "PHUB_MEMORY_PER_ADDRESS", value_name = "MB")]
     pub memory_per_address: Option<NonZeroU32>,
 
-    /// The most memory that is promised to a job, in megabytes. Default: all there is.
+    /// The most memory that is promised to a job, in megabytes. Default: all memory.
     #[arg(long, env = "PHUB_MEMORY_PER_JOB", value_name = "MB")]
     pub memory_per_job: Option<NonZeroU32>,
 
@@ -242,7 +244,8 @@ pub struct HubSettings {
     pub unused_limit_s: Option<u64>,
 }
 
-/// The settings of `phub-server serve` without arguments: the defaults above, and the environment.
+/// The settings of `phub-server serve` without arguments: the defaults above, unless the environment sets a
+/// value.
 impl Default for HubSettings {
     fn default() -> Self {
         program::parse(["phub-server".into()]).unwrap_or_else(|unusable: Unusable| unusable.exit())
@@ -250,16 +253,17 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
-    /// Returns the settings that the arguments of `phub-server serve` make, for callers in other languages.
+    /// Parses the arguments of `phub-server serve` into settings, for callers in other languages.
     ///
     /// # Errors
-    /// Returns an error if there is no such setting, or it has no such value: in words.
+    /// Returns an error in words if a setting does not exist, or if its value is not valid.
     pub fn of_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let all = std::iter::once("phub-server".into()).chain(arguments);
         program::parse(all).map_err(|unusable| unusable.in_words())
     }
 
-    /// Returns which of the flags that a text names come from the environment, beside these arguments.
+    /// Returns a sentence for each flag in a text that comes from the environment and not from these
+    /// arguments.
     pub fn variables_in(text: &str, arguments: &[OsString]) -> Vec<String> {
         program::variables_in(text, &Self::command(), arguments)
     }
@@ -267,7 +271,7 @@ impl HubSettings {
     /// Checks that the settings fit together.
     ///
     /// # Errors
-    /// Returns the fault, in words, if they do not.
+    /// Returns the fault if they do not.
     pub fn check(&self) -> Result<(), HubError> {
         let wrong = |why: String| Err(HubError::Settings(why));
         if self.insecure && self.token_file.is_some() {
@@ -337,7 +341,7 @@ impl HubSettings {
 
     /// Returns the address for gradients and weights over TCP. `control` is the address of the control port.
     pub fn data_path(&self, control: IpAddr) -> SocketAddr {
-        // If the control port is not the usual one, there may be other hubs on this machine.
+        // If the control port is not the default one, this machine may have another hub on the default ports.
         let port = if self.listen.port() == listen::CONTROL_PORT { listen::DATA_PORT } else { 0 };
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }
@@ -364,7 +368,8 @@ pub enum CoreSelection {
 }
 
 impl CoreSelection {
-    /// Returns the request to the placement; `None` means as many as NICs with RDMA need, and every core without.
+    /// Returns the request to the placement. `None` means: as many cores as the NICs with RDMA need, or every
+    /// core if there is no such NIC.
     pub fn choice(selection: Option<&Self>) -> CoreChoice {
         match selection {
             None => CoreChoice::EvenOverNics,

@@ -1,10 +1,11 @@
-//! Flags for the settings of RDMA paths, made of the table in `fabric::verbs`.
+//! Flags for the settings of RDMA paths, made from the table in `fabric::verbs`.
 
 use clap::error::Error;
 use clap::{Arg, ArgMatches, Command, FromArgMatches, value_parser};
 use fabric::verbs::{PATH_SETTINGS, PathFlags, PathSetting};
 
-/// The RDMA paths of the flags. The environment, which has the rest, is read when NICs are opened.
+/// The settings of RDMA paths that flags have set. The other settings come from the environment when NICs are
+/// opened.
 #[derive(Clone, Debug, Default)]
 pub struct PathArgs(pub PathFlags);
 

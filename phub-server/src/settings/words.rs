@@ -6,7 +6,7 @@ use fabric::any::Transport;
 
 use super::{CoreSelection, HubSettings};
 
-/// The settings that count, from any source. Secrets are not among them.
+/// The settings in effect, from all sources. Secrets are left out.
 impl fmt::Display for HubSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let transports: Vec<&str> =

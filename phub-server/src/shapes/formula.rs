@@ -7,15 +7,17 @@ use super::{Kind, Link, Load, Shape, Volume};
 pub struct RackSpeeds {
     /// The speed of each worker.
     pub worker: f64,
-    /// The speed of a hub, all its NICs together: equally much for its rack and for other racks.
+    /// The speed of a hub, all its NICs together. The speed to its rack and the speed to the other racks are
+    /// the same.
     pub hub: f64,
     /// The speed of a rack's link to the other racks.
     pub uplink: f64,
 }
 
 impl Shape {
-    /// Returns a hub on each machine with one of these shares. Each of a machine's `workers` sends its gradient of the
-    /// other shares, and its hub answers the workers of the other machines: 2 W (n-1)/n of the model, each way.
+    /// Returns the loads with a hub on each machine, which owns one of these shares. Each worker sends its
+    /// gradient of the shares of the other machines' hubs, and each hub answers all workers. A machine
+    /// carries 2 W (n-1)/n of the model, each way.
     pub fn flat(shares: &[Volume], workers: u32, gbps: Option<f64>) -> Self {
         let workers = u64::from(workers);
         Self::on_machines(Kind::Flat, shares, gbps, |own, others, beside| {
@@ -25,7 +27,8 @@ impl Shape {
         })
     }
 
-    /// Returns the same hubs, each of which sends one sum for its workers: 2 (n-1)/n of the model, each way.
+    /// Returns the loads with the same hubs, if each hub sends one sum for its workers: 2 (n-1)/n of the
+    /// model, each way.
     pub fn mesh(shares: &[Volume], gbps: Option<f64>) -> Self {
         Self::on_machines(Kind::Mesh, shares, gbps, |own, others, beside| {
             let sends = others.sum + beside * own.weights;
@@ -48,9 +51,9 @@ impl Shape {
         Shape { kind: Kind::Above, loads }
     }
 
-    /// Racks with one hub for all workers, in one of the racks (PHub's full paper, SoCC'18, section 3.4). The time is
-    /// the largest of M/worker, R W M/hub and W M/uplink. There are as many racks as shares; the hub owns all
-    /// shares.
+    /// Returns the loads of racks with one hub for all workers, in one of the racks (PHub's full paper,
+    /// SoCC'18, section 3.4). The time is the largest of M/worker, R W M/hub and W M/uplink. There is a
+    /// rack for each share, and the hub owns all shares.
     pub fn flat_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let model = Volume::over(shares);
         let racks = shares.len() as u64;
@@ -59,8 +62,8 @@ impl Shape {
         Shape { kind: Kind::Flat, loads: loads.into_iter().chain([uplink]).collect() }
     }
 
-    /// Racks with a hub each, which form a mesh; each has one of these shares. The time is the largest of M/worker, W M/hub and
-    /// 2 (R-1)/R M/min(hub, uplink).
+    /// Returns the loads of racks whose hubs form a mesh. There is one hub a rack, which owns one of these
+    /// shares. The time is the largest of M/worker, W M/hub and 2 (R-1)/R M/min(hub, uplink).
     pub fn mesh_of_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let between = Self::mesh(shares, Some(speeds.hub.min(speeds.uplink))).bottleneck();
         let loads = Self::in_a_rack(workers.into(), Volume::over(shares), speeds);
@@ -68,20 +71,22 @@ impl Shape {
         Shape { kind: Kind::Mesh, loads: loads.into_iter().chain([uplink]).collect() }
     }
 
-    /// Returns the links of each worker, and of a hub that `workers` workers push to.
+    /// Returns the load of each worker's link, and the load of a hub that `workers` workers push to.
     fn in_a_rack(workers: u64, model: Volume, speeds: RackSpeeds) -> [Load; 2] {
         let (sends, receives) = (model.gradient, model.weights);
         let worker = Load { link: Link::Worker, sends, receives, gbps: Some(speeds.worker) };
         [worker, Self::times(Link::RackHub, workers, model, speeds.hub)]
     }
 
-    /// Returns the bytes that `workers` workers push to a hub's side of a link, and their answers.
+    /// Returns the load of a hub's link: the gradients that `workers` workers push, and the weights that
+    /// answer them.
     fn times(link: Link, workers: u64, model: Volume, gbps: f64) -> Load {
         Load { link, sends: workers * model.weights, receives: workers * model.gradient, gbps: Some(gbps) }
     }
 
-    /// Computes the link of a machine. `of` returns the bytes that a machine sends and receives. Its arguments: the
-    /// machine's own share, the others' shares, and the number of the others.
+    /// Computes the load of each machine's link. `of` returns the bytes that a machine sends and receives.
+    /// The arguments of `of`: the machine's own share, the shares of the other machines, and the number of
+    /// the other machines.
     fn on_machines(
         kind: Kind,
         shares: &[Volume],

@@ -7,7 +7,8 @@ use super::Shape;
 /// The bytes that a transport sends before each chunk; TCP's frames have 16 bytes.
 const FRAME_BYTES: u64 = 16;
 
-/// Hubs above those of the machines, with a share each; in a mesh they are the same hubs.
+/// The hubs that the machines' hubs push sums to, with a share each. In a mesh they are the machines' hubs
+/// themselves.
 #[derive(Debug)]
 pub struct Level {
     /// The terms of the job at these hubs.
@@ -21,8 +22,8 @@ pub struct Level {
 }
 
 impl Level {
-    /// Makes `hubs` hubs of `cores` cores each, above those of the machines. `terms` and `wire` are those of the workers
-    /// of one machine.
+    /// Makes the level of `hubs` hubs with `cores` cores each. `terms` and `wire` are those between the
+    /// workers of one machine and their hub.
     ///
     /// # Errors
     /// Returns an error if the job cannot have these hubs.
@@ -66,8 +67,9 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    /// Computes the shapes of a job with these terms and this wire, on `machines` machines, and maybe with `above` dedicated hubs.
-    /// Each hub has `cores` cores, and each link has this speed.
+    /// Computes the shapes of a job with these terms and this wire on `machines` machines. `above` is the
+    /// number of dedicated hubs, if there are any. Each hub has `cores` cores, and each link has the speed
+    /// `gbps`.
     ///
     /// # Errors
     /// Returns an error if the job cannot have these hubs.
@@ -112,7 +114,7 @@ impl Volume {
         all
     }
 
-    /// Returns all these together.
+    /// Returns the sum of these volumes.
     pub(super) fn over(parts: &[Volume]) -> Self {
         let sum = |of: fn(&Volume) -> u64| parts.iter().map(of).sum();
         Volume {
@@ -122,7 +124,7 @@ impl Volume {
         }
     }
 
-    /// Returns all but a part of it.
+    /// Returns this volume without `part`.
     pub(super) fn without(self, part: Volume) -> Self {
         Volume {
             gradient: self.gradient - part.gradient,

@@ -1,17 +1,19 @@
 //! The shapes that a job on several machines can have, the bytes on each link in a round, and the shortest time of a round.
-//! Pure: formulas over bytes and speeds, for `topology`, for the log of a hub and for tests.
+//! All functions are pure: formulas over bytes and speeds, for `topology`, for the log of a hub and for
+//! tests.
 //!
 //! ```text
 //!   flat     every worker sends its own gradient to the owner of each chunk, and gets the answer from it
 //!   mesh     every machine sends one sum to the owner of each chunk; the owners are the machines' hubs
-//!   above    every machine sends one sum to the owner of each chunk; the owners are hubs apart
+//!   above    every machine sends one sum to the owner of each chunk; the owners are dedicated hubs
 //! ```
 //!
 //! A link carries both ways at once, and all links at the same time. So a round takes as long as its busiest link, in one
 //! direction (PHub's full paper, SoCC'18, section 3.4). Work on shared memory is not counted: a hub may be slower than its
 //! links.
 //!
-//! `docs/figures/levels.md` has measured rates. They are 0.98 to 1.00 of these; a test below has the rows.
+//! `docs/figures/levels.md` has measured rates: 0.98 to 1.00 of the rates that these formulas give. A test
+//! below has the rows.
 
 mod formula;
 mod level;
@@ -24,10 +26,11 @@ use topology::{Nic, SpeedSource};
 pub use formula::RackSpeeds;
 pub use level::{Level, Shapes, Volume};
 
-/// The share of a link that is left for frames by Ethernet, IP and TCP with time stamps, if packets are jumbo: 9000 bytes.
+/// The part of a link's speed that is left for bytes of frames. Ethernet, IP and TCP with time stamps use the
+/// rest, if packets are jumbo: 9000 bytes.
 const GOODPUT: f64 = (9000.0 - 52.0) / (9000.0 + 14.0);
 
-/// Two shapes are equally fast if one is faster by less than this.
+/// The factor of speed below which two shapes count as equally fast.
 const ALIKE: f64 = 1.02;
 
 /// A link that a round crosses.
@@ -118,7 +121,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the link that a round waits for; of equal ones the first.
+    /// Returns the link that a round waits for; if several links are equally slow, the first.
     pub fn bottleneck(&self) -> Load {
         let slower = |slowest: Load, load: Load| if load.cost() > slowest.cost() { load } else { slowest };
         self.loads.iter().copied().reduce(slower).expect("a shape has a link")
@@ -134,8 +137,8 @@ impl Shape {
     }
 }
 
-/// Returns the speed of the fastest of these NICs in Gb/s, and its name; `None` if no speed is known. A NIC with
-/// only its PCI link known tells no speed.
+/// Returns the speed of the fastest of these NICs in Gb/s, and its name; `None` if no speed is known. The
+/// speed of a NIC's PCI link does not count.
 pub fn fastest<'a>(nics: impl Iterator<Item = &'a Nic>) -> Option<(f64, &'a str)> {
     let speed = |nic: &'a Nic| nic.speed.filter(|speed| speed.source != SpeedSource::PciLink);
     let up = nics.filter(|nic| nic.link_up != Some(false));
@@ -153,8 +156,9 @@ pub struct Choice<'a> {
     pub why: String,
 }
 
-/// Chooses among these shapes, at least one: the fastest, or the first that is slower by less than 2%. The simplest shape is
-/// therefore first. Where speeds are not known, all links have the same.
+/// Chooses the fastest of these shapes, or the first in the list that is slower by less than 2%. The list has
+/// at least one shape, and begins with the simplest. If speeds are not known, all links count as equally
+/// fast.
 pub fn choose(shapes: &[Shape]) -> Choice<'_> {
     let by_cost = |a: &&Shape, b: &&Shape| a.cost().total_cmp(&b.cost());
     let least = shapes.iter().min_by(by_cost).expect("a shape to choose").cost();

@@ -1,5 +1,5 @@
-//! Compressed jobs over the simulated network have the bits of a plain model, for any order of arrival, number of cores and
-//! credit. And a worker names a frame that lies.
+//! Compressed jobs over the simulated network have the bits of a plain model, for any order of arrival,
+//! number of cores and credit. A worker names a frame with wrong contents.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ fn the_bits_are_those_of_a_plain_model() {
     }
 }
 
-/// A worker of a job with top-k. The test is its hub.
+/// A worker of a job with top-k. The test plays its hub.
 struct Far {
     worker: Exchange<sim::Port>,
     hub: sim::Port,

@@ -1,9 +1,11 @@
-//! Thousands of small trees of hubs with random faults: every weight that a worker may read is the oracle's, which sums on
-//! each machine first, and every run ends with all its rounds or with an error that names what went wrong.
+//! Thousands of small trees of hubs with random faults. Every weight that a worker may read equals that of
+//! the oracle, which sums on each machine first. Every run ends with all its rounds, or with an error that
+//! names the cause.
 //!
-//! A seed decides everything: the tree of two or three levels, or the mesh, model, cores, optimizer, schedules, credit, what codec
-//! crosses between the hubs of two levels, the network's faults, and when workers and hubs die and come back. A failure prints
-//! its seed. For machines that step alone see `staleness::levels`.
+//! A seed decides everything: the tree of two or three levels, or the mesh; the model, cores, optimizer,
+//! schedules and credit. It also decides the codec between the hubs of two levels, the network's faults, and
+//! when workers and hubs die and come back. A failure prints its seed. For machines that step alone see
+//! `staleness::levels`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +24,10 @@ use sim_tests::values::{mix, rounded, same_bits};
 
 const TREES: u64 = 10_000;
 
-/// A run is over after this many steps without work: more than the longest delay.
+/// The number of steps without work after which a run is over: more than the longest delay.
 const PATIENCE: u32 = 200;
 
-/// More steps than any run needs.
+/// A number of steps that no run needs.
 const MANY: u32 = 20_000;
 
 struct Tree {
@@ -33,18 +35,18 @@ struct Tree {
     trouble: Trouble,
     layout: Arc<Layout>,
     rounds: u32,
-    /// The weights by round, key and element.
+    /// The expected weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
-    /// The norm that workers receive, in a job whose steps wait for it, by round.
+    /// The norm that workers receive, by round, in a job whose steps wait for the norm.
     norms: Vec<Option<f32>>,
-    /// Whether all workers skip a round, by round.
+    /// Whether all workers skip the round, by round.
     skipped: Vec<bool>,
     /// The terms at the top.
     terms: JobTerms,
     job: Levels,
     losses: Losses,
     plan: Plan,
-    /// One entry for each worker.
+    /// The bytes ahead of each worker.
     drafts: Vec<Drafts>,
 }
 
@@ -74,7 +76,7 @@ impl Tree {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let trouble = Trouble::from_seed(seed);
-        // Small keys may be groups.
+        // Small keys may form groups.
         let longest = [16, 80][dice.below(2) as usize];
         let keys = (0..dice.from(1..=6)).map(|key| {
             let dtype = [Dtype::F32, Dtype::F32, Dtype::F16, Dtype::BF16][dice.below(4) as usize];
@@ -87,7 +89,7 @@ impl Tree {
         let mut job = JobTerms::new(1, Vec::new(), optimizer);
         (job.on_loss, job.hubs, job.seed) = (trouble.on_loss(), dice.from(1..=2) as u32, seed);
         let mut level = |level: usize| {
-            // Between hubs nobody pulls.
+            // Hubs do not pull from each other.
             let schedules = if level + 1 < depth { 3 } else { 4 };
             let schedules: Vec<Schedule> =
                 Schedule::ALL.into_iter().filter(|s| !s.pulls()).take(schedules).collect();
@@ -108,7 +110,7 @@ impl Tree {
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let mut faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
-        // By dice of its own, so that the other draws of a seed stay.
+        // This draw has its own dice, so that a seed still gives the same other draws.
         if mix(seed ^ 0x1a25).is_multiple_of(4) {
             job.optimizer = optimizer_by_key(&mut Dice::new(seed));
         }
@@ -121,8 +123,9 @@ impl Tree {
         if mix(seed ^ 0x1a57).is_multiple_of(6) && !job.waits_for_all() && !by_key {
             job.clip_norm_last = Some(Dice::new(seed).from(1..=40) as f32);
         }
-        let rounds = rounds + if skips_spikes { 11 } else { 0 }; // ten norms come before a spike
-        faults.reorder &= !job.finds_norms(); // a core's part is sent before its answers
+        let rounds = rounds + if skips_spikes { 11 } else { 0 }; // a spike needs ten norms before it
+        // The network must keep the order: a core's part is sent before its answers.
+        faults.reorder &= !job.finds_norms();
         let is_orderly = trouble != Trouble::Posts && !faults.reorder;
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
         let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late, again: None };
@@ -162,7 +165,7 @@ impl Tree {
         (0..self.job.workers.len()).filter(|&worker| self.job.is_alive(worker))
     }
 
-    /// Runs until all living workers have done all rounds, or nothing moves any more, or there is an error.
+    /// Runs until all living workers have made all rounds, or nothing moves any more, or there is an error.
     fn run(&mut self) -> Result<(), String> {
         let mut idle = 0;
         for step in 0.. {
@@ -170,7 +173,7 @@ impl Tree {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.waiting_keys());
-            // From here on nothing is broken, so that the living workers can finish.
+            // From here on there are no new faults, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun =
                     |key| self.living().all(|worker| self.job.workers[worker].exchange.round(key).0 > 0);
@@ -194,14 +197,14 @@ impl Tree {
                 }
             }
             let worked = self.job.step().map_err(|error| error.to_string())?;
-            // Links that are made again bring nothing at first.
+            // At first, nothing arrives over new links.
             idle = if worked || !self.losses.are_mended() { 0 } else { idle + 1 };
         }
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
 
-    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Other workers check the
-    /// weights that they have.
+    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Of other workers,
+    /// checks the weights that they have.
     fn work(&mut self, number: usize) -> Result<(), String> {
         let exchange = &mut self.job.workers[number].exchange;
         for (id, key) in (0..).map(KeyId).zip(self.layout.keys()).filter(|(id, _)| exchange.is_ready(*id)) {
@@ -242,7 +245,7 @@ impl Tree {
         exchange.flush().map_err(|error| error.to_string())
     }
 
-    /// Checks the norm of the last round that a worker received.
+    /// Checks the norm that a worker received last.
     fn check_norm(&self, number: usize) {
         let exchange = &self.job.workers[number].exchange;
         let (found, is_whole) = (exchange.found(), self.trouble.on_loss() != OnLoss::Continue);
@@ -311,14 +314,15 @@ fn write(
     }
 }
 
-/// Whole numbers that are the mean of themselves in f32, and whose sums are exact in bf16, for up to 18 of them.
+/// Whole numbers. Each equals the mean of copies of itself in f32, and sums of up to 18 of them are exact in
+/// bf16.
 const EXACT: [f32; 5] = [1.0, 2.0, 4.0, 8.0, 9.0];
 
 /// Codecs that keep every number of [`EXACT`].
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 
-/// Returns the value that a worker pushes. If workers come and go, all push the same number, whose mean does not
-/// depend on who takes part.
+/// Returns the value that a worker pushes. If workers join and leave, all push the same number, so that the
+/// mean does not depend on who takes part.
 fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let worker = if trouble.on_loss() == OnLoss::Continue { 0 } else { worker };
     let mixed =
@@ -330,7 +334,7 @@ fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize
     ((mixed % 255) as f32 - 127.0) / 37.0
 }
 
-/// Returns whether all workers skip a round of these norms, by round.
+/// Returns, by round, whether all workers skip the round, if it has these norms.
 fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     let mut counted = Vec::new();
     let is_skipped = |norm: &Option<f32>| {
@@ -343,7 +347,7 @@ fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     norms.iter().map(is_skipped).collect()
 }
 
-/// Works like [`value`]; where rounds are skipped, one of four has a value that is infinite, or gradients that are long.
+/// Works like [`value`]. If rounds are skipped, one of four rounds has an infinite value, or long gradients.
 fn pushed(trouble: Trouble, job: &JobTerms, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let is_chosen = |salt: u64| round > Round(0) && mix(u64::from(round.0) ^ salt).is_multiple_of(4);
     if job.skip_nonfinite && (key.0, element) == (0, 0) && is_chosen(0x5c1b) {
@@ -353,7 +357,7 @@ fn pushed(trouble: Trouble, job: &JobTerms, worker: u32, round: Round, key: KeyI
     value(trouble, worker, round, key, element) * if is_long { 4.0 } else { 1.0 }
 }
 
-/// Returns the oracle's weights after each round, and the norm of each if steps wait for it. Each hub sums its
+/// Returns the oracle's weights after each round, and its norm if steps wait for the norm. Each hub sums its
 /// workers and the hubs below it, in order, in the type of the key.
 fn expected(
     layout: &Layout,
@@ -374,7 +378,7 @@ fn expected(
     for round in (0..=rounds).map(Round) {
         let push =
             |worker, id, key: &Key, i| rounded(key.dtype, pushed(trouble, terms, worker, round, id, i));
-        // Of keys with a gradient.
+        // Only keys with a gradient are in the norm.
         let means = |id: KeyId, key: &Key| -> Option<Vec<f32>> {
             (plan.together(workers, round, id) == Content::Gradient).then_some(())?;
             let rescale = Step::new(&optimizer, workers, Round(1), 0.0, 1.0, 1.0).rescale;
@@ -430,8 +434,8 @@ fn expected(
     (by_round, norms)
 }
 
-/// Returns the codec between the hubs. If workers come and go, the codec leaves out no part of [`EXACT`] and its sums.
-/// The values that other codecs leave out depend on the workers that take part.
+/// Returns the codec between the hubs. If workers join and leave, it is a codec that keeps every number of
+/// [`EXACT`] and their sums. What other codecs leave out depends on the workers that take part.
 fn codec(dice: &mut Dice, trouble: Trouble) -> Compression {
     let codecs = if trouble.on_loss() == OnLoss::Continue { &LOSSLESS[..] } else { &CODECS };
     codecs[dice.below(codecs.len() as u64) as usize].parse().unwrap()
@@ -441,7 +445,7 @@ fn carries_all(compression: Compression) -> bool {
     matches!(compression, Compression::Codec(codec) if codec.carries_all())
 }
 
-/// Works like [`expected`], with the machines' sums coded as the gradients of workers are.
+/// Works like [`expected`]. The machines' sums are coded as gradients of workers are.
 fn expected_coded(
     layout: &Layout,
     job: &JobTerms,
@@ -486,7 +490,8 @@ fn expected_coded(
     by_round.unzip()
 }
 
-/// Returns the sum below a hub, if some worker there has a gradient. `next` is the number of its first worker.
+/// Returns the sum below a hub, if a worker there has a gradient. `next` is the number of the first worker
+/// there.
 fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, gradient: &impl Fn(u32) -> Option<f32>) -> Option<f32> {
     let pushed: Vec<f32> = below
         .iter()

@@ -1,4 +1,4 @@
-//! Weights are those of a plain model, bit by bit.
+//! Weights equal those of a plain model, bit for bit.
 
 mod compressed;
 mod levels;

@@ -1,9 +1,9 @@
-//! Thousands of small clusters in BSP with random faults: every weight that a worker may read is the oracle's, and every run
-//! ends with all its rounds or with an error that names what went wrong.
+//! Thousands of small clusters in BSP with random faults. Every weight that a worker may read equals that of
+//! the oracle. Every run ends with all its rounds, or with an error that names the cause.
 //!
-//! A seed decides everything: model, workers, hubs, cores, shards of a core, optimizer, compression, the network's faults, and when workers die and
-//! come back. Compression is bf16, which codes each element for itself; for other codecs see `bits::sim_compressed`. A
-//! failure prints its seed.
+//! A seed decides everything: the model, workers, hubs, cores, shards of a core, optimizer and compression.
+//! It also decides the network's faults, and when workers die and come back. The compression is bf16, which
+//! codes each element separately; for other codecs see `bits::sim_compressed`. A failure prints its seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use sim_tests::values::{mix, rounded, same_bits};
 use worker_shim::Exchange;
 
 const CLUSTERS: u64 = 5_000;
-/// A run is over after this many steps without work: more than the longest delay.
+/// The number of steps without work after which a run is over: more than the longest delay.
 const PATIENCE: u32 = 200;
 
-/// More steps than any run needs.
+/// A number of steps that no run needs.
 const MANY: u32 = 20_000;
 
 /// The cluster of a seed.
@@ -38,15 +38,15 @@ struct Cluster {
     /// The optimizer's numbers, which change from round to round.
     numbers: NumbersByRound,
     rounds: u32,
-    /// Chunks that had no step in a round because every worker that could push them was gone.
+    /// The chunks and rounds without a step, because every worker that could push them was gone.
     skipped: BTreeSet<(ChunkId, u32)>,
-    /// The weights by round, key and element.
+    /// The expected weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
-    /// The norm that workers receive, in a job whose steps wait for it, by round.
+    /// The norm that workers receive, by round, in a job whose steps wait for the norm.
     norms: Vec<Option<f32>>,
     job: Simulated,
     plan: Plan,
-    /// One entry for each rank.
+    /// The bytes ahead of each rank.
     drafts: Vec<Drafts>,
 }
 
@@ -54,7 +54,7 @@ impl Cluster {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let trouble = Trouble::from_seed(seed);
-        // Small keys may be groups, and step as one where they fill whole lines.
+        // Small keys may form groups. A group steps as one if its keys fill whole lines.
         let longest = [16, 80][dice.below(2) as usize];
         let line = [1, 16][dice.below(2) as usize];
         let keys = (0..dice.from(1..=6))
@@ -87,11 +87,12 @@ impl Cluster {
             }
             3 => {
                 terms.job.skip_spikes = Some(dice.from(3..=6) as f32 / 2.0);
-                rounds += 11; // ten norms come before a spike
+                rounds += 11; // a spike needs ten norms before it
             }
             _ => {}
         }
-        faults.reorder &= !terms.job.finds_norms(); // a core's part is sent before its answers
+        // The network must keep the order: a core's part is sent before its answers.
+        faults.reorder &= !terms.job.finds_norms();
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;
         let is_alike = terms.job.on_loss == OnLoss::Continue;
@@ -114,7 +115,7 @@ impl Cluster {
         (0..self.layout.keys().len() as u32).map(KeyId)
     }
 
-    /// Runs until all living workers have done all rounds, or nothing moves any more, or there is an error.
+    /// Runs until all living workers have made all rounds, or nothing moves any more, or there is an error.
     fn run(&mut self) -> Result<(), String> {
         let mut idle = 0;
         for step in 0.. {
@@ -122,7 +123,7 @@ impl Cluster {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.waiting_keys());
-            // From here on nothing is broken, so that the living workers can finish.
+            // From here on there are no new faults, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun = self.is_begun();
                 match self.trouble.strike(&mut self.dice, &self.job, begun) {
@@ -142,7 +143,7 @@ impl Cluster {
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
 
-    /// Takes in the chunks that continued without a round.
+    /// Reads the notices of chunks that have skipped a round.
     fn read_notices(&mut self) {
         let before = self.skipped.len();
         for notice in &self.job.notices {
@@ -156,13 +157,13 @@ impl Cluster {
         }
     }
 
-    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Other workers check the
-    /// weights that they have.
+    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Of other workers,
+    /// checks the weights that they have.
     fn work(&mut self, rank: u32) -> Result<(), String> {
         let worker = &mut self.job.workers[rank as usize];
         for key in (0..self.layout.keys().len() as u32).map(KeyId).filter(|&key| worker.is_ready(key)) {
             if self.drafts[rank as usize].has(key) {
-                continue; // the hub may answer it ahead
+                continue; // the hub may answer this key ahead
             }
             if let Some(before) = worker.round(key).0.checked_sub(1) {
                 let what = format!("rank {rank}, round {before}, key {}", key.0);
@@ -260,8 +261,8 @@ impl Cluster {
     }
 }
 
-/// Changes of the optimizer's numbers, each from a round on: of all numbers, and of the multipliers of all keys, some of which
-/// have the same as others.
+/// Draws changes of the optimizer's numbers, each with its first round. All numbers change, and the
+/// multipliers of all keys; some keys have the same multipliers.
 fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Round, Numbers)> {
     let mut numbers = Numbers::new(terms.job.optimizer);
     let mut changes = Vec::new();
@@ -307,7 +308,7 @@ fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Rou
     changes
 }
 
-/// Whether a round is skipped. `norms` are those of the rounds so far.
+/// Whether a round is skipped. `norms` has the norms of the rounds so far.
 fn is_skipped(terms: &Terms, norms: &[Option<f32>], round: u32) -> bool {
     let mut counted = Vec::new();
     let is_skipped = |norm: Option<f32>| {
@@ -320,10 +321,9 @@ fn is_skipped(terms: &Terms, norms: &[Option<f32>], round: u32) -> bool {
     norms[..=round as usize].iter().copied().map(is_skipped).last().expect("norms up to this round")
 }
 
-/// Returns the value that a worker pushes. If workers come and go, all push the same whole number: the mean does not
-/// depend on who takes part. Where rounds are skipped, one of four has a value that is infinite, or gradients
-/// that are long. Where keys are
-/// adapted, one of five is zero.
+/// Returns the value that a worker pushes. If workers join and leave, all push the same whole number, so that
+/// the mean does not depend on who takes part. If rounds are skipped, one of four rounds has an infinite
+/// value, or long gradients. If keys are adapted, one of five values is zero.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     if terms.job.skip_nonfinite
         && round > Round(0)
@@ -334,7 +334,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
     }
     if terms.job.optimizer.adapts_keys() && mix(u64::from(round.0) << 8 | u64::from(key.0)).is_multiple_of(5)
     {
-        return 0.0; // so that norms of weights, or of gradients, are 0
+        return 0.0; // gives norms of weights, or of gradients, that are 0
     }
     let rank = if terms.job.on_loss == OnLoss::Continue { 0 } else { rank };
     let mixed =
@@ -344,7 +344,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
     if terms.job.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
 }
 
-/// Returns the oracle's weights after each round, if these chunks had no step.
+/// Returns the oracle's weights after each round. These chunks had no step in these rounds.
 fn expected(
     layout: &Layout,
     terms: &Terms,
@@ -441,7 +441,7 @@ fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId,
     (first..first + span.bytes / 4).map(|element| if is_step { mean(element) } else { 0.0 }).collect()
 }
 
-/// The norm that an element's step waits for.
+/// The factor of an element's step that depends on a norm.
 #[derive(Clone, Copy)]
 enum By {
     Nothing,
@@ -449,7 +449,7 @@ enum By {
     Quotient(f32),
 }
 
-/// Returns the squares that the norms of a key are made of, of a chunk with this mean.
+/// Returns, for a chunk with this mean, the sums of squares from which the norms of its key are made.
 fn squares_of(terms: &Terms, numbers: &Numbers, key: KeyId, elements: &[Element], mean: &[f32]) -> [f64; 2] {
     let optimizer = numbers.of(key);
     let [lr_mult, wd_mult] = numbers.multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
@@ -464,7 +464,7 @@ fn squares_of(terms: &Terms, numbers: &Numbers, key: KeyId, elements: &[Element]
     [weights, measured.collect()].map(|values| oracle::squares(&values))
 }
 
-/// Returns a value as it crosses.
+/// Returns a value as it is after crossing a link.
 fn coded(terms: &Terms, value: f32) -> f32 {
     if terms.job.level.compression.is_some() { rounded(Dtype::BF16, value) } else { value }
 }
@@ -474,10 +474,10 @@ fn coded(terms: &Terms, value: f32) -> f32 {
 struct Element {
     weight: f32,
     state: [f32; 3],
-    /// Steps so far: none in a round without workers.
+    /// The number of steps so far. A round without workers has no step.
     steps: u32,
     seen: f32,
-    /// The error that the sent means left out.
+    /// The error of the means that were sent.
     left_out: f32,
 }
 

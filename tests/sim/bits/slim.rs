@@ -1,5 +1,6 @@
-//! Slim-DP in small clusters over the simulated network: every weight that a worker reads is that of a plain model, element
-//! by element, for any order of arrival, any number of cores, and whatever push a fault of the network makes unreadable.
+//! Slim-DP in small clusters over the simulated network. Every weight that a worker reads equals that of a
+//! plain model, element by element. This holds for any order of arrival and number of cores, and whichever
+//! push a fault of the network makes unreadable.
 //!
 //! A seed decides everything. A failure prints its seed.
 
@@ -18,14 +19,14 @@ const CLUSTERS: u64 = 1_000;
 /// The learning rate of a worker's own step.
 const OWN_RATE: f32 = 0.0625;
 
-/// One chunk.
+/// A chunk of the model.
 struct Chunk {
     key: KeyId,
     /// The first element in its key.
     start: usize,
     weights: Vec<f32>,
     state: Vec<[f32; 3]>,
-    /// The significant set in force.
+    /// The significant set that is in force.
     significant: Option<Vec<u64>>,
     /// The weights of each worker.
     local: Vec<Vec<f32>>,
@@ -33,17 +34,18 @@ struct Chunk {
     left_out: Vec<Vec<f32>>,
 }
 
-/// The method, one element after another.
+/// The plain model of the method, which handles one element after another.
 struct Model {
     slim: SlimDp,
-    /// Workers add to the elements that were left out and do not overwrite them.
+    /// Whether workers add to the elements that were left out, instead of overwriting them.
     keeps: bool,
     optimizer: Optimizer,
     workers: u32,
     chunks: Vec<Chunk>,
-    /// The set that was selected after the round before, by chunk.
+    /// The set that was selected after the previous round, by chunk.
     selected: Option<Vec<Vec<u64>>>,
-    /// The number of chunks that were pushed as significant set and explorer, and how many had to be pushed again.
+    /// The number of chunks that were pushed as significant set and explorer. The next number is that of
+    /// chunks that were pushed again.
     sets: usize,
     mended: usize,
 }
@@ -72,7 +74,7 @@ impl Model {
         }
     }
 
-    /// Makes a round in which some pushes of some workers came with a corrupt signature.
+    /// Makes a round. `corrupt` has the pushes that arrived with a corrupt signature.
     fn round(&mut self, round: Round, corrupt: &BTreeSet<(u32, ChunkId)>) {
         let selects = self.slim.selects(round, Round(1));
         let step = Step::new(&self.optimizer, self.workers, round, self.optimizer.learning_rate(), 1.0, 1.0);
@@ -132,7 +134,8 @@ impl Model {
         self.selected = selects.then(|| self.select(&significance));
     }
 
-    /// Selects the most significant elements of the model. Of elements that are equal at the edge it takes none.
+    /// Selects the most significant elements of the model. If several elements at the limit are equal, takes
+    /// none of them.
     fn select(&self, significance: &[f32]) -> Vec<Vec<u64>> {
         let room = (f64::from(self.slim.beta) * significance.len() as f64) as usize;
         let mut sorted = significance.to_vec();
@@ -173,7 +176,8 @@ fn settings(dice: &mut Dice) -> (SlimDp, Optimizer) {
     (slim, optimizer)
 }
 
-/// Runs a cluster. Returns how many chunks were pushed as sets, and how many again.
+/// Runs a cluster. Returns the number of chunks that were pushed as sets, and the number that were pushed
+/// again.
 fn cluster(seed: u64) -> (usize, usize) {
     let mut dice = Dice::new(seed);
     let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=150)]));
@@ -244,8 +248,8 @@ fn every_weight_is_the_models() {
     }
 }
 
-/// The sum that is left out is the sum of the other workers' pushes. The hub steps as if they had pushed zeros, and
-/// rank 0 is sent the same weights.
+/// The sum is the part that is left out: the sum of the other workers' pushes. The hub steps as if they had
+/// pushed zeros, and rank 0 gets the same weights.
 #[test]
 fn without_the_sum_only_the_first_push_counts() {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [200]), Key::f32("b", [40])], 256).unwrap());

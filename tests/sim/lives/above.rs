@@ -1,5 +1,5 @@
-//! The return of the hubs above a tree: they end at any moment, the jobs below end with them, and the sessions of all machines wait, and
-//! join again at hubs that go on from the last file.
+//! The hubs above a tree are lost and come back. They end at any moment, and the jobs below end with them.
+//! The sessions of all machines wait, and join again at hubs that continue from the last file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use sim_tests::simulated::Again;
 use super::ledger::Ledger;
 use super::tree::Tree;
 
-/// The longest time for the return of a hub.
+/// The longest time that a session waits for a hub.
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Kills the hubs above all. `have_begun`: all workers had weights; if not, they have reached the same round as
-    /// before.
+    /// Kills the hubs at the top. `have_begun`: whether all workers had weights. If they had not, they have
+    /// still reached the same rounds as before.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
             self.note_reached();
@@ -29,7 +29,7 @@ impl Tree {
         self.job.kill_hub(0);
     }
 
-    /// Kills a machine, and its hub with it, in a job that stops for that, and may return.
+    /// Kills a machine with its hub, in a job that stops because of that, and may come back.
     pub fn machine_dies(&mut self, hub: usize) {
         self.job.kill_machine(hub);
         self.forget();
@@ -37,7 +37,7 @@ impl Tree {
         self.counts.add("machines lost, and the job with them", 1);
     }
 
-    /// Notes which round each worker has reached that lives.
+    /// Notes the round that each living worker has reached.
     fn note_reached(&mut self) {
         let is_there = |worker: &usize| self.takes_part(*worker) || self.unlinked.contains(worker);
         let round = |worker: usize| {
@@ -47,14 +47,15 @@ impl Tree {
         self.reached = workers.map(|worker| is_there(&worker).then(|| round(worker))).collect();
     }
 
-    /// Lets the jobs below end: each because of a lost hub, so that its sessions wait.
+    /// Runs the jobs below to their end. Asserts that each ends because a hub is lost, so that its sessions
+    /// wait.
     pub fn end(&mut self) {
         let are_below =
             |tree: &Tree, hub: usize| tree.job.above(hub) == Some(0) && tree.job.is_hub_alive(hub);
         let below = Vec::from_iter((1..self.job.nodes.len()).filter(|&hub| are_below(self, hub)));
         let have_workers = if self.terms.mesh { BTreeSet::new() } else { self.with_workers() };
         if self.terms.mesh {
-            // Each machine's hub is one of those above: its process is gone.
+            // In a mesh each machine's hub is one of the hubs above, so its process is gone.
             (1..self.job.nodes.len()).for_each(|hub| self.job.kill_machine(hub));
         }
         let unlinked = std::mem::take(&mut self.unlinked_hubs);
@@ -63,7 +64,7 @@ impl Tree {
             if (0..self.job.nodes.len()).all(|hub| !self.job.is_hub_alive(hub)) {
                 break;
             }
-            // A worker whose hub is gone finds its links closed.
+            // A worker whose hub is gone notices that its links are closed.
             if let Err(error) = self.job.step() {
                 let gone = |worker: &usize| self.job.is_alive(*worker) && !self.job.has_hub(*worker);
                 let gone = Vec::from_iter((0..self.job.workers.len()).filter(gone));
@@ -73,7 +74,7 @@ impl Tree {
         }
         let end = self.job.nodes[0].control.failure().map(|(_, end)| end);
         assert_eq!(end, Some(End::HubLost), "the hub above: {:?}", self.job.nodes[0].control.failed);
-        // A hub whose last worker is gone may end because of that.
+        // A hub whose last worker is gone may end for that reason, too.
         for hub in below.into_iter().filter(|hub| have_workers.contains(hub)) {
             let control = &self.job.nodes[hub].control;
             let end = control.failure().map(|(_, end)| end);
@@ -82,7 +83,7 @@ impl Tree {
         check_that_sessions_wait();
     }
 
-    /// Brings all hubs back, those above from their last file, and all workers.
+    /// Brings back all hubs and all workers. The hubs above continue from their last file.
     pub fn come_back(&mut self) {
         let floor = self.job.nodes[0].control.files.whole;
         let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
@@ -101,7 +102,7 @@ impl Tree {
         self.unlinked_hubs.clear();
     }
 
-    /// Checks that the members of all hubs learn how many rounds are lost.
+    /// Checks that the members of all hubs learn the number of lost rounds.
     pub fn check_lost(&self) {
         let Some(Again { restored, .. }) = &self.terms.again else { return };
         let of_machine = |rank: usize| {
@@ -116,7 +117,7 @@ impl Tree {
         };
         let lost = furthest.map_or(0, |furthest| furthest.0.saturating_sub(first.0));
         for (hub, node) in self.job.nodes.iter().enumerate() {
-            // Machines that begin from zero alone know of themselves only.
+            // If machines that step alone begin from zero, each knows only its own rounds.
             if hub == 0 || !steps_alone {
                 assert_eq!(node.control.heard().lost, lost, "rounds are lost, hub {hub} says");
             }
@@ -124,7 +125,7 @@ impl Tree {
     }
 }
 
-/// Checks that a session whose job has ended like this joins again.
+/// Checks that a session joins again if its job has ended in this way.
 fn check_that_sessions_wait() {
     let mut session = Member::linked(Limits { hubs: 1, links: LIMIT, hub: LIMIT });
     let mut does = |event| session.handle(event, Instant::now());

@@ -1,5 +1,5 @@
-//! The disks of a job's hubs. Each hub writes its part of each snapshot, or cannot. A job continues from the last
-//! round with all parts.
+//! The disks of a job's hubs. Each hub writes its part of each snapshot, or fails. A job continues from the
+//! last round with all parts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -26,14 +26,15 @@ pub struct Disks {
     optimizer: Optimizer,
     /// The chunks of each hub that owns chunks.
     chunks: BTreeMap<u32, Vec<ChunkId>>,
-    /// The files by round, of each hub that owns chunks.
+    /// The files of each hub that owns chunks, by round.
     files: BTreeMap<u32, BTreeMap<Round, Part>>,
-    /// The parts of snapshots, by hub.
+    /// The parts of snapshots that were collected, by hub.
     collected: HashMap<(u32, Occasion), Part>,
-    /// The squares of the last round in each snapshot that is collected, and then those of files. Of a job with one hub.
+    /// The sum of squares of the last round, in each snapshot that is collected and then in each file. For a
+    /// job with one hub.
     squares: HashMap<Occasion, ExactSum>,
     of_files: HashMap<Round, ExactSum>,
-    /// The files that were not written.
+    /// The number of files that were not written.
     pub failures: usize,
 }
 
@@ -63,7 +64,7 @@ impl Disks {
         }
     }
 
-    /// Takes a core's part of a snapshot of its hub.
+    /// Collects a core's part of its hub's snapshot.
     pub fn take(&mut self, part: &SnapshotPart, occasion: Occasion) {
         let hub = self.chunks.iter().find(|(_, chunks)| chunks.contains(&part.chunks[0])).expect("a hub").0;
         let collected = self.collected.entry((*hub, occasion)).or_default();
@@ -73,7 +74,7 @@ impl Disks {
         collected.extend(weights_of(&self.layout, part).map(|(chunk, weights)| (chunk, weights.to_vec())));
     }
 
-    /// Writes the file of a snapshot of a hub, if its disk works. Returns the rounds of its files.
+    /// Writes the file of a hub's snapshot, if the disk works. Returns the rounds of the hub's files.
     pub fn write(
         &mut self,
         (hub, occasion): (u32, Occasion),
@@ -100,14 +101,14 @@ impl Disks {
         Ok(files.keys().copied().collect())
     }
 
-    /// Whether all hubs have written the state before this round, or before a later one.
+    /// Whether all hubs have written the state before this round, or before a later round.
     pub fn have_all(&self, since: Round) -> bool {
         let mut rounds = self.files.values().flat_map(|files| files.keys());
         rounds.any(|round| *round >= since && self.files.values().all(|files| files.contains_key(round)))
     }
 
-    /// Returns the state that the coordinator goes on from, and the files that are left; and whether a file was damaged. Files
-    /// that were not written are lost, and so are all later ones.
+    /// Returns the state from which the coordinator continues, the files that are left, and whether a file
+    /// was damaged. Files that were not written yet are lost, and so are all later files.
     pub fn restore(&mut self, dice: &mut Dice) -> (Option<Restored>, Files, bool) {
         self.collected.clear();
         self.squares.clear();
@@ -121,14 +122,14 @@ impl Disks {
             Ok::<_, Infallible>(hubs)
         };
         let Ok(last) = files.go_on(&mut damaged);
-        // Without a whole round a person moves the files away, and the job begins from zero.
+        // If no round is whole, an operator moves the files away, and the job begins from zero.
         self.files.values_mut().for_each(|files| files.retain(|&round, _| Some(round) <= last));
         let left = Files::new(self.files.iter().map(|(&hub, files)| (hub, rounds(files))));
         let Some(before) = last else { return (None, left, is_damaged) };
         let part = self.files.values().filter_map(|files| files.get(&before).cloned()).flatten();
         let part = Part::from_iter(part);
         let chunks = (0..self.layout.chunks().len() as u32).map(ChunkId);
-        // Chunks are in the order of their keys.
+        // The chunks are in the order of their keys.
         let all = Vec::from_iter(chunks.flat_map(|chunk| part[&chunk].iter().copied()));
         let mut values = Slab::zeroed("a state", all.len()).unwrap();
         values.as_mut_slice().copy_from_slice(&all);
@@ -136,7 +137,7 @@ impl Disks {
         let key = |key: &pbox_core::Key| {
             let elements = key.elements().unwrap() as usize;
             next += elements;
-            // No step of these jobs reads the state.
+            // The steps of these jobs do not read the optimizer's state.
             RestoredKey { elements: 0..elements, starts: vec![next - elements; 2] }
         };
         let keys = self.layout.keys().iter().map(key).collect();

@@ -1,4 +1,4 @@
-//! The end of a job, and a job that returns; and joins that are refused.
+//! The end of a job, the return of a job, and joins that are refused.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,8 @@ use super::ledger::Ledger;
 use super::life::{Life, Stage, WORKERS, simulated};
 
 impl Life {
-    /// Ends a job that has failed at a hub. Everybody is notified, and nothing is left of the job anywhere.
+    /// Ends a job that has failed at a hub. Checks that all members are notified, and that nothing is left of
+    /// the job.
     pub fn end(&mut self) {
         let is_over = |life: &mut Life| {
             life.tell_hubs();
@@ -29,8 +30,8 @@ impl Life {
         self.counts.add("jobs failed", 1);
     }
 
-    /// Lets workers that know of a failure at one hub follow their machines. They give up, or tell the hubs that they
-    /// have lost one, and join again.
+    /// Lets workers that know of the failure at one hub act as their state machines say. They give up; or
+    /// they notify the hubs that a hub is lost, and join again.
     fn tell_hubs(&mut self) {
         let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
         let Some((reason, end)) = failed.map(|(reason, end)| (reason.to_owned(), end)) else { return };
@@ -73,15 +74,15 @@ impl Life {
         self.machines[rank as usize].handle(event, Instant::now())
     }
 
-    /// Checks that workers that came back have the weights.
+    /// Checks that workers that have come back have the weights.
     pub fn go_on(&mut self) {
         for rank in std::mem::take(&mut self.came_back) {
             assert_eq!(self.does(rank, Event::CaughtUp), Some(Step::GoOn));
         }
     }
 
-    /// Brings the hubs back from the last round that is on all disks. Brings back the living workers with the rounds
-    /// that they have reached.
+    /// Brings the hubs back from the last round that is on all disks. Brings back the living workers, with
+    /// the rounds that they have reached.
     pub fn come_back(&mut self) {
         self.floor = self.floor.max(self.job.hubs.lead().files.whole);
         let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
@@ -95,7 +96,7 @@ impl Life {
         let reached = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
             match self.stages[rank as usize] {
-                // The worker has made no step since it came back.
+                // The worker has made no step since it last came back.
                 Stage::HubLost if self.came_back.contains(&rank) => self.reached[rank as usize],
                 Stage::HubLost => self.keys().map(|key| worker.round(key)).min(),
                 _ => None,
@@ -104,12 +105,12 @@ impl Life {
         let reached = Vec::from_iter((0..WORKERS).map(reached));
         self.reached.clone_from(&reached);
         self.came_back.clear();
-        // Workers that step alone begin as far ahead as they were.
+        // Workers that step alone begin with the lead that they had.
         let are_apart = matches!(self.ledger, Ledger::Alone(_)) && from.is_some();
         let known = || reached.iter().flatten();
         let furthest = if are_apart { known().min() } else { known().max() };
         let furthest = furthest.map_or(0, |reached| reached.0);
-        // Who steps alone and dies may have been the slowest.
+        // A worker that steps alone and dies may have been the slowest.
         let is_all_saved = is_all_saved && (!are_apart || reached.iter().all(Option::is_some));
         assert!(!is_all_saved || furthest <= first.0, "the stop lost rounds {} to {furthest}", first.0);
         self.counts.add("jobs gone on from a checkpoint", usize::from(restored.is_some()));

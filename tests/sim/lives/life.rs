@@ -1,4 +1,4 @@
-//! A life: the events of workers and hubs, and the expected weights meanwhile.
+//! A life of a job: the events of workers and hubs, and the weights that are expected meanwhile.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -23,22 +23,22 @@ use super::ledger::{Ledger, Together};
 pub const WORKERS: u32 = 3;
 /// The number of steps in which events may happen.
 const STEPS: u32 = 300;
-/// The most rounds that a worker's keys are apart.
+/// The largest difference between the rounds of a worker's keys.
 const AHEAD: u32 = 3;
-/// The longest time for the return of a hub.
+/// The longest time that a session waits for a hub.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// No life is as long.
+/// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 
-/// The state of a worker, as its own program knows it.
+/// The state of a worker, as the worker itself knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Dead,
     /// The worker has joined, and waits until it takes part.
     Joined,
     TakesPart,
-    /// The worker has asked for other links.
+    /// The worker has asked for new links.
     Unlinked,
     /// The worker hangs, and sends no heartbeat.
     Hangs,
@@ -49,9 +49,10 @@ pub enum Stage {
 /// The event that may end the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plot {
-    /// Nothing.
+    /// No such event.
     Calm,
-    /// The death of a worker, which ends a job that does not go on, or of the last one.
+    /// The death of a worker. It ends a job that does not continue without lost workers, and any job if the
+    /// worker is the last one.
     Deaths,
     /// A hub that stops, or dies.
     Stop,
@@ -66,23 +67,23 @@ pub struct Life {
     pub job: Simulated,
     pub ledger: Ledger,
     pub disks: Disks,
-    /// The slowness of each hub's disk: it writes a file in one of this many steps.
+    /// The slowness of each hub's disk. In each step, it writes a file with a chance of one in this number.
     writes_one_in: Vec<u64>,
-    /// The last state that all hubs were said to have written, or that the job has gone on from.
+    /// The last state that all hubs have reported as written, or from which the job has continued.
     pub floor: Option<Round>,
-    /// The last such state of the hubs that live.
+    /// The last state that the living hubs have reported as written.
     pub said: Option<Round>,
     pub plot: Plot,
     pub stages: Vec<Stage>,
-    /// The next step of each worker's session, by rank.
+    /// The state machine of each worker's session, by rank.
     pub machines: Vec<Member>,
-    /// The machine of a worker that comes new.
+    /// The state machine of a new worker's session.
     pub machine: Member,
-    /// The ranks that came back, and do not have the weights yet.
+    /// The ranks that have come back, and have no weights yet.
     pub came_back: Vec<u32>,
-    /// The rounds that workers had reached when they lost a hub, by rank.
+    /// The round that each worker had reached when it lost a hub, by rank.
     pub reached: Vec<Option<Round>>,
-    /// The notices that were read.
+    /// The number of notices that were read.
     pub read: usize,
     pub counts: Counts,
 }
@@ -134,7 +135,7 @@ impl Life {
         }
     }
 
-    /// Runs the job, which may fail and return, until nothing more happens to it.
+    /// Runs the job, which may fail and come back, until nothing more happens to it.
     pub fn live(mut self) -> Counts {
         for plots in [3, 2, 0] {
             self.plot = match self.dice.below(6) {
@@ -196,8 +197,8 @@ impl Life {
         self.terms.job.on_loss == OnLoss::Continue
     }
 
-    /// Begins: all workers have weights, and take part. A job whose worker dies before that ends. A hub may be lost
-    /// again before all workers are back.
+    /// Runs until all workers have weights and take part. If a worker dies before that, its job ends. A hub
+    /// may be lost again before all workers are back.
     fn begin(&mut self) {
         let first = self.rounds().max().unwrap();
         let may_be_lost = !self.came_back.is_empty() && self.dice.below(2) == 0;
@@ -217,7 +218,7 @@ impl Life {
         }
     }
 
-    /// Breaks anything, as long as the job does not fail.
+    /// Makes events at random, as long as the job has not failed.
     fn happen(&mut self) {
         let silence = Some(3 + self.dice.below(30)).filter(|_| self.plot == Plot::Silence);
         self.job.hubs.post.gives_up_one_in = silence;
@@ -242,7 +243,8 @@ impl Life {
         }
     }
 
-    /// Asks for the state: its file, or for a client a copy of one hub's part. Without chunks a hub has none.
+    /// Asks for the state. The state goes to its file or, as a copy of one hub's part, to a client. A hub
+    /// without chunks has no part.
     fn wants(&mut self) {
         let furthest = self.rounds().max().unwrap();
         let Life { job, dice, .. } = self;
@@ -253,7 +255,7 @@ impl Life {
         let limit = if may_wait { FOR_EVER } else { Duration::from_millis(dice.from(10..=200)) };
         match is_file || !hubs[hub].has_chunks() || dice.below(2) == 0 {
             true => hubs[hub].want(purpose, limit),
-            // The round may never come.
+            // This round may never be reached.
             false => hubs[hub].want_before(
                 Round((furthest + 4).saturating_sub(dice.below(6) as u32)),
                 Duration::from_millis(dice.from(10..=200)),
@@ -261,7 +263,8 @@ impl Life {
         }
     }
 
-    /// Does something to a worker. One always takes part, because the job ends without, unless it may end.
+    /// Makes an event for a worker. At least one other worker always takes part, because the job would end
+    /// without workers, unless its end is allowed.
     fn happens(&mut self, rank: u32) {
         let takes_part = |&other: &u32| other != rank && self.stages[other as usize] == Stage::TakesPart;
         let is_last = !(0..WORKERS).any(|other| takes_part(&other));
@@ -298,14 +301,14 @@ impl Life {
         self.counts.add("deaths", 1);
     }
 
-    /// Lets time pass until hubs do not wait for each other any more.
+    /// Lets so much time pass that no hub waits for another hub any more.
     fn time_passes(&mut self) {
         for hub in &mut self.job.hubs.hubs {
             hub.time_passes(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
         }
     }
 
-    /// Silences members that live for some time, but not too long. A member that hangs is lost at last.
+    /// Makes living members silent for a time that is not too long. A member that hangs is then lost.
     fn is_silent(&mut self) {
         for hub in &mut self.job.hubs.hubs {
             if hub.failed.is_none() {
@@ -317,7 +320,7 @@ impl Life {
         }
     }
 
-    /// Pushes all keys that workers taking part can push, and lets everybody work once.
+    /// Pushes all keys that workers can push, and lets all workers and hubs work once.
     fn step(&mut self, until: u32) {
         for rank in 0..WORKERS {
             self.hear(rank);
@@ -333,14 +336,15 @@ impl Life {
         }
     }
 
-    /// Notifies a worker whether it takes part, or is lost. If hubs do not reach each other, one may have given it up.
+    /// Updates the state of a worker: it takes part, or it is lost. If hubs do not reach each other, one of
+    /// them may have given the worker up.
     fn hear(&mut self, rank: u32) {
         let stage = &mut self.stages[rank as usize];
         if *stage == Stage::Joined && self.job.takes_part(rank) {
             *stage = Stage::TakesPart;
             self.ledger.begins(rank, &self.job);
             if self.goes_on() && self.dice.below(8) == 0 {
-                // Nobody is left who could push the rounds before its first one.
+                // No worker is left who could push the rounds before the first round of this worker.
                 let others = (0..WORKERS).filter(|&other| other != rank);
                 let there =
                     |other: &u32| matches!(self.stages[*other as usize], Stage::TakesPart | Stage::Unlinked);
@@ -382,7 +386,7 @@ impl Life {
         }
     }
 
-    /// Snapshots have the weights of their round.
+    /// Reads the notices. Checks that snapshots have the weights of their round.
     fn read_notices(&mut self) {
         let Life { job, stages, ledger, .. } = self;
         let has_links = |rank: u32| matches!(stages[rank as usize], Stage::TakesPart | Stage::Unlinked);
@@ -402,7 +406,7 @@ impl Life {
                     Ledger::Alone(_) => panic!("nobody who steps alone leaves rounds out: {notice:?}"),
                 },
                 Notice::WorkerGone { by_itself: true, .. } => {}
-                // A hub was lost again before all had weights.
+                // A hub was lost again before all workers had weights.
                 Notice::JobFailed { .. } if job.hubs.has_failed().0 => {}
                 notice => panic!("{notice:?}, {stages:?}"),
             }
@@ -410,7 +414,7 @@ impl Life {
         self.read = job.notices.len();
     }
 
-    /// Writes the files that are due, some sooner than others.
+    /// Writes the files that are due. The disks differ in speed.
     fn write_files(&mut self) {
         let Life { job, disks, dice, .. } = self;
         for (hub, control) in (0..).zip(&mut job.hubs.hubs) {
@@ -428,11 +432,11 @@ impl Life {
         }
     }
 
-    /// Brings everybody back, and makes some rounds more, unless the job fails after all.
+    /// Brings all workers back, and makes some more rounds, unless the job fails.
     fn finish(&mut self) {
         self.job.hubs.post.gives_up_one_in = None;
         let come_back = |life: &mut Life| {
-            // A hub may still wait for one that it does not reach.
+            // A hub may still wait for a hub that it does not reach.
             match life.dice.below(200) {
                 0 if life.plot == Plot::Silence => life.time_passes(),
                 1..4 if life.stages.contains(&Stage::Hangs) => life.is_silent(),
@@ -449,7 +453,7 @@ impl Life {
             }
             life.stages.iter().all(|&stage| stage == Stage::TakesPart)
         };
-        // A job that cannot continue has no place for a worker that returns.
+        // A job that cannot continue does not admit a worker that comes back.
         self.until(come_back, u32::MAX);
         let last = self.rounds().max().unwrap() + 3;
         let is_done = |life: &mut Life| {
@@ -463,7 +467,7 @@ impl Life {
         self.until(is_done, last);
     }
 
-    /// Steps until something is so, which must be before long.
+    /// Makes steps until `is_so` returns true, which must happen after a limited number of steps.
     pub fn until(&mut self, mut is_so: impl FnMut(&mut Life) -> bool, last: u32) {
         for _ in 0..20_000 {
             if is_so(self) {
@@ -475,11 +479,12 @@ impl Life {
     }
 }
 
-/// An optimizer whose steps wait for their key. They are those of SGD: a key without decay is not adapted.
+/// An optimizer whose steps wait for their key. The steps equal those of SGD, because a key without decay is
+/// not adapted.
 pub const BY_KEY: Optimizer =
     Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.0, trust: 1.0 };
 
-/// Draws how rounds and bytes go. All codecs are exact for the values that are pushed here.
+/// Draws consistency, compression and other terms of the level. All codecs keep the pushed values exactly.
 fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
     let level = &mut terms.job.level;
     level.schedule = Schedule::ALL[dice.below(4) as usize];
@@ -491,7 +496,7 @@ fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
     level.compression = (dice.below(4) == 0).then_some(Compression::Codec(Codec::F16));
     let may_wait = level.consistency == Consistency::Bsp && level.compression.is_none();
     let by_key = may_wait && dice.below(5) == 1;
-    // Of several hubs the last state may lack a round that another has found.
+    // With several hubs, the last state may lack a round that another hub has found.
     let may_wait = may_wait && !by_key && terms.job.hubs == 1;
     match dice.below(5) {
         0 if may_wait => terms.job.clip_norm = Some(Together::bound(layout, false, dice)),
@@ -507,11 +512,11 @@ fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
     terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
 }
 
-/// Returns a job over a network with a seed of its own.
+/// Returns a job over a network that has its own seed.
 pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simulated {
     let net = Net::new(
         dice.below(u64::MAX),
-        // A line of the norm has to come before the answers of its round.
+        // A line with the norm must arrive before the answers of its round.
         Faults {
             delay: 0..dice.from(1..=20),
             reorder: dice.below(2) == 0 && !terms.job.finds_norms(),

@@ -1,34 +1,35 @@
-//! Lives of jobs: workers and hubs die, hang, leave, lose links and come back at any moment, at one hub, several, trees and meshes.
+//! Lives of jobs. Workers and hubs die, hang, leave, lose links and come back at any moment, at one hub,
+//! several hubs, in trees and meshes.
 //!
-//! Also drawn: workers that die again before they take part; snapshots, files and clients; hubs that do not hear each other, stop, and come back from a
-//! checkpoint; control that is late.
+//! Other events are drawn, too. Workers die again before they take part. There are snapshots, files and clients. Hubs do not
+//! reach each other, stop, and come back from a checkpoint. Messages of the control are late.
 //!
-//! All workers push ones, and the mean of ones is one, for any set of workers. At a learning rate of 1 a weight after round
-//! `r` is `-r`, less the rounds that all who took part left behind. Where the norm has a bound, rounds have other numbers, and
-//! the oracle says by how much they are scaled. Workers that step alone (SSP, ASP) push ones in elements of their own, so that
-//! a weight says how many pushes of its worker it has.
+//! All workers push ones, and the mean of ones is one, for any set of workers. With a learning rate of 1, a
+//! weight after round `r` is `-r`, plus the number of rounds that were left out. If the norm has a bound,
+//! rounds have other numbers, and the oracle computes their scale. Workers that step alone (SSP, ASP) push
+//! ones in their own elements, so a weight shows the number of its worker's pushes.
 //!
-//! | what must be so | who looks |
+//! | what must hold | what checks it |
 //! | --- | --- |
 //! | a rank has one owner, and a taken rank and other terms are refused | the control of a hub, after each event; [`Life::refuses`] |
-//! | a token serves one member, and nobody when the job is forgotten | the control of a hub, at each join and at the end |
-//! | a round is stepped once, or left out and named, also by a job that comes back | [`ledger::Together`]: weights of workers, parts of snapshots |
-//! | each push of those who step alone is stepped once, also if it is made again over other links | [`ledger::Alone`] |
-//! | nobody is further ahead of a worker than the staleness, and everybody has the pushes that it waited for | [`ledger::Alone`] |
-//! | who steps alone and comes back is as far ahead as before | [`ledger::Alone`], [`Life::come_back`] |
-//! | no event is lost: whoever waits is woken, and hears news by their version | simulated members, who look at nothing else |
+//! | a token is valid for one member, and for none after the job is forgotten | the control of a hub, at each join and at the end |
+//! | a round is stepped once, or left out with a notice, also in a job that comes back | [`ledger::Together`]: weights of workers, parts of snapshots |
+//! | each push of a worker that steps alone is stepped once, even if it is repeated over new links | [`ledger::Alone`] |
+//! | no worker is further ahead of another than the staleness, and each has the pushes that it waited for | [`ledger::Alone`] |
+//! | a worker that steps alone and comes back has the same lead as before | [`ledger::Alone`], [`Life::come_back`] |
+//! | no event is lost: each waiting task is woken, and gets news by their version | simulated members, which use nothing else |
 //! | every wait ends | [`Life::until`], at any moment of a life |
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
 //! | a worker that hangs is lost, and one that is silent for a shorter time is not | [`Life::until`] |
-//! | a state that all hubs were said to have written is there, unless a disk damages it; a lost answer says nothing | [`Life::step`], [`Life::come_back`] |
-//! | whoever wants a state is answered, and not early that its time is over; one client reads at a time | the files of a hub, [`Life::until`] |
-//! | a worker comes back as its machine says, if a hub is lost; it does not if the job is over | [`Life::end`] |
-//! | a job that comes back says how many rounds are lost | [`Life::come_back`] |
-//! | a hub that stops in order waits until its job is saved, or for too long; then no round is lost | the stop of a hub, [`Life::come_back`] |
-//! | below other hubs, too, each round is stepped once, and each push of a machine that steps alone, whoever is lost, comes back or makes new links | [`Tree`] |
-//! | if the hubs above are lost, or a machine in a job that stops for that, all jobs below end so that sessions wait, and all hubs say how many rounds are lost | [`Tree::end`], [`Tree::come_back`] |
+//! | a state that was reported as written at all hubs exists, unless a disk damages it; a lost answer reports nothing | [`Life::step`], [`Life::come_back`] |
+//! | each request for a state is answered, and never too early with a timeout; one client reads at a time | the files of a hub, [`Life::until`] |
+//! | after the loss of a hub a worker comes back as its state machine says; after the end of the job it does not | [`Life::end`] |
+//! | a job that comes back reports the number of lost rounds | [`Life::come_back`] |
+//! | a hub that stops cleanly waits until its job is saved, or for its limit; if the job is saved, no round is lost | the stop of a hub, [`Life::come_back`] |
+//! | below other hubs each round, or each push of a machine that steps alone, is stepped once, too, whatever is lost, comes back or makes new links | [`Tree`] |
+//! | if the hubs above are lost, or a machine in a job that then stops, all jobs below end so that sessions wait, and all hubs report the number of lost rounds | [`Tree::end`], [`Tree::come_back`] |
 //! | terms that exclude each other are refused by name | [`Tree::new`] |
-//! | a hub below ends only with the hub above, or if nobody is left who could push a round that the hub above waits for | [`Tree`] |
+//! | a hub below ends only with the hub above, or if no worker is left who could push a round that the hub above waits for | [`Tree`] |
 
 mod above;
 mod disks;
@@ -44,7 +45,7 @@ use fabric::sim::seeds;
 use life::Life;
 use tree::Tree;
 
-/// The things that happened in lives, by name.
+/// The number of times that each thing has happened in lives, by name.
 #[derive(Debug, Default)]
 struct Counts(BTreeMap<&'static str, usize>);
 
@@ -57,7 +58,8 @@ impl Counts {
         other.0.into_iter().for_each(|(what, times)| self.add(what, times));
     }
 
-    /// Checks that each of these things has happened more often, unless one seed is replayed.
+    /// Checks that each of these things has happened more often than this. Does nothing if one seed is
+    /// replayed.
     fn check(&self, least: &[(&str, usize)]) {
         eprintln!("{:?}", self.0);
         let is_seldom = |(what, least): &&(&str, usize)| self.0.get(what).copied().unwrap_or(0) <= *least;

@@ -1,4 +1,4 @@
-//! Stops of hubs: in order, at once, or without a word; and whatever happens in the middle of one.
+//! Stops of hubs: clean stops, immediate stops and kills, and events in the middle of a stop.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ impl Life {
         &mut self.job.hubs.hubs[hub]
     }
 
-    /// Stops a hub, or kills it.
+    /// Stops a hub cleanly or at once, or kills it.
     pub fn stops(&mut self) {
         match self.dice.below(6) {
             0 => self.any_hub().stops(),
@@ -36,7 +36,8 @@ impl Life {
         self.job.hubs.hubs.iter().any(|hub| hub.stopping.state == Stopping::Saves)
     }
 
-    /// Has a hub be stopped in the middle of a stop, that one again or another one; or kills it; or its disk never ends.
+    /// Disturbs a stop. Stops this hub or another one at once, or cleanly; or kills one; or lets the disk
+    /// take too long.
     pub fn breaks_stop(&mut self) {
         self.counts.add("stops broken", 1);
         match self.dice.below(5) {
@@ -52,7 +53,7 @@ impl Life {
         }
     }
 
-    /// Whether the job was saved at a stop, at a cut behind which nobody makes a round.
+    /// Whether the job was saved at a stop, at a cut after which no worker makes a round.
     pub fn was_saved_at_stop(&mut self) -> bool {
         let states = self.job.hubs.hubs.iter().map(|hub| hub.stopping.state);
         let (mut saved, mut not_saved) = (0, 0);
@@ -62,7 +63,7 @@ impl Life {
         }
         self.counts.add("jobs saved at a stop", saved);
         self.counts.add("jobs not saved at a stop", not_saved);
-        // Of several hubs, workers that step alone go on as if the hub were killed behind the cut.
+        // With several hubs, workers that step alone continue as if the hub had been killed after the cut.
         saved > 0 && (self.terms.job.hubs == 1 || !self.terms.job.level.consistency.steps_alone())
     }
 }

@@ -1,8 +1,10 @@
-//! A life of a tree of hubs, or of a mesh. Workers and hubs below are lost, lose their links and return, at any moment, also
-//! before they take part again. The hubs above all take snapshots, and [return](super::above), too.
+//! A life of a tree of hubs, or of a mesh. Workers and hubs below are lost, lose their links and come back,
+//! at any moment, also before they take part again. The hubs at the top take snapshots, and may also be
+//! [lost](super::above).
 //!
-//! All push the same number, as in [`Life`](super::life::Life). A machine's sum goes up with its count, so the mean is that
-//! number for any set of workers. Machines that step alone push ones in elements of their own.
+//! All workers push the same number, as in [`Life`](super::life::Life). A machine's sum goes up with its
+//! count, so the mean is that number for any set of workers. Machines that step alone push ones in their own
+//! elements.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,14 +26,14 @@ use super::life::BY_KEY;
 
 /// The number of steps in which events may happen.
 const STEPS: u32 = 300;
-/// Codecs that keep the numbers that are pushed here, and their sums.
+/// Codecs that keep the pushed numbers and their sums exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
-/// No life is as long.
+/// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
-/// The most rounds that a worker's keys are apart.
+/// The largest difference between the rounds of a worker's keys.
 const AHEAD: u32 = 3;
 
-/// A tree, and the test's knowledge of it.
+/// A tree, and the expectations of the test.
 pub struct Tree {
     pub dice: Dice,
     pub layout: Arc<Layout>,
@@ -40,22 +42,22 @@ pub struct Tree {
     pub faults: Faults,
     pub job: Levels,
     pub ledger: Ledger,
-    /// The disk of the hubs above all, as one.
+    /// The disks of the hubs at the top, which count as one.
     pub disks: Disks,
     /// The round that each worker had reached when the hubs above were lost.
     pub reached: Vec<Option<Round>>,
-    /// Whether the hubs above may be lost.
+    /// Whether the hubs at the top may be lost.
     pub may_fall: bool,
-    /// The workers that have lost their links, and make new ones.
+    /// The workers that have lost their links and are making new ones.
     pub unlinked: BTreeSet<usize>,
-    /// The hubs that have.
+    /// The hubs that have lost their links and are making new ones.
     pub unlinked_hubs: BTreeSet<usize>,
-    /// The notices that were read.
+    /// The number of notices that were read.
     pub read: usize,
     pub counts: Counts,
 }
 
-/// Returns two levels, or three.
+/// Draws a shape with two or three levels.
 fn shape(dice: &mut Dice) -> Vec<Shape> {
     let machine = |dice: &mut Dice| Shape::Hub(vec![Shape::Worker; dice.from(1..=3) as usize]);
     let rack = |dice: &mut Dice| (0..dice.from(1..=3)).map(|_| machine(dice)).collect::<Vec<_>>();
@@ -65,7 +67,7 @@ fn shape(dice: &mut Dice) -> Vec<Shape> {
     }
 }
 
-/// Draws the terms at the hubs above all.
+/// Draws the terms at the top.
 fn above(layout: &Layout, machines: u32, dice: &mut Dice) -> JobTerms {
     let job = JobTerms { hubs: dice.from(1..=3) as u32, ..JobTerms::new(machines, Vec::new(), SGD) };
     let consistency = match dice.below(8) {
@@ -90,12 +92,12 @@ fn above(layout: &Layout, machines: u32, dice: &mut Dice) -> JobTerms {
     }
 }
 
-/// Leaves out terms that the product refuses together, with an error that names each. Returns whether there
-/// were some.
+/// Replaces terms that the hubs refuse together, with an error that names each of them. Returns whether there
+/// were such terms.
 fn leave_out_refused(job: &mut JobTerms, is_deep: bool) -> bool {
     let mut are_refused = false;
     loop {
-        let below = JobTerms { hubs: 1, ..job.clone() }; // of a hub between two levels
+        let below = JobTerms { hubs: 1, ..job.clone() }; // the terms of a hub between two levels
         let why = match (job.check(), below.check_below()) {
             (Err(why), _) => why.to_string(),
             (Ok(()), Err(why)) if is_deep => why.to_string(),
@@ -135,7 +137,7 @@ impl Tree {
         let mut job = above(&layout, shape.len() as u32, &mut dice);
         let mut counts = Counts::default();
         counts.add("refused by name", usize::from(leave_out_refused(&mut job, is_deep)));
-        // Nobody pulls.
+        // Hubs do not pull.
         let schedules = Vec::from_iter(Schedule::ALL.into_iter().filter(|schedule| !schedule.pulls()));
         let mut level = |of: LevelTerms| LevelTerms {
             schedule: schedules[dice.below(schedules.len() as u64) as usize],
@@ -144,7 +146,7 @@ impl Tree {
         };
         let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        // A core's part is sent before its answers.
+        // The network must keep the order: a core's part is sent before its answers.
         let reorder = dice.below(2) == 0 && !job.finds_norms();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);
@@ -180,7 +182,7 @@ impl Tree {
         }
     }
 
-    /// Runs the tree until nothing more happens, and all are back.
+    /// Runs the tree until nothing more happens and all workers and hubs are back.
     pub fn live(mut self) -> Counts {
         for falls_one_in in [2, 3, 0] {
             self.may_fall = falls_one_in > 0 && self.dice.below(falls_one_in) == 0;
@@ -194,7 +196,8 @@ impl Tree {
         self.counts
     }
 
-    /// Begins: all workers take part, and have weights. The hubs above may be lost again before. Returns whether they live.
+    /// Runs until all workers take part and have weights. The hubs at the top may be lost again before.
+    /// Returns whether they are alive.
     fn begin(&mut self) -> bool {
         let are_lost_again = self.may_fall && self.dice.below(3) == 0;
         let falls = |tree: &mut Tree| {
@@ -214,7 +217,7 @@ impl Tree {
         self.job.is_hub_alive(0)
     }
 
-    /// Breaks anything. Returns whether the hubs above live.
+    /// Makes events at random. Returns whether the hubs at the top are alive.
     fn happen(&mut self) -> bool {
         for _ in 0..STEPS {
             match self.dice.below(30) {
@@ -241,12 +244,12 @@ impl Tree {
         self.terms.job.on_loss == OnLoss::Continue
     }
 
-    /// Whether a hub has died in a job that stops then.
+    /// Whether a hub has died in a job that then stops.
     fn is_falling(&self) -> bool {
         !self.goes_on() && (0..self.job.nodes.len()).any(|hub| !self.job.is_hub_alive(hub))
     }
 
-    /// Brings everybody back, and makes some rounds more.
+    /// Brings all workers and hubs back, and makes some more rounds.
     fn finish(&mut self) {
         let are_back = |tree: &mut Tree| {
             (0..tree.job.workers.len()).for_each(|worker| tree.mend(worker));
@@ -273,7 +276,7 @@ impl Tree {
         self.job.is_alive(worker) && self.job.first_round(worker).is_some()
     }
 
-    /// Returns the hubs that have a worker below that takes part.
+    /// Returns the hubs with a worker below them that takes part.
     pub fn with_workers(&self) -> BTreeSet<usize> {
         let workers = (0..self.job.workers.len()).filter(|&worker| self.takes_part(worker));
         let of_worker = |worker: usize| {
@@ -282,7 +285,8 @@ impl Tree {
         workers.flat_map(of_worker).collect()
     }
 
-    /// A hub ends while a worker below takes part only if nobody is left who could push a round that went up, or with the hub above.
+    /// Checks the end of a hub. If a worker below takes part, there are two allowed causes. The hub above has
+    /// ended, or no worker is left who could push a round that went up.
     fn check_end(&mut self, hub: usize) {
         let why = self.job.nodes[hub].control.failed.as_deref().unwrap_or_default();
         let is_abandoned = why.contains("was the last that could push");
@@ -291,14 +295,14 @@ impl Tree {
         self.counts.add("hubs whose round nobody could push", usize::from(is_abandoned));
     }
 
-    /// Whether a machine takes part at the hubs above all, perhaps without links for a while.
+    /// Whether a machine takes part at the hubs at the top. It may lack links for some time.
     fn machine_lives(job: &Levels, rank: u32) -> bool {
         let is_of_rank = |hub: &usize| job.above(*hub) == Some(0) && job.rank_above(*hub) == rank as usize;
         let hub = (1..job.nodes.len()).find(is_of_rank).expect("a machine has a hub");
         job.is_hub_alive(hub) && job.nodes[0].control.job().members.takes_part(rank)
     }
 
-    /// Notes which machines that step alone take part since the last look, or do not any more.
+    /// Notes which machines that step alone have begun or ended to take part since the last call.
     pub fn look_at_machines(&mut self) {
         let Tree { job, ledger: Ledger::Alone(alone), shape, .. } = self else { return };
         for rank in 0..shape.len() as u32 {
@@ -313,8 +317,8 @@ impl Tree {
         }
     }
 
-    /// Whether a worker or a hub remains, so that the job continues: worker 0, and the hubs above it; and in a mesh a worker of
-    /// each machine.
+    /// Whether a worker or a hub must stay, so that the job continues. Worker 0 and the hubs above it must stay; in a mesh a
+    /// worker of each machine must.
     fn stays(&self, worker: usize) -> bool {
         worker == 0 || self.terms.mesh && self.job.workers[worker].rank == 0
     }
@@ -361,7 +365,7 @@ impl Tree {
         }
     }
 
-    /// Loses the links of all hubs at once: a part that one of them has passed on helps no other.
+    /// Ends the links of all hubs at once. A part that a hub has passed on then helps no other hub.
     fn loses_network(&mut self) {
         let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
         linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));
@@ -375,7 +379,7 @@ impl Tree {
         self.counts.add("hubs without links", 1);
     }
 
-    /// Whether a hub takes part at the hub above, by links that it has.
+    /// Whether a hub takes part at the hub above, and has its links.
     fn is_linked_above(&self, hub: usize) -> bool {
         let Some(above) = self.job.above(hub) else { return false };
         let rank = self.job.rank_above(hub) as u32;
@@ -385,14 +389,14 @@ impl Tree {
             && self.job.nodes[above].control.job().members.takes_part(rank)
     }
 
-    /// Checks that workers and hubs that are gone make no links any more.
+    /// Forgets workers and hubs that are gone, so that they make no links any more.
     pub fn forget(&mut self) {
         let Tree { job, unlinked, unlinked_hubs, .. } = self;
         unlinked.retain(|&worker| job.is_hub_alive(job.workers[worker].node));
         unlinked_hubs.retain(|&hub| job.is_hub_alive(hub));
     }
 
-    /// Makes new links for a worker, or brings the worker back, if it can.
+    /// Makes new links for a worker, or brings the worker back, if that is possible.
     fn mend(&mut self, worker: usize) {
         if self.unlinked.contains(&worker) {
             if self.job.relink(worker).unwrap() {
@@ -403,7 +407,7 @@ impl Tree {
         }
     }
 
-    /// Makes new links for a hub, or brings the hub back, if it can.
+    /// Makes new links for a hub, or brings the hub back, if that is possible.
     fn mend_hub(&mut self, hub: usize) {
         if self.unlinked_hubs.contains(&hub) {
             if self.job.relink_hub(hub).unwrap() {
@@ -414,7 +418,7 @@ impl Tree {
         }
     }
 
-    /// Pushes all keys that workers taking part can push, and lets everybody work once.
+    /// Pushes all keys that workers can push, and lets all workers and hubs work once.
     fn step(&mut self, until: u32) {
         for worker in
             (0..self.job.workers.len()).filter(|&worker| self.takes_part(worker)).collect::<Vec<_>>()
@@ -474,7 +478,7 @@ impl Tree {
                     Ledger::Alone(_) => panic!("no machine that steps alone leaves rounds out: {notice:?}"),
                 },
                 Notice::WorkerGone { by_itself: true, .. } | Notice::AboveGone { .. } => {}
-                // Whether it may end like this is checked where it ends.
+                // The end of the run checks whether the job may end like this.
                 Notice::JobFailed { .. } if *node > 0 => {}
                 notice => panic!("hub {node}: {notice:?}"),
             }
@@ -482,7 +486,7 @@ impl Tree {
         self.read = job.notices.len();
     }
 
-    /// Steps until something is so, which must be before long.
+    /// Makes steps until `is_so` returns true, which must happen after a limited number of steps.
     pub fn until(&mut self, mut is_so: impl FnMut(&mut Tree) -> bool, last: u32) {
         for _ in 0..20_000 {
             if is_so(self) {

@@ -1,5 +1,6 @@
-//! SSP and ASP over the simulated network: how far a worker gets alone, and the cost of a push too many. Lives of jobs (`lives`)
-//! keep the bound, and have each push once. A failure prints its seed.
+//! SSP and ASP over the simulated network: the number of rounds that a worker makes alone, and the result of
+//! one push too many. The lives of jobs in `lives` keep the bound, and count each push once. A failure prints
+//! its seed.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use sim_tests::race::{Race, SGD};
 use sim_tests::simulated::Terms;
 
 const WORKERS: u32 = 3;
-/// Rounds with gradients.
+/// The number of rounds with gradients.
 const ROUNDS: u32 = 12;
 
 const fn ssp(staleness: u32) -> Consistency {
@@ -34,7 +35,8 @@ fn race(seed: u64, consistency: Consistency) -> Race {
     Race::new(seed, net, &layout(), terms, ROUNDS)
 }
 
-/// Returns for how many rounds after the broadcast a worker gets answers while another worker does nothing.
+/// Returns the number of rounds after the broadcast in which a worker gets answers while another worker does
+/// nothing.
 fn rounds_alone(seed: u64, consistency: Consistency) -> u32 {
     let mut race = race(seed, consistency);
     race.run(1);
@@ -62,8 +64,8 @@ fn a_slow_worker_holds_the_others_exactly_at_the_staleness() {
 fn a_push_before_the_answer_costs_the_link() {
     for consistency in [ssp(0), Consistency::Asp] {
         let mut race = race(1, consistency);
-        // The other workers have not pushed round 0, so the hub does not answer this. The network delivers it
-        // twice.
+        // The other workers have not pushed round 0, so the hub does not answer this push. The network
+        // delivers it twice.
         let end = race.job.ends[0][0];
         race.job.net().duplicate_next(end);
         race.push_all(&[0]);

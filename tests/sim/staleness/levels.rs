@@ -1,6 +1,8 @@
-//! As `bits::levels`, in SSP and ASP between two levels: thousands of small trees and meshes with random faults, in which
-//! each machine steps by the mean of its workers. Every answer keeps the bound, every push of a machine counts once, and every
-//! run ends with all its rounds or with an error that names what went wrong. A failure prints its seed.
+//! SSP and ASP between two levels: thousands of small trees and meshes with random faults. Each machine steps
+//! by the mean of its workers.
+//!
+//! Every answer keeps the bound, and every push of a machine counts once. Every run ends with all its rounds, or
+//! with an error that names what went wrong. A failure prints its seed. `bits::levels` tests BSP in the same way.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +15,20 @@ use sim_tests::trouble::{Dice, Trouble};
 
 const TREES: u64 = 10_000;
 
-/// A run is over after this many steps without work: more than the longest delay.
+/// The number of steps without work after which a run is over: more than the longest delay.
 const PATIENCE: u32 = 200;
 
-/// More steps than any run needs.
+/// A number of steps that no run needs.
 const MANY: u32 = 20_000;
 
-/// Codecs that hold the numbers that are pushed here, and their differences, exactly.
+/// Codecs that hold the pushed numbers, and their differences, exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 
 struct Tree {
     dice: Dice,
     trouble: Trouble,
-    /// All rounds: the broadcast, those with gradients, and a round of zeros that shows the final weights.
+    /// The number of all rounds: the broadcast, the rounds with gradients, and a round of zeros that shows
+    /// the final weights.
     rounds: u32,
     race: Race<Levels>,
 }
@@ -34,7 +37,7 @@ impl Tree {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let trouble = Trouble::from_seed(seed);
-        // Small keys may be groups.
+        // Small keys may form groups.
         let longest = [16, 80][dice.below(2) as usize];
         let keys = (0..dice.from(1..=6)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=longest)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
@@ -43,7 +46,7 @@ impl Tree {
         let mut job = JobTerms::new(1, Vec::new(), SGD);
         (job.on_loss, job.hubs) = (trouble.on_loss(), dice.from(1..=2) as u32);
         let mut level = || {
-            // Nobody pulls.
+            // No worker pulls.
             let schedules: Vec<Schedule> = Schedule::ALL.into_iter().filter(|s| !s.pulls()).collect();
             LevelTerms {
                 schedule: schedules[dice.below(schedules.len() as u64) as usize],
@@ -71,7 +74,7 @@ impl Tree {
         Tree { dice, trouble, rounds: rounds + 2, race }
     }
 
-    /// Runs until all living workers have done all rounds, or nothing moves any more, or there is an error.
+    /// Runs until all living workers have done all rounds, nothing moves any more, or there is an error.
     fn run(&mut self) -> Result<(), String> {
         self.run_to(self.rounds - 1)?;
         self.run_to(self.rounds)
@@ -84,7 +87,7 @@ impl Tree {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.waiting_keys());
-            // From here on nothing is broken, so that the living workers can finish.
+            // From here on there are no new faults, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun = !self.race.lacks_answers(1);
                 match self.race.job.strike(self.trouble, &mut self.dice, begun) {

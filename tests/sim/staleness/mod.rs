@@ -1,4 +1,4 @@
-//! SSP and ASP: no worker is too far ahead, and every push counts once.
+//! SSP and ASP: no worker is further ahead than the bound, and every push counts once.
 
 mod bound;
 mod levels;

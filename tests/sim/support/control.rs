@@ -1,11 +1,13 @@
-//! The control of a job at a simulated hub: the coordinator's job, cores that carry out commands late, and late reports.
+//! The control of a job at a simulated hub. It has the coordinator's job, cores that carry out commands late,
+//! and late reports.
 //!
 //! ```text
 //!   event -> job -> effects -> commands, a queue for each core -> core -> reports, one queue -> event
 //! ```
 //!
-//! The driver of a real hub does the same with threads. Both queues keep their order, and the caller decides when something
-//! leaves one. After each event the control checks the invariants; a failure prints the story so far.
+//! The driver of a real hub does the same with threads. Both queues keep their order, and the caller decides
+//! when something leaves a queue. After each event the control checks the invariants. A failure prints the
+//! end of the story.
 
 mod ends;
 mod files;
@@ -35,25 +37,25 @@ use crate::hubs::Letter;
 pub use files::{FilesHere, known_to};
 pub use stop::{StopHere, Stopping};
 
-/// The last lines of a story are those that matter.
+/// The number of lines that a failure prints: the last lines of a story are those that matter.
 const TOLD: usize = 60;
 /// The secret of the job.
 const SECRET: Secret = Secret([7; 16]);
-/// The time from one step to the next.
+/// The time that passes in each step.
 const TICK: Duration = Duration::from_millis(1);
-/// The steps from one look at the time to the next.
+/// The number of steps from one check of the time to the next.
 const SWEPT_EVERY: u32 = 16;
-/// The time that members and hubs may be silent.
+/// The longest time that members and hubs may be silent.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A link to a hub above, and the window that a hub above writes.
+/// A link to a hub above, and the window that the hub above writes into, if there is one.
 pub type WayUp = (sim::Endpoint, Option<Arc<RecvWindow>>);
 
-/// Work for a simulated core.
+/// A command for a simulated core.
 enum Command {
     /// Take a worker's link.
     Add { rank: u32, gradients: Arc<RecvWindow>, own: Option<Spans>, link: Box<sim::Endpoint> },
-    /// Drop the link of a worker that makes another.
+    /// Drop the link of a worker that makes a new one.
     Unlink(u32),
     /// Remove a worker.
     Remove(u32),
@@ -65,15 +67,15 @@ enum Command {
     BeginBelow(CutId, Round),
     /// Finish no round.
     Hold(CutId),
-    /// Say how far each worker that steps alone has come.
+    /// Report how far each worker that steps alone has come.
     Lines(CutId),
     /// Let no chunk go further than this round, or than these lines.
     EndBefore(CutId, Round, Arc<[Option<Round>]>),
     /// Take a snapshot before a round.
     Snapshot(Occasion, Round),
-    /// Take the next snapshot. The memory of the one before is lost.
+    /// Become ready for the next snapshot. The memory of the previous one is lost.
     GiveBack,
-    /// Go on.
+    /// Continue.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
     /// Forget the job, which has failed.
     End,
@@ -105,56 +107,57 @@ impl fmt::Display for Command {
 
 /// The control of a job at a hub.
 pub struct Control {
-    /// The hub, which has the job alone.
+    /// The hub, whose only job this is.
     hub: Hub,
     id: JobId,
     name: String,
-    /// The commands that each core has, and has not done yet.
+    /// The commands that each core has and has not yet carried out.
     commands: Vec<VecDeque<Command>>,
-    /// The actions of the cores that the job does not know yet.
+    /// The actions of the cores that the job does not yet know.
     reports: VecDeque<Event>,
-    /// The cores that have not answered the step of a cut yet.
+    /// The number of cores that have not yet answered the step of a cut.
     answers: usize,
-    /// The highest of their fronts, and their furthest lines.
+    /// The highest of the cores' fronts, and their furthest lines.
     fronts: (Option<Round>, Vec<Option<Round>>),
-    /// The ranks that take part since the last look, each with its first round.
+    /// The ranks that have begun to take part since the last call of `begun`, each with its first round.
     begun: Vec<(u32, Round)>,
     /// The requests and messages to other hubs.
     pub letters: Vec<Letter>,
-    /// The cut of hub 0 that each cut here answers, and whether by its end, at another hub than hub 0.
+    /// The cut of hub 0 that each cut here answers, and whether hub 0 has released it. Hub 0 itself has none.
     follows: HashMap<CutId, (CutId, bool)>,
-    /// The snapshots and files.
+    /// The snapshots and checkpoint files.
     pub files: FilesHere,
     /// The stop of the hub.
     pub stopping: StopHere,
-    /// The cut that lets the members begin, which waits for the hubs above.
+    /// The cut that lets the members begin, while it waits for the hubs above.
     waits_above: Option<CutId>,
-    /// The cores that have lost links to the hubs above, until there are new ones.
+    /// The number of cores that have lost links to the hubs above, until there are new links.
     unlinked_above: Option<usize>,
     /// The reason why the job has failed.
     pub failed: Option<String>,
-    /// Whether cores then forget it, as those of a real hub do. Otherwise the caller looks at them.
+    /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at
+    /// them.
     pub forgets: bool,
-    /// Whether the hub looks at the time now and then, as a real hub does. Otherwise the caller has it look.
+    /// Whether the hub checks the time now and then, as a real hub does. Otherwise the caller makes it check.
     pub is_swept: bool,
     /// Whether the hub has died.
     is_dead: bool,
     now: Instant,
     ticks: u32,
-    /// Whether one seed is replayed, which prints the story as it goes.
+    /// Whether the story is printed as it happens, because one seed is replayed.
     is_told_aloud: bool,
-    /// The tokens that were given, each with its rank.
+    /// The tokens that the hub has given, each with its rank.
     given: Vec<(Token, u32)>,
     /// The rounds that members had reached when they lost their hubs, by rank.
     reached: Vec<Option<Round>>,
-    /// The news that members have heard.
+    /// The news that members have got.
     heard: HeartbeatReply,
     /// The number of times that waiting members were woken to look again.
     pub wakes: u64,
     story: VecDeque<String>,
 }
 
-/// Returns a hub with one job alone, which begins with a round.
+/// Returns a hub with a single job, which begins with a round.
 fn hub_of(
     job: (JobId, String),
     terms: &Arc<JobTerms>,
@@ -188,8 +191,8 @@ impl Drop for Control {
 }
 
 impl Control {
-    /// The control of a job that gathers, at the hub of this share, on this many cores. Each of its hubs has this many shards
-    /// that own chunks.
+    /// Creates the control of a job that gathers, at the hub of this share, on this many cores. Each of the
+    /// job's hubs has this many shards that own chunks.
     pub fn with_owners(
         named: (JobId, String),
         terms: &Arc<JobTerms>,
@@ -263,12 +266,12 @@ impl Control {
         token
     }
 
-    /// Lets a member join, and connects it. Its links are made by [`add`](Self::add).
+    /// Lets a member join, and connects it. Call [`add`](Self::add) to make its links.
     pub fn join(&mut self, rank: u32) {
         self.join_as(rank, 1 + self.given.len() as u64);
     }
 
-    /// Joins a worker that is named at several hubs.
+    /// Lets a worker join that has a name at several hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job().members.get(rank).is_none(), "rank {rank} is taken");
         self.tell(format!("{} joins", self.job().spec.spoken(rank)));
@@ -283,7 +286,7 @@ impl Control {
         self.connect(rank, token);
     }
 
-    /// Returns the join of a worker that is named so at all hubs.
+    /// Returns the join of a worker that has this name at all hubs.
     fn join_of(&self, rank: u32, worker: u64, token: Token) -> Join {
         let job = self.job();
         let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (*job.spec.terms).clone()) };
@@ -321,12 +324,12 @@ impl Control {
         self.commands[core].push_back(Command::AddAbove(level, ways));
     }
 
-    /// Notes that the links to hubs above are lost, and that there will be new ones.
+    /// Notes that the links to hubs above are lost, and that new ones will follow.
     pub fn loses_above(&mut self) {
         self.unlinked_above = Some(self.commands.len());
     }
 
-    /// Has all cores drop the links to hubs above.
+    /// Makes all cores drop the links to hubs above.
     pub fn unlink_above(&mut self) {
         self.command(|| Command::UnlinkAbove);
     }
@@ -336,12 +339,13 @@ impl Control {
         self.unlinked_above == Some(0)
     }
 
-    /// Whether all members are here, and the hubs above have to let this one take part.
+    /// Whether all members are here, and only the hubs above do not yet let this hub take part.
     pub fn waits_above(&self) -> bool {
         self.waits_above.is_some()
     }
 
-    /// Notes that the hubs above let this one take part from a round on. A worker of any machine had reached a round when it lost a hub.
+    /// Notes that the hubs above let this hub take part from a round on. `reached` is the round that a worker
+    /// of any machine had reached when it lost a hub.
     pub fn begins_above(&mut self, first: Round, reached: Option<Round>) {
         if let Some(round) = reached {
             self.ask(MachinesReached { job: self.id, round }).expect("it goes on");
@@ -350,8 +354,8 @@ impl Control {
         self.reports.push_back(Event::Cut(cut, Stepped::Above(Ok(Some(first)))));
     }
 
-    /// Notes that all members of a hub below are there, and which round one had reached when it lost a hub. Returns the round that the
-    /// hub takes part from, if it does.
+    /// Notes that all members of a hub below are there, and the round that one of them had reached when it
+    /// lost a hub. Returns the round from which the hub takes part, if it takes part.
     pub fn ready(&mut self, rank: u32, reached: Option<Round>) -> Option<Round> {
         let ready = Ready { member: self.member(rank), reached };
         let effects = self.ask(ready).expect("no member is too far from others");
@@ -359,18 +363,18 @@ impl Control {
         self.first_round(rank)
     }
 
-    /// Returns the round that a member takes part from, if it does.
+    /// Returns the round from which a member takes part, if it takes part.
     pub fn first_round(&self, rank: u32) -> Option<Round> {
         let member = self.job().news.now().members.iter().find(|member| member.rank == rank)?;
         Some(member.from)
     }
 
-    /// Notes that a member has died: its heartbeat ends.
+    /// Notes that a member has died, so that its heartbeat ends.
     pub fn hangs_up(&mut self, rank: u32) {
         self.reports.push_back(Event::HungUp(rank));
     }
 
-    /// Unlinks a member that lives, which then asks for new links.
+    /// Unlinks a living member, which then asks for new links.
     pub fn unlink(&mut self, rank: u32) {
         let asks = AskForLinks { member: self.member(rank), why: "it says so".to_owned() };
         let lost = self.ask(asks).expect("it takes part, and lives");
@@ -379,7 +383,7 @@ impl Control {
 
     /// Connects a member that has asked for links, if all cores have dropped the old links.
     pub fn relink(&mut self, rank: u32) -> bool {
-        // An answer may be lost, and the same request comes again.
+        // An answer may be lost, and then the same request comes again.
         let asks = if self.given.len().is_multiple_of(3) { 2 } else { 1 };
         let tokens = Vec::from_iter((0..asks).map(|_| self.token(rank)));
         for &token in &tokens {
@@ -407,7 +411,7 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Cuts the job for hub 0, by its number.
+    /// Cuts the job for hub 0, which gives the cut's number.
     pub fn follow(&mut self, of_lead: CutId, cut: u64) {
         let (cut, effects) = self.ask(HeldByLead { job: self.id, cut }).expect("the job goes on");
         self.follows.insert(cut, (of_lead, false));
@@ -419,7 +423,7 @@ impl Control {
         match self.ask(ReleasedByLead { job: self.id, request }).expect("the job goes on") {
             Ok((cut, effects)) => {
                 if let Some((of_lead, false)) = self.follows.insert(cut, (of_lead, true)) {
-                    // Nothing, if the hold was answered before.
+                    // The hold may have its answer already.
                     self.letters.push(Letter::Held(of_lead, Err("it is released".to_owned())));
                 }
                 self.carry_out_all(effects);
@@ -428,7 +432,7 @@ impl Control {
         }
     }
 
-    /// Notes, as hub 0, that a hub has all links of a newcomer.
+    /// Notes as hub 0 that a hub has all links of a newcomer.
     pub fn arrived(&mut self, request: &ArrivedRequest) {
         if self.failed.is_none() {
             let arrived = Arrived { job: self.id, hub: request.hub, worker: request.worker };
@@ -451,7 +455,7 @@ impl Control {
                 let (rank, reason, by_itself) = (*rank, reason.clone(), *by_itself);
                 self.reports.push_back(Event::LinkEnded { rank, reason, by_itself });
             }
-            // The ends of links that are lost anyway are not news.
+            // The links are lost already, so their ends are no news.
             Notice::AboveGone { .. } if self.unlinked_above.is_some() => {}
             Notice::AboveGone { reason, .. } => self.fails(reason.clone(), Blame::Hub),
             Notice::JobFailed { reason, .. } => self.fails(reason.clone(), Blame::Job),
@@ -460,7 +464,7 @@ impl Control {
         }
     }
 
-    /// Has a core carry out its next command. A core that is gone does nothing.
+    /// Lets a core carry out its next command. A core that has ended does nothing.
     ///
     /// # Errors
     /// Returns an error if a window lacks chunks.
@@ -554,7 +558,7 @@ impl Control {
         (self.answers == 0).then_some(Event::Cut(cut, stepped))
     }
 
-    /// Notes an event, which the job takes in after the earlier ones.
+    /// Notes an event. The job takes it in after the earlier ones.
     pub fn report(&mut self, event: Event) {
         self.reports.push_back(event);
     }
@@ -575,7 +579,8 @@ impl Control {
         true
     }
 
-    /// Publishes the news, if there are any. Members get them by their version. Notes who takes part since the last ones.
+    /// Publishes the news, if there are any. Members get them by their version. Notes who has begun to take
+    /// part.
     fn publish(&mut self) {
         let news = self.job().news.now();
         if news.version == self.heard.version {
@@ -587,24 +592,24 @@ impl Control {
         self.begun.extend(self.heard.members.iter().filter(is_new).map(|member| (member.rank, member.from)));
     }
 
-    /// Returns the news that members have heard.
+    /// Returns the news that members have got.
     pub fn heard(&self) -> &HeartbeatReply {
         &self.heard
     }
 
-    /// Whether something is under way.
+    /// Whether commands, reports or letters are on their way.
     pub fn is_busy(&self) -> bool {
         !self.reports.is_empty() || self.commands.iter().any(|commands| !commands.is_empty())
     }
 
-    /// Forgets the messages under way, of a job that has ended.
+    /// Forgets the messages on their way, because the job has ended.
     pub fn end(&mut self) {
         self.commands.iter_mut().for_each(VecDeque::clear);
         self.reports.clear();
         self.waits_above = None;
     }
 
-    /// Returns the ranks that take part since the last call, each with its first round.
+    /// Returns the ranks that have begun to take part since the last call, each with its first round.
     pub fn begun(&mut self) -> Vec<(u32, Round)> {
         std::mem::take(&mut self.begun)
     }
@@ -703,7 +708,7 @@ impl Control {
                 Some(member) => {
                     let waits =
                         member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
-                    // Of several hubs, the newcomer may not be at all of them yet.
+                    // A newcomer may not yet be at all of several hubs.
                     let waits = waits && self.job().hubs.share.is_whole();
                     assert!(!waits || self.is_busy(), "worker {rank} waits for a cut, and there is none");
                     assert!(owners == 1 || !self.job().members.takes_part(rank), "worker {rank} takes part");

@@ -1,4 +1,4 @@
-//! The hubs of one job: the control of each, and the requests between them, which arrive late and in any
+//! The hubs of one job: the control of each, and the requests between them. Requests arrive late and in any
 //! order.
 
 use std::sync::Arc;
@@ -20,28 +20,30 @@ pub enum Letter {
     Hold(CutId, HoldRequest),
     /// Hub 0 releases the job.
     Release(CutId, ReleaseRequest),
-    /// The other hub holds the job, or does not.
+    /// The other hub holds the job, or cannot hold it.
     Held(CutId, Result<Option<Round>, String>),
     /// The other hub has released the job, or has not.
     Released(CutId, Result<(), String>),
     /// A hub has all links of a newcomer.
     Arrived(ArrivedRequest),
-    /// A hub has lost a worker, and goes on.
+    /// A hub has lost a worker, and continues.
     Lost(u64, String),
     /// The job has failed at a hub.
     Failed(String, Blame),
-    /// A hub stops, and asks hub 0 to have the job end at a cut, with this time for the round in flight.
+    /// A hub stops, and asks hub 0 to end the job at a cut. It gives this time to the round in flight.
     End(usize, Duration),
-    /// The job has ended at a cut for this hub, and is saved, or is not.
+    /// The job has ended at a cut for this hub. The flag says whether it is saved.
     Ended(usize, bool),
     /// Hub 0 asks this hub for its part of the checkpoint before a round, and sends the whole rounds.
     HasPart(FollowId, u32, Round, WholeRounds),
-    /// The other hub has files of these rounds, and its part is in this state; or nobody knows.
+    /// The other hub has files of these rounds, and this is the state of its part. An error means that nobody
+    /// knows.
     Part(FollowId, u32, Result<(Vec<Round>, PartState), String>),
 }
 
 impl Letter {
-    /// Returns the cut whose step it asks for, if it does, and whether that is the release.
+    /// Returns the cut whose step the letter asks for, if it asks for one, and whether the step is the
+    /// release.
     pub fn asks(&self) -> Option<(CutId, bool)> {
         match self {
             Letter::Hold(cut, _) => Some((*cut, false)),
@@ -57,15 +59,15 @@ pub struct Hubs {
     pub hubs: Vec<Control>,
     /// The letters between them.
     pub post: Post,
-    /// The workers that have joined.
+    /// The number of workers that have joined.
     workers: u64,
-    /// The worker that has joined last, by rank.
+    /// The number of the worker that joined last, by rank.
     names: Vec<u64>,
 }
 
 impl Hubs {
-    /// Creates the hubs of a job that gathers, each with this many cores, and the given numbers of shards that own
-    /// chunks.
+    /// Creates the hubs of a job that gathers, each with this many cores. `owners` gives the numbers of
+    /// shards that own chunks.
     pub fn new(terms: &Arc<JobTerms>, cores: usize, owners: &[usize]) -> Self {
         let hub = |hub| {
             let (job, share) = ((JOB, "the job".to_owned()), Share::of_hub(terms, hub));
@@ -103,29 +105,30 @@ impl Hubs {
         are_dropped && self.hubs.iter_mut().all(|hub| hub.relink(rank))
     }
 
-    /// Whether all hubs have the worker that has joined last as a member.
+    /// Whether the worker that joined last is a member at all hubs.
     pub fn have(&self, rank: u32) -> bool {
         let worker = self.names[rank as usize];
         self.hubs.iter().all(|hub| hub.job().members.rank(worker) == Some(rank))
     }
 
-    /// Returns how often those who wait were woken.
+    /// Returns the number of times that waiting members were woken.
     pub fn wakes(&self) -> u64 {
         self.hubs.iter().map(|hub| hub.wakes).sum()
     }
 
-    /// Whether the job has failed at a hub, and whether at all of them.
+    /// Returns whether the job has failed at any hub, and whether it has failed at all hubs.
     pub fn has_failed(&self) -> (bool, bool) {
         let failed = self.hubs.iter().filter(|hub| hub.failed.is_some()).count();
         (failed > 0, failed == self.hubs.len())
     }
 
-    /// Whether something is under way.
+    /// Whether reports or letters are on their way.
     pub fn is_busy(&self) -> bool {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
-    /// Lets every control take in its next report, and delivers every letter; or some of them, as the dice say.
+    /// Lets every control take in its next report, and delivers every letter. With dice, only some of both
+    /// happen.
     pub fn work(&mut self, mut dice: Option<&mut Dice>) {
         let mut is_due = |one_in: u64| dice.as_deref_mut().is_none_or(|dice| dice.below(one_in) == 0);
         for hub in &mut self.hubs {

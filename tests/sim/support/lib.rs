@@ -1,4 +1,4 @@
-//! A simulated cluster of one thread, its possible faults, and plain models of the expected weights.
+//! A simulated cluster of one thread, the faults that it may have, and plain models of the expected weights.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs)] // no user reads this crate

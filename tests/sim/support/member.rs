@@ -1,4 +1,5 @@
-//! The members of a simulated job, each with the machine that a session has. Their requests are lost, late, and made again.
+//! The members of a simulated job, each with the machine that a session has. Their requests are lost, late,
+//! and repeated.
 //!
 //! ```text
 //!   a link is cut -> machine -> ask hub k -- request: late, lost or twice --> job of hub k
@@ -16,25 +17,25 @@ use crate::trouble::Dice;
 
 /// The time from one step to the next.
 const TICK: Duration = Duration::from_millis(1);
-/// The time after which a request is made again.
+/// The time after which a request is repeated.
 const RETRY: Duration = Duration::from_millis(30);
-/// The longest time for the tries of a member.
+/// The longest time that a member tries.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The effects of the network on the messages of members.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// The requests and answers that were lost.
+    /// The number of requests and answers that were lost.
     pub lost: u32,
-    /// The requests that were made again.
+    /// The number of requests that were repeated.
     pub again: u32,
-    /// The requests that came after the member had gone on.
+    /// The number of requests that came after the member had continued.
     pub stale: u32,
-    /// The tries to make links that failed.
+    /// The number of failed tries to make links.
     pub tries: u32,
 }
 
-/// A message between a member and a hub, which comes at a time.
+/// A message between a member and a hub, with the time of its arrival.
 struct Message {
     at: Instant,
     rank: u32,
@@ -55,7 +56,7 @@ struct Asked {
 struct Simulation {
     machine: Member,
     asked: Option<Asked>,
-    /// The hubs that wait for its links, by number.
+    /// The numbers of the hubs that wait for its links.
     granted: Vec<usize>,
     /// The end of a pause.
     pause: Option<Instant>,
@@ -75,7 +76,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// Creates the members of a job that takes part at this number of hubs.
+    /// Creates the members of a job. Each takes part at this number of hubs.
     pub fn new(seed: u64, workers: u32, hubs: usize) -> Self {
         let limits = Limits { hubs, links: LIMIT, hub: LIMIT };
         let member =
@@ -98,7 +99,7 @@ impl Members {
         asked.is_none() && pause.is_none()
     }
 
-    /// Returns how often links were made again.
+    /// Returns the number of times that links were made again.
     pub fn relinks(&self) -> u32 {
         self.members.iter().map(|member| member.machine.relinks()).sum()
     }
@@ -106,13 +107,13 @@ impl Members {
     /// Tells a member that its link closed.
     ///
     /// # Panics
-    /// Panics if the error is another.
+    /// Panics on any other error.
     pub fn closed(&mut self, job: &mut Simulated, rank: u32, error: &ExchangeError) {
         assert!(matches!(error, ExchangeError::Closed { .. }), "worker {rank}: {error}");
         self.happens(job, rank, Event::LinkEnded { may_relink: true });
     }
 
-    /// Lets everybody work once: the control, the cores, the members that have links, and the messages that are due.
+    /// Lets the control, the cores, the members with links, and the due messages work once.
     pub fn step(&mut self, job: &mut Simulated) {
         self.now += TICK;
         job.control().expect("cores take what the control gives them");
@@ -159,7 +160,7 @@ impl Members {
         self.waiting.push(message);
     }
 
-    /// Takes an answer. Nobody waits for that of a request that was answered before.
+    /// Takes an answer. Nobody waits for it if the request was answered before.
     fn answered(&mut self, job: &mut Simulated, message: &Message) {
         let Simulation { asked, granted, .. } = &mut self.members[message.rank as usize];
         if asked.take_if(|asked| asked.request == message.request).is_some() {
@@ -168,7 +169,7 @@ impl Members {
         }
     }
 
-    /// Sends a message, which may be lost, or arrive late.
+    /// Sends a message. The message may be lost or arrive late.
     fn send(&mut self, rank: u32, hub: usize, request: u64, is_answer: bool) {
         if self.dice.below(4) == 0 {
             self.seen.lost += 1;
@@ -200,7 +201,7 @@ impl Members {
                     job.drop_links(rank);
                     Event::Dropped { came, is_awaited }
                 }
-                // No path is open; or a late request has made a hub drop links that it had granted.
+                // No path is open, or a late request made a hub drop links that it had granted.
                 Step::MakeLinks if self.dice.below(4) == 0 || !job.relink(rank).expect("links are made") => {
                     self.seen.tries += 1;
                     Event::Failed(Failure::ForNow)

@@ -1,4 +1,5 @@
-//! A plain model of a compressed job: chunk by chunk, with the real codecs, without frames, windows and links.
+//! A plain model of a compressed job. It computes each chunk with the real codecs, without frames, windows
+//! and links.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +10,27 @@ use pbox_core::{ChunkId, Compression, Content, Dtype, Key, KeyId, Layout, Number
 
 use super::values::{Saved, rounded};
 
-/// A job in BSP whose workers all take part.
+/// A model of a job in BSP whose workers all take part.
 pub struct Model {
     layout: Layout,
     codec: Codec,
     answer: Codec,
     seed: u64,
     workers: u32,
-    /// The number of gradients in a round: one of each worker, or those in the sums that workers push.
+    /// The number of gradients in a round: one for each worker, or the number in the sums that workers push.
     pub gradients: u32,
     optimizer: Optimizer,
-    /// The most that the norm of a round's mean may be, if steps wait for it.
+    /// The bound on the norm of a round's mean, if steps wait for it.
     pub clip_norm: Option<f32>,
-    /// The bound of the norm of the round before.
+    /// The bound on the norm in the previous round.
     pub clip_norm_last: Option<f32>,
-    /// Whether rounds that are not finite are skipped.
+    /// Whether the job skips rounds that are not finite.
     pub skips: bool,
-    /// The number of means of norms above which a norm is a spike, and its round is skipped.
+    /// The factor over the mean of the norms that makes a norm a spike, whose round is skipped.
     pub skip_spikes: Option<f32>,
-    /// The norms of the rounds that were not skipped, where spikes are.
+    /// The norms of the rounds that were not skipped, if the job looks for spikes.
     norms: Vec<f32>,
-    /// The norm of the mean of the last round, in a job whose steps wait for it.
+    /// The norm of the last round's mean, in a job whose steps wait for it.
     pub norm: Option<f32>,
     /// The hub's next round.
     pub round: Round,
@@ -37,9 +38,9 @@ pub struct Model {
 }
 
 struct Chunk {
-    /// The hub's weights. If the optimizer keeps none: the part of the mean that the answer left out.
+    /// The hub's weights. If the optimizer keeps none, the part of the mean that the answer left out.
     weights: Vec<f32>,
-    /// The steps that it has made.
+    /// The number of steps that the hub has made.
     steps: u32,
     state: Vec<[f32; 3]>,
     /// The workers' weights.
@@ -102,7 +103,7 @@ impl Model {
         self.round = self.round.next();
     }
 
-    /// Continues from a checkpoint, with new workers.
+    /// Continues from a checkpoint with new workers.
     pub fn restart(&mut self) {
         for id in 0..self.chunks.len() {
             let (_, _, dtype) = self.place(id);
@@ -112,7 +113,7 @@ impl Model {
         }
     }
 
-    /// Continues from a state that it had, with new workers.
+    /// Continues with new workers from a state that the job had.
     pub fn restart_with(&mut self, state: &Saved) {
         let [weights, first, second] = state.tensors(self.layout.keys());
         for id in 0..self.chunks.len() {
@@ -139,7 +140,7 @@ impl Model {
         self.advance_as(numbers, |_, _| Content::Gradient, value);
     }
 
-    /// Advances with ranks that push other contents.
+    /// Makes one round in which the ranks may push other contents.
     pub fn advance_as(
         &mut self,
         numbers: &Numbers,
@@ -195,7 +196,7 @@ impl Model {
         self.round = self.round.next();
     }
 
-    /// Makes means of these sums, and returns the quotient of norms of each key, if steps use it.
+    /// Turns these sums into means. Returns the quotient of norms of each key, if steps use it.
     fn quotients(&self, numbers: &Numbers, sums: &mut [(usize, Vec<f32>)]) -> BTreeMap<KeyId, f32> {
         let mut squares = BTreeMap::<KeyId, Vec<[f64; 2]>>::new();
         for (id, sum) in sums.iter_mut() {
@@ -226,7 +227,8 @@ impl Model {
         (optimizer, Step::new(optimizer, self.gradients, number, rate, lr_mult, wd_mult))
     }
 
-    /// Steps a chunk with these numbers: on a sum, on a mean that has a scale, or on a mean whose key has a quotient.
+    /// Steps a chunk with these numbers: by a sum, by a mean with a scale, or by a mean whose key has a
+    /// quotient.
     fn step_by(
         &mut self,
         numbers: &Numbers,
@@ -261,7 +263,7 @@ impl Model {
             };
             sum.iter().zip(&*weights).map(|(sum, left_out)| mean(sum) + left_out).collect()
         };
-        // f32 is added in place; for other types the sum is rounded.
+        // Values in f32 are added in place. For other types the sum is rounded.
         let mut seen = std::mem::take(seen);
         if !keeps_weights {
             seen.fill(0.0);
@@ -322,6 +324,6 @@ impl Model {
     }
 }
 
-/// One of each codec, as text.
+/// Examples of codecs as text, one of each kind.
 pub const CODECS: [&str; 8] =
     ["f16", "bf16", "qsgd:4:64", "onebit", "terngrad", "topk:0.1", "randomk:0.2", "dgc:0.1:0.9:none:4"];

@@ -1,5 +1,5 @@
-//! The pushes of each worker, of each key in each round: a gradient, nothing, or weights; and the bytes that it sends
-//! ahead.
+//! The pushes of each worker, for each key in each round: a gradient, nothing, or weights. Also the bytes
+//! that a worker sends ahead.
 
 use std::collections::BTreeMap;
 
@@ -10,37 +10,38 @@ use worker_shim::{Exchange, ExchangeError};
 use super::trouble::Dice;
 use super::values::mix;
 
-/// A plan that all workers keep to.
+/// A plan that all workers follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     seed: u64,
-    /// Only gradients.
+    /// Whether all pushes are gradients.
     plain: bool,
-    /// All workers push the same.
+    /// Whether all workers push the same content.
     alike: bool,
     /// Whether round 0 is the broadcast.
     broadcasts: bool,
 }
 
 impl Plan {
-    /// Creates the plan of every other seed has more than gradients.
+    /// Creates a plan. For every other seed, it has more than gradients.
     pub fn new(seed: u64, broadcasts: bool) -> Self {
         let seed = mix(seed ^ 0x706c_616e);
         Plan { seed, plain: seed.is_multiple_of(2), alike: false, broadcasts }
     }
 
-    /// Returns all push gradients, after a broadcast.
+    /// Returns the plan in which all workers push gradients, after a broadcast.
     pub fn plain() -> Self {
         Plan { seed: 0, plain: true, alike: true, broadcasts: true }
     }
 
-    /// Returns the plan in which no worker has another content than the others, if `alike`.
+    /// Returns the plan in which, if `alike`, all workers push the same content.
     #[must_use]
     pub fn alike(self, alike: bool) -> Self {
         Plan { alike, ..self }
     }
 
-    /// Returns the content of a worker's push. In the broadcast, most ranks but the lowest leave it to others.
+    /// Returns the content of a worker's push. In the broadcast, most ranks above the lowest leave the
+    /// weights to others.
     pub fn content(&self, worker: u32, round: Round, key: KeyId) -> Content {
         self.content_at_hub(worker, worker, round, key)
     }
@@ -62,7 +63,7 @@ impl Plan {
         }
     }
 
-    /// Returns the content of a key in a round of `workers` workers: a step with the gradients that there are,
+    /// Returns the content of a key in a round of `workers` workers. It is a step by the pushed gradients,
     /// nothing, or new weights.
     pub fn together(&self, workers: u32, round: Round, key: KeyId) -> Content {
         let has = |content| (0..workers).any(|worker| self.content(worker, round, key) == content);
@@ -70,18 +71,18 @@ impl Plan {
         contents.into_iter().find(|&content| has(content)).expect("a worker")
     }
 
-    /// Returns the gradient of a worker.
+    /// Whether a worker pushes a gradient.
     pub fn has_gradient(&self, worker: u32, round: Round, key: KeyId) -> bool {
         self.content(worker, round, key) == Content::Gradient
     }
 }
 
-/// Gradients that have left before their pushes, of one worker: whether they must be written again.
+/// Gradients of one worker that have left before their pushes, each with whether it must be written again.
 #[derive(Debug, Default)]
 pub struct Drafts(BTreeMap<KeyId, bool>);
 
 impl Drafts {
-    /// Perhaps sends a key's gradient ahead. `write` writes the gradient, or other values.
+    /// Sends a key's gradient ahead, or does not. `write` writes the gradient, or other values.
     pub fn perhaps<P: Port>(
         &mut self,
         dice: &mut Dice,
@@ -103,7 +104,7 @@ impl Drafts {
         self.0.contains_key(&key)
     }
 
-    /// Writes and pushes the key now.
+    /// Writes the key if that is needed, and pushes it now.
     pub fn push<P: Port>(
         &mut self,
         worker: &mut Exchange<P>,

@@ -1,13 +1,14 @@
-//! The letters between the hubs of a job: late, in any order, and, if the test wants that, lost or given up.
+//! The letters between the hubs of a job. They are late and come in any order. A test can also have them lost
+//! or given up.
 //!
 //! ```text
-//!   ask --letter--> other hub --answer--> ask      each hub answers once; what comes behind is thrown away
+//!   ask --letter--> other hub --answer--> ask      each hub answers once; later answers are ignored
 //!    |     lost        | late       | lost
 //!    +--- given up: the ask has no answer of this hub ---
 //! ```
 //!
-//! A hub makes each request once, by a connection of its own, and waits for the answer for a limited time. A request that is
-//! given up may be carried out nevertheless, or arrive later than the next one.
+//! A hub makes each request once, over a new connection, and waits for the answer for a limited time. The other
+//! hub may still carry out a request that was given up. It may also get this request after the next one.
 
 use coordinator::{CutId, Event, FollowId, Stepped};
 use pbox_core::Round;
@@ -15,7 +16,7 @@ use pbox_core::Round;
 use crate::hubs::Letter;
 use crate::trouble::Dice;
 
-/// An answer to a step of a cut: the round that a hub's chunks have reached, or nothing.
+/// The answer of a hub to a step of a cut: the round that the hub's chunks have reached, or nothing.
 type Answer = Result<Option<Round>, String>;
 
 /// A letter on its way.
@@ -24,42 +25,43 @@ struct Sent {
     from: usize,
     to: usize,
     letter: Letter,
-    /// Whether it was given up, and comes much later.
+    /// Whether the sender has given it up. Such a letter comes much later.
     is_late: bool,
 }
 
-/// The step of a cut that hub 0 waits for the other hubs to take.
+/// The step of a cut that hub 0 waits for. The other hubs must take it.
 #[derive(Debug)]
 struct Ask {
     cut: CutId,
-    /// Whether the hubs release the job, and do not hold it.
+    /// Whether the hubs release the job. Otherwise they hold it.
     releases: bool,
-    /// The answers, by hub, without hub 0.
+    /// The answers, by hub, without that of hub 0.
     answers: Vec<Option<Answer>>,
 }
 
-/// The post of a job.
+/// The letters of a job, and the faults in their delivery.
 #[derive(Debug, Default)]
 pub struct Post {
     sent: Vec<Sent>,
     asks: Vec<Ask>,
-    /// One request is given up in this many steps.
+    /// The average number of steps from one given-up request to the next.
     pub gives_up_one_in: Option<u64>,
-    /// One question for a part of a checkpoint, or its answer, is lost in this many steps.
+    /// The average number of steps from one lost question for a part of a checkpoint, or lost answer, to the
+    /// next.
     pub loses_parts_one_in: Option<u64>,
-    /// The requests that were given up.
+    /// The number of requests that were given up.
     pub given_up: usize,
-    /// The questions for parts that had no answer.
+    /// The number of questions for parts that had no answer.
     pub unanswered: usize,
 }
 
 impl Post {
-    /// Whether something is under way.
+    /// Whether letters or requests are on their way.
     pub fn is_busy(&self) -> bool {
         !self.sent.is_empty() || !self.asks.is_empty()
     }
 
-    /// Takes a letter of a hub to the hubs that it is for.
+    /// Takes a letter of a hub, and addresses it to the hubs that must get it.
     pub fn take(&mut self, from: usize, letter: Letter, hubs: usize) {
         let to = match letter {
             Letter::Hold(..) | Letter::Release(..) => {
@@ -79,7 +81,7 @@ impl Post {
         self.sent.extend(to.map(|to| Sent { from, to, letter: letter.clone(), is_late: false }));
     }
 
-    /// Returns the letters that come now, each with its hubs.
+    /// Returns the letters that arrive now, each with its hubs.
     pub fn due(&mut self, mut is_due: impl FnMut() -> bool) -> Vec<(usize, usize, Letter)> {
         let due = self.sent.extract_if(.., |sent| is_due() && (!sent.is_late || is_due() && is_due()));
         due.map(|Sent { from, to, letter, .. }| (from, to, letter)).collect()
@@ -88,7 +90,7 @@ impl Post {
     /// Notes a hub's answer. Returns the event for hub 0, if it has all answers.
     pub fn answered(&mut self, hub: usize, cut: CutId, releases: bool, answer: Answer) -> Option<Event> {
         let is_of = |ask: &Ask| ask.cut == cut && ask.releases == releases;
-        let place = self.asks.iter().position(is_of)?; // else it comes too late
+        let place = self.asks.iter().position(is_of)?; // otherwise the answer is too late
         self.asks[place].answers[hub - 1].get_or_insert(answer);
         if self.asks[place].answers.contains(&None) {
             return None;
@@ -103,7 +105,8 @@ impl Post {
         ))
     }
 
-    /// Loses a question for a part of a checkpoint, or its answer, as the dice say. Returns which has no answer.
+    /// Loses a question for a part of a checkpoint, or its answer, if the dice say so. Returns the question
+    /// without an answer.
     pub fn loses_part(&mut self, dice: &mut Dice) -> Option<(FollowId, u32)> {
         let one_in = self.loses_parts_one_in?;
         let of_part = |sent: &Sent| match sent.letter {
@@ -115,8 +118,8 @@ impl Post {
         of_part(&self.sent.remove(place))
     }
 
-    /// Gives up a request, by the dice. The request may be lost or arrive later. Returns the event for hub 0, or the hub and its
-    /// letter.
+    /// Gives up a request, if the dice say so. The request may be lost or arrive later. Returns the event for
+    /// hub 0, or the hub and the letter for it.
     pub fn trouble(&mut self, dice: &mut Dice) -> (Option<Event>, Option<(usize, Letter)>) {
         if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
             return (None, None);

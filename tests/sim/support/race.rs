@@ -1,12 +1,12 @@
 //! Workers of a job in SSP or ASP that run ahead over the simulated network, and the possible values of their
 //! weights.
 //!
-//! Weights tell which pushes they contain. Element `e` belongs to rank `e mod W`: this rank pushes the number of its round
-//! there, and the others push zero. At a learning rate of 1 the weight after the pushes of rounds 1 to `k` is `-(1 + 2 +
-//! ... + k)`. The number is exact in f32, and no other set of rounds gives it.
+//! Weights tell which pushes they contain. Element `e` belongs to rank `e mod W`: this rank pushes the number
+//! of its round there, and the other ranks push zero. At a learning rate of 1, the weight after the pushes of
+//! rounds 1 to `k` is `-(1 + 2 + ... + k)`. This number is exact in f32, and no other set of rounds gives it.
 //!
-//! Below other hubs the machines step, each by the mean of its workers. Then "rank" above is the number of a machine, whose
-//! workers all push the same: the mean does not depend on who takes part.
+//! Below other hubs the machines step, each by the mean of its workers. There a "rank" is the number of a
+//! machine. All workers of a machine push the same, so the mean does not depend on who takes part.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use pbox_core::{Consistency, KeyId, Layout, Optimizer, Round};
 use worker_shim::{Exchange, ExchangeError};
 
 pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
-/// A job is stuck after this many steps without work.
+/// The number of steps without work after which a job is stuck.
 const PATIENCE: u32 = 2000;
 
 /// A simulated job in which members of its hub step alone.
@@ -75,44 +75,46 @@ impl Job for Levels {
     }
 }
 
-/// A job whose workers push at random times.
+/// A race of workers that push at random times.
 pub struct Race<J = Simulated> {
     layout: Arc<Layout>,
-    /// Rounds with gradients. Workers push zeros in later rounds, whose answers show the final weights.
+    /// The number of rounds with gradients. Workers push zeros in later rounds, whose answers show the final
+    /// weights.
     rounds: u32,
     pub job: J,
     consistency: Consistency,
     dice: u64,
-    /// The member, by worker.
+    /// The member of the hub that each worker belongs to, by worker.
     member: Vec<usize>,
-    /// Whether its pushes carry the number of their round, by member. A member that came back pushes zeros.
+    /// Whether the member's pushes carry the numbers of their rounds, by member. A member that came back
+    /// pushes zeros.
     pub telling: Vec<bool>,
-    /// Rounds pushed, and rounds answered, with round 0, by worker and key.
+    /// The number of rounds that were pushed, by worker and key. Round 0 counts.
     pub pushed: Vec<Vec<u32>>,
     pub answered: Vec<Vec<u32>>,
 }
 
 impl Race {
-    /// Creates a race: after `rounds` rounds with gradients, workers push zeros.
+    /// Creates a race. Workers push zeros after `rounds` rounds with gradients.
     pub fn new(seed: u64, net: Net, layout: &Arc<Layout>, terms: Terms, rounds: u32) -> Self {
         let consistency = terms.job.level.consistency;
         Self::of(seed, Simulated::new(net, layout, terms).unwrap(), consistency, layout, rounds)
     }
 
-    /// Pushes a key in the worker's next round, unless a push of the key is in flight. It leaves in the worker's next turn, with
-    /// the other keys of its group, if they were pushed.
+    /// Pushes a key in the worker's next round, unless a push of the key is in flight. The push leaves in the
+    /// worker's next turn. If the key has a group, the push leaves with those of the other keys in it.
     pub fn push(&mut self, rank: usize, key: KeyId) -> bool {
         self.try_push(rank, key).unwrap()
     }
 
-    /// Pushes every key of these workers that is not under way.
+    /// Pushes every key of these workers that is not in flight.
     pub fn push_all(&mut self, ranks: &[usize]) {
         for &rank in ranks {
             self.keys().for_each(|key| _ = self.push(rank, key));
         }
     }
 
-    /// Lets one core and one worker work, drawn at random, and checks the answers.
+    /// Lets one core and one worker work, both drawn at random, and checks the answers.
     pub fn step(&mut self) {
         let core = self.draw(self.job.cores.len() as u64) as usize;
         self.job.turn_core(core);
@@ -125,7 +127,7 @@ impl Race {
         }
     }
 
-    /// Pushes by all workers until each has made `rounds` rounds, at random speeds, and got its answers.
+    /// Lets all workers push at random speeds, until each has made `rounds` rounds and has their answers.
     pub fn run(&mut self, rounds: u32) {
         let speeds: Vec<u64> = (0..self.telling.len()).map(|_| 1 + self.draw(40)).collect();
         let mut idle = 0;
@@ -142,14 +144,14 @@ impl Race {
         }
     }
 
-    /// Steps until nothing can happen any more.
+    /// Makes steps until nothing can happen any more.
     pub fn settle(&mut self) {
         (0..PATIENCE / 4).for_each(|_| self.step());
     }
 }
 
 impl<J: Job> Race<J> {
-    /// Works like [`new`](Race::new), of any job.
+    /// Works like [`new`](Race::new), for any job.
     pub fn of(seed: u64, job: J, consistency: Consistency, layout: &Arc<Layout>, rounds: u32) -> Self {
         let member = job.members();
         let zeros = || vec![vec![0; layout.keys().len()]; member.len()];
@@ -174,18 +176,20 @@ impl<J: Job> Race<J> {
         (0..self.member.len()).filter(|&worker| self.job.is_alive(worker)).collect()
     }
 
-    /// Returns the rounds that a member may have made of a key; `None` if it has no living worker.
+    /// Returns the number of rounds that a member may have made of a key, or `None` if the member has no
+    /// living worker.
     fn pushed_by(&self, member: usize, key: usize) -> Option<u32> {
         let of_member = self.living().into_iter().filter(|&worker| self.member[worker] == member);
         of_member.map(|worker| self.pushed[worker][key]).min()
     }
 
-    /// Returns the elements of a chunk.
+    /// Returns the number of elements in a chunk.
     fn chunk(&self) -> usize {
         self.layout.chunk_bytes() / size_of::<f32>()
     }
 
-    /// Returns how many rounds of each rank a chunk's weights contain; `None` if the chunk has no element of the rank.
+    /// Returns the number of rounds of each rank that a chunk's weights contain, or `None` if the chunk has
+    /// no element of the rank.
     pub fn contained(&self, weights: &[f32], first: usize) -> Vec<Option<u32>> {
         let of_rank = |rank: usize| {
             let of_rank = (first..).zip(weights).filter(|(e, _)| e % self.telling.len() == rank);
@@ -207,8 +211,7 @@ impl<J: Job> Race<J> {
         (self.dice >> 33) % n
     }
 
-    /// Pushes a key in the worker's next round, unless a push of the key is in flight. It leaves in the worker's next turn, with
-    /// the other keys of its group, if they were pushed. Links may have ended.
+    /// Pushes a key like [`push`](Race::push), in a job whose links may have ended.
     pub fn try_push(&mut self, worker: usize, key: KeyId) -> Result<bool, ExchangeError> {
         let (member, members) = (self.member[worker], self.telling.len());
         if !self.job.is_alive(worker) || !self.job.exchange(worker).is_ready(key) {
@@ -226,7 +229,8 @@ impl<J: Job> Race<J> {
         Ok(true)
     }
 
-    /// Lets all cores and all living workers work once, and checks the answers. True if anything happened.
+    /// Lets all cores and all living workers work once, and checks the answers. Returns true if anything
+    /// happened.
     pub fn step_all(&mut self) -> Result<bool, ExchangeError> {
         for worker in self.living() {
             self.job.exchange(worker).flush()?;
@@ -292,7 +296,7 @@ impl<J: Job> Race<J> {
         self.living().into_iter().any(behind)
     }
 
-    /// Asserts that every living worker's weights contain every push of the living members once.
+    /// Asserts that the weights of every living worker contain every push of the living members once.
     pub fn check_all_pushes(&self) {
         for (worker, key) in
             self.living().iter().flat_map(|&worker| self.keys().map(move |key| (worker, key)))
@@ -318,7 +322,7 @@ impl<J: Job> Race<J> {
 }
 
 impl Race<Levels> {
-    /// Brings back a worker of a machine that goes on.
+    /// Brings back a worker of a machine that continues.
     pub fn rejoin_worker(&mut self, worker: usize) {
         self.job.rejoin(worker).unwrap();
         self.has_come_back(worker);

@@ -1,5 +1,5 @@
-//! A hub and its workers over the simulated transport, in one thread. The caller makes every step, and a seed decides the
-//! rest. For tests with faults, and for the probe without processes.
+//! A hub and its workers over the simulated transport, in one thread. The caller makes every step, and a seed
+//! decides everything else. Tests with faults use it, and so does the probe without processes.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -23,25 +23,26 @@ use crate::trouble::Dice;
 /// The terms of a simulated cluster.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// The job's terms. Its model is the layout that the cluster is given.
+    /// The job's terms, whose model is the layout that the cluster is given.
     pub job: JobTerms,
-    /// The number of each hub's cores. A cut of several hubs is a cut of all their cores.
+    /// The number of cores of each hub. A cut of several hubs is a cut of all their cores.
     pub cores: usize,
-    /// The number of shards to which the job's keys are dealt on each core.
+    /// The number of shards on each core to which the job's keys are dealt.
     pub shards: usize,
-    /// The number of keys in a batch of rank 0, with pulls, the last key first; rank 1 has one key more, and so on.
+    /// The number of keys in a batch of rank 0 with pulls, from the last key on. Each rank has one key more
+    /// than the previous rank.
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
     pub worker_credit: Option<usize>,
-    /// The network keeps the order of posts, as real transports do, and loses and repeats none. Gradients may leave ahead, and
-    /// both ends of a link check arrivals.
+    /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. If it
+    /// does, gradients may leave ahead, and both ends of a link check arrivals.
     pub is_orderly: bool,
-    /// Cores carry the commands of the control out late, and the control takes reports in late, by this seed. Without a seed both
-    /// are done at once.
+    /// The seed by which cores carry out the control's commands late, and the control takes in reports late.
+    /// Without a seed, both happen at once.
     pub late: Option<u64>,
     /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
-    /// The job continues from a state.
+    /// The state that the job continues from, if there is one.
     pub again: Option<Again>,
 }
 
@@ -52,13 +53,13 @@ pub struct Again {
     pub restored: Option<Arc<Restored>>,
     /// The files of each hub that owns chunks.
     pub files: Files,
-    /// The round that each worker had reached, by rank; nothing of those that come new.
+    /// The round that each worker had reached, by rank, or `None` for a new worker.
     pub reached: Vec<Option<Round>>,
 }
 
 impl Terms {
-    /// Creates a job in BSP that stops when a worker is lost. The hub leaves nothing out, each chunk is a slice, and
-    /// links have no limit.
+    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub leaves nothing out, each
+    /// chunk is a slice, and links have no limit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
@@ -99,27 +100,27 @@ pub struct Simulated {
     pub workers: Vec<Exchange<sim::Port>>,
     /// The batches in which each worker pulls, by rank.
     pub batches: Vec<Option<Batches>>,
-    /// The worker's end of each link, by rank and core, for faults on purpose.
+    /// The worker's end of each link, by rank and core. Tests cause faults with it.
     pub ends: Vec<Vec<EndId>>,
     /// The worker's own windows, by rank.
     windows: Vec<sim::Windows>,
     /// Whether the worker lives, by rank.
     alive: Vec<bool>,
-    /// The number of arrivals each worker has taken in so far.
+    /// The number of arrivals that each worker has taken in so far, by rank.
     pub arrivals: Vec<u64>,
     /// The notices of all cores so far.
     pub notices: Vec<Notice>,
     /// The control of each hub.
     pub hubs: Hubs,
-    /// The workers that take part at hub 0, and not at all hubs yet, each with its first round.
+    /// The workers that take part at hub 0 and not yet at all hubs, each with its first round.
     begins: Vec<(u32, Round)>,
-    /// The event that had woken waiters when the worker began to wait, by rank.
+    /// The number of wake-ups when the worker began to wait, by rank.
     waits: Vec<Option<u64>>,
     dice: Dice,
 }
 
-/// Returns a core's chunks as those of its shards. A key's chunks stay together, because schedules by layer answer them
-/// together, and so do those of a group.
+/// Returns a core's chunks, divided among its shards. The chunks of a key stay together, because schedules by
+/// layer answer them together. The chunks of a group stay together for the same reason.
 fn dealt(layout: &Layout, chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>> {
     let shard = |&chunk: &ChunkId| {
         let group = layout.groups().iter().find(|group| group.contains(&chunk.0));
@@ -260,14 +261,14 @@ impl Simulated {
         Ok((endpoints, ends))
     }
 
-    /// Unlinks a worker that lives, which then asks all hubs for new links.
+    /// Unlinks a living worker, which then asks all hubs for new links.
     pub fn unlink(&mut self, rank: u32) {
         (0..self.hubs.hubs.len()).for_each(|hub| self.ask_for_links(rank, hub));
         self.drop_links(rank);
         self.control_at_once().expect("links are dropped");
     }
 
-    /// Asks a hub for new links of a worker that lives.
+    /// Asks a hub for new links of a living worker.
     pub fn ask_for_links(&mut self, rank: u32, hub: usize) {
         self.hubs.hubs[hub].unlink(rank);
     }
@@ -283,7 +284,7 @@ impl Simulated {
         self.alive[rank as usize] = false;
     }
 
-    /// Makes new links for a worker, if all cores have dropped the former ones.
+    /// Makes new links for a worker, if all cores have dropped the old ones.
     pub fn relink(&mut self, rank: u32) -> Result<bool> {
         if !self.is_woken(rank, |hubs| hubs.relink(rank)) {
             return Ok(false);
@@ -299,7 +300,7 @@ impl Simulated {
         Ok(true)
     }
 
-    /// Lets every worker pull these layers in these batches from now on.
+    /// Makes every worker pull these layers in these batches from now on.
     pub fn pull_in_batches(&mut self, layers: &[Vec<KeyId>], ranges: &[Range<usize>]) {
         let begin = |worker: &mut Exchange<_>| {
             let mut batches = Batches::begin(layers.to_vec(), worker);
@@ -309,7 +310,7 @@ impl Simulated {
         self.batches = self.workers.iter_mut().map(begin).collect();
     }
 
-    /// Does all that is under way in the control.
+    /// Handles all messages that wait in the control.
     fn control_all(&mut self) -> Result<()> {
         while self.hubs.is_busy() {
             (0..self.cores.len()).try_for_each(|core| self.obey(core))?;
@@ -319,12 +320,12 @@ impl Simulated {
         Ok(())
     }
 
-    /// Takes in the control's work at once, unless the control is late.
+    /// Handles the messages that wait in the control at once, unless the control is late.
     fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }
 
-    /// Handles a part of the messages under way in the control, or all of them if nothing is late.
+    /// Handles some of the messages that wait in the control, or all of them if nothing is late.
     pub fn control(&mut self) -> Result<()> {
         if self.terms.late.is_none() {
             return self.control_all();
@@ -338,7 +339,7 @@ impl Simulated {
         self.begin()
     }
 
-    /// Lets a core turn. Its hub gets the core's reports.
+    /// Lets a core make a turn. Its hub gets the core's reports.
     pub fn turn_core(&mut self, core: usize) -> bool {
         let heard = self.notices.len();
         let worked = self.cores[core].turn(&mut self.notices);
@@ -346,14 +347,14 @@ impl Simulated {
         worked
     }
 
-    /// Gives the hub of a core the core's notices from this one on.
+    /// Gives a core's hub the core's notices, beginning with number `from`.
     fn hear(&mut self, core: usize, from: usize) {
         let (hub, core) = (core / self.terms.cores, core % self.terms.cores);
         let hub = &mut self.hubs.hubs[hub];
         self.notices[from..].iter().for_each(|notice| hub.hear(core, notice));
     }
 
-    /// Begins workers that take part at all hubs. A session waits for the news of all its hubs, too.
+    /// Lets workers begin that take part at all hubs. A session also waits for the news of all its hubs.
     fn begin(&mut self) -> Result<()> {
         self.begins.extend(self.hubs.lead().begun());
         for (rank, from) in self.begins.extract_if(.., |(rank, _)| self.hubs.takes_part(*rank)) {
@@ -374,32 +375,32 @@ impl Simulated {
         fronts.map(|front| front.highest).max().unwrap_or_default()
     }
 
-    /// Lets the job go on. The workers in `admitted` take part from round `from` on.
+    /// Lets the job continue. The workers in `admitted` take part from round `from` on.
     pub fn release(&mut self, from: Round, admitted: &[u32]) {
         self.cores.iter_mut().for_each(|core| core.release(JOB, from, admitted, &mut self.notices));
     }
 
-    /// Hangs a worker: it does nothing any more, and its links remain.
+    /// Hangs a worker, so that it does nothing any more and its links remain.
     pub fn hang(&mut self, rank: u32) {
         self.alive[rank as usize] = false;
     }
 
-    /// Lets a worker leave all hubs, and then close its links.
+    /// Lets a worker leave all hubs and then close its links.
     pub fn leave(&mut self, rank: u32) {
         self.hubs.hubs.iter_mut().for_each(|hub| hub.leaves(rank));
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
     }
 
-    /// Kills a worker: its links end without a goodbye.
+    /// Kills a worker, so that its links end without a goodbye.
     pub fn kill(&mut self, rank: u32) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
         self.hubs.hubs.iter_mut().for_each(|hub| hub.hangs_up(rank));
     }
 
-    /// Brings back a killed worker without weights. Returns the round from which it takes part. The hub may see only
-    /// now that the worker was gone.
+    /// Brings back a killed worker without weights. Returns the round from which it takes part. The hub may
+    /// notice only now that the worker was gone.
     pub fn rejoin(&mut self, rank: u32) -> Result<Round> {
         self.hubs.lead().lose(rank, "it comes back");
         self.wait_until(|hubs| hubs.is_free(rank))?;
@@ -408,13 +409,13 @@ impl Simulated {
         Ok(self.hubs.lead().first_round(rank).expect("it takes part"))
     }
 
-    /// Joins a killed worker again without weights, if its rank is free at all hubs. Returns whether it does. The
-    /// worker takes part some steps later.
+    /// Lets a killed worker join again without weights if its rank is free at all hubs. Returns whether it
+    /// joins. The worker takes part some steps later.
     pub fn come_back(&mut self, rank: u32) -> Result<bool> {
         if !self.is_woken(rank, |hubs| hubs.is_free(rank)) {
             return Ok(false);
         }
-        self.begins.retain(|(begins, _)| *begins != rank); // of its former life
+        self.begins.retain(|(begins, _)| *begins != rank); // of its previous life
         let (exchange, ends, windows) = self.connect(rank)?;
         (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
         self.windows[rank as usize] = windows;
@@ -422,8 +423,8 @@ impl Simulated {
         Ok(true)
     }
 
-    /// Asks the hubs for something, which may have the worker wait. It asks again only when a hub wakes the waiting
-    /// members.
+    /// Asks the hubs for something for which the worker may have to wait. The worker asks again only when a
+    /// hub wakes the waiting members.
     fn is_woken(&mut self, rank: u32, ask: impl FnOnce(&mut Hubs) -> bool) -> bool {
         let (woken, waits) = (self.hubs.wakes(), self.waits[rank as usize]);
         let is_there = waits != Some(woken) && ask(&mut self.hubs);
@@ -431,7 +432,7 @@ impl Simulated {
         is_there
     }
 
-    /// Asks all hubs for links once more, by a worker without links, because an answer was lost.
+    /// Asks all hubs for links once more, as a worker without links does after a lost answer.
     pub fn asks_again(&mut self, rank: u32) {
         self.hubs.hubs.iter_mut().for_each(|hub| hub.unlink(rank));
     }
@@ -446,7 +447,7 @@ impl Simulated {
         self.hubs.is_busy()
     }
 
-    /// Turns until the control has reached a result.
+    /// Makes turns until the control has reached a result.
     fn wait_until(&mut self, is_there: impl Fn(&mut Hubs) -> bool) -> Result<()> {
         self.control()?;
         while !is_there(&mut self.hubs) {
@@ -457,8 +458,8 @@ impl Simulated {
         Ok(())
     }
 
-    /// Inverts a byte of the significant set's signature in the next push of a chunk by a worker with Slim-DP. A push
-    /// of the whole chunk has no such set, and is read nevertheless.
+    /// Inverts a byte of the significant set's signature in a worker's next push of a chunk, with Slim-DP. A
+    /// push of the whole chunk has no such set, and the hub reads it in spite of the byte.
     pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
         let end = self.ends[rank as usize][self.placement.owner(chunk)];
         self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);
@@ -474,7 +475,7 @@ impl Simulated {
         &self.placement
     }
 
-    /// Returns the network, to break.
+    /// Returns the network, in which tests cause faults.
     pub fn net(&self) -> &Net {
         &self.net
     }
@@ -514,8 +515,8 @@ impl Simulated {
         Ok(worked)
     }
 
-    /// Steps until no push is in flight. If the network has lost a post, that never happens: after `limit` steps without
-    /// work the error names the first key that waits.
+    /// Makes steps until no push is in flight. If the network has lost a post, that never happens. Then the
+    /// error names the first key that waits, after `limit` steps without work.
     pub fn settle(&mut self, limit: u32) -> Result<()> {
         let mut idle = 0;
         while let Some((rank, key)) = self.first_under_way() {

@@ -6,7 +6,7 @@ use pbox_core::{Notice, OnLoss, Optimizer};
 
 use super::values::mix;
 
-/// Numbers from a seed.
+/// Random numbers from a seed.
 pub struct Dice(u64);
 
 impl Dice {
@@ -53,13 +53,13 @@ pub fn optimizer(dice: &mut Dice) -> Optimizer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// Delays and reordering: the contract of a port allows them.
+    /// Delays and reordering, which the contract of a port allows.
     None,
-    /// Posts that vanish or arrive twice: it does not allow them.
+    /// Posts that vanish or arrive twice, which the contract does not allow.
     Posts,
-    /// A worker dies, and the job stops.
+    /// The death of a worker, with which the job stops.
     Death,
-    /// Workers die and return, and the job continues.
+    /// Deaths and returns of workers, while the job continues.
     ComingAndGoing,
 }
 
@@ -91,7 +91,8 @@ impl Trouble {
         faults
     }
 
-    /// Returns the event of this step, by the dice. `begun`: all living workers have the first weights.
+    /// Returns the event of this step, which the dice decide. `begun` says that all living workers have the
+    /// first weights.
     pub fn strike(self, dice: &mut Dice, job: &Simulated, begun: bool) -> Option<Strike> {
         let workers = job.workers.len() as u32;
         let victim = dice.below(u64::from(workers)) as u32;
@@ -101,7 +102,8 @@ impl Trouble {
             Trouble::Death => (alive == workers && dice.below(40) == 0).then_some(Strike::Kill(victim)),
             Trouble::ComingAndGoing if dice.below(15) > 0 => None,
             Trouble::ComingAndGoing if !job.is_alive(victim) => Some(Strike::Rejoin(victim)),
-            // The job would end with a loss before all have the weights, or with the loss of the last worker.
+            // A loss would end the job before all workers have the weights. The loss of the last worker would
+            // also end it.
             Trouble::ComingAndGoing => (alive > 1 && begun).then_some(Strike::Kill(victim)),
         }
     }
@@ -109,7 +111,7 @@ impl Trouble {
     /// Names the end of a run.
     ///
     /// # Panics
-    /// Panics if the run may not end like this.
+    /// Panics if the run is not allowed to end like this.
     pub fn name_end(self, ended: &Result<(), String>, notices: &[Notice]) -> &'static str {
         let said = |words: &str| {
             notices.iter().any(|notice| match notice {

@@ -1,5 +1,5 @@
-//! Gradients and weights that change with every seed, worker, round and element, and the weights that must come back, one
-//! element at a time, by `pbox_core::oracle`.
+//! Gradients and first weights that change with every seed, worker, round and element. `pbox_core::oracle`
+//! computes the expected weights from them, one element at a time.
 
 use std::os::unix::fs::FileExt;
 
@@ -8,13 +8,14 @@ use pbox_core::oracle::{self, Step};
 use pbox_core::{Dtype, Key, KeyId, Numbers, Optimizer, Round};
 use worker_shim::State;
 
-/// The "rank" whose values are the first weights.
+/// The value in the place of a rank that gives the first weights.
 const BROADCAST: u32 = u32::MAX;
 
-/// A gradient that is so large that the norm of its round is a spike. All types have it.
+/// A gradient that is so large that the norm of its round is a spike. All types can hold it.
 pub const SPIKE: f32 = 8192.0;
 
-/// Numbers from -4 to 4 over several binades: their sum depends on the order of summation.
+/// Returns a number from -4 to 4. Such numbers lie in several binades, so that their sum depends on the order
+/// of summation.
 fn value(seed: u64, rank: u32, round: u32, key: usize, element: usize) -> f32 {
     let place = (u64::from(rank) << 32 | u64::from(round)) ^ (key as u64) << 56 ^ (element as u64) << 8;
     let bits = mix(seed ^ mix(place));
@@ -22,7 +23,7 @@ fn value(seed: u64, rank: u32, round: u32, key: usize, element: usize) -> f32 {
     unit * [4.0, 1.0, 0.125, 0.003][(bits & 3) as usize]
 }
 
-/// Mixes bits by Steele's finaliser of SplitMix64.
+/// Mixes bits by the finaliser of Steele's SplitMix64.
 pub fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,7 +31,7 @@ pub fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Writes worker `rank`'s gradient of a key in a round.
+/// Writes the gradient of worker `rank` for a key in a round.
 pub fn fill_gradient(seed: u64, rank: u32, round: u32, key: KeyId, into: &mut [f32]) {
     into.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(seed, rank, round, key.index(), i));
 }
@@ -59,21 +60,21 @@ pub fn rounded(dtype: Dtype, value: f32) -> f32 {
     }
 }
 
-/// The naive parameter server: it computes in f32 and rounds only the weights that it sends.
+/// A simple parameter server as a reference: it computes in f32, and rounds only the weights that it sends.
 pub struct Reference {
     seed: u64,
     workers: u32,
-    /// Workers by machine, if each machine sums first.
+    /// The number of workers of each machine, if each machine sums first.
     machines: Vec<u32>,
     optimizer: Optimizer,
     clip_norm: Option<f32>,
-    /// The bound of the norm of the round before.
+    /// The bound on the norm in the previous round.
     pub clip_norm_last: Option<f32>,
-    /// Rounds in which rank 1 pushes a [large value](SPIKE).
+    /// The rounds in which rank 1 pushes a [large value](SPIKE).
     pub spikes: Vec<u32>,
     /// The norm of the mean gradient of the last round.
     pub norm: f32,
-    /// Whether steps go up the gradient.
+    /// Whether steps go in the direction of the gradient.
     pub maximize: bool,
     /// The decay of the averages.
     pub ema: Option<f64>,
@@ -81,7 +82,7 @@ pub struct Reference {
     pub averages: Vec<Vec<f32>>,
     keys: Vec<Key>,
     round: u32,
-    /// The number of steps of each key, by key.
+    /// The number of steps that each key has made.
     steps: Vec<u32>,
     /// The workers' weights, by key.
     pub weights: Vec<Vec<f32>>,
@@ -90,7 +91,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Creates a server after the broadcast, if the optimizer keeps weights.
+    /// Creates a server. If the optimizer keeps weights, the server has had the broadcast.
     pub fn new(seed: u64, workers: u32, optimizer: Optimizer, keys: &[Key]) -> Self {
         let zeros: Vec<Vec<f32>> = keys.iter().map(|key| vec![0.0; elements(key)]).collect();
         let state = keys.iter().map(|key| vec![[0.0; 3]; elements(key)]).collect();
@@ -124,13 +125,14 @@ impl Reference {
         }
     }
 
-    /// Returns the server of workers on machines that each sum first, with these numbers of workers.
+    /// Returns the server of workers on machines that each sum first. `machines` gives their numbers of
+    /// workers.
     pub fn on_machines(self, machines: Vec<u32>) -> Self {
         assert_eq!(machines.iter().sum::<u32>(), self.workers);
         Reference { machines, ..self }
     }
 
-    /// Returns the server with a state that it had.
+    /// Returns the server with this state, which it had earlier.
     pub fn with(mut self, state: &Saved) -> Self {
         let [master, first, second] = state.tensors(&self.keys);
         (self.master, self.round) = (master, state.before.0 - 1);
@@ -156,7 +158,7 @@ impl Reference {
         self.steps[key.index()] = 0;
     }
 
-    /// Returns the server some rounds later.
+    /// Returns the server after `rounds` more rounds.
     pub fn after(mut self, rounds: u32) -> Self {
         (0..rounds).for_each(|_| self.advance(self.learning_rate()));
         self
@@ -167,12 +169,12 @@ impl Reference {
         self.optimizer.learning_rate()
     }
 
-    /// Loses the gradients of `rounds` rounds.
+    /// Loses the gradients of `rounds` rounds, as if nobody had pushed them.
     pub fn lose(&mut self, rounds: u32) {
         (self.round, self.norm) = (self.round + rounds, 0.0);
     }
 
-    /// Loses the gradients of a round, whose mean has this norm.
+    /// Loses the gradients of a round. Returns the norm of their mean.
     pub fn skip(&mut self) -> f32 {
         let norm = self.norm_of(&self.means(&self.optimizer));
         self.lose(1);
@@ -184,12 +186,12 @@ impl Reference {
         self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)));
     }
 
-    /// Returns the server that clips the mean of each round to a norm, if there is one.
+    /// Returns the server that clips the mean of each round to a norm, if one is given.
     pub fn clipped(self, clip_norm: Option<f32>) -> Self {
         Reference { clip_norm, ..self }
     }
 
-    /// Makes one round with these numbers.
+    /// Makes one round with these numbers of the optimizer.
     pub fn advance_by(&mut self, numbers: &Numbers) {
         let sums = self.means(&numbers.optimizer);
         let by_former = self.clip_norm_last.map_or(1.0, |most| oracle::clip_scale_after(self.norm, most));
@@ -249,7 +251,7 @@ impl Reference {
         (0..self.master[key].len()).map(sum).collect()
     }
 
-    /// Returns the quotient of a key's norms before its step on this mean.
+    /// Returns the quotient of the norms of a key before its step by this mean.
     fn quotient(&self, key: usize, optimizer: &Optimizer, step: &Step, mean: &[f32]) -> f32 {
         let (weights, states) = (&self.master[key], &self.state[key]);
         let of = |i: usize| oracle::measured(optimizer, step, mean[i], weights[i], &states[i]);
@@ -271,7 +273,7 @@ fn elements(key: &Key) -> usize {
     key.elements().expect("a test's key") as usize
 }
 
-/// Returns the bits of numbers: comparing them compares NaN and signed zeros too.
+/// Returns the bits of numbers. Comparing bits also tells signed zeros apart, and compares NaN.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
@@ -289,7 +291,7 @@ pub fn same_bits(what: impl std::fmt::Display, seen: &[f32], expected: &[f32]) {
     }
 }
 
-/// Changes one bit of these values, as broken memory does.
+/// Changes one bit of these values, as defective memory does.
 pub fn flip_a_bit<E>(values: &[E]) {
     let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
     let (mut byte, at) = ([0], values.as_ptr().addr() as u64);
@@ -300,14 +302,15 @@ pub fn flip_a_bit<E>(values: &[E]) {
 /// The state of a job, with all its keys.
 pub struct Saved {
     pub before: Round,
-    /// The number of steps of each key. A job that fails in a round may have stepped only some keys in it.
+    /// The number of steps of each key. A job that fails in a round may have stepped only some of the keys in
+    /// it.
     pub steps: Vec<u32>,
-    /// The values as a session brings them.
+    /// The values in the form in which a session brings them.
     pub values: Vec<u8>,
 }
 
 impl Saved {
-    /// Returns the state as a session brings it.
+    /// Returns the state in the form in which a session brings it.
     pub fn state(&self) -> State {
         State {
             before: self.before,
@@ -316,7 +319,7 @@ impl Saved {
         }
     }
 
-    /// Returns a tensor of each key: the weights are tensor 0, and the first state is tensor 1.
+    /// Returns one tensor of each key. Tensor 0 is the weights, and tensor 1 is the first optimizer state.
     pub fn tensor(&self, keys: &[Key], which: usize) -> Vec<Vec<f32>> {
         let all: usize = keys.iter().map(elements).sum();
         let values = self.values.chunks_exact(4).skip(which * all);
@@ -324,7 +327,8 @@ impl Saved {
         keys.iter().map(|key| values.by_ref().take(elements(key)).collect()).collect()
     }
 
-    /// Returns the weights of each key, then each key's first and second optimizer state. State that there is not is 0.
+    /// Returns the weights of each key, and each key's first and second optimizer state. A state that the
+    /// optimizer does not have is 0.
     pub fn tensors(&self, keys: &[Key]) -> [Vec<Vec<f32>>; 3] {
         let mut values =
             self.values.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));

@@ -13,7 +13,7 @@ pub struct PhubConfig {
     config: SessionConfig,
     /// The layers of pulls in batches; empty: each key alone.
     layers: Vec<Vec<KeyId>>,
-    /// Whether the size of a chunk was set. Otherwise the keys decide, which are added later.
+    /// Whether the size of a chunk was set. If not, it depends on the keys, which are added later.
     has_chunk_bytes: bool,
 }
 
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn phub_config_add_layer(
         // SAFETY: the caller's promise.
         let PhubConfig { layers, .. } = unsafe { changeable(config) }?;
         if count == 0 || keys.is_null() {
-            let words = format!("layer {}: it has no keys; expected those that it needs", layers.len());
+            let words = format!("layer {}: it has no keys; expected the keys of the layer", layers.len());
             return Err(Failure::invalid(words));
         }
         // SAFETY: not null, and the caller's promise.
@@ -128,18 +128,30 @@ pub unsafe extern "C" fn phub_config_add_layer(
     })
 }
 
-/// Changes a setting that has a default: "chunk_bytes", "clip_norm", "clip_norm_last", "skip_spikes", "ema" (none, or a decay), "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
-/// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
-/// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
-/// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "tcp_congestion" (auto, system, or a name of the kernel's), "nics", "rails"
-/// (OWN-NIC=HUB-NIC, with commas),
-/// "cores", "compare_every" (rounds between comparisons of all workers' weights), "join_limit", "hub_wait" and
-/// "wait_limit" (in seconds), "dma_buf"
-/// (DESCRIPTOR or DESCRIPTOR:OFFSET of memory that gradients lie in and NICs read, such as a GPU's, for verbs; the descriptor
-/// is copied, and phub_config_place says where each key lies), and with the
-/// schedule kvstore "pull": none, or the batches of layers in which weights are pulled. These are ibatch (they overlap the
-/// forward pass best; the session measures it from the calls of phub_wait), greedy, layer, or all. With batches all keys of
-/// a round are pushed before the first phub_wait.
+/// Changes a setting that has a default. Names and values are texts. The values true and false turn a setting on and off,
+/// and none removes a value.
+///
+/// - "chunk_bytes", "slice_bytes": sizes in bytes.
+/// - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": a decay, or none.
+/// - "skip_nonfinite", "maximize": true or false.
+/// - "schedule": kvstore, layerwise, sliced or p3.
+/// - "credit": bytes, auto or none.
+/// - "consistency": bsp, ssp:S or asp.
+/// - "on_loss": stop or continue.
+/// - "weights": shared or private.
+/// - "compression": a codec with its settings, such as qsgd:8:512, or none. "seed": the seed of its randomness.
+/// - "transport": shm, verbs or tcp.
+/// - "checksum": true or false, for everything that crosses by TCP.
+/// - "tcp_congestion": auto, system, or a name of the kernel's.
+/// - "nics": a list of NICs. "rails": pairs OWN-NIC=HUB-NIC, with commas between them.
+/// - "cores": the number of each hub's cores that the job gets.
+/// - "compare_every": the number of rounds between comparisons of all workers' weights.
+/// - "join_limit", "hub_wait", "wait_limit": seconds.
+/// - "dma_buf": DESCRIPTOR or DESCRIPTOR:OFFSET of the memory in which gradients lie and that NICs read, such as a GPU's, for
+///   verbs. The descriptor is copied. phub_config_place returns the place of each key.
+/// - "pull", with the schedule kvstore: the batches of layers in which weights are pulled, or none. The value ibatch overlaps
+///   the forward pass best; the session measures that pass from the calls of phub_wait. Other values are greedy, layer and all.
+///   With batches, all keys of a round must be pushed before the first phub_wait.
 ///
 /// # Safety
 /// `config` is from phub_config_new and not yet freed, and texts end with a zero byte.
@@ -160,8 +172,8 @@ pub unsafe extern "C" fn phub_config_set(
     })
 }
 
-/// Writes the place of a key's gradient in the memory of the setting "dma_buf": its offset and its length in bytes,
-/// once all keys are added. The memory holds all of the last key, rounded up to 64 bytes.
+/// Writes the place of a key's gradient in the memory of the setting "dma_buf": its offset and its length in bytes. All keys
+/// must have been added before. The memory must hold all of the last key, rounded up to 64 bytes.
 ///
 /// # Safety
 /// `config` is from phub_config_new and not yet freed; `offset` and `bytes` point to room for a result.
@@ -202,7 +214,7 @@ pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
     unsafe { free(config) }
 }
 
-/// Returns the settings that C's pointer refers to, to change. They are not shared while they are made.
+/// Returns the settings at a pointer from C, to change. No other thread has them while they are made.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
@@ -211,7 +223,7 @@ unsafe fn changeable<'a>(config: *mut PhubConfig) -> Result<&'a mut PhubConfig, 
     unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))
 }
 
-/// Returns the settings that C's pointer refers to.
+/// Returns the settings at a pointer from C.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
@@ -226,7 +238,7 @@ pub(crate) unsafe fn settings(config: *const PhubConfig) -> Result<SessionConfig
         Some(pull) => pull.layers.clone_from(layers),
         None if layers.is_empty() => {}
         None => {
-            let words = "layers to pull by, and no batches: set \"pull\", or add no layers";
+            let words = "layers were added for a job without batches: set \"pull\", or add no layers";
             return Err(Failure::invalid(words));
         }
     }

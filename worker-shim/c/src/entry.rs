@@ -1,11 +1,11 @@
-//! The entry of calls from C: no panic leaves, and pointers are checked before they are used.
+//! The entry of calls from C. No panic leaves a call, and pointers are checked before they are used.
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::status::{Failure, PhubStatus, keep, last};
 
-/// Runs a call from C. A panic in it is a defect, and has a status of its own.
+/// Runs a call from C. A panic in the call is a defect, and has its own status.
 pub(crate) fn enter(call: impl FnOnce() -> Result<(), Failure>) -> PhubStatus {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => PhubStatus::Ok,
@@ -19,7 +19,7 @@ pub(crate) fn enter(call: impl FnOnce() -> Result<(), Failure>) -> PhubStatus {
     }
 }
 
-/// Returns the text behind C's pointer `what`.
+/// Returns the text at the pointer `what` from C.
 ///
 /// # Safety
 /// `text` is null, or ends with a zero byte and does not change for `'a`.
@@ -32,7 +32,7 @@ pub(crate) unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<&'a str
     bytes.to_str().map_err(|error| Failure::invalid(format!("{what} is no UTF-8 text: {error}")))
 }
 
-/// Returns the value behind C's pointer `what`.
+/// Returns the value at the pointer `what` from C.
 ///
 /// # Safety
 /// `pointer` is null, or points to a `T` that lives for `'a` and that nobody changes meanwhile.
@@ -41,7 +41,7 @@ pub(crate) unsafe fn given<'a, T>(what: &str, pointer: *const T) -> Result<&'a T
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::invalid(format!("{what} is null")))
 }
 
-/// Writes a value to C's pointer `what`.
+/// Writes a value to the place at the pointer `what` from C.
 ///
 /// # Safety
 /// `place` is null, or points to room for a `T`.
@@ -54,10 +54,10 @@ pub(crate) unsafe fn put<T>(what: &str, place: *mut T, value: T) -> Result<(), F
     Ok(())
 }
 
-/// Frees what C was given; nothing if it is null.
+/// Frees a value that C was given; does nothing if the pointer is null.
 ///
 /// # Safety
-/// `given` is null, or from a box, and nobody uses it any more.
+/// `given` is null, or comes from a box, and no thread uses it any more.
 pub(crate) unsafe fn free<T>(given: *mut T) {
     if !given.is_null() {
         enter(|| {
@@ -68,8 +68,7 @@ pub(crate) unsafe fn free<T>(given: *mut T) {
     }
 }
 
-/// Returns the text of this thread's last call that failed, never null. It is valid until this thread's next
-/// failure.
+/// Returns the text of this thread's last call that failed, never null. The text is valid until this thread's next failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn phub_last_error() -> *const c_char {
     last()

@@ -8,22 +8,23 @@ use crate::entry::put;
 use crate::session::{PhubSession, enter_session};
 use crate::status::{Failure, PhubStatus};
 
-/// The batches of layers in which a session pulls its weights. Times are in seconds. `predicted` and `measured` are from
-/// when the first batch can be pulled to when the last layer can be computed. A time that is not known is NaN.
+/// The batches of layers in which a session pulls its weights. Times are in seconds; a time that is not known is NaN.
+/// `predicted` and `measured` go from the time when the first batch can be pulled to the time when the last layer can be
+/// computed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PhubPullPlan {
-    /// The number of batches; 0 if there is no plan: nothing is pulled in batches, or there was no profile yet.
+    /// The number of batches; 0 if there is no plan. Then nothing is pulled in batches, or there was no profile yet.
     pub batches: usize,
     /// The time of each pull that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
     pub start_up: f64,
     /// The prediction of the profile; NaN if batches depend on no profile.
     pub predicted: f64,
-    /// The mean of the rounds since the plan; NaN before the first.
+    /// The mean of the rounds that used the plan; NaN before the first.
     pub measured: f64,
-    /// Rounds since the plan.
+    /// The number of rounds that used the plan.
     pub rounds: u32,
-    /// The number of profiles until now.
+    /// The number of profiles so far.
     pub profiles: u32,
 }
 
@@ -45,7 +46,7 @@ fn planned(session: &PhubSession) -> Result<Option<PullPlan>, Failure> {
     session.call(|session| session.pull_plan().cloned())
 }
 
-/// Writes the plan of a session that pulls in batches. The plan is made, or made again, with the first push of a round.
+/// Writes the plan of a session that pulls in batches. A plan is made, or made anew, at the first push of a round.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `plan` points to room for a result.
@@ -60,8 +61,8 @@ pub unsafe extern "C" fn phub_pull_plan(session: *const PhubSession, plan: *mut 
     unsafe { enter_session(session, call) }
 }
 
-/// Writes the plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room
-/// for `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
+/// Writes the plan as text, to print: the number of layers of each batch, and the times. Works like snprintf: `text` has
+/// room for `room` bytes, with the zero byte at the end, and a longer text is cut. Without a plan the text is empty.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `text` points to `room` bytes.

@@ -1,4 +1,4 @@
-//! A session, with keys by number.
+//! A session whose keys have numbers.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,13 +9,13 @@ use crate::config::{PhubConfig, settings};
 use crate::entry::{enter, free, given, put};
 use crate::status::{Failure, PhubStatus};
 
-/// A worker's membership in a job. May be used by several threads.
+/// A worker's membership in a job. Several threads may use it.
 pub struct PhubSession {
     background: Background,
     on_wait: OnWait,
 }
 
-/// A callback that returns whether the waiting call is to end: any value except 0.
+/// A callback that returns whether the call that waits must end: any value except 0 ends it.
 pub type PhubInterrupted = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
 
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ impl OnWait {
     }
 }
 
-/// Runs a call from C of a session.
+/// Runs a call from C that uses a session.
 ///
 /// # Safety
 /// `session` is null, or from phub_join and not yet freed.
@@ -48,7 +48,7 @@ pub(crate) unsafe fn enter_session(
     enter(|| call(unsafe { given("session", session) }?))
 }
 
-/// Runs a call from C that finds a key's memory.
+/// Runs a call from C that returns the memory of a key.
 ///
 /// # Safety
 /// See [`enter_session`]; `data` and `bytes` are null, or point to room for a result.
@@ -83,7 +83,7 @@ impl PhubSession {
         Ok(wait(&self.background, &mut || self.on_wait.asks())?)
     }
 
-    /// Makes a call with the session, on its thread.
+    /// Makes a call with the session, on the session's thread.
     pub(crate) fn call<R: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Session) -> R + Send + 'static,
@@ -104,8 +104,8 @@ impl PhubSession {
     }
 }
 
-/// Joins a job, and waits until all its workers have joined. `interrupted` may be null. If not, each call of this
-/// session that waits calls it with `context` ten times a second.
+/// Joins a job, and waits until all its workers have joined. `interrupted` may be null. Otherwise each call of this session
+/// that waits calls `interrupted` with `context` ten times a second.
 ///
 /// # Safety
 /// `config` is from phub_config_new and not yet freed. `session` points to room for a pointer. `interrupted` can be
@@ -131,9 +131,9 @@ pub unsafe extern "C" fn phub_join(
     })
 }
 
-/// Writes the address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write the
-/// gradient only while the key is not in flight: from its phub_wait to its next phub_push. The memory is the same for
-/// the whole session.
+/// Writes the address of a key's gradient, and its length in bytes. Returns an error with the setting "dma_buf". Write the
+/// gradient only while the key is not in flight: from its phub_wait to its next phub_push. The memory is the same for the
+/// whole session.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> Phu
     unsafe { enter_session(session, call) }
 }
 
-/// Waits until every key's answer has arrived. With the setting "pull", the planner does not take this for a forward
+/// Waits until every key's answer has arrived. With the setting "pull", the planner does not count this wait as a forward
 /// pass.
 ///
 /// # Safety
@@ -259,7 +259,7 @@ pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubSta
     unsafe { enter_session(session, call) }
 }
 
-/// Writes the first round in which no key has its answer. Round 0 is the broadcast, if there is one.
+/// Writes the first round for which no key has its answer. Round 0 is the broadcast, if there is one.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `round` points to room for a result.
@@ -269,9 +269,9 @@ pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mu
     unsafe { enter_session(session, |session| put("round", round, session.background.next_round().0)) }
 }
 
-/// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round with a known norm. Also
-/// writes that round, and the number of skipped rounds. For a job with "clip_norm", "skip_nonfinite" or "skip_spikes". Before the
-/// first such round the norm is NaN.
+/// Writes the norm of the mean gradient of all keys before clipping, in the last round whose norm is known. Also writes that
+/// round, and the number of skipped rounds. For a job with "clip_norm", "skip_nonfinite" or "skip_spikes". The norm is NaN
+/// before the first such round.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn phub_leave(session: *const PhubSession) -> PhubStatus {
     unsafe { enter_session(session, |session| session.waiting(Background::leave)) }
 }
 
-/// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is in flight;
+/// Frees a session and its memory; null is allowed. If the session has not left, it leaves now if no key is in flight;
 /// otherwise its worker counts as lost.
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! The result of a call, and the text of an error: one for each thread, from its last call that failed.
+//! The result of a call, and the text of an error. Each thread has the text of its last call that failed.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
@@ -19,13 +19,13 @@ pub enum PhubStatus {
     Order = 2,
     /// The hub cannot be reached, or is not a hub of this version.
     Unreachable = 3,
-    /// The hub refused.
+    /// The hub refused the request.
     Refused = 4,
-    /// Other workers did not come, do not push, or left too early.
+    /// Other workers did not join, do not push, or left too early.
     Others = 5,
     /// The job failed, or its hub is lost: the session is over.
     Lost = 6,
-    /// The function that was given to phub_join ended the wait.
+    /// The callback that phub_join got ended the wait.
     Interrupted = 7,
     /// Memory, threads or descriptors ran out.
     Exhausted = 8,
@@ -39,7 +39,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// A call that failed: its status, and the reason.
+/// A failed call: its status, and the reason.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub status: PhubStatus,
@@ -52,14 +52,14 @@ impl Failure {
     }
 }
 
-/// Keeps the text for this thread. Returns what the call returns.
+/// Stores the text of a failure for this thread. Returns the status for the caller.
 pub(crate) fn keep(failure: Failure) -> PhubStatus {
     let words = CString::new(failure.words.replace('\0', " ")).unwrap_or_default();
     LAST.with_borrow_mut(|last| *last = words);
     failure.status
 }
 
-/// Returns the text of this thread's last failure. Valid until its next failure.
+/// Returns the text of this thread's last failure. It is valid until the thread's next failure.
 pub(crate) fn last() -> *const std::ffi::c_char {
     LAST.with_borrow(|last| CStr::as_ptr(last))
 }

@@ -1,5 +1,5 @@
-//! Tests: a panic in this library does not get past the call from C. The functions that panic are here, so that the
-//! library that is shipped has none.
+//! Tests that a panic in this library does not cross the call from C. The functions that panic are defined
+//! here, so that the shipped library has none.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -14,7 +14,7 @@ use crate::session::*;
 use crate::status::PhubStatus;
 
 unsafe extern "C" {
-    /// Returns the C library's sort: it calls back from frames of C.
+    /// Sorts an array. The C library implements it, and calls `compare` from frames of C.
     fn qsort(
         base: *mut c_void,
         count: usize,
@@ -24,7 +24,7 @@ unsafe extern "C" {
 }
 
 fn words() -> String {
-    // SAFETY: never null, and nothing fails on this thread meanwhile.
+    // SAFETY: the pointer is never null, and no call fails on this thread meanwhile.
     unsafe { CStr::from_ptr(phub_last_error()) }.to_str().unwrap().to_owned()
 }
 
@@ -93,7 +93,7 @@ fn a_session_that_panicked_says_so_and_can_be_closed() {
         assert!(words().contains("session's thread panicked"), "{}", words());
         assert_eq!(phub_push(session, 0), PhubStatus::Internal);
         assert_eq!(phub_leave(session), PhubStatus::Internal);
-        // The session's memory is there until it is freed.
+        // The session's memory stays until it is freed.
         let (mut weights, mut gradient, mut bytes) = (null(), null_mut(), 0);
         assert_eq!(phub_weights(session, 0, &mut weights, &mut bytes), PhubStatus::Ok);
         assert_eq!(phub_gradient(session, 0, &mut gradient, &mut bytes), PhubStatus::Ok);
@@ -110,7 +110,7 @@ fn a_session_that_panicked_says_so_and_can_be_closed() {
     }
 }
 
-/// The functions of C that catch no panic: they do nothing that may panic.
+/// The functions for C that do not catch panics: they do nothing that may panic.
 const PLAIN: [&str; 2] = ["phub_last_error", "phub_version"];
 
 #[test]

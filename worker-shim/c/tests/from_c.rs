@@ -1,5 +1,5 @@
-//! The example in C, compiled with warnings as errors. Two workers run it against a hub, under valgrind, and against
-//! failures. Another program in C gives the library everything that it must not be given.
+//! The example in C, compiled with warnings as errors. Two workers run it with a hub, also under valgrind,
+//! and with failures. Another program in C passes the library all wrong arguments.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -27,7 +27,7 @@ fn libraries() -> PathBuf {
         .into()
 }
 
-/// Returns a source in C as a program.
+/// Compiles a source in C. Returns the program.
 fn compiled(source: &str, into: &TempDir) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = into.path().join("program");
@@ -46,7 +46,7 @@ fn compiled(source: &str, into: &TempDir) -> PathBuf {
     program
 }
 
-/// Returns a command with libphub where the loader finds it.
+/// Returns a command whose loader finds libphub.
 fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", libraries()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -99,7 +99,7 @@ fn errors_reach_c_in_words() {
     let _watchdog = Watchdog::start();
     let folder = TempDir::new().unwrap();
     let program = compiled("examples/fit.c", &folder);
-    let nobody = "127.0.0.1:1"; // a port that is never dealt out, and privileged
+    let nobody = "127.0.0.1:1"; // a privileged port, which the system never assigns to a socket
     let output = command(&program).args([nobody, "0", "1"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output);

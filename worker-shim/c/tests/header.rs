@@ -1,4 +1,4 @@
-//! The header that C includes is the header that this source makes.
+//! The header in the source tree equals the header that is generated from the source.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn the_header_is_that_of_the_source() {
     }
     let mut made = Vec::new();
     builder.generate().unwrap().write(&mut made);
-    // Rust's heading becomes C's.
+    // Rust's heading is replaced by a heading for C.
     let made = String::from_utf8(made).unwrap().replace("// # Safety\n", "// What must hold:\n");
     let path = here.join("../include/phub.h");
     if std::env::var_os("UPDATE_HEADER").is_some() {

@@ -1,5 +1,4 @@
-//! The package's requests to hubs, which are made as a worker makes them: with this process's token and its trusted
-//! certificates.
+//! The package's requests to hubs. They use this process's token and trusted certificates, as a worker does.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -15,7 +14,7 @@ use crate::setting::credential_of;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The time limit for the first reply of the hub above.
+/// The time limit for a hub's first reply with a state.
 const STATE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The most bytes of a state that one call reads.
@@ -46,8 +45,8 @@ pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> P
     Ok(jobs.into_iter().find(|each| each.name == job).map_or(Vec::new(), |each| each.above))
 }
 
-/// Returns the part of a job's state that the hub at this address has; none if it has no part. `bytes` is about its
-/// length.
+/// Returns the part of a job's state that the hub at this address has; None if it has no part. `bytes` is the
+/// approximate length.
 #[pyfunction]
 pub fn fetch_state(
     py: Python<'_>,
@@ -63,7 +62,7 @@ pub fn fetch_state(
     Ok(found.map(|reader| StateBytes { reader: Mutex::new(reader), job: job.to_owned() }))
 }
 
-/// Returns the exception for a hub that answered when the session joined, and is not reached now.
+/// Returns the exception for a hub that had answered when the session joined, and cannot be reached now.
 fn lost(error: &MemberError, address: &str, job: &str) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => HubLostError::new_err(format!(
@@ -74,7 +73,7 @@ fn lost(error: &MemberError, address: &str, job: &str) -> PyErr {
     }
 }
 
-/// The bytes of a job's state, on their way from a hub.
+/// The bytes of a job's state, as they arrive from a hub.
 #[pyclass(frozen, module = "phub._phub")]
 pub struct StateBytes {
     reader: Mutex<StateReader>,
@@ -83,7 +82,7 @@ pub struct StateBytes {
 
 #[pymethods]
 impl StateBytes {
-    /// Returns the next bytes, at most this number; none at the end.
+    /// Returns the next bytes, at most `most`; none at the end.
     fn read<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = py.detach(|| {
             let mut bytes = vec![0; most.min(MOST_BYTES)];

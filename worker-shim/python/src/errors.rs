@@ -1,6 +1,6 @@
-//! Exceptions: one class for each cause. The message has the whole chain of reasons.
+//! Exceptions: a class for each cause. The message has the whole chain of reasons.
 //!
-//! Knows every error of sessions and hubs, and none of the calls.
+//! Knows every error of sessions and hubs, and none of their calls.
 
 use std::error::Error as Cause;
 
@@ -11,7 +11,7 @@ use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
 create_exception!(phub, Error, PyException, "An error of a hub or a session; the base of all classes below.");
 
-/// Exceptions, and the function that adds them to the module under the names that users see.
+/// Defines exceptions, and the function that adds them to the module under the names that users see.
 macro_rules! exceptions {
     ($($name:ident: $doc:literal,)*) => {
         $(create_exception!(phub, $name, Error, $doc);)*
@@ -82,7 +82,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
     }
 }
 
-/// Returns the exception for an error of a hub that was asked.
+/// Returns the exception for an error of a request to a hub.
 pub fn of_member(error: &MemberError) -> PyErr {
     of_membership(error, chain(error))
 }
@@ -111,12 +111,12 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
 
 /// Adds the code of the hub's refusal to an exception.
 fn with_code(exception: PyErr, code: &str) -> PyErr {
-    // Without this, the class says `None`.
+    // If this fails, the attribute of the class stays `None`.
     Python::attach(|py| drop(exception.value(py).setattr("code", code)));
     exception
 }
 
-/// Returns an error and its causes, each once.
+/// Returns an error with its causes as text, each once.
 pub fn chain(error: &dyn Cause) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::errors::{HubStartError, SettingsError, chain};
 use crate::setting::credential;
 
-/// A running hub. A drop stops it, except in a child of `fork`, which has none of its threads.
+/// A running hub. Dropping it stops it, except in a child of `fork`, which has none of the hub's threads.
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Hub {
     hub: Mutex<Option<phub_server::Hub>>,
@@ -26,7 +26,7 @@ impl Hub {
         let settings =
             HubSettings::of_arguments(arguments.iter().cloned()).map_err(SettingsError::new_err)?;
         let settings = HubSettings { token: token.map(credential).transpose()?, ..settings };
-        // A fault in the log's settings is not this hub's business.
+        // A fault in the settings of the log does not stop the hub.
         let _ = phub_server::program::log("warn", settings.log_format);
         let hub = py.detach(|| phub_server::Hub::start(&settings)).map_err(|error| {
             let why = chain(&error);

@@ -1,8 +1,8 @@
-//! `phub._phub`: the native part of the Python package `phub`. Sessions on their own threads, windows that NumPy reads
-//! and writes in place, a hub in this process, one exception for each cause.
+//! `phub._phub`: the native part of the Python package `phub`. Sessions on their own threads, windows that
+//! NumPy reads and writes in place, a hub in this process, and an exception for each cause.
 //!
-//! Defaults, names, launchers' environments and docstrings are in `../package/phub`. No `unsafe`: a window is passed as an
-//! address by NumPy's array interface, and its memory is held while the array lives.
+//! Defaults, names, environments of launchers, and docstrings are in `../package/phub`. No `unsafe`: NumPy
+//! gets the address of a window through its array interface, and the memory is held while the array exists.
 
 #![forbid(unsafe_code)]
 

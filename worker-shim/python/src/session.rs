@@ -1,4 +1,5 @@
-//! A session, with keys by number. Every call that waits does so without the GIL, and Ctrl-C ends it.
+//! A session whose keys have numbers. Every call that waits does so without the GIL, and Ctrl-C ends the
+//! wait.
 
 use std::ffi::CString;
 
@@ -15,25 +16,27 @@ use crate::setting::choice;
 use crate::state::Pieces;
 use crate::window::Window;
 
-/// Name, shape, type, and the multipliers of learning rate and weight decay.
+/// A key: name, shape, type, and the multipliers of learning rate and weight decay.
 type KeyTuple = (String, Vec<u64>, String, f32, f32);
 
-/// Batching; ranges of layers; start-up, prediction and mean in seconds; rounds, profiles; all of it as text.
+/// A plan: batching; ranges of layers; start-up, prediction and mean in seconds; rounds, profiles; the plan
+/// as text.
 type PlanTuple = (String, Vec<(usize, usize)>, Option<f64>, Option<f64>, Option<f64>, u32, u32, String);
 
-/// Rounds; seconds in all, pushing, waiting, and the part of it asleep; bytes sent and received; as text.
+/// The times: rounds; seconds in all, pushing, waiting, and asleep while waiting; bytes sent and received;
+/// the times as text.
 type TimesTuple = (u32, f64, f64, f64, f64, u64, u64, String);
 
 /// A worker's membership in a job.
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Session {
     background: Background,
-    /// NumPy may write the weights: they are a copy that belongs to this worker.
+    /// Whether NumPy may write the weights, because they are a copy of this worker.
     private: bool,
 }
 
-/// Calls `wait` without the GIL, with a function that returns whether Python has a signal to handle. If the handler
-/// raises an exception, such as KeyboardInterrupt, the call raises it.
+/// Calls `wait` without the GIL. `wait` gets a function that returns whether Python has a signal to handle.
+/// If the signal's handler raises an exception, such as KeyboardInterrupt, this call raises it, too.
 fn interruptible<R: Send>(
     py: Python<'_>,
     wait: impl Send + FnOnce(&mut dyn FnMut() -> bool) -> Result<R, BackgroundError>,
@@ -51,14 +54,15 @@ fn interruptible<R: Send>(
     }
 }
 
-/// Returns the reason why a session with these settings cannot go through a hub that is below others, if it cannot.
+/// Returns the reason why a session with these settings cannot use a hub that is below other hubs; None if it
+/// can.
 #[pyfunction]
 pub fn refused_below(settings: Vec<(String, String)>) -> PyResult<Option<String>> {
     let config = with_settings(SessionConfig::new("", "", 0, 1, Vec::new(), Optimizer::Average), settings)?;
     Ok(config.terms.check_below().err().map(|error| error.to_string()))
 }
 
-/// Returns the bytes of a window of gradients, and offset and bytes of each key in it.
+/// Returns the number of bytes of a window of gradients, and the offset and length of each key in it.
 #[pyfunction]
 pub fn places(keys: Vec<KeyTuple>) -> PyResult<(usize, Vec<(usize, usize)>)> {
     let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
@@ -74,7 +78,7 @@ fn with_settings(mut config: SessionConfig, settings: Vec<(String, String)>) -> 
     Ok(config)
 }
 
-/// Returns an optimizer as Python writes it.
+/// Parses an optimizer from Python's JSON.
 fn optimizer_of(json: &str) -> PyResult<Optimizer> {
     let wrong = |error| SettingsError::new_err(format!("optimizer {json}: {error}"));
     serde_json::from_str(json).map_err(|error: serde_json::Error| wrong(error))
@@ -103,14 +107,14 @@ impl Session {
         pull_layers: Vec<Vec<u32>>,
         state: Option<(u32, Option<Vec<u32>>, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
-        // Other libraries read RUST_LOG, too: a fault in it is not this session's business.
+        // Other libraries read RUST_LOG, too. So a fault in it does not stop this session.
         let _ = phub_server::program::log("warn", None);
         let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
         let optimizer = optimizer_of(optimizer)?;
         let config = SessionConfig::new(hub, job, rank, world_size, keys, optimizer);
         let mut config = with_settings(config, settings)?;
         config.pull.iter_mut().for_each(|pull| pull.layers = layers(&pull_layers));
-        // With Slim-DP, values that are not sent stay as the worker writes them.
+        // With Slim-DP, values that are not sent stay as the worker has written them.
         let keeps_own = config.terms.level.compression.is_some_and(|each| each.has_own_answers());
         let private = config.weights == WeightsMode::Private || keeps_own;
         let values = state.as_ref().map(|(.., pieces)| Pieces::new(pieces)).transpose()?;
@@ -142,7 +146,7 @@ impl Session {
         self.push_as(&keys, Pushed::Gradient)
     }
 
-    /// Pushes gradients that differ from the bytes sent ahead.
+    /// Pushes gradients that may differ from the bytes that were sent ahead.
     fn push_rewritten(&self, keys: Vec<u32>) -> PyResult<()> {
         self.push_as(&keys, Pushed::Rewritten)
     }
@@ -160,7 +164,7 @@ impl Session {
         self.background.send_ahead(&keys).map_err(|error| of_session(&error))
     }
 
-    /// Whether each of these keys gains something by being sent ahead.
+    /// Whether it saves time to send each of these keys ahead.
     fn leave_ahead(&self, py: Python<'_>, keys: Vec<u32>) -> PyResult<Vec<bool>> {
         self.call(py, move |session| {
             Ok(keys.into_iter().map(|key| session.leaves_ahead(KeyId(key))).collect())
@@ -172,7 +176,7 @@ impl Session {
     }
 
     fn wait(&self, py: Python<'_>, key: u32) -> PyResult<()> {
-        // Most answers have arrived already; then the GIL is not released.
+        // Most answers have arrived already. The GIL is then not released.
         if self.is_ready(key)? {
             return Ok(());
         }
@@ -196,7 +200,7 @@ impl Session {
         interruptible(py, |interrupted| self.background.wait_all(interrupted))
     }
 
-    /// Gives every worker the weights that rank 0 has written to its gradients.
+    /// Gives every worker the weights that rank 0 has written into its gradients.
     fn broadcast_written(&self, py: Python<'_>) -> PyResult<()> {
         interruptible(py, |interrupted| self.background.broadcast_written(interrupted))
     }
@@ -205,8 +209,9 @@ impl Session {
         self.call(py, move |session| session.set_learning_rate(learning_rate))
     }
 
-    /// Changes the optimizer, which is JSON, and each key's multipliers of learning rate and weight decay. `reset` are
-    /// keys whose state becomes zero. `groups` are other optimizers, and the number of each key's, from 1, or 0.
+    /// Changes the optimizer, which is JSON, and each key's multipliers of learning rate and weight decay.
+    /// `reset` has the keys whose state becomes zero. `groups` has other optimizers, and for each key the
+    /// number of its group: 0 for none, else from 1.
     fn set_optimizer(
         &self,
         py: Python<'_>,
@@ -239,7 +244,7 @@ impl Session {
         Ok(plan.as_ref().map(of_plan))
     }
 
-    /// Writes a checkpoint. Returns its round, bytes and milliseconds.
+    /// Writes a checkpoint. Returns its round, its length in bytes, and the milliseconds that writing took.
     fn checkpoint(&self, py: Python<'_>) -> PyResult<(u32, u64, u64)> {
         let written = self.call(py, |session| session.checkpoint())?;
         Ok((written.round.0, written.bytes, written.milliseconds))
@@ -259,7 +264,7 @@ impl Session {
         Ok((traffic.sent, traffic.received))
     }
 
-    /// Rounds; seconds in all, pushing, waiting, and the part of it asleep; bytes sent and received; as text.
+    /// Returns the times: see [`TimesTuple`].
     #[getter]
     fn times(&self) -> TimesTuple {
         let times = self.background.times();
@@ -269,18 +274,18 @@ impl Session {
         (times.rounds, total, pushing, waiting, asleep, sent, received, times.to_string())
     }
 
-    /// Returns how often a lost hub came back, and how many rounds were lost.
+    /// Returns the number of times that a lost hub came back, and the number of lost rounds.
     fn returns(&self, py: Python<'_>) -> PyResult<(u32, u64)> {
         let returns = self.call(py, |session| Ok(session.returns()))?;
         Ok((returns.times, returns.lost_rounds))
     }
 
-    /// Returns how often links were lost while the hub was alive, and were replaced.
+    /// Returns the number of times that links were lost while the hub was alive, and were replaced.
     fn relinks(&self, py: Python<'_>) -> PyResult<u32> {
         self.call(py, |session| Ok(session.relinks()))
     }
 
-    /// Returns the last round whose norm is known, and the norm; the rounds that were skipped.
+    /// Returns the last round whose norm is known, with the norm, and the number of skipped rounds.
     fn norm(&self, py: Python<'_>) -> PyResult<(Option<(u32, f32)>, u64)> {
         self.call(py, |session| Ok((session.norm().map(|(round, norm)| (round.0, norm)), session.skipped())))
     }
@@ -298,7 +303,7 @@ impl Session {
         self.background.ways().iter().map(words).collect()
     }
 
-    /// Leaves the job. A lost checkpoint is a warning: the worker has left nevertheless.
+    /// Leaves the job. If the last checkpoint could not be written, warns: the worker has left nevertheless.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         match interruptible(py, |interrupted| self.background.leave(interrupted)) {
             Err(error) if error.is_instance_of::<PyRuntimeWarning>(py) => {
@@ -309,8 +314,8 @@ impl Session {
         }
     }
 
-    /// Ends the session now. The worker leaves if no key is in flight, and is lost to the other workers if one is. With
-    /// a reason, the hub notifies the other workers that this worker fails.
+    /// Ends the session now. The worker leaves if no key is in flight; otherwise it counts as lost for the
+    /// other workers. With a reason, the hub notifies the other workers that this worker fails.
     #[pyo3(signature = (reason=None))]
     fn close(&self, py: Python<'_>, reason: Option<&str>) {
         py.detach(|| match reason {
@@ -321,7 +326,7 @@ impl Session {
 }
 
 impl Session {
-    /// Makes a call with the session, on its thread.
+    /// Makes a call with the session, on the session's thread.
     fn call<R: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -344,12 +349,12 @@ impl Session {
     }
 }
 
-/// Returns the layers with keys by number.
+/// Converts the numbers of keys in layers.
 fn layers(numbers: &[Vec<u32>]) -> Vec<Vec<KeyId>> {
     numbers.iter().map(|layer| layer.iter().copied().map(KeyId).collect()).collect()
 }
 
-/// Returns a plan.
+/// Converts a plan for Python.
 fn of_plan(plan: &PullPlan) -> PlanTuple {
     let PullPlan { batching, batches, profile, predicted_s, measured_s, rounds, profiles } = plan;
     let start_up = profile.as_ref().map(|profile| profile.start_up);

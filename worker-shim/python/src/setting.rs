@@ -8,17 +8,17 @@ use pyo3::prelude::*;
 
 use crate::errors::SettingsError;
 
-/// Parses the value of `text`, by the type's own parser.
+/// Parses the value of a setting, with the parser of its type.
 pub fn parse<T: FromStr<Err: Display>>(setting: &str, text: &str) -> PyResult<T> {
     text.parse().map_err(|error| SettingsError::new_err(format!("{setting} {text:?}: {error}")))
 }
 
-/// Returns a secret or a token.
+/// Parses a secret or a token.
 pub fn credential(text: &str) -> PyResult<Credential> {
     Credential::parse(text, "token").map_err(|error| SettingsError::new_err(error.to_string()))
 }
 
-/// Returns the given credential, or the one of the environment or of this user's file.
+/// Returns the given credential, otherwise that of the environment or of this user's file.
 pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     match given {
         Some(text) => Ok(Some(credential(text)?)),
@@ -26,15 +26,15 @@ pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     }
 }
 
-/// Returns the token to show for a right to a job, if this process has any. It comes from a secret or a token, by
-/// default of the environment or of this user's file.
+/// Returns the token to show for a right to a job, if this process has one. It is made from the given secret
+/// or token, otherwise from that of the environment or of this user's file.
 #[pyfunction]
 pub fn token(right: &str, job: &str, given: Option<&str>) -> PyResult<Option<String>> {
     let right: Right = parse("right", right)?;
     Ok(credential_of(given)?.map(|found| found.token(right, job).to_string()))
 }
 
-/// Returns one of several names.
+/// Returns the value of one of several names.
 pub fn choice<T: Copy>(setting: &str, text: &str, choices: &[(&str, T)]) -> PyResult<T> {
     match choices.iter().find(|(name, _)| *name == text) {
         Some(&(_, choice)) => Ok(choice),

@@ -1,4 +1,5 @@
-//! A reader over a state that a Python iterator gives piece by piece, so that the state is not in memory twice.
+//! A reader over a state that a Python iterator yields piece by piece, so that memory never holds the whole
+//! state twice.
 //!
 //! Read on the session's thread, which takes the GIL for each piece.
 
@@ -7,7 +8,7 @@ use std::io::{self, Read};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Pieces of `bytes` from an iterator.
+/// A reader of the pieces of `bytes` that an iterator yields.
 pub struct Pieces {
     iterator: Py<PyAny>,
     piece: Py<PyBytes>,

@@ -1,4 +1,4 @@
-//! A key's part of a window for NumPy: by address, without a copy.
+//! A key's part of a window for NumPy, which reads it by address, without a copy.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use worker_shim::Memory;
 
-/// One key's gradient or weights. `numpy.asarray(window)` is an array over the window itself. The array holds
-/// this object, and this object keeps the memory mapped.
+/// One key's gradient or weights. `numpy.asarray(window)` is an array over the window itself. The array keeps
+/// this object alive, and this object keeps the memory mapped.
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Window {
     address: usize,
@@ -34,7 +34,7 @@ impl Window {
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", PyTuple::new(py, &self.shape)?)?;
-        // NumPy has no bf16: it gets the 16 bits.
+        // NumPy has no bf16, so the array has the 16 bits as integers.
         let kind = match self.dtype {
             Dtype::F32 => "<f4",
             Dtype::F16 => "<f2",

@@ -1,4 +1,4 @@
-//! A session on a separate thread: the exchange continues while its callers compute.
+//! A session on a thread of its own: the exchange continues while its callers compute.
 //!
 //! The background session is for callers that cannot drive a session themselves, such as Python and C. One thread owns
 //! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to that thread and a
@@ -31,8 +31,8 @@ use crate::exchange::Windows;
 use crate::session::{Pushed, Session, SessionConfig, SessionError, State, Times};
 use shared::{Ending, Shared};
 
-/// The interval at which a waiting caller checks whether it was interrupted. Short enough for a person who presses
-/// Ctrl-C.
+/// The interval at which a waiting caller checks whether it was interrupted: short enough for a person who
+/// presses Ctrl-C.
 const ASK: Duration = Duration::from_millis(100);
 
 /// The reason why a call of a background session failed.
@@ -44,7 +44,7 @@ pub enum BackgroundError {
     /// The caller was interrupted while it waited.
     #[error("interrupted while waiting for {what}")]
     Interrupted {
-        /// The action that lacked memory or a thread.
+        /// A description of what the caller waited for.
         what: String,
     },
     /// The session has left its job.
@@ -73,27 +73,28 @@ impl From<SessionError> for BackgroundError {
     }
 }
 
-/// The place of a key in this process's memory. Valid while its [`Memory`] is held.
+/// The place of a key in this process's memory. It is valid while its [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
-    /// Address of the gradient. The caller writes it while the key is not in flight. `None` if the gradient is in a dma-buf.
+    /// The address of the gradient. The caller may write it while the key is not in flight. `None` if the
+    /// gradient is in a dma-buf.
     pub gradient: Option<usize>,
-    /// Address of the weights. The caller reads them while the key is not in flight. With
+    /// The address of the weights. The caller may read them while the key is not in flight. With
     /// [`WeightsMode::Shared`](crate::WeightsMode::Shared) the pages may be read-only.
     pub weights: usize,
-    /// The length of the gradient, and of the weights, in bytes.
+    /// The length in bytes of the gradient, and also of the weights.
     pub bytes: usize,
 }
 
-/// The windows of a background session. They are mapped while this value lives, also after the session.
+/// The windows of a background session. They stay mapped while this value exists, even after the session.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// The windows of a session that is over. Before that, the session has them.
+    /// The windows of a session that is over. Until then, the session has them.
     parked: Mutex<Option<Windows>>,
 }
 
-/// A session on a separate thread. A drop ends the thread and leaves the job. If keys are still in flight after a
-/// second, the worker ends without leaving, and is lost for the other workers.
+/// A session on a thread of its own. Dropping it ends the thread and leaves the job. If keys are still in
+/// flight after a second, the worker ends without leaving, and counts as lost for the other workers.
 #[derive(Debug)]
 pub struct Background {
     shared: Arc<Shared>,
@@ -104,7 +105,7 @@ pub struct Background {
     owner: u32,
 }
 
-/// The result of the thread's join.
+/// The data that the thread returns after its join.
 #[derive(Debug)]
 struct Joined {
     keys: Vec<KeyMemory>,
@@ -114,8 +115,8 @@ struct Joined {
 }
 
 impl Background {
-    /// Joins a job, as [`Session::join`]. Here and below, `interrupted` is called ten times a second; when it returns
-    /// true, the call ends.
+    /// Joins a job like [`Session::join`]. Here and below, `interrupted` is called ten times a second; when
+    /// it returns true, the call ends.
     pub fn join(
         config: SessionConfig,
         interrupted: &mut dyn FnMut() -> bool,
@@ -123,7 +124,7 @@ impl Background {
         Self::join_with(config, None, interrupted)
     }
 
-    /// Joins like [`join`](Self::join), with a state that rank 0 brings as in [`Session::join_with`].
+    /// Joins like [`join`](Self::join), with a state that rank 0 brings, like [`Session::join_with`].
     pub fn join_with(
         config: SessionConfig,
         state: Option<State>,
@@ -146,7 +147,8 @@ impl Background {
                 return Err(shared.why_ended());
             }
             Err(NotTold::Interrupted) => {
-                // The thread notices it soon, or when the hub replies. This call does not wait for that.
+                // The thread notices the end soon, or after the hub's reply. This call does not wait for the
+                // thread.
                 shared.end(Ending::Drop);
                 return Err(BackgroundError::Interrupted { what: "the other workers".into() });
             }
@@ -157,12 +159,12 @@ impl Background {
         Ok(Background { shared, thread, memory, joined, rank, owner })
     }
 
-    /// Sends a key's gradient, as [`Session::push`]; returns at once.
+    /// Sends a key's gradient like [`Session::push`], and returns at once.
     pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
         self.push_as(&[key], Pushed::Gradient)
     }
 
-    /// Pushes the caller's values of keys, as [`Session::push_as`]; returns at once.
+    /// Pushes keys like [`Session::push_as`], and returns at once.
     ///
     /// # Errors
     /// Returns the error of the first key that is refused. The keys before it are pushed.
@@ -170,13 +172,14 @@ impl Background {
         self.shared()?.push(keys, what)
     }
 
-    /// Sends the gradients of keys before their pushes, as [`Session::send_ahead`]; returns at once. A gradient may be written
-    /// again before its push, if the push says so.
+    /// Sends the gradients of keys before their pushes like [`Session::send_ahead`], and returns at once. A
+    /// gradient may be written again before its push, if the push says so.
     pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
         self.shared()?.send_ahead(keys)
     }
 
-    /// Whether the key's last answer did not change its weights, as [`Session::was_left_alone`]; not while it is in flight.
+    /// Whether the key's last answer left its weights unchanged, like [`Session::was_left_alone`]. False
+    /// while the key is in flight.
     pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.shared()?.was_left_alone(key)
     }
@@ -184,36 +187,35 @@ impl Background {
     /// Waits until the key's answer has arrived. If weights are pulled in batches, the planner learns the times of
     /// the forward pass from these waits, and from [`is_ready`](Self::is_ready).
     ///
-    /// # Errors
-    /// Returns the session's errors. [`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed), a key that
-    /// cannot come before another key is pushed, does not end the session.
+    /// Returns the session's errors. Returns [`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed) if
+    /// the key cannot arrive before another key is pushed; this error does not end the session.
     pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?.wait(key, interrupted)
     }
 
-    /// Waits until every key's answer has arrived. The planner does not take this for a forward pass.
+    /// Waits until every key's answer has arrived. The planner does not count this wait as a forward pass.
     pub fn wait_all(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         (0..self.keys().len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
 
-    /// Waits until the key's answer has arrived, as a part of [`wait_all`](Self::wait_all): for a caller that does
-    /// not compute with it next.
+    /// Waits until the key's answer has arrived, like one step of [`wait_all`](Self::wait_all). For a caller
+    /// that does not use the key's weights next.
     pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?.settle(key, interrupted)
     }
 
-    /// Whether the key's answer had arrived at the thread's last look. The thread then looks again.
+    /// Whether the key's answer had arrived when the thread last checked. The thread then checks again.
     pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.shared()?.is_ready(key)
     }
 
-    /// Whether each key's answer has arrived. The planner does not take this for a forward pass, and the thread does not look
-    /// again.
+    /// Whether each key's answer has arrived. The planner does not count this call as a forward pass, and the
+    /// thread does not check again.
     pub fn are_ready(&self, keys: &[KeyId]) -> Result<Vec<bool>, BackgroundError> {
         self.shared()?.are_ready(keys)
     }
 
-    /// Gives every worker the weights that rank 0 has written to its gradients, as
+    /// Gives every worker the weights that rank 0 has written into its gradients, like
     /// [`Session::broadcast_written`].
     pub fn broadcast_written(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.with(Session::begin_broadcast, interrupted)??;
@@ -222,7 +224,7 @@ impl Background {
         Ok(())
     }
 
-    /// Calls `f` with the session, on the session's thread: for every call except push and wait, such as
+    /// Calls `f` with the session, on the session's thread. For all calls except push and wait, such as
     /// [`Session::set_learning_rate`] and [`Session::checkpoint`]. The exchange stops meanwhile.
     pub fn with<R: Send + 'static>(
         &self,
@@ -238,7 +240,7 @@ impl Background {
         match receive(&told, interrupted) {
             Ok(answer) => Ok(answer),
             Err(NotTold::Ended) => {
-                // The call was not made, or it panicked. In both cases the thread is about to end.
+                // The call was not made, or it panicked. In both cases the thread is ending.
                 self.shared.wait_for_end(interrupted)?;
                 Err(self.shared.why_ended())
             }
@@ -248,7 +250,7 @@ impl Background {
         }
     }
 
-    /// Waits for all keys that are in flight, and leaves the job. A caller that was interrupted here may call it again,
+    /// Waits for all keys in flight, and leaves the job. After an interrupt, the caller may call this again,
     /// or drop the session.
     pub fn leave(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?;
@@ -258,21 +260,21 @@ impl Background {
         self.shared.wait_for_end(interrupted)
     }
 
-    /// Ends the session in the same way as a drop, and waits for its thread. In a child of `fork` it does
-    /// nothing.
+    /// Ends the session like a drop, and waits for its thread. In a child of `fork` it does nothing.
     pub fn close(&self) {
         self.close_by(Ending::Drop);
     }
 
-    /// Ends the session because its caller fails, as [`Session::fail`], and waits for its thread. In a child of `fork`, and if
-    /// the session is over, it does nothing.
+    /// Ends the session because its caller fails, like [`Session::fail`], and waits for its thread. In a
+    /// child of `fork`, or if the session is over, it does nothing.
     pub fn close_because(&self, why: &str) {
         self.close_by(Ending::Fail(why.into()));
     }
 
     fn close_by(&self, ending: Ending) {
         if std::process::id() != self.owner {
-            // The thread is not in this process, and the lock may have been held when the process was copied.
+            // This process does not have the thread. Another thread may have held the lock when the process
+            // was copied.
             return;
         }
         let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -282,24 +284,25 @@ impl Background {
         }
     }
 
-    /// Returns the first round in which no key has its answer, as [`Session::next_round`].
+    /// Returns the first round for which no key has its answer, like [`Session::next_round`].
     pub fn next_round(&self) -> Round {
         self.shared.next_round()
     }
 
-    /// Returns the callers' times, like [`Session::times`], also when the session is over. A caller that waits
-    /// sleeps. While several threads wait, the time counts once. A push is a note to the session's thread; its work
-    /// beside the callers is in none of the times.
+    /// Returns the callers' times, like [`Session::times`], even after the session is over. A waiting caller
+    /// sleeps. While several callers wait, the time counts once. A push is only a note to the session's
+    /// thread. The work of that thread is in none of the times.
     pub fn times(&self) -> Times {
         self.shared.times()
     }
 
-    /// Returns the place of each key in memory. The addresses are valid while [`memory`](Self::memory) is held.
+    /// Returns the place of each key in memory. The addresses are valid while [`memory`](Self::memory) is
+    /// held.
     pub fn keys(&self) -> &[KeyMemory] {
         &self.joined.keys
     }
 
-    /// Keeps the windows mapped.
+    /// Returns the owner of the windows, which keeps them mapped.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
@@ -309,12 +312,13 @@ impl Background {
         &self.joined.layout
     }
 
-    /// Returns the transport by which the worker reaches each hub, and why it was chosen.
+    /// Returns the transport to each hub, and the reason for the choice.
     pub fn ways(&self) -> &[Way] {
         &self.joined.ways
     }
 
-    /// Returns the state that this handle shares with the session's thread, if that thread is in this process.
+    /// Returns the state that this handle shares with the session's thread. Returns an error if that thread
+    /// is in another process.
     fn shared(&self) -> Result<&Shared, BackgroundError> {
         let here = std::process::id();
         if here == self.owner {
@@ -327,7 +331,7 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         if std::process::id() != self.owner {
-            // The thread of this handle is not in this process.
+            // The thread of this handle is in another process.
             return std::mem::forget(self.thread.get_mut().map(Option::take));
         }
         self.close();

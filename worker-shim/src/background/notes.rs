@@ -1,9 +1,9 @@
-//! The callers' actions in order: the keys that they pushed, asked for, and have received.
+//! The callers' actions in order: the keys that callers have pushed, asked for, and received.
 //!
-//! Under the callers' lock, until the session's thread takes the notes. Knows no sessions.
+//! Under the callers' lock, until the session's thread takes the notes. Must not know sessions.
 //!
-//! Without pulls in batches, only pushes are noted. Between two pushes of a key there is at most one note of each kind,
-//! so that callers that poll do not fill memory.
+//! Without pulls in batches, only pushes are noted. Between two pushes of a key there is at most one note of
+//! each kind. So callers that poll cannot fill the memory.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -12,23 +12,23 @@ use pbox_core::KeyId;
 
 use crate::session::Pushed;
 
-/// One thing that a caller did.
+/// An action of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     Pushed(KeyId, Pushed),
     /// The caller has written the gradient of a key, and will push it later.
     Ahead(KeyId),
-    /// The caller wants the weights of a key that it has pushed.
+    /// The caller asks for the weights of a key that it has pushed.
     Asked(KeyId, Instant),
-    /// The caller has them.
+    /// The caller has received the weights of a key.
     Used(KeyId, Instant),
 }
 
-/// Notes that the session's thread has not taken yet.
+/// The notes that the session's thread has not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     notes: Vec<Note>,
-    /// Keys whose gradients the thread must send ahead.
+    /// The keys whose gradients the thread must send ahead.
     ahead: HashSet<KeyId>,
     /// The actions since the last push of each key, by key. Empty if only pushes are noted.
     since_push: Vec<SincePush>,
@@ -47,13 +47,14 @@ impl Notes {
         Notes::default()
     }
 
-    /// Creates notes of pushes, and of the times when callers ask for one of `keys` keys and receive it.
+    /// Creates notes of pushes, and of the times at which callers ask for keys and receive them. There are `keys` keys.
     pub fn of_times(keys: usize) -> Self {
         let done = SincePush { is_asked: true, is_used: true };
         Notes { since_push: vec![done; keys], ..Notes::default() }
     }
 
-    /// Notes that a key's gradient must be sent ahead. The thread sends the gradient as it is when it takes the note.
+    /// Notes that a key's gradient must be sent ahead. The thread sends the contents that the gradient has
+    /// when it takes the note.
     pub fn ahead(&mut self, key: KeyId) {
         if self.ahead.insert(key) {
             self.notes.push(Note::Ahead(key));
@@ -81,7 +82,7 @@ impl Notes {
         }
     }
 
-    /// Returns the keys whose pushes have not been taken.
+    /// Returns the keys with pushes that the thread has not taken yet.
     pub fn pushes(&self) -> impl Iterator<Item = KeyId> {
         self.notes.iter().filter_map(|note| match note {
             Note::Pushed(key, _) => Some(*key),
@@ -101,7 +102,7 @@ mod tests {
 
     const KEYS: [KeyId; 2] = [KeyId(0), KeyId(1)];
 
-    /// Returns each action and its key, without the time.
+    /// Returns the kind and the key of each note, without the time.
     fn taken(notes: &mut Notes) -> Vec<(&'static str, u32)> {
         let words = |note| match note {
             Note::Pushed(key, _) => ("pushed", key.0),
@@ -116,7 +117,7 @@ mod tests {
     fn each_is_noted_once_between_two_pushes_and_in_order() {
         let mut notes = Notes::of_times(2);
         for key in KEYS {
-            notes.asked(key); // it was not pushed
+            notes.asked(key); // the key was not pushed
             notes.used(key);
         }
         assert_eq!(taken(&mut notes), []);

@@ -1,8 +1,8 @@
-//! The state that callers and the session's thread share: keys to push, calls to make, and the state of each key. The
-//! callers push, ask, wait and call, on any thread.
+//! The state that callers and the session's thread share: notes, calls to make, and the state of each key.
+//! Callers push, ask, wait and call on any thread.
 //!
-//! There is one lock, held briefly. Nobody waits for the network, the hub or a caller under it, except for the thread's
-//! signal that something has changed. The notes of each key are bounded, and each call has a caller that waits for it.
+//! There is one lock, held briefly. No thread waits for the network, the hub or a caller while it holds the
+//! lock; waiting callers release it. The notes of each key are bounded, and for each call a caller waits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -18,28 +18,28 @@ use crate::session::{
     Pushed, Session, SessionConfig, SessionError, Stopwatch, Timeline, Times, Who, gradients_only,
 };
 
-/// A call for the session's thread to make. It returns a function that notifies the caller, to be called when the
-/// new states of the keys are published.
+/// A call that the session's thread makes. It returns a function that notifies the caller. The thread calls
+/// that function after it has published the new states of the keys.
 pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>;
 
-/// The two ways in which a session ends.
+/// The ways in which a session ends. A later variant overrides an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
     /// The session leaves when no key is in flight any more.
     Leave,
-    /// The session ends soon: it leaves if no key is in flight, otherwise it ends without leaving.
+    /// The session ends soon. It leaves if no key is in flight; otherwise it ends without leaving.
     Drop,
     /// The session ends now: this worker fails, and the hub notifies the other workers of the reason.
     Fail(Arc<str>),
 }
 
-/// The orders that the thread takes from the callers at once.
+/// The orders that the thread takes from the callers together.
 #[derive(Default)]
 pub(super) struct Orders {
     pub notes: Vec<Note>,
     pub calls: Vec<Call>,
     pub ending: Option<Ending>,
-    /// The keys for which callers wait, and the times since which they wait.
+    /// The keys for which callers wait, and the time since which they wait for each.
     pub awaited: Vec<(KeyId, Instant)>,
 }
 
@@ -47,9 +47,9 @@ struct State {
     notes: Notes,
     calls: Vec<Call>,
     ending: Option<Ending>,
-    /// Keys that are queued or in flight.
+    /// Whether each key is queued or in flight, by key.
     open: Vec<bool>,
-    /// Keys whose last answer left their weights as they were.
+    /// Whether the last answer of each key left its weights unchanged, by key.
     left_alone: Vec<bool>,
     /// The waits of callers, by key.
     waiting: HashMap<KeyId, Waiting>,
@@ -59,9 +59,9 @@ struct State {
     stopwatch: Stopwatch,
     has_weights: bool,
     waker: Option<Waker>,
-    /// Whether the thread was woken since it last took orders. Then it need not be woken again.
+    /// Whether the thread was woken since it last took orders. It need not be woken again.
     is_woken: bool,
-    /// `Some` when the session is over, with the error that ended it, if any.
+    /// The end of the session, once it is over: the error that ended it, if an error did.
     over: Option<Option<Arc<SessionError>>>,
 }
 
@@ -69,14 +69,14 @@ struct Waiting {
     callers: u32,
     /// The time when the first caller began to wait.
     since: Instant,
-    /// The reason why the key cannot arrive, unless something more is pushed.
+    /// The reason why the key cannot arrive before another key is pushed.
     in_vain: Option<Arc<SessionError>>,
 }
 
 pub(super) struct Shared {
     job: String,
     names: Vec<String>,
-    /// The reason why the job takes gradients only, if it does.
+    /// The reason why the job takes gradients only; `None` if it takes other contents, too.
     gradients_only: Option<&'static str>,
     state: Mutex<State>,
     changed: Condvar,
@@ -123,11 +123,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Sets the waker that from now on ends the thread's sleep.
+    /// Replaces the waker, which ends the sleep of the thread.
     pub fn set_waker(&self, waker: Waker) {
         let mut state = self.lock();
         if state.is_woken {
-            waker.wake_by_ref(); // the former one's wake-up may be lost
+            waker.wake_by_ref(); // the wake-up by the former waker may be lost
         }
         state.waker = Some(waker);
     }
@@ -160,7 +160,8 @@ impl Shared {
         self.publish(session, &Vec::from_iter(session.keys()));
     }
 
-    /// Publishes the states of keys after a change: in a model of many keys, a turn costs time for the changed keys only.
+    /// Publishes the states of these keys after a change. In a model of many keys, a turn costs time only for
+    /// the changed keys.
     pub fn publish(&self, session: &Session, changed: &[KeyId]) {
         let mut state = self.lock();
         let State { open, left_alone, notes, next_round, .. } = &mut *state;
@@ -177,7 +178,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Notifies callers that wait for a key that it cannot arrive, unless something was pushed in between.
+    /// Notifies callers that wait for a key that the key cannot arrive. Does nothing if a push has been noted
+    /// in between.
     pub fn tell_cannot_come(&self, key: KeyId, why: SessionError) {
         let mut state = self.lock();
         let State { notes, waiting, .. } = &mut *state;
@@ -192,19 +194,20 @@ impl Shared {
     /// Notes that the session is over, and wakes all callers.
     pub fn tell_ended(&self, error: Option<SessionError>) {
         let timeline = self.lock().stopwatch.hide();
-        drop(timeline); // its file exists when callers learn of the end
+        drop(timeline); // its file must exist before callers notice the end
         let mut state = self.lock();
         state.over = Some(error.map(Arc::new));
-        // The drop of a call notifies its caller that the session is over.
+        // Dropping a call notifies its caller that the session is over.
         state.calls.clear();
         drop(state);
         self.changed.notify_all();
     }
 }
 
-/// The part that callers change.
+/// The methods for callers.
 impl Shared {
-    /// Notes a push of each key, and wakes the thread once. The keys before a refused one are pushed.
+    /// Notes a push of each key, and wakes the thread once. If a key is refused, the keys before it are
+    /// pushed.
     pub fn push(&self, keys: &[KeyId], what: Pushed) -> Result<(), BackgroundError> {
         let mut state = self.lock_alive()?;
         let mut timed = Vec::new();
@@ -258,7 +261,7 @@ impl Shared {
         ExchangeError::UnderWay { key, round, doing }.into()
     }
 
-    /// Whether a key's last answer did not change its weights.
+    /// Whether a key's last answer left its weights unchanged.
     pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
         let (state, open) = self.look(key)?;
         Ok(!open && state.left_alone[key.index()])
@@ -297,7 +300,7 @@ impl Shared {
         if open { self.wait_for(state, key, interrupted).map(drop) } else { Ok(()) }
     }
 
-    /// Waits for a key that is open.
+    /// Waits for a key that is queued or in flight.
     fn wait_for<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -342,14 +345,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the callers' times since the last [`restart`](Self::restart). They sleep while they wait.
+    /// Returns the callers' times since the last [`restart`](Self::restart). Callers sleep while they wait.
     pub fn times(&self) -> Times {
         let state = self.lock();
         let times = state.stopwatch.times(state.next_round, state.traffic);
         Times { asleep: times.waiting, ..times }
     }
 
-    /// Restarts the measured times, now that the weights have arrived.
+    /// Restarts the times, because the weights have arrived.
     pub fn restart(&self) {
         let mut state = self.lock();
         let State { stopwatch, next_round, traffic, .. } = &mut *state;
@@ -360,12 +363,13 @@ impl Shared {
         self.lock().next_round
     }
 
-    /// Tells the thread to end. The first call counts, except that a drop overrides a leave, and a failure both.
+    /// Tells the thread to end. The first call decides, except that a drop overrides a leave, and a failure
+    /// overrides both.
     pub fn end(&self, ending: Ending) {
         let mut state = self.lock();
         if !matches!(state.ending, Some(Ending::Fail(_))) {
             state.ending = state.ending.take().max(Some(ending));
-            state.is_woken = false; // a thread that reconnects may have taken the last wake-up, and takes no orders
+            state.is_woken = false; // a thread that is reconnecting may have consumed the last wake-up without taking orders
         }
         self.wake(state);
     }
@@ -413,7 +417,8 @@ impl Shared {
         Ok((state, open))
     }
 
-    /// Waits until something has changed. After a time without a change, asks whether the caller was interrupted.
+    /// Waits until something has changed. If nothing changes for some time, checks whether the caller was
+    /// interrupted.
     fn sleep<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
@@ -437,7 +442,7 @@ impl Shared {
     }
 }
 
-/// Returns the thread's waker, unless the thread was woken since it last took orders.
+/// Returns the waker of the thread. Returns `None` if the thread was woken since it last took orders.
 fn to_wake(state: &mut State) -> Option<Waker> {
     let was_woken = std::mem::replace(&mut state.is_woken, true);
     state.waker.clone().filter(|_| !was_woken)

@@ -1,5 +1,5 @@
-//! The session's thread: takes the callers' orders, drives the exchange, and sleeps in the port until something comes or
-//! a caller wakes it. An idle thread wakes twice a second.
+//! The session's thread: takes the callers' orders, drives the exchange, and sleeps in the port until
+//! something arrives or a caller wakes it. An idle thread wakes twice a second.
 //!
 //! Owns the session. Knows no caller.
 
@@ -16,8 +16,8 @@ use super::{Idle, Joined, KeyMemory, Memory};
 use crate::exchange::ExchangeError;
 use crate::session::{Session, SessionConfig, SessionError, State};
 
-/// The time that a dropped session waits for keys in flight. If another worker's push comes in this time, the session can
-/// leave.
+/// The time that a dropped session waits for keys in flight. If the missing pushes of other workers arrive in
+/// this time, the session can leave.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the session from its join to its end, on its own thread.
@@ -34,7 +34,7 @@ pub(super) fn run(
         Box::new(move || shared.is_given_up())
     };
     let joined = Session::join_unless(config, state, given_up);
-    // A key in flight has no address for the caller.
+    // The caller gets no address of a key in flight, so the thread first waits for all keys.
     let mut session = match joined.and_then(|mut session| session.wait_all().map(|()| session)) {
         Ok(session) => session,
         Err(error) => return shared.tell_ended(Some(error)),
@@ -46,7 +46,7 @@ pub(super) fn run(
         let (layout, ways) = (session.layout().clone(), session.ways().to_vec());
         let _ = tell.send(Joined { keys, layout, ways, waker: session.waker() });
         let turns = || turns(&mut session, shared, Idle::new(idle));
-        // A caller's call may panic. The windows must stay mapped even then.
+        // A caller's call may panic. The windows must then stay mapped.
         catch_unwind(AssertUnwindSafe(turns)).unwrap_or(Err(SessionError::Panicked))
     });
     let left = match &outcome {
@@ -78,7 +78,7 @@ fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
     keys.map(|(key, id)| typed!(key.dtype, E => of::<E>(session, id))).collect()
 }
 
-/// Makes turns until a caller ends the session, or it is over.
+/// Makes turns until a caller ends the session, or an error does.
 fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Ending, SessionError> {
     let (mut dropped_since, mut returns, mut answered) = (None, 0, Vec::new());
     loop {
@@ -102,7 +102,7 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
         }
         let times = session.returns().times + session.relinks();
         if returns != times {
-            (returns, _) = (times, shared.set_waker(session.waker())); // its links are new ones
+            (returns, _) = (times, shared.set_waker(session.waker())); // the session has new links
             shared.publish_all(session);
         }
         match orders.ending {
@@ -120,8 +120,8 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
     }
 }
 
-/// Carries out the callers' notes in their order: a use before a push is a use of the round before. Returns the keys that
-/// were pushed.
+/// Carries out the callers' notes in order: a use of a key before a push belongs to the round before. Returns
+/// the keys that were pushed.
 fn carry_out(session: &mut Session, notes: &[Note]) -> Result<Vec<KeyId>, SessionError> {
     let mut pushed = Vec::new();
     for &note in notes {

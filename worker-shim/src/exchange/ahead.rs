@@ -1,4 +1,4 @@
-//! Bytes ahead: a key's gradient leaves before its push, and the push is then an immediate without bytes.
+//! Bytes ahead. A key's gradient is sent before its push, and the push is then an immediate without bytes.
 //!
 //! ```text
 //!   Here --send_ahead--> Queued --link takes the bytes--> Sent --push--> Pushed
@@ -9,10 +9,12 @@
 //!     +----------------------- rewritten ------------------+
 //! ```
 //!
-//! Bytes ahead count nothing, and may leave again. The hub may answer them ahead (`JobTerms::answers_ahead`): it writes the chunk's
-//! weights from then on, and they count when the answer comes. They leave only between the answer of a round and the next push, so that the hub
-//! reads none of them. On shared memory both windows are the same pages, and nothing is gained. Frames with checksums must not be
-//! rewritten while they leave, and a codec encodes once a push: there nothing leaves ahead.
+//! Bytes ahead have no effect until the push, and may be sent again. The hub may answer them ahead
+//! (`JobTerms::answers_ahead`): then it may write the chunk's weights from that time on. The weights count
+//! when the answer arrives. Bytes ahead are sent only between the answer of a round and the next push, so
+//! that the hub reads none of them. On shared memory both windows are the same pages, so sending ahead would
+//! save nothing. Frames with checksums must not be rewritten while they are sent, and a codec encodes only
+//! once a push. In these cases nothing is sent ahead.
 //!
 //! Part of the exchange, on the worker's thread. Knows no transport.
 
@@ -24,27 +26,27 @@ use super::exchange::{Awaited, Exchange, KeyState};
 use super::outbox::{NO_BYTES, Post, Urgent};
 use super::windows::Windows;
 
-/// The chunks of keys that leave ahead.
+/// The chunks of keys that are sent ahead.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    /// Whether bytes that leave ahead gain something, by core. Empty if they gain nothing on any link.
+    /// Whether sending ahead saves time, by core. Empty if it does so on no link.
     over: Vec<bool>,
-    /// Whether the hub may answer them ahead.
+    /// Whether the hub may answer bytes ahead.
     pub are_answered: bool,
-    /// The bytes of each chunk.
+    /// The state of each chunk.
     chunks: Vec<Left>,
 }
 
-/// A chunk's bytes and push, in the round of its key's next push, or of the push in flight.
+/// The progress of sending a chunk, in the round of its key's next push, or of the push in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
-    /// No bytes are ahead.
+    /// Nothing is sent.
     Here,
-    /// No bytes are ahead, and the slice is queued as a whole if this is its first chunk.
+    /// Nothing is sent. If this is the first chunk of its slice, the slice is queued as a whole.
     Queued,
-    /// The bytes.
+    /// The bytes are sent ahead.
     Sent,
-    /// The push.
+    /// The push is sent.
     Pushed,
 }
 
@@ -53,7 +55,7 @@ impl Ahead {
         Ahead { over: Vec::new(), are_answered: false, chunks: vec![Left::Here; chunks] }
     }
 
-    /// Returns the post of a chunk whose key left ahead, or `None` if nothing is to be posted.
+    /// Returns the post of a chunk whose key is sent ahead; `None` if there is nothing to post.
     fn post(&self, windows: &mut Windows, state: &KeyState, chunk: ChunkId) -> Option<(Span, Content)> {
         let whole = |windows: &mut Windows| windows.outgoing(chunk, state.round, state.content);
         if state.outstanding == 0 {
@@ -72,13 +74,14 @@ impl Ahead {
         self.chunks[chunk.index()] = if content == Content::Ahead { Left::Sent } else { Left::Pushed };
     }
 
-    /// Forgets all that has left ahead, because the links are new.
+    /// Resets the state of all chunks, because the links are new.
     pub fn forget_all(&mut self) {
         self.chunks.fill(Left::Here);
     }
 }
 
-/// Returns the post of a chunk, or of a group, whose push is no plain gradient; `None` if nothing is to be posted.
+/// Returns the post of a chunk or a group, if its push is not a plain gradient; `None` if there is nothing to
+/// post.
 #[cold]
 pub(super) fn post_other(
     windows: &mut Windows,
@@ -96,26 +99,26 @@ pub(super) fn post_other(
 }
 
 impl<P: Port> Exchange<P> {
-    /// Lets bytes leave ahead over the links to these cores. `are_answered`: the hub may answer them ahead.
+    /// Allows sending ahead over the links to these cores. `are_answered`: the hub may answer bytes ahead.
     pub fn let_ahead(&mut self, over: Vec<bool>, are_answered: bool) {
         self.ahead.are_answered = are_answered;
         self.ahead.over = if over.contains(&true) { over } else { Vec::new() };
     }
 
-    /// Whether a send of a key's gradient before its push gains something.
+    /// Whether sending a key's gradient before its push saves time.
     pub fn leaves_ahead(&self, key: KeyId) -> bool {
         let is_plain = self.first_awaited == Awaited::Answer && self.windows.coder().is_none();
         !self.ahead.over.is_empty() && is_plain && self.slices.group(key).is_none()
     }
 
-    /// Whether bytes of a key have left ahead of its next push, or of the push in flight.
+    /// Whether bytes of a key were sent ahead of its next push, or of the push in flight.
     pub(crate) fn has_left(&self, key: KeyId) -> bool {
         self.keys.get(key.index()).is_some_and(|state| state.ahead)
     }
 
-    /// Sends the bytes of a key's gradient before its push, if that gains something; may be called again. The push is then
-    /// without bytes, if they have left at that time and are not [rewritten](Self::rewritten). The [`flush`](Self::flush) must
-    /// follow soon.
+    /// Sends the bytes of a key's gradient before its push, if that saves time. May be called again. The push
+    /// then has no bytes, if they have left by then and were not [rewritten](Self::rewritten). The
+    /// [`flush`](Self::flush) must follow soon.
     ///
     /// # Errors
     /// Returns an error while the key is in flight.
@@ -139,8 +142,8 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Whether an arrival may be weights ahead, for a key that was sent ahead in the same round. They count when the answer
-    /// arrives.
+    /// Whether an arrival may be weights ahead, for a key that was sent ahead in the same round. Such weights
+    /// count only when the answer arrives.
     pub(super) fn may_come_ahead(&self, link: LinkId, arrival: Immediate) -> bool {
         if arrival.chunk.index() >= self.awaited.len() {
             return false;
@@ -151,7 +154,8 @@ impl<P: Port> Exchange<P> {
         ahead && is_of && link == self.outboxes[core].link
     }
 
-    /// Notes that a key's gradient differs from the bytes sent ahead: the next push sends all of it.
+    /// Notes that a key's gradient differs from the bytes that were sent ahead. The next push then sends all
+    /// bytes.
     pub fn rewritten(&mut self, key: KeyId) {
         if !self.keys.get(key.index()).is_some_and(|state| state.ahead && state.outstanding == 0) {
             return;
@@ -164,8 +168,9 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Queues the slices of a key that left ahead, except slices that are still queued. If all bytes of a slice are at
-    /// the hub, its push overtakes everything that waits here. Its answer then comes while other bytes leave.
+    /// Queues the slices of a key that was sent ahead, except slices that are queued already. If all bytes of
+    /// a slice are at the hub, its push overtakes all other posts. So its answer can arrive while other bytes
+    /// leave.
     #[cold]
     pub(super) fn queue_rest(&mut self, key: KeyId) {
         let KeyState { round, content, .. } = self.keys[key.index()];
@@ -186,7 +191,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Forgets the bytes that were sent ahead: they are lost with the links.
+    /// Resets the state of the bytes that were sent ahead: they were lost with the links.
     pub(super) fn forget_ahead(&mut self) {
         self.keys.iter_mut().for_each(|state| state.ahead = false);
         self.ahead.forget_all();

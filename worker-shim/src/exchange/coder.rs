@@ -1,11 +1,12 @@
-//! The coder: has a worker's gradients, encodes them into frames, and decodes frames into its weights.
+//! The coder. It holds a worker's gradients, encodes them into frames, and decodes frames into the worker's
+//! weights.
 //!
 //! Owned by the worker's windows. Knows chunks, codecs and rounds; neither keys nor links. Allocates nothing after
 //! [`Coder::new`].
 //!
 //! ```text
-//!   gradients --encode, once a push, when the link takes it--> frame in the gradient window
-//!   weights  <--merge, at arrival------------------------------ frame in the weights window
+//!   gradients --encode, once a push, when it is posted-----> frame in the gradient window
+//!   weights  <--merge, at arrival--------------------------- frame in the weights window
 //! ```
 
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub(crate) struct Coder {
     gradients: Slab,
     /// The frames of the gradient window, by chunk.
     frames: Spans,
-    /// The span to post, by chunk. `None` from an answer until the next gradient is encoded.
+    /// The span to post, by chunk. `None` from the arrival of an answer until the next gradient is encoded.
     encoded: Vec<Option<Span>>,
     method: Method,
     /// Values of one chunk in f32, for keys of another type.
@@ -55,8 +56,8 @@ enum Method {
 }
 
 impl Coder {
-    /// Creates a coder. `gradients` are private memory with the model's layout, `frames` the chunks' spans in the
-    /// gradient window.
+    /// Creates a coder. `gradients` is private memory with the model's layout. `frames` are the chunks' spans
+    /// in the gradient window.
     pub fn new(framing: &Arc<Framing>, rank: u32, gradients: Slab, frames: Spans) -> Result<Self, MapError> {
         let elements = || (0..frames.len() as u32).map(|chunk| framing.frames(ChunkId(chunk)).elements);
         let method = match (framing.codecs(), framing.compression()) {
@@ -99,7 +100,7 @@ impl Coder {
         }
     }
 
-    /// Returns the window that the frames are in.
+    /// Returns the window that contains the frames.
     pub fn window(&self) -> &Arc<SendWindow> {
         self.frames.window()
     }
@@ -109,7 +110,7 @@ impl Coder {
         &mut self.gradients
     }
 
-    /// Makes all gradients zero, if callers add to the rest that the last push left in them.
+    /// Sets all gradients to zero, if callers add to what the last push left in them.
     pub fn discard_changes(&mut self) {
         if self.keeps_own_weights() {
             self.gradients.as_mut_slice().fill(0.0);
@@ -126,8 +127,9 @@ impl Coder {
         self.framing.frames(chunk).span
     }
 
-    /// Returns the frame to post for a chunk whose values are at `span` of the model. Encodes the chunk once per push, although
-    /// a link may refuse the first attempts to post: an encoder remembers what it left out.
+    /// Returns the frame to post for a chunk whose values are at `span` of the model. A chunk is encoded once
+    /// per push, even if a link refuses the first attempts to post it. Encoding twice would be wrong: an
+    /// encoder remembers what it left out.
     pub fn encode(&mut self, chunk: ChunkId, (round, content): (Round, Content), span: Span) -> Span {
         if let Some(posted) = self.encoded[chunk.index()] {
             return posted;
@@ -150,7 +152,7 @@ impl Coder {
         posted
     }
 
-    /// Notes that the hub has answered a chunk without a frame: the next gradient is encoded from the start.
+    /// Notes that the hub has answered a chunk without a frame. The next gradient is then encoded anew.
     pub fn is_answered(&mut self, chunk: ChunkId) {
         self.encoded[chunk.index()] = None;
     }
@@ -182,15 +184,15 @@ impl Coder {
         encoded
     }
 
-    /// Encodes a chunk's push again, in a form that the hub can read, after the hub could not read it. Returns false if
-    /// there is no such form.
+    /// Encodes a chunk's push again, in a form that the hub can read, because the hub could not read the
+    /// first form. Returns false if there is no such form.
     pub fn push_again(&mut self, chunk: ChunkId) -> bool {
         let Method::Slim(pusher) = &mut self.method else { return false };
         self.encoded[chunk.index()] = None;
         pusher.forget_significant(chunk)
     }
 
-    /// Whether the worker writes weights, too.
+    /// Whether the worker itself writes weights, too.
     pub fn keeps_own_weights(&self) -> bool {
         matches!(self.method, Method::Slim(_))
     }
@@ -200,11 +202,12 @@ impl Coder {
         matches!(&self.method, Method::Slim(pusher) if pusher.selects(round))
     }
 
-    /// Decodes the answer of a round from the chunk's bytes in the weights window into `weights`, which lie at `span` of
-    /// the model. With Slim-DP the gradients that were sent become zero. Returns the number of bytes of the frame.
+    /// Decodes the answer of a round into `weights`. `bytes` are the chunk's bytes in the weights window, and
+    /// `weights` lie at `span` of the model. With Slim-DP the gradients that were sent become zero. Returns
+    /// the number of bytes of the frame.
     ///
     /// # Errors
-    /// Returns an error if it is not a frame of this chunk and round.
+    /// Returns an error if the bytes are not a frame of this chunk and round.
     pub fn decode(
         &mut self,
         chunk: ChunkId,
@@ -219,9 +222,9 @@ impl Coder {
             Kind::Raw => {
                 let values = frames.raw(bytes)?;
                 weights.copy_from_slice(values);
-                // A worker that joins or returns gets weights that answer no push.
+                // A worker that joins or returns gets weights that are no answer to a push.
                 if self.keeps_own_weights() && round >= self.first {
-                    part_mut(&mut self.gradients, span).fill(0); // all of it was sent
+                    part_mut(&mut self.gradients, span).fill(0); // all values were sent
                 }
                 values
             }
@@ -234,8 +237,8 @@ impl Coder {
         Ok(HEADER_BYTES + payload.len())
     }
 
-    /// Notes that the hub has stepped a chunk's push of a round, and that the answer never came. With Slim-DP the
-    /// gradients that were sent become zero.
+    /// Notes that the hub has stepped a chunk's push of a round, although the answer never arrived. With
+    /// Slim-DP the gradients that were sent become zero.
     pub fn answered_without(&mut self, chunk: ChunkId, round: Round, span: Span) {
         let raw = round == Round(0) && self.framing.keeps_weights();
         let (gradients, dtype) = (part_mut(&mut self.gradients, span), self.framing.frames(chunk).dtype);
@@ -273,7 +276,7 @@ impl Coder {
     }
 }
 
-/// Returns the bytes at a span of values that are laid out as the model.
+/// Returns the bytes at a span of values, which have the model's layout.
 pub(super) fn part(values: &Slab, span: Span) -> &[u8] {
     &values.as_slice().as_bytes()[span.offset..span.offset + span.bytes]
 }

@@ -1,4 +1,4 @@
-//! The reasons why a call of an exchange fails, and the faults of a hub.
+//! The reasons why a call of an exchange fails, and the violations of the protocol by a hub.
 
 use fabric::CloseReason;
 use pbox_core::frame::FrameError;
@@ -14,7 +14,7 @@ pub enum ExchangeError {
         /// The number of keys.
         keys: usize,
     },
-    /// The key has another type.
+    /// The caller asked for the key with another type than it has.
     #[error(
         "key {key:?} is {seen}, and was asked for as {asked}: ask for the type that the manifest gives it"
     )]
@@ -62,9 +62,9 @@ pub enum ExchangeError {
         /// The reason, and the next step.
         why: &'static str,
     },
-    /// A key of the round before is not pushed yet.
+    /// A key was not pushed for the previous round.
     #[error(
-        "key {key:?} cannot be pushed for round {round}: key {missing:?} is not pushed for the round before; push every key once a round, because Slim-DP selects its significant set from all keys"
+        "key {key:?} cannot be pushed for round {round}: key {missing:?} is not pushed for the previous round; push every key once a round, because Slim-DP selects its significant set from all keys"
     )]
     NeedsAll {
         /// The name of the key that was pushed.
@@ -74,16 +74,16 @@ pub enum ExchangeError {
         /// The name of a key that was not pushed.
         missing: String,
     },
-    /// An arrival was not the expected one.
+    /// An arrival was not the answer that was expected.
     #[error(
         "the hub broke the protocol: answer for chunk {chunk}, round ending in {round_bits}, {expected}; run the same version at both ends"
     )]
     UnexpectedAnswer {
-        /// The chunk that the answer named.
+        /// The chunk that the arrival names.
         chunk: u32,
-        /// The low bits of its round.
+        /// The low bits of the arrival's round.
         round_bits: u8,
-        /// The answer that was expected.
+        /// A description of what was expected.
         expected: String,
     },
     /// The bytes of an answer are not a frame of its chunk and round.
@@ -111,18 +111,18 @@ pub enum ExchangeError {
     /// A link closed.
     #[error("the link to the hub's core {core} closed: {reason}")]
     Closed {
-        /// The hub's core at its end.
+        /// The number of the hub's core at the other end of the link.
         core: usize,
         /// The reason.
         reason: String,
-        /// Whether the transport at this end closed the link, and not the hub.
+        /// Whether the transport of this worker closed the link, and not the hub.
         here: bool,
     },
 }
 
 impl ExchangeError {
     pub(super) fn closed(core: usize, reason: &CloseReason) -> Self {
-        // The hub itself sees only that the link ended.
+        // In this case the hub knows only that the link ended.
         let here = !matches!(reason, CloseReason::PeerGone);
         ExchangeError::Closed { core, reason: reason.to_string(), here }
     }

@@ -1,14 +1,15 @@
-//! The exchange: a worker's pushes go out, and the hub's answers come in. It has no clock and no control port, and is
-//! generic over the transport.
+//! The exchange: sends a worker's pushes, and receives the hub's answers. It has no clock and no control
+//! port, and is generic over the transport.
 //!
 //! ```text
-//!   push -> [slices, by priority] -> [the one begun] --+--> post, as long as the link takes it
-//!           [urgent: pulls, chunks that are repeated] -+
+//!   push -> [slices, by priority] -> [the begun slice] --+--> post, as long as the link takes it
+//!           [urgent: pulls, chunks to post again] -------+
 //! ```
 //!
-//! Owned by the worker's thread. It keeps the rule that the whole design needs: one round in flight per chunk. A key is
-//! pushed again only after all its answers came. `keys` lends gradients and weights to the caller, and `notices` has
-//! the arrivals other than plain answers. On the `unsafe` list: taking in arrivals.
+//! Owned by the worker's thread. It keeps the rule on which the whole design depends: one round in flight per
+//! chunk. A key is pushed again only after all its answers have arrived. `keys` lends gradients and weights
+//! to the caller, and `notices` handles arrivals that are not plain answers. On the `unsafe` list: handling
+//! arrivals.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,20 +24,22 @@ use super::notices::Pulls;
 use super::outbox::{Outbox, Post, Source, Urgent};
 use super::windows::Windows;
 
-/// Arrivals that one poll takes.
+/// The most arrivals that one poll returns.
 const BATCH: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KeyState {
-    /// The round of the push in flight, otherwise of the next push.
+    /// The round of the push in flight. If no push is in flight, the round of the next push.
     pub round: Round,
-    /// The number of answers that have not arrived; 1 more until the key is handed out, if the exchange's owner does that.
+    /// The number of answers that have not arrived. If the exchange's owner hands keys out, 1 more until it
+    /// does.
     pub outstanding: u32,
     /// The content of the push in flight.
     pub content: Content,
-    /// Whether chunks of the push in flight, or of the next one, have left ahead or are queued to.
+    /// Whether chunks were sent, or queued to be sent, ahead of their push: the push in flight, or the next
+    /// one.
     pub ahead: bool,
-    /// Whether all answers of the push in flight, or of the last one, did not change the weights.
+    /// Whether none of the answers to the push in flight, or to the last push, has changed the weights.
     pub left_alone: bool,
 }
 
@@ -47,7 +50,7 @@ impl KeyState {
     }
 }
 
-/// The posts of an exchange.
+/// The source of the posts of an exchange.
 struct Posts<'a> {
     windows: &'a mut Windows,
     keys: &'a [KeyState],
@@ -77,30 +80,31 @@ pub(super) enum Awaited {
     Nothing,
     /// The hub's notice that the weights of the chunk's slice can be pulled.
     Notice,
-    /// The pull of the chunk's slice by the owner of the exchange.
+    /// No message: the owner of the exchange has to pull the chunk's slice first.
     Pull,
     Answer,
-    /// The hub's notice that the slice can be pulled again, after a loss of links. The owner knows of the slice, and
-    /// has not pulled it.
+    /// The notice that the slice can be pulled again, after a loss of links. The owner of the exchange knows
+    /// of the slice, and has not pulled it.
     NoticeAgain,
-    /// The hub's notice that the slice can be pulled again, which the owner has pulled; or an answer, if the hub had
-    /// the pull.
+    /// The notice that the slice can be pulled again, or an answer. The owner of the exchange had pulled the
+    /// slice before a loss of links. The hub answers if the pull had reached it.
     AnswerOrNotice,
 }
 
 /// One worker's data path.
 pub struct Exchange<P: Port> {
     pub(super) port: P,
-    /// One outbox for the link to each of the hub's cores.
+    /// The outbox of the link to each of the hub's cores.
     pub(super) outboxes: Vec<Outbox>,
     pub(super) layout: Arc<Layout>,
     pub(super) windows: Windows,
     pub(super) keys: Vec<KeyState>,
-    /// The state of each chunk, by chunk.
+    /// The message that each chunk awaits, by chunk.
     pub(super) awaited: Vec<Awaited>,
-    /// The state of a chunk after a push.
+    /// The message that a chunk awaits after its push.
     pub(super) first_awaited: Awaited,
-    /// The least number of posts that can bring all outstanding answers, by core. A group is one post.
+    /// The least number of posts that can bring all outstanding answers, by core. The answer to a group is
+    /// one post.
     pub(super) outstanding: Vec<u32>,
     pub(super) slices: Slices,
     pub(super) groups: Groups,
@@ -108,22 +112,22 @@ pub struct Exchange<P: Port> {
     pub(super) ahead: Ahead,
     /// Whether round 0 is a broadcast of weights.
     pub(super) broadcasts: bool,
-    /// The number of times that the exchange's owner hands out a whole key: 0 or 1.
+    /// 1 if the exchange's owner hands keys out, otherwise 0.
     pub(super) hand_outs: u32,
     /// Answers that arrived before the first round was known; `None` once it is known.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
-    /// Bytes that went over links that no longer exist.
+    /// The bytes that were sent over links that no longer exist.
     pub(super) sent_before: u64,
     pub(super) received: u64,
     /// The parts of the whole gradient that hubs have sent.
     parts: Parts,
-    /// The last round with all parts.
+    /// The whole gradient of the last round for which all parts have arrived.
     found: Option<Told>,
-    /// The place of each key in the order in which keys are needed, if it differs from the layout's order.
+    /// The position of each key in the order in which keys are needed. Empty if that is the layout's order.
     pub(super) needed: Vec<u32>,
-    /// Keys that have got their last answer since the caller took them; `None` if no caller takes them.
+    /// The keys whose last answer has arrived since the caller took this list; `None` if no caller takes it.
     pub(super) answered: Option<Vec<KeyId>>,
-    /// Bytes of keys that were put since the last flush.
+    /// The bytes of keys that were put since the last flush.
     unflushed: usize,
     arrivals: Box<[Arrival; BATCH]>,
 }
@@ -168,14 +172,14 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Takes in answers that still come over links that are about to close, until one has closed. A push that the hub has
-    /// answered must not count as unanswered.
+    /// Handles answers that still arrive over links that are about to close, until one has closed. Without
+    /// this, a push that the hub has answered would count as unanswered.
     ///
     /// # Errors
     /// Returns the end of a link.
     pub(crate) fn take_last(&mut self, until: Instant) -> Result<(), ExchangeError> {
         loop {
-            // A link closes only when its arrivals have been handled.
+            // A closed link is reported only after all its arrivals were handled.
             while self.progress()? > 0 {}
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -185,7 +189,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Drops the lost links. [New ones](Self::relink) at `port` come later. Pushes in flight stay in flight.
+    /// Drops the lost links. The caller makes [new ones](Self::relink) at `port` later. Pushes in flight stay
+    /// in flight.
     pub fn cut(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -193,16 +198,16 @@ impl<P: Port> Exchange<P> {
         self.forget_ahead();
     }
 
-    /// Takes new links to the same cores and memory in place of the links that were [cut](Self::cut). Call
-    /// [`push_again`](Self::push_again) afterwards.
+    /// Replaces the links that were [cut](Self::cut) by new links to the same cores and memory. The caller
+    /// then calls [`push_again`](Self::push_again).
     pub fn relink(&mut self, mut port: P, endpoints: Vec<P::Endpoint>, received: Vec<Arc<RecvWindow>>) {
         self.outboxes = outboxes(&mut port, endpoints, &self.slices);
         self.port = port;
         self.windows.receive(received);
     }
 
-    /// Posts all chunks that have no answer, after a [`relink`](Self::relink). It posts chunk by chunk, because some chunks of
-    /// a group may have their answer.
+    /// Posts all chunks that have no answer again, after a [`relink`](Self::relink). Posts them one by one,
+    /// because some chunks of a group may have their answer already.
     ///
     /// # Errors
     /// Returns an error if a link is closed.
@@ -226,7 +231,7 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// Drops the lost links, and waits for new links at `port`. Pushes in flight get no answer any more.
+    /// Drops the lost links, and waits for new links at `port`. Pushes in flight will get no answer.
     pub(crate) fn disconnect(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -239,7 +244,7 @@ impl<P: Port> Exchange<P> {
         (self.parts, self.found) = (Parts::new(self.parts.hubs()), None);
     }
 
-    /// Takes new links in place of the lost ones. The memory is kept. Call [`begin`](Self::begin) afterwards.
+    /// Replaces the lost links by new ones. The memory stays. The caller then calls [`begin`](Self::begin).
     pub(crate) fn reconnect(
         &mut self,
         mut port: P,
@@ -255,28 +260,28 @@ impl<P: Port> Exchange<P> {
         self.windows.receive(received);
     }
 
-    /// Bounds the bytes that each link holds. Further posts wait here, in the order of the schedule.
+    /// Limits the bytes that each link holds. Further posts wait here, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link, bytes));
     }
 
-    /// Sends a key's gradient, slice by slice. Until its answers are all in, gradient and weights of
-    /// the key belong to the hub.
+    /// Sends a key's gradient, slice by slice. Until all answers have arrived, gradient and weights of the
+    /// key belong to the hub.
     pub fn push(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.put(key)?;
         self.flush()
     }
 
-    /// Pushes a key like [`push`](Self::push), but small keys may wait here until the [`flush`](Self::flush), which
-    /// must follow soon. Each flush checks whether the hub's cores sleep, and that costs more than the push of a small
-    /// key.
+    /// Pushes a key like [`push`](Self::push), except that small keys may wait here until the
+    /// [`flush`](Self::flush), which must follow soon. Each flush checks whether the hub's cores sleep, which
+    /// costs more than the push of a small key.
     #[inline]
     pub fn put(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.put_as(key, Content::Gradient)
     }
 
-    /// Pushes a key like [`put`](Self::put), with a content other than a gradient. Every push of the broadcast is of weights or
-    /// nothing.
+    /// Pushes a key like [`put`](Self::put), with a content other than a gradient. In the broadcast every
+    /// push has weights or nothing.
     #[inline]
     pub fn put_as(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         if !self.put_beside(key, content) {
@@ -287,7 +292,7 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Puts a key that leaves separately from the keys before it.
+    /// Puts a key that cannot leave in one post with the keys before it.
     fn put_apart(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {
@@ -333,7 +338,7 @@ impl<P: Port> Exchange<P> {
             self.post()?;
         }
         self.port.flush();
-        // The flush may have made room.
+        // The flush may have made room in a link.
         if self.has_unsent() { self.post_queued() } else { Ok(()) }
     }
 
@@ -350,20 +355,20 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Posts and flushes as much as the links take now.
+    /// Posts what the links take now, and flushes.
     pub(super) fn post_queued(&mut self) -> Result<(), ExchangeError> {
         loop {
             let posted = self.post()?;
             self.port.flush();
-            // The flush may have made room.
+            // The flush may have made room in a link.
             if !posted || !self.has_unsent() {
                 return Ok(());
             }
         }
     }
 
-    /// Posts as much as the links take now. A full link does not stop the other links. Returns whether any
-    /// took something.
+    /// Posts what the links take now. A full link does not stop the other links. Returns whether any link
+    /// took a post.
     fn post(&mut self) -> Result<bool, ExchangeError> {
         let Exchange { port, outboxes, windows, slices, keys, ahead, .. } = self;
         let mut posts = Posts { windows, keys, ahead };
@@ -377,7 +382,8 @@ impl<P: Port> Exchange<P> {
         Ok(posted)
     }
 
-    /// Returns the reason why a closed link took no post. The port reports it once all arrivals are taken.
+    /// Returns the reason why a closed link took no post. The port reports the reason after all arrivals were
+    /// taken.
     #[cold]
     fn why_closed(&mut self, error: ExchangeError) -> ExchangeError {
         self.take_arrivals().err().or_else(|| self.closed()).unwrap_or(error)
@@ -419,8 +425,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the end of a link, if there is one. When one link fails, the other links end, too: the first reason says more
-    /// than theirs.
+    /// Returns the end of a link, if a link has ended. When one link fails here, the other links end, too.
+    /// Their peer is then only gone, so another reason takes precedence.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
         while let Some(other) = self.port.closed() {
@@ -448,7 +454,7 @@ impl<P: Port> Exchange<P> {
         self.take_answer(core, key, arrival)
     }
 
-    /// Takes in an arrival that is not an answer of a step.
+    /// Handles an arrival that is not the answer to a step.
     fn take_other(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
         let (core, key) = (self.slices.core_of(arrival.chunk), self.layout.chunk(arrival.chunk).key);
         let KeyState { round, content, .. } = self.keys[key.index()];
@@ -464,7 +470,7 @@ impl<P: Port> Exchange<P> {
         self.take_notice(link, arrival)
     }
 
-    /// Takes in an answer of a key's chunk in its round.
+    /// Handles the answer to a key's chunk in its round.
     #[inline]
     fn take_answer(&mut self, core: usize, key: KeyId, answer: Immediate) -> Result<(), ExchangeError> {
         let (chunk, round) = (answer.chunk, self.keys[key.index()].round);
@@ -491,7 +497,8 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Takes a hub's part of the whole gradient, and passes it on to the other hubs. Returns whether the arrival is one.
+    /// Handles a hub's part of the whole gradient, and passes it on to the other hubs. Returns whether the
+    /// arrival is such a part.
     #[cold]
     pub(super) fn take_part(&mut self, link: LinkId, hub: usize, arrival: Immediate) -> bool {
         let Some(&first) = self.windows.wire().hubs().get(hub) else { return false };
@@ -499,7 +506,8 @@ impl<P: Port> Exchange<P> {
         if link != self.outboxes[core].link || arrival.content != Content::Gradient {
             return false;
         }
-        // SAFETY: the hub sends it before it answers a chunk of the round, and this worker has pushed no chunk again before that.
+        // SAFETY: the hub sends the part before it answers any chunk of the round. Before such an answer,
+        // this worker pushes no chunk again.
         let Some(part) = (unsafe { self.windows.told(hub, arrival.round_bits, core) }) else { return false };
         if self.parts.take(hub, part) == Part::New {
             self.pass_on(hub, &part);
@@ -522,8 +530,9 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the sum of squares of the whole gradient, in the last round with parts of all hubs. If the job's steps wait for
-    /// this sum, it arrives before the answers of its round. Otherwise it arrives before the answers of the next round.
+    /// Returns the sum of squares of the whole gradient, in the last round for which all hubs have sent their
+    /// parts. If the job's steps wait for this sum, it arrives before the answers of its round. Otherwise it
+    /// arrives before the answers of the next round.
     pub fn found(&self) -> Option<Told> {
         self.found
     }
@@ -533,8 +542,8 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].outstanding == 0
     }
 
-    /// Whether the last push of a key, or the finished part of the push in flight, left its weights unchanged. Then
-    /// no worker had a gradient, and no chunk was answered ahead.
+    /// Whether the weights of a key were left unchanged by its last push, or so far by the push in flight.
+    /// Then no worker had a gradient, and no chunk was answered ahead.
     pub fn was_left_alone(&self, key: KeyId) -> bool {
         self.keys[key.index()].left_alone
     }
@@ -549,7 +558,7 @@ impl<P: Port> Exchange<P> {
         self.under_way_from(KeyId(0))
     }
 
-    /// Returns the first key in flight among this key and the later ones.
+    /// Returns the first key that is in flight, of this key and those after it.
     pub fn under_way_from(&self, KeyId(first): KeyId) -> Option<KeyId> {
         let behind = self.keys[first as usize..].iter().position(|key| key.outstanding > 0);
         behind.map(|key| KeyId(first + key as u32))
@@ -560,12 +569,13 @@ impl<P: Port> Exchange<P> {
         self.broadcasts
     }
 
-    /// Returns the round of the push in flight, else of the key's next push.
+    /// Returns the round of the push in flight. If no push is in flight, returns the round of the key's next
+    /// push.
     pub fn round(&self, key: KeyId) -> Round {
         self.keys[key.index()].round
     }
 
-    /// Returns the port, to wait on.
+    /// Returns the port, for example to wait on it.
     pub fn port(&mut self) -> &mut P {
         &mut self.port
     }
@@ -580,7 +590,7 @@ impl<P: Port> Exchange<P> {
         &self.layout
     }
 
-    /// Checks that no key is in flight. `doing` is an action that must not happen within a round.
+    /// Checks that no key is in flight. `doing` names an action that must not happen within a round.
     pub(crate) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
         self.first_under_way().map_or(Ok(()), |key| self.check_idle(key, doing))
     }

@@ -1,7 +1,6 @@
-//! Groups of small keys: keys that are put one after another leave in one post, if they are all of their group.
+//! Groups of small keys. If all keys of a group are put one after another, they leave in one post.
 //!
-//! The layout decides which keys are a group. The hub's core decides the meaning of a group: it takes a group as the
-//! pushes of its chunks.
+//! The layout decides which keys form a group. The hub's core treats a group as the pushes of its chunks.
 
 use std::ops::Range;
 
@@ -11,13 +10,14 @@ use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 
-/// The groups, and the groups that are in flight.
+/// The groups, and the group that is being put.
 pub(super) struct Groups {
-    /// The groups, by number. With many small keys the tables by key do not fit into a cache; this table does.
+    /// The groups, by number. With many small keys the tables by key do not fit into a cache, but this table
+    /// does.
     of: Vec<Group>,
-    /// The group that is put in part.
+    /// The group of which some keys are put.
     begun: Begun,
-    /// The keys that are put and wait for the rest of the group. Empty if there is no such group.
+    /// The keys that are put, and wait for the rest of their group. Empty if no group is put in part.
     members: Vec<KeyId>,
 }
 
@@ -26,18 +26,19 @@ pub(super) struct Groups {
 struct Group {
     slice: u32,
     core: u32,
-    /// The keys of the group, and the chunk of the first key. Empty if the keys go to several cores.
+    /// The keys of the group. `first_chunk` is the chunk of the first key. Empty if the keys go to several
+    /// cores.
     keys: Range<u32>,
     first_chunk: u32,
-    /// The number of the group's keys that have no answer.
+    /// The number of the group's keys that are in flight.
     open: u32,
 }
 
-/// The common properties of keys that are put one after another and belong to one group.
+/// The properties that keys must share to leave in one post.
 #[derive(Default)]
 struct Begun {
     number: u32,
-    /// All keys of the group, and the first one's chunk. Empty if no key is put.
+    /// All keys of the group. `first_chunk` is the chunk of the first key. Empty if no key is put.
     keys: Range<u32>,
     first_chunk: u32,
     round: Round,
@@ -68,7 +69,7 @@ impl Groups {
         self.of.iter().map(|group| &group.keys).filter(|keys| !keys.is_empty())
     }
 
-    /// Returns the slice of the group that is begun, if all its keys are put.
+    /// Returns the slice of the group, if all its keys are put.
     #[inline]
     pub fn whole(&self) -> Option<u32> {
         let Begun { number, keys, .. } = &self.begun;
@@ -81,14 +82,15 @@ impl Groups {
         self.members.clear();
     }
 
-    /// Notes that a key of a group is in flight. Returns the group's core if the key is the first in flight.
+    /// Notes that a key of a group is in flight. Returns the group's core if no other key of the group is in
+    /// flight.
     pub fn open(&mut self, group: u32) -> Option<usize> {
         let Group { open, core, .. } = &mut self.of[group as usize];
         *open += 1;
         (*open == 1).then_some(*core as usize)
     }
 
-    /// Notes that a key of a group has its answer. Returns whether the key is the last.
+    /// Notes that a key of a group has its answer. Returns whether no key of the group is in flight any more.
     pub fn close(&mut self, group: u32) -> bool {
         let open = &mut self.of[group as usize].open;
         *open -= 1;
@@ -109,8 +111,9 @@ impl<P: Port> Exchange<P> {
         members.push(key);
     }
 
-    /// Puts a key that will leave with the keys put before it, if it has their group, round and content. Uses only the tables
-    /// that change. If the group is then [whole](Groups::whole), [queue](Self::queue_group) it.
+    /// Puts a key that will leave with the keys before it. Returns false if the key has another group, round
+    /// or content. Uses only the tables that change. If the group is then [whole](Groups::whole), the caller
+    /// [queues](Self::queue_group) it.
     #[inline]
     pub(super) fn put_beside(&mut self, key: KeyId, content: Content) -> bool {
         let Groups { of, begun, members } = &mut self.groups;
@@ -129,14 +132,14 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Queues a group by its slice, in one post, because all its keys are put.
+    /// Queues a group to leave in one post, because all its keys are put. `slice` is the group's slice.
     pub(super) fn queue_group(&mut self, slice: u32) {
         self.groups.begun = Begun::default();
         self.groups.members.clear();
         self.queue(slice);
     }
 
-    /// Takes the answer of a group as the answer of each of its keys. Only the tables that change are used.
+    /// Handles the answer of a group as the answer of each of its keys. Uses only the tables that change.
     pub(super) fn take_group(
         &mut self,
         link: LinkId,

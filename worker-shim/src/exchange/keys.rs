@@ -1,10 +1,10 @@
-//! Keys between pushes: gradients and weights, which are lent to the caller while the key is idle. Also the first round
-//! of a worker, the answers that are still missing, and the bytes that have crossed.
+//! Keys between pushes: gradients and weights are lent to the caller while their key is idle. Also the first
+//! round of a worker, the answers that are missing, and the bytes that have crossed.
 //!
 //! Part of the exchange, on the worker's thread. On the `unsafe` list: reading the weights window.
 //!
-//! A worker that joins a job with weights begins as if it had pushed the round before its first one. Every key is in
-//! flight until its weights have arrived.
+//! A worker that joins a job with weights begins as if it had pushed the round before its first round. Every
+//! key is in flight until its weights have arrived.
 
 use fabric::{Port, Until};
 use pbox_core::{ChunkId, Content, Element, Key, KeyId, Layout, Round, Schedule};
@@ -25,11 +25,11 @@ pub struct Traffic {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Notes that this worker takes part from round `first` on. If `first` is not 0, every key is in flight until its
-    /// weights of the round before have arrived. The worker is then as if it had pushed that round.
+    /// Notes that this worker takes part from round `first` on. If `first` is not 0, the worker counts as
+    /// having pushed the round before. Every key is then in flight until its weights have arrived.
     ///
     /// # Errors
-    /// Returns an error if answers came that this worker does not await.
+    /// Returns an error if answers have arrived that this worker does not await.
     pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
         self.windows.coder_mut().into_iter().for_each(|coder| coder.begin(first));
         if first > Round(0) {
@@ -42,7 +42,7 @@ impl<P: Port> Exchange<P> {
         early.into_iter().try_for_each(|(link, answer)| self.take_arrival(link, answer))
     }
 
-    /// Returns a key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
+    /// Returns a key's gradient, to write. The gradient belongs to the caller until [`push`](Self::push).
     pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
         self.check_idle_as::<E>(key, "writing its gradient")?;
         let Exchange { windows, layout, .. } = self;
@@ -52,11 +52,12 @@ impl<P: Port> Exchange<P> {
     /// Returns a key's weights, as of its last finished round.
     ///
     /// # Errors
-    /// Returns an error while the key is in flight. If the hub answers bytes ahead, returns an error also from
+    /// Returns an error while the key is in flight. If the hub answers bytes ahead, also from
     /// [`send_ahead`](Self::send_ahead) on, unless the weights are a copy.
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
         self.check_read_as::<E>(key, "reading its weights")?;
-        // SAFETY: `check_read_as` saw that no push of the key is unanswered, and none of its bytes, and `&self` keeps it so.
+        // SAFETY: `check_read_as` saw that all pushes of the key, and all its bytes ahead, are answered.
+        // `&self` keeps it so.
         Ok(unsafe { self.windows.weights(key) })
     }
 
@@ -64,16 +65,17 @@ impl<P: Port> Exchange<P> {
     pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
         self.check_read_as::<E>(key, "using its tensors")?;
         let Exchange { windows, layout, .. } = self;
-        // SAFETY: `check_read_as` saw that no push of the key is unanswered, and none of its bytes, and `&mut self` keeps it so.
+        // SAFETY: `check_read_as` saw that all pushes of the key, and all its bytes ahead, are answered.
+        // `&mut self` keeps it so.
         let (weights, gradient) = unsafe { windows.tensors(key) };
         Ok((weights, gradient.ok_or_else(|| in_dma_buf(layout, key))?))
     }
 
-    /// Returns a key's weights, to write. With Slim-DP, weights that are not sent are those that the worker
-    /// writes.
+    /// Returns a key's weights, to write, in a job with Slim-DP. Weights that are not sent stay as the worker
+    /// wrote them.
     ///
     /// # Errors
-    /// Returns an error while the key is in flight, and in any other job.
+    /// Returns an error while the key is in flight, and in a job without Slim-DP.
     pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
         self.check_idle_as::<E>(key, "writing its weights")?;
         let Exchange { windows, layout, .. } = self;
@@ -81,12 +83,13 @@ impl<P: Port> Exchange<P> {
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
-    /// Sets all gradients to zero with Slim-DP. They were written for a broadcast that does not happen.
+    /// Sets all gradients to zero with Slim-DP. They hold weights for a broadcast that does not happen.
     pub fn discard_changes(&mut self) {
         self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
     }
 
-    /// Notes that the hub has stepped a key's push of a round whose answer never came. Newer weights came instead.
+    /// Notes that the hub has stepped a key's push of a round, although the answer never arrived. Newer
+    /// weights have arrived instead.
     pub fn answered_without(&mut self, key: KeyId, round: Round) {
         let Exchange { windows, layout, .. } = self;
         let Some(coder) = windows.coder_mut() else { return };
@@ -115,8 +118,8 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Checks that all keys were pushed before, as Slim-DP needs it. A selection waits for all keys of its round, and
-    /// the next round waits for the selection.
+    /// Checks that all keys were pushed for the previous round, if Slim-DP selects its significant set in
+    /// that round. The selection waits for all keys of its round, and the next round waits for the selection.
     pub(super) fn check_all_pushed_before(&self, key: KeyId) -> Result<(), ExchangeError> {
         let round = self.keys[key.index()].round;
         let needs_all = |&former: &Round| self.windows.coder().is_some_and(|coder| coder.needs_all(former));
@@ -131,11 +134,11 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Sends keys in another order than the layout's from now on, if the schedule sends the keys first that are needed first.
-    /// Workers need not agree. Keys that are not named come last.
+    /// Sends keys in this order from now on, instead of the layout's order. Only the schedule p3 follows it.
+    /// Workers may choose different orders. Keys that are not named come last.
     ///
     /// # Errors
-    /// Returns an error if there is no such key.
+    /// Returns an error if a key does not exist.
     pub fn need(&mut self, order: &[KeyId]) -> Result<(), ExchangeError> {
         order.iter().try_for_each(|&key| self.check_exists(key))?;
         if self.slices.schedule() != Schedule::P3 {
@@ -144,7 +147,8 @@ impl<P: Port> Exchange<P> {
         self.needed = vec![order.len() as u32; self.keys.len()];
         (0..).zip(order).for_each(|(place, key)| self.needed[key.index()] = place);
         for keys in self.groups.keys() {
-            // A group leaves by the priority of its first key. It is needed when the first of its keys is.
+            // The priority of a group is that of its first key. A group is needed as soon as one of its keys
+            // is.
             let keys = keys.start as usize..keys.end as usize;
             let first = self.needed[keys.clone()].iter().min().copied();
             first.into_iter().for_each(|first| self.needed[keys.start] = first);
@@ -152,19 +156,18 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Notes from now on which keys get their last answer.
+    /// Records from now on which keys get their last answer.
     pub(crate) fn note_answered(&mut self) {
         self.answered = Some(Vec::new());
     }
 
-    /// Writes into `keys` the keys that have got their last answer since the last call, and drops its former
-    /// contents.
+    /// Replaces the contents of `keys` by the keys that have got their last answer since the last call.
     pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
         keys.clear();
         self.answered.iter_mut().for_each(|answered| std::mem::swap(answered, keys));
     }
 
-    /// Answers that a key still waits for.
+    /// Returns the number of answers that a key still waits for.
     pub fn outstanding(&self, key: KeyId) -> u32 {
         self.awaited_chunks(key).count() as u32
     }
@@ -174,8 +177,8 @@ impl<P: Port> Exchange<P> {
         chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
-    /// Returns how long to sleep for this key, or for all keys: until the number of answers that the slowest core still owes
-    /// has arrived.
+    /// Returns the event to sleep for, when the caller waits for this key or for all keys. It is the arrival
+    /// of all answers from the core that owes the most.
     pub fn until(&self, key: Option<KeyId>) -> Until {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // an answer may make room, and a pull follows a notice
@@ -195,7 +198,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the bytes that have crossed until now.
+    /// Returns the bytes that have crossed so far.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             sent: self.outboxes.iter().fold(self.sent_before, |sent, outbox| sent + outbox.posted_bytes),
@@ -209,7 +212,7 @@ impl<P: Port> Exchange<P> {
         self.windows.coder().map_or(0, Coder::not_finite)
     }
 
-    /// Closes the links, and keeps the memory.
+    /// Closes the links, and returns the memory.
     pub fn into_windows(self) -> Windows {
         self.windows
     }

@@ -1,7 +1,7 @@
-//! Arrivals other than plain answers. They are notices of a schedule that pulls, demands for another push, answers
-//! before the first round is known, and violations of the protocol.
+//! Arrivals that are not plain answers. They are notices of a schedule that pulls, requests to push a chunk again,
+//! answers before the first known round, and violations of the protocol.
 //!
-//! Part of the exchange, on the worker's thread. Knows that keys are pulled, not which ones together.
+//! Part of the exchange, on the worker's thread. Knows that keys are pulled, but not which keys together.
 
 use fabric::{LinkId, Port};
 use pbox_core::{ChunkId, Content, Immediate, KeyId};
@@ -13,16 +13,17 @@ use super::outbox::{NO_BYTES, Urgent};
 /// The party that pulls weights after the hub's notice.
 #[derive(Debug)]
 pub(super) enum Pulls {
-    /// The exchange, at once.
+    /// The exchange pulls at once.
     AtOnce,
-    /// The owner of the exchange. The keys have notices that the owner has not taken yet. The owner also says when keys are
-    /// handed out.
+    /// The owner of the exchange pulls, and hands keys out. The list has a key for each notice that the owner
+    /// has not taken yet.
     ByOwner(Vec<KeyId>),
 }
 
 impl<P: Port> Exchange<P> {
-    /// Lets the owner of the exchange [pull](Self::pull) keys and [hand them out](Self::hand_out) from now on.
-    /// [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) say when it can.
+    /// Makes the owner of the exchange [pull](Self::pull) keys and [hand them out](Self::hand_out) from now
+    /// on. [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) tell the owner when this is
+    /// possible.
     ///
     /// # Panics
     /// Panics if the schedule pulls nothing, or while a key is in flight.
@@ -34,19 +35,20 @@ impl<P: Port> Exchange<P> {
         self.hand_outs = 1;
     }
 
-    /// Calls `take` with the key of each slice that can be pulled since the last call.
+    /// Calls `take` for each slice that has become ready to pull since the last call, with the key of the
+    /// slice.
     pub fn take_notices(&mut self, take: impl FnMut(KeyId)) {
         if let Pulls::ByOwner(noticed) = &mut self.pulls {
             noticed.drain(..).for_each(take);
         }
     }
 
-    /// Whether all answers of a key have arrived, and it is not handed out yet.
+    /// Whether all answers of a key have arrived, and the key is not handed out yet.
     pub fn is_whole(&self, key: KeyId) -> bool {
         self.hand_outs == 1 && self.keys[key.index()].outstanding == 1
     }
 
-    /// Asks the hub for the weights of keys after it has given notice of all their slices.
+    /// Asks the hub for the weights of these keys. The hub must have given notice of all their slices.
     ///
     /// # Errors
     /// Returns an error if a link is closed.
@@ -57,7 +59,7 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// Hands out a key whose answers are all there: it is not in flight any more.
+    /// Hands out a key whose answers have all arrived. The key is then no longer in flight.
     pub fn hand_out(&mut self, key: KeyId) {
         let state = &mut self.keys[key.index()];
         *state = state.next();
@@ -69,7 +71,7 @@ impl<P: Port> Exchange<P> {
         self.slices.of_key(key).len()
     }
 
-    /// Takes in an arrival that is not an answer awaited now.
+    /// Handles an arrival that is not the answer that its chunk awaits now.
     ///
     /// # Errors
     /// Returns an error if the arrival breaks the protocol.
@@ -123,8 +125,8 @@ impl<P: Port> Exchange<P> {
         unexpected(format!("where {kind} was expected for round {} over the link of core {core}", round.0))
     }
 
-    /// Takes the hub's notice that the weights of a slice can be pulled, which is a post without bytes. Returns false if
-    /// `chunk` is not the slice's first chunk.
+    /// Handles the hub's notice that the weights of a slice can be pulled. The notice is a post without
+    /// bytes. Returns false if `chunk` is not the slice's first chunk.
     fn notice_slice(&mut self, chunk: ChunkId, key: KeyId) -> bool {
         let slice = self.slices.of_chunk(chunk);
         let chunks = self.slices.chunks(slice);
@@ -141,7 +143,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Pulls a slice, or notes that it is to be pulled as soon as it can be.
+    /// Pulls a slice. If that is not possible yet, notes that the slice is pulled as soon as it is.
     fn pull_slice(&mut self, slice: u32) {
         let chunks = self.slices.chunks(slice);
         let first = chunks[0];

@@ -8,21 +8,21 @@ use pbox_core::{ChunkId, Immediate, KeyId, SendQueue, Slices};
 
 use super::error::ExchangeError;
 
-/// The span of an immediate without bytes.
+/// The span of a post that is only an immediate.
 pub(super) const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
-/// The posts that wait for the link to one of the hub's cores. A slice that is begun is finished before the next one.
-/// Urgent posts pass all slices. Allocates nothing after [`Outbox::new`].
+/// The posts that wait for the link to one of the hub's cores. A slice that is begun is finished before the
+/// next one begins. Urgent posts overtake all slices. Allocates nothing after [`Outbox::new`].
 #[derive(Debug)]
 pub(super) struct Outbox {
     core: usize,
     pub link: LinkId,
     pub urgent: VecDeque<Urgent>,
-    /// Numbers of slices.
+    /// The queued slices, by number.
     queue: SendQueue<u32>,
-    /// The slice that is begun, and its chunks that are not posted.
+    /// The slice that is begun, and its chunks that are not posted yet.
     begun: Option<(u32, Range<usize>)>,
-    /// Bytes that the link has taken until now.
+    /// The number of bytes that the link has taken so far.
     pub posted_bytes: u64,
 }
 
@@ -31,25 +31,25 @@ pub(super) struct Outbox {
 pub(super) struct Post {
     pub span: Span,
     pub immediate: Immediate,
-    /// Whether the outbox notes when the post leaves.
+    /// Whether the source is notified when the post leaves.
     pub is_noted: bool,
 }
 
 /// A source of posts.
 pub(super) trait Source {
-    /// Returns the post of a chunk or group, if anything is to be posted.
+    /// Returns the post of a chunk or group; `None` if there is nothing to post.
     fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post>;
 
-    /// Notes that a post has left, if it must be noted.
+    /// Notes that a post has left, if the post asked for that.
     fn note(&mut self, immediate: Immediate);
 }
 
-/// A post that passes all slices.
+/// A post that overtakes all slices.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Urgent {
     /// A post that belongs to no push.
     Post(Span, Immediate),
-    /// A chunk to post again, because the hub could not read it.
+    /// A chunk that is posted again.
     Again(KeyId, ChunkId),
 }
 
@@ -66,12 +66,12 @@ impl Outbox {
         self.queue.push(priority, slice)
     }
 
-    /// Whether nothing waits.
+    /// Whether no post waits.
     pub fn is_empty(&self) -> bool {
         self.begun.is_none() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
-    /// Posts as much as the link takes. Returns whether it took anything.
+    /// Posts as much as the link takes. Returns whether the link took a post.
     ///
     /// # Errors
     /// Returns an error if the link is closed.
@@ -118,7 +118,7 @@ impl Outbox {
         Ok(posted)
     }
 
-    /// Whether the link takes a post; it does not while it is full.
+    /// Posts a message. Returns false if the link is full.
     #[inline]
     fn post<P: Port>(&mut self, port: &mut P, span: Span, message: Immediate) -> Result<bool, ExchangeError> {
         match port.post(self.link, span, message.encode()) {
@@ -131,7 +131,8 @@ impl Outbox {
         }
     }
 
-    /// Returns the chunks that leave next: the rest of the slice that has begun, otherwise the first slice in the queue.
+    /// Returns the chunks that leave next: the rest of the slice that is begun, otherwise the first slice in
+    /// the queue.
     fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
         let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
         self.begun.clone().or_else(first)

@@ -1,8 +1,8 @@
-//! A worker's windows: gradients that it writes, weights that it reads. In a compressed job both windows hold frames,
-//! and gradients and weights lie in private memory; `coder` translates.
+//! A worker's windows: gradients that it writes, and weights that it reads. In a compressed job both windows
+//! hold frames. Gradients and weights then lie in private memory, and `coder` translates between the two.
 //!
-//! On the `unsafe` list: reading the weights window while the protocol says that the hub does not
-//! write it. Knows spans, not rounds; `exchange` says when a key may be touched.
+//! On the `unsafe` list: reading the weights window while the protocol forbids the hub to write. Knows spans,
+//! but no rounds; `exchange` decides when a key may be touched.
 
 use std::sync::Arc;
 
@@ -17,10 +17,11 @@ use super::coder::{Coder, elements, elements_mut, part, part_mut};
 pub struct Windows {
     layout: Arc<Layout>,
     gradients: Gradients,
-    /// The window that each core's hub writes, by core. All cores of a hub have the same window.
+    /// The window that the hub of each core writes, by core. All cores of a hub have the same window.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
-    /// The lines in the gradient window, by which this worker passes parts of the whole gradient from hub to hub.
+    /// The lines of the gradient window by which this worker passes parts of the whole gradient on from hub
+    /// to hub.
     lines: Spans,
     wire: Wire,
 }
@@ -28,20 +29,20 @@ pub struct Windows {
 /// The memory that a worker reads its weights from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightsMode {
-    /// The weights window itself. The weights change when the next round's answers come.
+    /// The weights window itself. The weights change when the answers of the next round arrive.
     #[default]
     Shared,
-    /// A private buffer, into which answers are copied from the window. For callers whose weights must lie in memory
-    /// that only they write.
+    /// A private buffer, into which answers are copied from the window. For callers whose weights must lie in
+    /// memory that no other process writes.
     Private,
 }
 
-/// The memory where gradients are written.
+/// The memory in which gradients are written.
 #[derive(Debug)]
 enum Gradients {
-    /// The window itself, with a span for each key. If it is in a dma-buf, this process writes no gradients.
+    /// The gradient window, with a span for each key. If it is in a dma-buf, this process does not write it.
     Window(Spans),
-    /// The values are in the coder's memory, and frames cross.
+    /// The coder's memory; the window has frames.
     Framed(Box<Coder>),
 }
 
@@ -58,8 +59,8 @@ impl Gradients {
 }
 
 impl Windows {
-    /// Returns a gradient window, and its spans: by key, or by chunk if the job has frames; then the lines, if it has
-    /// any. The window goes to the transport.
+    /// Returns a gradient window, and its spans. The spans are by key, or by chunk if the job has frames; the
+    /// lines follow, if there are any. The window is passed to the transport.
     pub fn gradients(wire: &Wire) -> Result<(Arc<SendWindow>, Spans), WindowError> {
         Self::gradients_in(wire, None)
     }
@@ -88,9 +89,9 @@ impl Windows {
         Ok((window, spans.remove(0)))
     }
 
-    /// Creates the windows of worker `rank`: `gradients` from [`gradients`](Self::gradients), `weights` by core from
-    /// the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with several windows:
-    /// hubs on this machine share their own pages, and a key's weights may be at several hubs.
+    /// Creates the windows of worker `rank`. `gradients` comes from [`gradients`](Self::gradients), `weights`
+    /// by core from the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with
+    /// several windows: each hub on this machine shares its own pages, and a key's weights may be at several hubs.
     ///
     /// # Panics
     /// Panics if there is no core.
@@ -147,17 +148,17 @@ impl Windows {
         self.wire.broadcasts()
     }
 
-    /// Returns the wire.
+    /// Returns the wire format of the job.
     pub(crate) fn wire(&self) -> &Wire {
         &self.wire
     }
 
-    /// Reads the part of a round that a hub has sent by the core of its first chunk. `None` if the line has no part of
-    /// this round.
+    /// Reads a hub's part of a round. The hub has sent it by the core of its first chunk. Returns `None` if
+    /// the line has no part of this round.
     ///
     /// # Safety
-    /// The hub must have sent the part, and this worker must not have pushed all of the round after the next. The line
-    /// is written again in the fourth round.
+    /// The hub must have sent the part. This worker must not have pushed all chunks of the round after the
+    /// next: the hub writes the line again in the fourth round.
     pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
         let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.
@@ -165,7 +166,8 @@ impl Windows {
         Told::read(words).filter(|told| told.round.low_bits() == round_bits)
     }
 
-    /// Writes the part of a hub for the other hubs. Returns the span to post to each.
+    /// Writes a hub's part into this worker's window, for the other hubs. Returns the span to post to each of
+    /// them.
     pub(crate) fn pass_on(&mut self, hub: usize, part: &Told) -> Span {
         let of_a_hub = self.lines.len() / self.wire.hubs().len();
         let place = hub * of_a_hub + part.round.0 as usize % of_a_hub;
@@ -186,18 +188,18 @@ impl Windows {
         &self.weights
     }
 
-    /// Replaces the windows of the hubs' cores from now on: the memory is the same, the links are new.
+    /// Replaces the windows of the hubs' cores. The memory stays the same, the links are new.
     ///
     /// # Panics
-    /// Panics if one window was not received before.
+    /// Panics if one of the windows is new.
     pub(crate) fn receive(&mut self, weights: Vec<Arc<RecvWindow>>) {
         let is_former = |window: &Arc<RecvWindow>| self.weights.iter().any(|each| Arc::ptr_eq(each, window));
         assert!(weights.iter().all(is_former), "addresses stay");
         self.weights = weights;
     }
 
-    /// Returns the span to post for the push of a chunk, or of a group, in a round. A frame is encoded now, if it was
-    /// not yet.
+    /// Returns the span to post for the push of a chunk, or of a group, in a round. If frames cross, encodes
+    /// the frame now, unless it is encoded already.
     #[inline]
     pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round, content: Content) -> Span {
         let span = self.layout.span(chunk);
@@ -207,13 +209,13 @@ impl Windows {
         }
     }
 
-    /// Whether weights are read from a copy.
+    /// Whether the caller reads weights from a copy.
     pub(crate) fn has_copy(&self) -> bool {
         self.private.is_some()
     }
 
-    /// Returns a key's gradient, to write; `None` if it lies in a dma-buf. `E` is the key's type, here and below:
-    /// `exchange` has checked it.
+    /// Returns a key's gradient, to write; `None` if it lies in a dma-buf. Here and below `E` is the key's
+    /// type, as `exchange` has checked.
     pub(crate) fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
         self.gradients.of_key(&self.layout, key)
     }
@@ -221,22 +223,22 @@ impl Windows {
     /// Returns a key's weights.
     ///
     /// # Safety
-    /// No push of the key may be unanswered: the hub writes weights only between the last worker's
-    /// push and its answer.
+    /// No push of the key may be unanswered. The hub writes weights only after the push of the last worker,
+    /// and before its answer.
     pub(crate) unsafe fn weights<E: Element>(&self, key: KeyId) -> &[E] {
-        // SAFETY: the caller promises the conditions of `read`.
+        // SAFETY: the caller guarantees the conditions of `read`.
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
-    /// Returns a key's weights, to write; weights that are not sent do not change. `None` if only the hub writes
-    /// weights.
+    /// Returns a key's weights, to write. Weights that are not sent stay as the caller wrote them. `None` if
+    /// only the hub writes weights.
     pub(crate) fn weights_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
         let keeps_own = self.coder().is_some_and(Coder::keeps_own_weights);
         let copy = self.private.as_mut().filter(|_| keeps_own)?;
         Some(elements_mut(part_mut(copy, self.layout.key_span(key))))
     }
 
-    /// Returns a key's weights, and its gradient to write, if that does not lie in a dma-buf.
+    /// Returns a key's weights, and its gradient to write; no gradient if it lies in a dma-buf.
     ///
     /// # Safety
     /// See [`weights`](Self::weights).
@@ -247,11 +249,11 @@ impl Windows {
         (weights, gradients.of_key(layout, key))
     }
 
-    /// Takes a chunk's answer for a round from this core: private weights are copied or decoded. Returns the number of bytes
-    /// that arrived.
+    /// Handles a chunk's answer for a round from this core. If weights are private, copies or decodes them.
+    /// Returns the number of bytes that arrived.
     ///
     /// # Errors
-    /// Returns an error if it is not a frame of this chunk and round.
+    /// Returns an error if the bytes are not a frame of this chunk and round.
     ///
     /// # Safety
     /// See [`weights`](Self::weights), for this chunk.

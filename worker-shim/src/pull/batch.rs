@@ -1,11 +1,12 @@
-//! Batches of layers: which weights are pulled together, so that pulling overlaps the forward pass (iBatch).
+//! Batches of layers: the layers whose weights are pulled together, so that pulling overlaps the forward pass
+//! (iBatch).
 //!
-//! Pure functions of a profile. Knows neither keys nor links nor clocks.
+//! Pure functions of a profile. They know neither keys nor links nor clocks.
 //!
 //! ```text
 //!   pulls    [Ts| batch 1 ][Ts| batch 2      ][Ts| batch 3 ]        back to back
 //!   forward               [ batch 1 ]         [ batch 2    ][ batch 3 ]
-//!                                                  after its own pull and the batch before
+//!                                                  a batch begins after its own pull and after the previous batch
 //! ```
 
 use std::fmt;
@@ -50,7 +51,7 @@ impl Batching {
         }
     }
 
-    /// Whether its batches depend on a profile.
+    /// Whether the batches depend on a profile.
     pub fn needs_profile(self) -> bool {
         matches!(self, Batching::Optimum | Batching::Greedy)
     }
@@ -83,28 +84,29 @@ impl FromStr for Batching {
     }
 }
 
-/// The time in which computing waits, and the first layer of the last batch.
+/// The time for which computing stands still, and the first layer of the last batch.
 type Idle = (f64, usize);
 
 /// Returns the batches of the shortest makespan; if several are equal, the fewest batches.
 ///
-/// With `k` batches of the first `l` layers, the last one from layer `j` on, computing stands still for
+/// Let the first `l` layers have `k` batches, and the last batch begin with layer `j`. Then computing stands
+/// still for
 ///
 /// ```text
 ///   idle(k, l) = min over j of max(idle(k - 1, j), k * start_up + transfer(0..l) - forward(0..j))
 /// ```
 ///
-/// and the makespan is that and the whole of forward. The second term falls as `j` grows, so `j` goes down from `l -
-/// 1` until only that term is too long.
+/// and the makespan is that time plus the whole forward pass. The second term falls as `j` grows. So `j` goes
+/// down from `l - 1`, and stops when that term alone is too long.
 fn optimum(profile: &Profile) -> Vec<Range<usize>> {
     let layers = profile.layers.len();
     let sums = Sums::new(profile);
-    // Row k - 1 has idle(k, l).
+    // Row `k - 1` has `idle(k, l)` for each `l`.
     let mut rows: Vec<Vec<Idle>> = Vec::new();
     let (mut best, mut best_k) = (f64::INFINITY, 0);
     for k in 1..=layers {
         let pulls = k as f64 * sums.start_up;
-        // With more batches, the last one only begins later.
+        // With more batches, the last batch would only begin later.
         if pulls + sums.transfer[layers] - sums.forward[layers - 1] >= best {
             break;
         }

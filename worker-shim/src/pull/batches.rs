@@ -1,14 +1,15 @@
-//! The state of a worker's batches: the batch that is pulled next, and the missing parts of each.
+//! The state of a worker's batches: the batch that is pulled next, and the parts that are missing from each
+//! batch.
 //!
-//! Owned by the owner of the exchange that it pulls through. It counts notices and whole keys. It has no clock, and does
-//! not judge which batches are good.
+//! Owned by the owner of the exchange through which the batches are pulled. Counts notices and whole keys.
+//! Has no clock, and does not decide which batches are good.
 //!
 //! ```text
-//!   a batch:  waits --all its slices are noticed, the batch before is there--> due --> pulled --> handed out
+//!   a batch:  waits --all its slices have notices, the previous batch has arrived--> due --> pulled --> handed out
 //! ```
 //!
-//! Batches are pulled one after the other, in the order of the forward pass, and round after round. A batch is one
-//! communication: its keys are handed out together, when all of them have arrived (iBatch; decision 19).
+//! Batches are pulled one after another, in the order of the forward pass, round after round. All keys of a
+//! batch are handed out together, when all of them have arrived (iBatch; decision 19).
 
 use std::ops::Range;
 
@@ -17,17 +18,17 @@ use pbox_core::KeyId;
 
 use crate::exchange::{Exchange, ExchangeError};
 
-/// The batches of a worker's layers, and how far they are.
+/// The batches of a worker's layers, and their progress.
 #[derive(Debug)]
 pub struct Batches {
-    /// Keys that are needed together, in the order of the forward pass.
+    /// The layers, in the order of the forward pass. The keys of a layer are needed together.
     layers: Vec<Vec<KeyId>>,
     batches: Vec<Batch>,
     /// The batch of each key, by key.
     batch_of: Vec<usize>,
-    /// The number of slices that the hub gives notice of, by key.
+    /// The number of slices of each key, for each of which the hub sends a notice.
     slices: Vec<usize>,
-    /// The batch that is pulled next, or is on its way.
+    /// The batch that is pulled next, or is being pulled.
     at: usize,
     stage: Stage,
     counts: Counts,
@@ -45,9 +46,9 @@ pub struct Counts {
 #[derive(Debug)]
 struct Batch {
     keys: Vec<KeyId>,
-    /// Slices that the hub has not given notice of.
+    /// The number of slices for which the hub has sent no notice yet.
     unnoticed: usize,
-    /// The number of its keys that have arrived, counted from the first.
+    /// The number of the batch's keys that have arrived in order, from the first on.
     whole: usize,
 }
 
@@ -59,8 +60,8 @@ enum Stage {
 }
 
 impl Batches {
-    /// Pulls `exchange` in batches from now on, with each of these layers as a separate batch at first. Layers are
-    /// keys that are needed together, in the order of the forward pass; they have each key once.
+    /// Pulls through `exchange` in batches from now on. At first each layer is a batch. A layer has the keys
+    /// that are needed together. The layers are in the order of the forward pass, and have each key once.
     ///
     /// # Panics
     /// Panics if the exchange's schedule pulls nothing, or while a key is in flight.
@@ -79,7 +80,7 @@ impl Batches {
         batches
     }
 
-    /// Sets the batches from now on: ranges of layers, which are all layers in order.
+    /// Sets the batches from now on, as ranges of layers. Together they are all layers in order.
     ///
     /// # Panics
     /// Panics within a round.
@@ -99,20 +100,22 @@ impl Batches {
         keys.iter().map(|key| self.slices[key.index()]).sum()
     }
 
-    /// Takes in the exchange's news, and hands out the batch that is pulled once it has arrived.
+    /// Handles the exchange's notices. Hands out the keys of the batch that is being pulled, once all of them
+    /// have arrived.
     pub fn take_news<P: Port>(&mut self, exchange: &mut Exchange<P>) {
         exchange.take_notices(|key| self.count_notice(key));
         let there = self.take_whole(|key| exchange.is_whole(key));
         there.unwrap_or_default().iter().for_each(|&key| exchange.hand_out(key));
     }
 
-    /// Notes that a slice of a key can be pulled.
+    /// Counts the notice that a slice of a key can be pulled.
     fn count_notice(&mut self, key: KeyId) {
         self.batches[self.batch_of[key.index()]].unnoticed -= 1;
         self.check_due();
     }
 
-    /// Takes the keys of the batch that is pulled, when all of them have arrived.
+    /// Returns the keys of the batch that is being pulled, once all of them have arrived. Then the next batch
+    /// has its turn.
     fn take_whole(&mut self, is_whole: impl Fn(KeyId) -> bool) -> Option<&[KeyId]> {
         let number = self.at;
         let batch = &mut self.batches[number];
@@ -140,7 +143,7 @@ impl Batches {
         }
     }
 
-    /// Whether a batch can be pulled and is not yet.
+    /// Whether a batch can be pulled, and its pull has not begun.
     pub fn is_due(&self) -> bool {
         self.stage == Stage::Due
     }
@@ -159,10 +162,10 @@ impl Batches {
         self.counts
     }
 
-    /// Checks that a key in flight can come: all keys that its batch waits for are pushed.
+    /// Checks that a key in flight can arrive: all keys that its batch waits for are pushed.
     ///
     /// # Errors
-    /// Returns a missing key if not.
+    /// Returns an error that names a key that is not pushed.
     pub fn check_can_come<P: Port>(&self, key: KeyId, exchange: &Exchange<P>) -> Result<(), ExchangeError> {
         let unpushed = self.unpushed_before(key, |key| !exchange.is_ready(key));
         let Some(unpushed) = unpushed.filter(|_| !exchange.is_ready(key)) else { return Ok(()) };
@@ -170,7 +173,7 @@ impl Batches {
         Err(ExchangeError::Unpushed { key: name(key), unpushed: name(unpushed) })
     }
 
-    /// Returns a key that must be pushed before `key`, which is in flight, can come.
+    /// Returns a key that must be pushed before `key`, which is in flight, can arrive.
     fn unpushed_before(&self, key: KeyId, is_under_way: impl Fn(KeyId) -> bool) -> Option<KeyId> {
         let until = self.batch_of[key.index()];
         let before = self.batches.get(self.at..=until).unwrap_or_default();

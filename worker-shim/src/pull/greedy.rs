@@ -1,23 +1,27 @@
-//! The paper's two greedy algorithms as printed, and the choices that the paper leaves open.
+//! The paper's two greedy algorithms as printed, with rules for the cases that the paper leaves open.
 //!
-//! Both look for batches whose pulls are longer than the computing that hides them (constraint 5 of the paper). Batch
-//! `k + 1` is pulled while batch `k` is computed. `a..b` are layers from 0 here; the paper counts from 1.
+//! Both algorithms look for batches whose pulls are longer than the computing that hides them (constraint 5
+//! of the paper). Batch `k + 1` is pulled while batch `k` is computed. Here `a..b` are layers counted from 0;
+//! the paper counts from 1.
 //!
 //! The paper leaves open:
-//! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of all pairs that are left we take the smallest `l2`.
-//!   Its pull exceeds the computing least, as in the rule of lines 7 to 13. In algorithm 2 we take the largest
-//!   `l(N-2)`; candidates differ only in layers that take no time. In later steps we take the smaller batch.
-//! - *No choice satisfies the constraint*: every pull that is left fits after the computing. Then we take the choice
-//!   that is nearest to the constraint. In the first step of algorithm 1 that is the first layer, and then all the rest.
-//!   In the first step of algorithm 2 the batch before the last has one layer, which may be any layer but the last. In
-//!   later steps it is all the rest (algorithm 1), or the one layer before (algorithm 2).
-//! - *One layer* is one batch: here there are at least two.
+//! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of the pairs that are left, we take the one
+//!   with the smallest `l2`. Its pull exceeds the computing least, as in the rule of lines 7 to 13. In
+//!   algorithm 2 we take the largest `l(N-2)`; the candidates differ only in layers that take no time. In
+//!   later steps we take the smaller batch.
+//! - *No choice satisfies the constraint*: every pull that is left is shorter than the computing. Then we
+//!   take the choice that is nearest to the constraint. In the first step of algorithm 1 the batches are the
+//!   first layer and all other layers. In the first step of algorithm 2 the batch before the last has one
+//!   layer, which may be any layer except the last. In later steps the batch is all layers that are left
+//!   (algorithm 1), or the one layer before (algorithm 2).
+//! - *One layer* is one batch; the algorithms below have at least two.
 
 use std::ops::Range;
 
 use super::timeline::{Profile, Sums, Timeline};
 
-/// Returns the batches of the algorithm with the shorter makespan; algorithm 1's if they are equal.
+/// Returns the batches of the algorithm with the shorter makespan. If both are equal, returns those of
+/// algorithm 1.
 pub(super) fn better(profile: &Profile) -> Vec<Range<usize>> {
     let sums = Sums::new(profile);
     let [front, back] = [front(&sums), back(&sums)];
@@ -39,7 +43,7 @@ pub(super) fn front(sums: &Sums) -> Vec<Range<usize>> {
     while let Some(last) = batches.last().filter(|last| last.end < layers).cloned() {
         let computing = sums.forward(last.clone());
         let satisfying = (last.end + 1..=layers).filter(|&end| sums.pull(last.end..end) > computing);
-        // The computing is given: the least excess is the shortest pull.
+        // The computing is fixed, so the shortest pull has the least excess.
         let chosen = satisfying
             .min_by(|&a, &b| sums.pull(last.end..a).total_cmp(&sums.pull(last.end..b)).then(a.cmp(&b)));
         batches.push(last.end..chosen.unwrap_or(layers));
@@ -50,7 +54,7 @@ pub(super) fn front(sums: &Sums) -> Vec<Range<usize>> {
 /// Runs algorithm 2, from the last layer back.
 pub(super) fn back(sums: &Sums) -> Vec<Range<usize>> {
     let layers = sums.forward.len() - 1;
-    // Batch N - 1 is `a..b`, batch N from `b` on.
+    // Batch N - 1 is `a..b`, and batch N begins with layer `b`.
     let pairs = || (1..layers).flat_map(|b| (0..b).map(move |a| (a, b)));
     let excess = |a, b| sums.pull(b..layers) - sums.forward(a..b);
     let satisfying = pairs().filter(|&(a, b)| excess(a, b) > 0.0);
@@ -64,7 +68,7 @@ pub(super) fn back(sums: &Sums) -> Vec<Range<usize>> {
     while let Some(next) = batches.last().filter(|next| next.start > 0).cloned() {
         let (pull, end) = (sums.pull(next.clone()), next.start);
         let satisfying = (0..end).filter(|&begin| pull > sums.forward(begin..end));
-        // The pull is given: the least excess is the longest computing.
+        // The pull is fixed, so the longest computing has the least excess.
         let chosen =
             satisfying.min_by(|&x, &y| sums.forward(y..end).total_cmp(&sums.forward(x..end)).then(y.cmp(&x)));
         batches.push(chosen.unwrap_or(end - 1)..end);

@@ -1,4 +1,4 @@
-//! Pulls in batches of layers (iBatch): which weights are asked for together, and when.
+//! Pulls in batches of layers (iBatch): which weights are requested together, and when.
 
 pub mod batch;
 mod batches;

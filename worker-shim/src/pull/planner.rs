@@ -1,21 +1,22 @@
-//! Plans batches from the times of pulls and of the caller's computing. A profile gives a plan. A new profile follows
-//! when the plan's prediction fails.
+//! Plans batches from the measured times of pulls and of the caller's computing. A profile gives a plan. When
+//! the plan's prediction fails, a new profile is made.
 //!
 //! Owned by the session, which reports each event with its time. Reads no clock, and knows neither links nor
 //! bytes.
 //!
 //! ```text
-//!   round:  due(batch) there(batch) ... asked(key) used(key) ...     end_of_round -> other batches?
+//!   round:  due(batch) there(batch) ... asked(key) used(key) ...     end_of_round -> new batches?
 //!
-//!   PROFILE_ROUNDS of one layer a batch, as many of one batch -> profile -> batches, prediction
-//!            ^                                                                   |
-//!            +---- off by DRIFT for some rounds in a row ------------------------+
+//!   PROFILE_ROUNDS with one layer a batch, then as many with one batch -> profile -> batches, prediction
+//!            ^                                                                            |
+//!            +---- off by DRIFT for some rounds in a row ---------------------------------+
 //! ```
 //!
-//! The *pull* of a batch is the time from due to there. The *start-up* is the time that one pull of all layers saves,
-//! compared with one pull for each layer, divided by the number of pulls that it saves. It is therefore known even if all
-//! layers are alike. The *forward* time of a layer begins at the caller's wait for the layer's weights, and ends at the wait
-//! for the next layer's weights. The last layer's forward time counts as 0: it hides no pull, so that no plan depends on it.
+//! The *pull* of a batch is the time from `due` to `there`. One pull of all layers takes less time than a
+//! pull for each layer. The *start-up* is that difference, divided by the number of pulls that are saved. So
+//! it is known even if all layers are alike. The *forward* time of a layer goes from the caller's wait for
+//! the layer's weights to the wait for the next layer's weights. The last layer's forward time counts as 0:
+//! it hides no pull, so no plan depends on it.
 
 use std::fmt;
 use std::ops::Range;
@@ -25,13 +26,13 @@ use pbox_core::KeyId;
 
 use super::batch::{Batching, LayerCost, Profile, Timeline};
 
-/// Rounds of a profile with a pull for each layer; then as many rounds with one pull for all layers. The median counts,
-/// so that one round of each kind may be disturbed.
+/// The rounds of a profile with a pull for each layer. The same number of rounds follows with one pull for
+/// all layers. The median counts, so that one round of each kind may be disturbed.
 pub const PROFILE_ROUNDS: u32 = 3;
 /// The fraction by which a round may differ from its prediction.
 pub const DRIFT: f64 = 0.2;
-/// The number of successive rounds that must differ before there is a new profile. It doubles after each such profile.
-/// A profile costs rounds that pull layer by layer, and does not help when times cannot be predicted.
+/// The number of rounds in a row that must differ before there is a new profile. It doubles after each such
+/// profile. A profile costs rounds that pull layer by layer. It does not help if times cannot be predicted.
 pub const DRIFT_ROUNDS: u32 = 4;
 const MOST_DRIFT_ROUNDS: u32 = 1024;
 
@@ -44,11 +45,11 @@ pub struct PullPlan {
     pub profile: Option<Profile>,
     /// The batches: ranges of layers.
     pub batches: Vec<Range<usize>>,
-    /// The predicted time from the first pull to when the last layer can be computed, in seconds.
+    /// The predicted time from the first pull to the begin of the last layer, in seconds.
     pub predicted_s: Option<f64>,
-    /// The measured time: the mean of the rounds that used the plan. `None` before the first round.
+    /// The measured time, as the mean of the rounds that used the plan. `None` before the first such round.
     pub measured_s: Option<f64>,
-    /// Rounds since the plan.
+    /// The number of rounds that used the plan.
     pub rounds: u32,
     /// The number of profiles until now.
     pub profiles: u32,
@@ -72,10 +73,10 @@ impl fmt::Display for PullPlan {
 struct Events {
     due: Vec<Instant>,
     there: Vec<Instant>,
-    /// The time when each layer was asked for, by layer.
+    /// The time at which the caller asked for each layer, by layer.
     asked: Vec<Option<Instant>>,
     used: Vec<Option<Instant>>,
-    /// Whether each key was used, by key.
+    /// Whether the caller has used each key, by key.
     has_used: Vec<bool>,
 }
 
@@ -87,7 +88,7 @@ struct Lap {
     to_last_layer: f64,
 }
 
-/// Plans a worker's pulls.
+/// The planner of a worker's pulls.
 #[derive(Debug)]
 pub(crate) struct Planner {
     batching: Batching,
@@ -95,20 +96,21 @@ pub(crate) struct Planner {
     layers: usize,
     batches: Vec<Range<usize>>,
     events: Events,
-    /// Rounds of the profile that is being made.
+    /// The rounds of the profile that is being made.
     laps: Vec<Lap>,
     is_profiling: bool,
-    /// The last plan, also while a new profile is made.
+    /// The last plan. It stays while a new profile is made.
     plan: Option<PullPlan>,
     profiles: u32,
-    /// Rounds in a row that differed from the prediction, and how many may.
+    /// The number of rounds in a row that differed from the prediction. `patience` is the number that may
+    /// differ.
     off: u32,
     patience: u32,
 }
 
 impl Planner {
-    /// Creates a planner for layers that together contain each of `keys` keys once. If batches depend on a profile,
-    /// each layer is a batch at first.
+    /// Creates a planner for these layers, which together contain each of `keys` keys once. If the batches
+    /// depend on a profile, each layer is a batch at first.
     pub fn new(batching: Batching, layers: &[Vec<KeyId>], keys: usize) -> Self {
         let mut layer_of = vec![0; keys];
         for (number, layer) in layers.iter().enumerate() {
@@ -144,7 +146,7 @@ impl Planner {
         self.events.due.push(now);
     }
 
-    /// Notes that all of a batch has arrived.
+    /// Notes that all keys of a batch have arrived.
     pub fn there(&mut self, now: Instant) {
         self.events.there.push(now);
     }
@@ -156,28 +158,29 @@ impl Planner {
         }
     }
 
-    /// Notes that the caller has a key's weights.
+    /// Notes that the caller has received a key's weights.
     pub fn used(&mut self, key: KeyId, now: Instant) {
         if !std::mem::replace(&mut self.events.has_used[key.index()], true) {
             self.events.used[self.layer_of[key.index()]] = Some(now);
         }
     }
 
-    /// Notes that a key is pushed. If no batch of its round was due yet, the uses until now were of the round
-    /// before.
+    /// Notes that a key is pushed. If no batch of the current round was due yet, the uses so far belong to
+    /// the previous round, and are dropped.
     pub fn forget_what_was_used(&mut self) {
         if self.events.due.is_empty() && self.events.has_used.contains(&true) {
             self.events = Events::new(self.layers, self.layer_of.len());
         }
     }
 
-    /// Whether all batches of the round have come.
+    /// Whether all batches of the round have arrived.
     pub fn is_round_over(&self) -> bool {
         self.events.there.len() >= self.batches.len()
     }
 
-    /// Ends the round. Returns the batches of the next round if they change. A round is not evaluated if a layer was
-    /// not asked for, or if the round overlaps the next one. Then not all keys are quiet.
+    /// Ends the round. Returns the batches of the next round if they change. A round is not evaluated if the
+    /// caller did not ask for one of the layers. `is_quiet` is false if the round overlaps the next one; such
+    /// a round is not evaluated either.
     pub fn end_of_round(&mut self, is_quiet: bool) -> Option<&[Range<usize>]> {
         let events = std::mem::replace(&mut self.events, Events::new(self.layers, self.layer_of.len()));
         let lap = events.lap(self.batches.len()).filter(|_| is_quiet)?;
@@ -200,12 +203,12 @@ impl Planner {
         Some(&self.batches)
     }
 
-    /// Returns the plan, and how well it predicts.
+    /// Returns the plan, with its prediction and the measured time.
     pub fn plan(&self) -> Option<&PullPlan> {
         self.plan.as_ref()
     }
 
-    /// Ends another round of the profile.
+    /// Continues the profile after another of its rounds.
     fn go_on_with_profile(&mut self) -> Option<&[Range<usize>]> {
         let rounds = PROFILE_ROUNDS as usize;
         if self.laps.len() == rounds {
@@ -253,7 +256,7 @@ impl Events {
         Events { asked, used, has_used: vec![false; keys], ..Events::default() }
     }
 
-    /// Returns the times of the round, or `None` if an event is missing.
+    /// Returns the times of the round. Returns `None` if an event is missing.
     fn lap(&self, batches: usize) -> Option<Lap> {
         if self.due.len() != batches || self.there.len() != batches {
             return None;
@@ -279,8 +282,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Returns the time of a pull that does not depend on its size, from the pulls of each layer and the pull of all
-/// layers. At most the fastest pull; 0 if there is one layer.
+/// Returns the start-up of a pull: the part of its time that does not depend on its size. `pulls` are the
+/// pulls of each layer, `at_once` is the pull of all layers. The result is at most the fastest pull; 0 if
+/// there is one layer.
 fn start_up(pulls: &[f64], at_once: f64) -> f64 {
     let saved = (pulls.len() - 1) as f64;
     let each = (pulls.iter().sum::<f64>() - at_once) / saved.max(1.0);

@@ -1,6 +1,6 @@
-//! A session's pulls in batches: drives the batches, and reports events to the planner.
+//! The pulls of a session in batches: drives the batches, and reports events to the planner.
 //!
-//! Owned by the session. It reads the clock; the exchange, the batches and the planner do not.
+//! Owned by the session. Reads the clock, for the exchange, the batches and the planner, which do not.
 
 use std::time::{Duration, Instant};
 
@@ -16,13 +16,15 @@ use super::planner::Planner;
 /// The settings for pulling weights in batches of layers, so that pulling overlaps the forward pass (iBatch).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pull {
-    /// The rule that says which layers are pulled together. If it depends on times, the session measures pulls and
-    /// computing in its first rounds, then plans. It measures again when its prediction fails.
+    /// The rule that decides which layers are pulled together. If it depends on times, the session measures
+    /// pulls and computing in its first rounds, and then makes a plan. It measures again when the plan's
+    /// prediction fails.
     pub batching: Batching,
-    /// Keys that are needed together, in the order of the forward pass, each key once. Default (empty): each key
-    /// alone, in the order of the manifest.
+    /// The layers in the order of the forward pass, each with the keys that are needed together. Each key is
+    /// in one layer. Default (empty): a layer for each key, in the order of the manifest.
     pub layers: Vec<Vec<KeyId>>,
-    /// A pause before each pull, for measurement: imitates a system whose pulls have such a start-up. Default 0.
+    /// A pause before each pull, for measurements. It imitates a system in which each pull costs this
+    /// start-up. Default 0.
     pub start_up: Duration,
 }
 
@@ -46,7 +48,7 @@ pub enum PullError {
         why: String,
     },
     /// The session does not pull in batches.
-    #[error("layers to pull by, for a session without batches; set SessionConfig::pull before the join")]
+    #[error("layers were set for a session without batches; set SessionConfig::pull before the join")]
     NoBatches,
 }
 
@@ -84,9 +86,9 @@ pub(crate) struct Pulling {
     pub batches: Batches,
     pub planner: Planner,
     start_up: Duration,
-    /// The time when the batch that is due is pulled: after a start-up that is imitated.
+    /// The time at which the batch that is due will be pulled, after the imitated start-up.
     pulled_at: Option<Instant>,
-    /// The counts that the planner has received.
+    /// The counts that were last reported to the planner.
     told: Counts,
 }
 
@@ -114,7 +116,7 @@ impl Pulling {
         let counts = self.batches.counts();
         if counts != self.told {
             let now = Instant::now();
-            // A batch is due only when the one before has arrived.
+            // A batch is due only after the previous one has arrived.
             (self.told.there..counts.there).for_each(|_| self.planner.there(now));
             (self.told.due..counts.due).for_each(|_| self.planner.due(now));
             self.told = counts;
@@ -130,17 +132,17 @@ impl Pulling {
         Ok(count)
     }
 
-    /// Returns the time until the next pull begins: the thread may not sleep longer.
+    /// Returns the time until the next pull begins. The thread must not sleep longer.
     pub fn sleep_limit(&self) -> Option<Duration> {
         self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Prepares a push: if it is the first after a round, other batches may be better.
+    /// Prepares a push. If it is the first push after a round, the batches may change.
     pub fn before_push<P: Port>(&mut self, exchange: &Exchange<P>) {
         if !self.planner.is_round_over() {
             return self.planner.forget_what_was_used();
         }
-        // If the caller pushes while other keys of it are in flight, rounds cannot be distinguished.
+        // If other keys of the round are still in flight, the events of two rounds cannot be told apart.
         let is_quiet = exchange.first_under_way().is_none();
         if let Some(batches) = self.planner.end_of_round(is_quiet) {
             self.batches.set(batches);

@@ -1,4 +1,4 @@
-//! The time that it takes to pull a model and compute it forward, and when the parts of a plan begin and end.
+//! The time to pull a model and compute it forward, and the times at which the parts of a plan begin and end.
 //!
 //! Pure arithmetic; any unit of time.
 
@@ -16,7 +16,7 @@ pub struct LayerCost {
 /// The time that it takes to pull a model and compute it forward. All times are 0 or above.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
-    /// The part of each pull that does not depend on its size.
+    /// The start-up: the part of each pull's time that does not depend on its size.
     pub start_up: f64,
     /// The costs of the layers, in the order of the forward pass.
     pub layers: Vec<LayerCost>,
@@ -29,7 +29,7 @@ pub struct Timeline {
     pub there: Vec<f64>,
     /// The time when each batch's first layer begins, by batch.
     pub begun: Vec<f64>,
-    /// The last layer begins.
+    /// The time when the last layer begins.
     pub last_begun: f64,
     /// The time from the beginning of the first pull to the end of the last layer.
     pub makespan: f64,

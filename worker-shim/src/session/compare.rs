@@ -1,8 +1,9 @@
-//! Digests of a worker's weights: the hub compares them to see whether all workers have the same weights. A session sends one of
-//! its weights every `compare_every` rounds, and one of the weights that it writes itself, in each round with any.
+//! Digests of a worker's weights. The hub compares them to see whether all workers have the same weights. A
+//! session sends a digest of its weights every `compare_every` rounds. If the worker writes weights itself in
+//! a round, it also sends a digest of those.
 //!
-//! Runs on the caller's thread, before a push, or before bytes leave ahead. Until then the key's weights do not
-//! change.
+//! Runs on the caller's thread, before a push, or before bytes are sent ahead: until then the key's weights
+//! do not change.
 
 use std::collections::VecDeque;
 
@@ -18,8 +19,8 @@ use super::contents::Pushed;
 use super::error::SessionError;
 use super::session::Session;
 
-/// The most digests with keys that are not pushed yet: two of a round, and two of the next round. A caller may push some
-/// keys of the next round early. If there were more digests, the oldest would never be complete.
+/// The most digests that may be incomplete. There are two for a round and two for the next round, because a caller may
+/// push some keys of the next round early. If there are more, the oldest will never be complete.
 const OPEN: usize = 4;
 
 /// The digests of a session that compares its weights.
@@ -30,14 +31,14 @@ pub(super) struct Digests {
     open: VecDeque<Open>,
 }
 
-/// A digest of a round: the sum of its keys' digests, and the number of keys that were counted in.
+/// The incomplete digest of a round: the sum of the digests of its keys, and the number of keys in it.
 #[derive(Debug)]
 struct Open {
     round: Round,
-    /// Whether the digest is of weights that the worker writes.
+    /// Whether the digest is of weights that the worker writes itself.
     written: bool,
     keys: usize,
-    /// The digest; `None` before any key is in it.
+    /// The sum; `None` before a key has added its digest.
     digest: Option<u64>,
 }
 
@@ -64,7 +65,7 @@ impl Digests {
         round > Round(0) && round.0.is_multiple_of(self.every)
     }
 
-    /// Counts in a key: its digest, if it has one. Returns the round's digest if this was its last key.
+    /// Counts a key, and adds its digest if it has one. Returns the round's digest if this was the last key.
     fn take(&mut self, round: Round, written: bool, digest: Option<u64>) -> Option<u64> {
         let at = self.open.iter().position(|open| (open.round, open.written) == (round, written));
         let at = at.unwrap_or_else(|| {
@@ -80,19 +81,19 @@ impl Digests {
         if open.keys < self.keys { None } else { self.open.remove(at)?.digest }
     }
 
-    /// Forgets all digests, because the session goes back to an earlier round.
+    /// Drops all digests, because the session goes back to an earlier round.
     pub fn forget(&mut self) {
         self.open.clear();
     }
 }
 
 impl Session {
-    /// Prepares the push of a key. With the last key of a round, sends the hub the digest of the weights before the
-    /// round, if they are compared. It also sends the digest of the weights that this worker writes in the round, if it
-    /// writes any.
+    /// Prepares the push of a key. The last key of a round makes the session send the digest of the weights
+    /// before the round, if they are compared. If the worker writes weights in the round, it sends their
+    /// digest, too.
     ///
     /// # Errors
-    /// Returns an error if the job has failed, which happens if weights differ.
+    /// Returns an error if the job has failed. The job fails if weights differ.
     pub(super) fn compare(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         self.compare_weights(key)?;
         let round = self.exchange.round(key);
@@ -104,8 +105,8 @@ impl Session {
         whole.map_or(Ok(()), |digest| self.tell_digest(round, digest, true))
     }
 
-    /// Prepares the push of a key, or its post ahead. Works like [`compare`](Self::compare), for the weights before the round
-    /// only.
+    /// Prepares the push of a key, or sending it ahead. Works like [`compare`](Self::compare), but only for
+    /// the weights before the round.
     pub(super) fn compare_weights(&mut self, key: KeyId) -> Result<(), SessionError> {
         let round = self.exchange.round(key);
         let is_compared = self.digests.as_ref().is_some_and(|digests| digests.has(round));

@@ -1,4 +1,4 @@
-//! The settings of a session: each once, with its default.
+//! The settings of a session, each declared once, with its default.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -21,11 +21,11 @@ const TCP_CONGESTION: &str = "PHUB_TCP_CONGESTION";
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// The hub's control port, `host:port`. For a job that is spread over hubs, all of them with commas between them. All
-    /// workers name the same hubs in the same order.
+    /// The hub's control port as `host:port`. For a job over several hubs, all of them with commas between
+    /// them. All workers must name the same hubs in the same order.
     pub hub: String,
-    /// The mesh of this worker, if workers of several machines each push to the hub beside them. `rank` and the number
-    /// of workers are then those on this machine. Default: this hub's workers are all workers.
+    /// The mesh of this worker, if each worker pushes to the hub on its own machine. `rank` and the number of
+    /// workers are then those of this machine. Default: no mesh.
     pub mesh: Option<Mesh>,
     /// Name of the job; workers with the same name train together.
     pub job: String,
@@ -34,57 +34,58 @@ pub struct SessionConfig {
     /// The terms that all ends of the job agree on. The join sets `hubs` to the number of addresses in `hub`. With
     /// compression, weights are always read from private memory.
     pub terms: JobTerms,
-    /// Pulls of weights in batches of layers, with [`Schedule::KvStore`](pbox_core::Schedule::KvStore). The caller then
-    /// pushes all keys of a round before it waits for a key. A key has arrived when its whole batch has arrived. A
-    /// worker that joins a job with weights pulls these weights in batches, too: its first round begins with waiting
-    /// for them. Default: each key is pulled as soon as it can be.
+    /// Pulls of weights in batches of layers, with [`Schedule::KvStore`](pbox_core::Schedule::KvStore). The
+    /// caller must then push all keys of a round before it waits for a key. A key has arrived when its whole
+    /// batch has arrived. A worker that joins a job with weights pulls these weights in batches, too, and
+    /// waits for them in its first round. Default: each key is pulled as soon as possible.
     pub pull: Option<Pull>,
     /// The credential that this worker shows to the hubs: the cluster's secret, or a token of the job. Default:
     /// [`Credential::find`].
     pub token: Option<Credential>,
-    /// The transport to the hub. Default: the best transport that the hub offers and that leads there.
+    /// The transport to the hub. Default: the best transport that the hub offers and that reaches it.
     pub transport: Option<Transport>,
-    /// RDMA NICs of this worker, and which of a hub's each goes with.
+    /// The RDMA NICs of this worker, and the hub's NIC that each of them connects to.
     pub nics: NicSettings,
-    /// Puts checksums on gradients and weights over TCP, whose own has 16 bits, in both directions. They are also there if
-    /// the hub wants them. Default: whether `PHUB_CHECKSUM` is on: 1, true, yes or on.
+    /// Whether to put checksums on gradients and weights over TCP, in both directions; TCP's own checksums
+    /// have only 16 bits. The hub can also ask for them. Default: whether `PHUB_CHECKSUM` is on: 1, true, yes
+    /// or on.
     pub checksum: bool,
     /// The kernel's congestion control for this worker's connections over TCP. Default: the value of
     /// `PHUB_TCP_CONGESTION`, else by [rule](Congestion::Auto).
     pub tcp_congestion: Congestion,
-    /// Whether the job is a trial, as a probe's: the hub neither reads nor writes checkpoints of it. All workers of a job ask for
-    /// it, or none. Default: false.
+    /// Whether the job is a trial, such as a probe's job. The hub neither reads nor writes checkpoints of a
+    /// trial. All workers of a job must have the same value. Default: false.
     pub trial: bool,
     /// The memory that weights are read from. Default: shared.
     pub weights: WeightsMode,
-    /// The dma-buf of the gradients, if another party than this process writes them, such as a GPU. NICs read the
-    /// dma-buf. Each key is at its span of the [layout](pbox_core::Layout), and must not change from its push to its
-    /// wait. It needs RDMA, and excludes compression. Default: in memory that the session makes.
+    /// The dma-buf of the gradients, if another party than this process writes them, such as a GPU. NICs read
+    /// the dma-buf. Each key is at its span of the [layout](pbox_core::Layout), and must not change from its
+    /// push to its wait. Needs RDMA, and excludes compression. Default: memory that the session allocates.
     pub dma_buf: Option<DmaBuf>,
-    /// The interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests differ, memory, a
-    /// network or a program has altered weights, and the job ends. The digest costs a reading of the weights and a request to
-    /// the hub. Weights that workers write themselves are compared in each round in which workers write them. For BSP without
-    /// Slim-DP. 0: never. Default 0.
+    /// The interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests
+    /// differ, memory, a network or a program has altered weights, and the job ends. For the digest, the
+    /// worker reads all its weights and sends a request. Weights that workers write themselves are compared
+    /// in each round in which they write. For BSP without Slim-DP. 0: never. Default 0.
     pub compare_every: u32,
     /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
     pub join_limit: Duration,
-    /// The time that a join waits for a hub that is not there, and that a session waits for a hub that it lost. The
-    /// session then continues from the hub's checkpoint, in the same memory;
-    /// [`Session::returns`](crate::Session::returns) lists the lost rounds. 0: a lost hub ends the session. Default 60
-    /// s.
+    /// The time that a join waits for a hub that is not up, and that a session waits for a hub that it has
+    /// lost. The session then continues from the hub's checkpoint, in the same memory;
+    /// [`Session::returns`](crate::Session::returns) has the number of lost rounds.
+    /// 0: a lost hub ends the session. Default 60 s.
     pub hub_wait: Duration,
-    /// Time limit of a wait for a key, for workers that are alive but do not push. Default 30 min.
+    /// The time limit of a wait for a key, if workers are alive but do not push. Default 30 min.
     pub wait_limit: Duration,
-    /// Notes the times of the session's work, and writes the last rounds at its end: a timeline for <https://ui.perfetto.dev>.
-    /// The file has the rank before its extension: `run.json` becomes `run.rank3.json`. Default: the value of `PHUB_TRACE`,
-    /// else none.
+    /// The file for a timeline of the session's last rounds, for <https://ui.perfetto.dev>. It is written at
+    /// the session's end. The rank is added before the extension: `run.json` becomes `run.rank3.json`.
+    /// Default: the value of `PHUB_TRACE`, otherwise no timeline.
     pub trace: Option<PathBuf>,
     /// The way in which the calling thread waits. Default: it spins if the machine has more than two cores for each
     /// worker on it.
     pub idle: IdlePolicy,
 }
 
-/// A setting that was given as a text, and has no such value.
+/// A setting whose text is not a valid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("setting {name:?}, {value:?}: {why}")]
 pub struct InvalidSetting {
@@ -99,14 +100,14 @@ impl InvalidSetting {
     }
 }
 
-/// Reads the congestion control that the environment asks for. An empty variable counts as not set.
+/// Reads the congestion control from the environment. An empty variable counts as not set.
 fn congestion_of_environment() -> Result<Congestion, ParseCongestionError> {
     let text = std::env::var(TCP_CONGESTION).unwrap_or_default();
     if text.is_empty() { Ok(Congestion::Auto) } else { text.parse() }
 }
 
 impl SessionConfig {
-    /// Checks the environment's settings of sessions, and warns of unknown names.
+    /// Checks the settings of sessions in the environment, and logs a warning for unknown names.
     pub(super) fn check_environment() -> Result<(), InvalidSetting> {
         membership::warn_of_environment();
         let refused =
@@ -117,14 +118,14 @@ impl SessionConfig {
         congestion_of_environment().map_or_else(|why| refused(TCP_CONGESTION, why.to_string()), |_| Ok(()))
     }
 
-    /// Changes a setting that has a default, for callers in other languages: by its name, with a text in the form of a
-    /// command line. Time limits are in seconds.
+    /// Changes a setting that has a default, by its name and a text as on a command line. For callers in
+    /// other languages. Time limits are in seconds.
     ///
     /// # Errors
-    /// Returns an error if there is no such setting, or the text is not a value of it.
+    /// Returns an error if there is no such setting, or if the text is not a valid value.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), InvalidSetting> {
         let changed = self.try_to_set(name, value);
-        // A secret with a mistake in it is a secret.
+        // A token with a mistake in it is still secret, so errors do not show it.
         let shown = if name == "token" { "..." } else { value };
         changed.map_err(|why| InvalidSetting { name: name.to_owned(), value: shown.to_owned(), why })
     }
@@ -209,7 +210,7 @@ impl SessionConfig {
         pull.layers(self.terms.keys.len()).map(|_| ())
     }
 
-    /// Checks that gradients can lie in the dma-buf, if there is one. Then RDMA is the only transport.
+    /// Checks that the gradients can be in the dma-buf, if there is one. RDMA is then the only transport.
     pub(crate) fn check_dma_buf(&mut self, wire: &Wire) -> Result<(), InvalidSetting> {
         let Some(dma_buf) = &self.dma_buf else { return Ok(()) };
         let refused = |why: &str| Err(InvalidSetting::new("dma_buf", dma_buf, why));
@@ -231,7 +232,7 @@ impl SessionConfig {
         Ok(())
     }
 
-    /// Creates settings with defaults, except for these.
+    /// Creates settings with defaults for everything else.
     pub fn new(
         hub: impl Into<String>,
         job: impl Into<String>,
@@ -262,7 +263,7 @@ impl SessionConfig {
             hub_wait: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),
             trace: std::env::var_os("PHUB_TRACE").filter(|path| !path.is_empty()).map(PathBuf::from),
-            // A worker that spins on a core which the hub or another worker needs delays itself.
+            // If a worker spins on a core that the hub or another worker needs, it delays itself.
             idle: if cores > 2 * here as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },
         }
     }

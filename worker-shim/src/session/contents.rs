@@ -1,6 +1,6 @@
 //! Pushes that are not a plain gradient: no gradient, new weights, or a gradient that leaves before its push.
 //!
-//! Runs on the caller's thread. Must not know what the hub does with it.
+//! Runs on the caller's thread. Must not know what the hub does with the pushes.
 
 use pbox_core::{Compression, Consistency, Content, KeyId, LevelTerms};
 
@@ -10,7 +10,7 @@ use crate::exchange::ExchangeError;
 
 /// The content of a push of a key.
 ///
-/// A job with SSP or ASP, and one with Slim-DP, takes gradients only.
+/// A job with SSP, ASP or Slim-DP takes gradients only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
     /// The gradient. Bytes that have left [ahead](Session::send_ahead) are not sent again.
@@ -41,9 +41,10 @@ impl Pushed {
 }
 
 impl Session {
-    /// Sends the bytes of these keys' gradients now, if that gains something, and counts nothing yet. The next [push](Self::push)
-    /// of a key then costs no bytes, if the gradient is still the same. It may be called again. A no-op on shared memory, with a
-    /// codec, with checksums, with `kvstore`, and for small keys that leave with their neighbours.
+    /// Sends the bytes of these keys' gradients now, if that saves time. They have no effect until the push.
+    /// The next [push](Self::push) of a key then sends no bytes, if the gradient is still the same. May be
+    /// called again. Does nothing on shared memory, with a codec, with checksums, with `kvstore`, and for
+    /// small keys that leave with their neighbours.
     ///
     /// # Errors
     /// Returns an error while a key is in flight.
@@ -52,18 +53,18 @@ impl Session {
         sent.and(self.flush())
     }
 
-    /// Whether there is a gain if the caller [sends a key ahead](Self::send_ahead), over the current links.
+    /// Whether it saves time to [send a key ahead](Self::send_ahead), over the current links.
     pub fn leaves_ahead(&self, key: KeyId) -> bool {
         !self.steps_alone() && self.exchange.leaves_ahead(key)
     }
 
-    /// Puts a key like [`send_ahead`](Self::send_ahead). The key waits here until the [`flush`](Self::flush). The
-    /// flush must follow soon.
+    /// Queues a key to be sent like [`send_ahead`](Self::send_ahead). The key waits here until the
+    /// [`flush`](Self::flush), which must follow soon.
     pub(crate) fn put_ahead(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.exchange.check_exists(key)?;
         let is_skipped = self.skips.get(key.index()).is_some_and(|&skips| skips > 0);
         if is_skipped || self.steps_alone() {
-            return Ok(()); // its next push is not sent, or would not know its bytes
+            return Ok(()); // the next push is skipped, or could not refer to these bytes (SSP, ASP)
         }
         if self.digests.is_some() && self.exchange.leaves_ahead(key) && self.exchange.is_ready(key) {
             self.compare_weights(key)?; // the hub may write the weights from now on
@@ -74,8 +75,8 @@ impl Session {
         }
     }
 
-    /// Returns whether the key's last push, or the finished part of its push in flight, left its weights unchanged.
-    /// Then no worker had a gradient, or the round was [skipped](Self::skipped).
+    /// Whether the key's weights were left unchanged by its last push, or so far by the push in flight. Then
+    /// no worker had a gradient, or the round was [skipped](Self::skipped).
     ///
     /// # Errors
     /// Returns an error if there is no such key.
@@ -105,7 +106,8 @@ impl Session {
     }
 }
 
-/// Returns the reason why a job takes gradients only, if it does, and the next step.
+/// Returns the reason why a job takes gradients only, and the next step; `None` if it takes other contents,
+/// too.
 pub(crate) fn gradients_only(level: &LevelTerms) -> Option<&'static str> {
     if level.consistency != Consistency::Bsp {
         return Some("workers that step alone (SSP and ASP) push gradients only: choose the consistency bsp");

@@ -1,7 +1,8 @@
 //! The search for the best credit, with [`Credit::Auto`](pbox_core::Credit::Auto).
 //!
-//! Plain arithmetic on times that the session measures. Too little credit leaves the wire idle, too much is FIFO
-//! again (ByteScheduler, section 4). Between the two the round's time is flat, so that a power of two is near enough.
+//! Plain arithmetic on times that the session measures. Too little credit leaves the wire idle; too much
+//! credit makes the order FIFO again (ByteScheduler, section 4). Between the two the time of a round hardly
+//! changes, so a power of two is near enough.
 
 use std::time::{Duration, Instant};
 
@@ -10,23 +11,24 @@ use pbox_core::Round;
 /// The credits that are tried: from two chunks to the bytes that a fast network has in flight.
 pub const TRIALS: [usize; 8] =
     [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20];
-/// Rounds of a trial. The first round does not count, because posts of the trial before are in flight. Of the other
-/// rounds only the fastest counts, because a disturbance makes a round longer.
+/// The number of rounds of a trial. The first round is not counted, because posts of the previous trial are
+/// in flight. Of the other rounds only the fastest is counted, because a disturbance only makes a round
+/// longer.
 pub const LAPS: u32 = 4;
 
 /// The result of trying a credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// Bytes on each link.
+    /// The credit, in bytes on each link.
     pub bytes: usize,
-    /// The fastest round.
+    /// The time of the fastest round.
     pub round: Duration,
 }
 
 /// The search for the best credit.
 #[derive(Debug, Default)]
 pub(crate) struct Tuner {
-    /// The last round that was begun, and when.
+    /// The last round that has begun, and when it began.
     begun: Option<(Round, Instant)>,
     laps: u32,
     fastest: Option<Duration>,
@@ -34,8 +36,8 @@ pub(crate) struct Tuner {
 }
 
 impl Tuner {
-    /// Notes the push of a key for a round: the first push ends the round before. Returns the credit of this round if
-    /// it changes.
+    /// Notes the push of a key for a round. The first push of a round ends the previous round. Returns the
+    /// credit for this round if it changes.
     pub fn push(&mut self, round: Round) -> Option<usize> {
         if self.begun.is_some_and(|(last, _)| round <= last) {
             return None;
@@ -45,7 +47,7 @@ impl Tuner {
         self.lap(now - begun)
     }
 
-    /// Takes in the time of a round. Returns the credit of the next round if it changes.
+    /// Counts the time of a round. Returns the credit for the next round if it changes.
     fn lap(&mut self, took: Duration) -> Option<usize> {
         let bytes = *TRIALS.get(self.tried.len())?;
         self.laps += 1;
@@ -63,7 +65,7 @@ impl Tuner {
         TRIALS.get(self.tried.len()).copied().or_else(best)
     }
 
-    /// Returns the trials until now.
+    /// Returns the trials so far.
     pub fn tried(&self) -> &[Trial] {
         &self.tried
     }
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
     use pbox_core::Credit;
 
-    /// The best credit is found and kept, whichever it is, although every third round is disturbed.
+    /// The best credit is found and kept, whichever it is, even if every third round is disturbed.
     #[test]
     fn the_search_ends_with_the_best_trial() {
         for best in TRIALS {

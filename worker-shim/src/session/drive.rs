@@ -1,4 +1,4 @@
-//! Other ways to drive a session than a wait: until a time, and turn by turn for a loop that has other work.
+//! Ways to drive a session other than a wait: until a time, or turn by turn for a loop that has other work.
 //!
 //! Runs on the caller's thread.
 
@@ -11,13 +11,13 @@ use super::error::SessionError;
 use super::session::{LOOK, Session};
 
 impl Session {
-    /// Drives the exchange until `until`, for a caller that has nothing else to do, for example while a GPU computes.
-    /// It posts the pushes that had to wait, handles arrivals, and sleeps in between. The call returns some 50 us
-    /// late because of the kernel's timer slack, later on a busy core, and never much earlier.
+    /// Drives the exchange until `until`. For a caller that has nothing else to do, for example while a GPU
+    /// computes. Posts the pushes that had to wait, handles arrivals, and sleeps in between. Because of the
+    /// kernel's timer slack the call returns some 50 us late, on a busy core later, and never much earlier.
     ///
     /// # Errors
-    /// Returns an error if the job or the hub is lost. A key whose answer does not come is an error only of
-    /// [`wait`](Self::wait).
+    /// Returns an error if the job or the hub is lost. If the answer for a key never arrives, only
+    /// [`wait`](Self::wait) returns that error.
     pub fn progress(&mut self, until: Instant) -> Result<(), SessionError> {
         loop {
             self.take_in(None)?;
@@ -25,14 +25,15 @@ impl Session {
             if left.is_zero() {
                 return Ok(());
             }
-            // The caller does not need the answers before `until`: one wake-up for most of them is enough.
+            // The caller needs no answer before `until`, so one wake-up for most answers is enough.
             self.nap(left);
             self.check_alive()?;
         }
     }
 
-    /// Takes one turn of a session with callers on other threads: handles arrivals. If nothing has come, idles
-    /// once, until an awaited key may be there or the [`waker`](Self::waker) wakes. Returns whether something came.
+    /// Makes one turn of a session whose callers are on other threads: handles arrivals. If nothing has
+    /// arrived, idles once, until an awaited key may have arrived or the [`waker`](Self::waker) wakes the
+    /// thread. Returns whether anything arrived.
     pub(crate) fn turn(
         &mut self,
         idle: &mut Idle,
@@ -43,7 +44,7 @@ impl Session {
             return Ok(true);
         }
         if awaited.is_empty() {
-            // The caller needs the core for computing more than for an answer that nobody waits for.
+            // No caller waits for an answer. The core is needed more for the callers' computing.
             self.nap(self.config.idle.nap.max(LOOK));
         } else {
             let until = if let &[(key, _)] = awaited { self.exchange.until(Some(key)) } else { Until::Any };
@@ -60,7 +61,8 @@ impl Session {
         Ok(false)
     }
 
-    /// Sleeps until all answers may be there, at most for `limit`, and no longer than until the next pull begins.
+    /// Sleeps until all answers may have arrived, at most for `limit`, and no longer than until the next pull
+    /// begins.
     fn nap(&mut self, limit: Duration) {
         let (until, limit) =
             (self.exchange.until(None), self.pull_in().map_or(limit, |pull| pull.min(limit)));

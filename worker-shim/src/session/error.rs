@@ -1,4 +1,4 @@
-//! The errors of a session, one variant a cause.
+//! The errors of a session, with a variant for each cause.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use super::config::InvalidSetting;
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;
 
-/// A session's error. After an error of `push` or `wait` the session is over, and the caller drops it. An error about
-/// the order of the caller's own calls does not end the session.
+/// An error of a session. After an error of `push` or `wait` the session is over, and the caller drops it. An
+/// error about the order of the caller's calls does not end the session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The job could not be joined, or its hubs end the session.
+    /// The job could not be joined, or a hub has ended the session.
     #[error(transparent)]
     Member(#[from] MemberError),
-    /// There is no push before the broadcast.
+    /// A key was pushed before the broadcast.
     #[error("no weights yet: every worker calls broadcast_weights once before its first push")]
     NoWeights,
     /// The job's name is not allowed.
@@ -60,7 +60,7 @@ pub enum SessionError {
         /// The number of workers in the job.
         workers: u32,
     },
-    /// A worker left before the round that this one waits for.
+    /// A worker left before the round that this worker waits for.
     #[error(
         "job {job:?}: worker {rank} left before round {left_at}, so round {round} of key {key:?} cannot complete; all workers must run the same number of rounds"
     )]
@@ -71,12 +71,12 @@ pub enum SessionError {
         rank: u32,
         /// The first round without that worker.
         left_at: u32,
-        /// The round waited for.
+        /// The round that this worker waits for.
         round: u32,
-        /// The key waited for.
+        /// The key that this worker waits for.
         key: String,
     },
-    /// Some worker is alive but does not push.
+    /// Some worker is alive, but does not push.
     #[error(
         "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; {} (raise the wait limit if it is only slow)",
         spoken(late)
@@ -86,13 +86,13 @@ pub enum SessionError {
         job: String,
         /// The time that this worker waited.
         waited: Duration,
-        /// The round waited for.
+        /// The round that this worker waits for.
         round: u32,
-        /// Some worker is alive but does not push.
+        /// The key that this worker waits for.
         key: String,
-        /// Chunks that are missing.
+        /// The number of chunks that are missing.
         missing: u32,
-        /// Chunks of the key.
+        /// The number of chunks of the key.
         chunks: u32,
         /// The late workers that the hubs have named.
         late: Vec<Late>,
@@ -100,15 +100,15 @@ pub enum SessionError {
     /// A call out of order, or a hub that broke the protocol.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    /// A call that was made on the session's own thread panicked.
+    /// A call panicked that a caller had passed to the session's thread.
     #[error("a call on the session's thread panicked; stderr has the message, and the session is over")]
     Panicked,
-    /// The system gave no thread or descriptor.
+    /// The system gave no thread, descriptor or other resource.
     #[error("this worker: {0}")]
     System(#[from] std::io::Error),
 }
 
-/// Returns the late workers in words.
+/// Describes the late workers.
 fn spoken(late: &[Late]) -> String {
     if late.is_empty() {
         return "all processes are alive, so some worker has not pushed this key".to_owned();

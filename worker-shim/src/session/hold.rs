@@ -5,18 +5,21 @@
 //! decides the next step.
 //!
 //! ```text
-//!   lost --> the job's other hubs are told --> join again, until all hubs are there --> links to the same memory
-//!        --> weights of the checkpoint's round --> what other workers got of a round, this worker does not push again
+//!   lost --> notify the job's other hubs --> join again, until all hubs are up --> links to the same memory
+//!        --> weights of the checkpoint's round --> skip pushes of rounds that other workers have finished
 //! ```
 //!
-//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round in which no worker has an answer,
-//! counted with the rounds that were lost before. Round `reached` becomes the checkpoint's round. A push of it that is
-//! in flight is made again. Pushes of earlier rounds are not made again, because some worker has gone on from there. So
-//! all workers have pushed each key equally often at the end. Workers that step alone have no common round. Each has
-//! its own `reached`, and begins with its former lead over the slowest. So each loses the same number of rounds.
-//! Machines that step alone are like workers that step alone; the workers of one machine step together.
+//! Rounds are counted by the hub, and go back to its checkpoint. `reached` is the first round for which no
+//! worker has an answer; it also counts the rounds that were lost before. After the recovery, the round
+//! `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier
+//! rounds are not repeated, because some worker has continued with their answers. So at the end all workers
+//! have pushed each key the same number of times.
+//!
+//! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the
+//! slowest worker that it had before. So each of them loses the same number of rounds. Machines that step
+//! alone behave like workers that step alone; the workers of one machine step together.
 
-#![allow(clippy::result_large_err)] // once a loss
+#![allow(clippy::result_large_err)] // large errors are rare: one for each loss
 
 use std::time::{Duration, Instant};
 
@@ -31,16 +34,17 @@ use super::join::{Attached, attach, drafts, let_in};
 use super::session::Session;
 use crate::pull::Pulling;
 
-/// Time limit for telling another hub of the job that one is lost.
+/// The time limit for notifying another hub of the job that a hub is lost.
 pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// The number of times that lost hubs came back, and of rounds lost.
+/// The number of times that lost hubs have come back, and the number of lost rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Returns {
-    /// The number of times.
+    /// The number of times that hubs have come back.
     pub times: u32,
-    /// The number of rounds that were lost in all. A loss counts from the checkpoint of a hub that came back to the
-    /// first round of which no worker had an answer. If workers step alone, it counts for the slowest worker.
+    /// The number of rounds that were lost together. A loss is counted from the checkpoint of the hub that
+    /// came back to the first round for which no worker had an answer. If workers step alone, the slowest
+    /// worker counts.
     pub lost_rounds: u64,
 }
 
@@ -61,36 +65,37 @@ impl<E> From<E> for Again<E> {
 /// The state of a key when the hub was lost.
 #[derive(Clone, Copy, Debug)]
 struct Stood {
-    /// The round of the push in flight, else of the next push.
+    /// The round of the push in flight. If no push was in flight, the round of the next push.
     round: Round,
     under_way: bool,
-    /// The content of that push.
+    /// The content of the push in flight.
     content: Content,
-    /// Pushes that are not sent, because of a former loss.
+    /// The number of next pushes that must not be sent, because of an earlier loss.
     skips: u32,
 }
 
 impl Session {
-    /// Returns how often the session has lost its hub and gone on when the hub came back.
+    /// Returns the number of times that the session has continued after its hub was lost and came back, and
+    /// the lost rounds.
     pub fn returns(&self) -> Returns {
         self.returns
     }
 
-    /// Whether the session waits for hubs in a job whose workers, or machines, have no common round.
+    /// Whether the session waits for lost hubs, in a job whose workers or machines have no common round.
     pub(super) fn waits_alone(&self) -> bool {
         self.member.waits_for_hubs() && self.asked.consistency != Consistency::Bsp
     }
 
-    /// Whether a push must not be sent.
+    /// Whether the next push of a key must not be sent. Counts the push.
     pub(super) fn skips(&mut self, key: KeyId) -> bool {
         let left = self.skips.get_mut(key.index()).filter(|left| **left > 0);
         left.map(|left| *left -= 1).is_some()
     }
 
-    /// Waits for the hub, and continues, if the error is the loss of the hub.
+    /// Waits until a lost hub is back, and continues, if the error is the loss of the hub.
     ///
     /// # Errors
-    /// Returns the same error if it is another, or if the hub does not return.
+    /// Returns the error if it is another error. Returns the loss if the hub does not come back.
     pub(super) fn survive(&mut self, error: SessionError) -> Result<(), SessionError> {
         let (lost, end) = match error {
             SessionError::Member(lost) if lost.is_loss_of_hub() => (lost, End::HubLost),
@@ -106,7 +111,7 @@ impl Session {
         back
     }
 
-    /// Carries out the steps by which the worker returns to a lost hub.
+    /// Carries out the steps by which the worker returns to a hub that was lost.
     fn wait_for_hub(&mut self, mut step: Step, lost: MemberError) -> Result<(), SessionError> {
         let (since, wait) = (Instant::now(), self.config.hub_wait);
         tracing::warn!("{lost}; waiting up to {} s for the hub to come back", wait.as_secs_f64());
@@ -147,8 +152,8 @@ impl Session {
         }
     }
 
-    /// Asks the job's other hubs to end their part of it, and to notify the other workers of the reason. This comes before this
-    /// worker's links end: without it, the end of links would look like the end of the worker.
+    /// Notifies the job's other hubs of the loss. They end the job, and notify the other workers of the reason. The hubs
+    /// must know it before this worker's links end: the end of its links would look like the end of the worker.
     fn tell_other_hubs(&self, lost: &MemberError) {
         if self.hubs.len() == 1 {
             return;
@@ -165,10 +170,11 @@ impl Session {
         }
     }
 
-    /// Joins again, until the worker takes part. `own` is this worker's furthest round.
+    /// Joins again, and waits until the worker takes part. `own` is the highest round that this worker has
+    /// reached.
     fn join_again(&mut self, own: Round, until: Instant) -> Result<(), Again<SessionError>> {
-        // The old links end before the join. A hub that was only suspended may still send, and none of this may get into the new
-        // hub's window.
+        // The old links must end before the join. A hub that was only suspended may still send, and its posts
+        // must not arrive in the window of the new hub.
         let (_group, mut ports) = any::group(1, None).map_err(SessionError::from)?;
         self.exchange.disconnect(ports.remove(0));
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
@@ -199,34 +205,35 @@ impl Session {
         (self.hubs, self.ways) = (hubs, ways);
         self.let_ahead(drafts);
         if let Some(pull) = &self.config.pull {
-            // The new pulls have a separate profile: the hub may be on another machine.
+            // The hub may be on another machine, so the pulls get a new profile.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange).map_err(SessionError::from)?);
         }
         Ok(self.begin(deadline)?)
     }
 
-    /// Takes the weights, and continues with the rounds that they do not include. `own` is this worker's furthest round.
+    /// Takes the hub's weights, and continues with the rounds that the weights do not include. `own` is the
+    /// highest round that this worker has reached.
     fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
         self.wait_all()?;
-        // A checkpoint may include a round whose answers no worker has seen.
+        // A checkpoint may include a round for which no worker has an answer.
         let begins = self.counted(self.first);
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
         self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
         self.tell_numbers_again()?;
-        // Workers of a machine step together, whatever the machines do.
+        // The workers of one machine step together, even if machines step alone.
         let steps_alone = self.config.terms.level.consistency != Consistency::Bsp;
         let reached = if steps_alone { own.max(begins) } else { highest };
         self.skips = vec![0; stood.len()];
         for (key, stood) in self.keys().zip(stood) {
-            // The rounds of this key's pushes for which some worker has an answer, for this or another key.
+            // Some worker may have answers for later rounds of this key than this worker has.
             let round = self.counted(stood.round);
             let behind = reached.0.saturating_sub(round.0);
             if stood.under_way && round < begins {
-                self.exchange.answered_without(key, stood.round); // the weights that came have it
+                self.exchange.answered_without(key, stood.round); // the new weights include this push
             }
             match (stood.under_way, behind) {
                 (true, 0) => self.push_again(key, stood.content)?,
-                (true, behind) => self.skips[key.index()] = behind - 1, // answered by the weights that came
+                (true, behind) => self.skips[key.index()] = behind - 1, // the new weights answer this push
                 (false, behind) => self.skips[key.index()] = stood.skips + behind,
             }
         }
@@ -245,8 +252,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the session's number for a round of the hub: the hub's number plus the rounds that were lost before. If the
-    /// hub was lost again, another worker may know of a return of the hub that this worker missed.
+    /// Returns a round of the hub as this session counts it: plus the rounds that were lost before. If the
+    /// hub was lost again, another worker may have counted a return of the hub that this worker has missed.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }
@@ -259,7 +266,7 @@ impl Session {
         Ok(self.exchange.flush()?)
     }
 
-    /// Checks that the hub's state and this worker's state are enough to continue.
+    /// Checks that the hub's state and this worker's state together are enough to continue.
     fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
         let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()));
         let keeps_weights = self.config.terms.optimizer.keeps_weights();
@@ -279,7 +286,7 @@ impl Session {
     }
 }
 
-/// Returns the event for a step's result, and keeps the reason of a failure.
+/// Returns the event for a step's result, and stores the reason of a failure.
 fn ended(result: Result<(), Again<SessionError>>, event: Event, why: &mut Option<SessionError>) -> Event {
     let (failure, error) = match result {
         Ok(()) => return event,

@@ -1,6 +1,6 @@
-//! The requests of a session to its hubs' control ports, and the hubs' news.
+//! The requests of a session to the control ports of its hubs, and the hubs' news.
 //!
-//! Runs on the caller's thread. The requests themselves are made by `membership`.
+//! Runs on the caller's thread. `membership` makes the requests.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -14,21 +14,21 @@ use super::hold::TELL_LIMIT;
 use super::session::Session;
 use crate::exchange::ExchangeError;
 
-/// The time limit of the request to the hub for the reason why a link closed.
+/// The time limit for asking a hub why a link closed.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 impl Session {
-    /// Makes the hub write a checkpoint now: the job's weights and optimizer state before the round that is furthest
-    /// ahead. Returns when the file is on the disk.
+    /// Makes the hub write a checkpoint now. It has the job's weights and optimizer state before the highest
+    /// round that a worker has reached. Returns when the file is on the disk.
     ///
     /// # Errors
-    /// Returns an error if the hub does not write checkpoints, or fails to.
+    /// Returns an error if the hub has no directory for checkpoints, or if writing fails.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
-        // If there are several hubs, the first one makes all of them write.
+        // If there are several hubs, hub 0 makes all of them write.
         self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))
     }
 
-    /// Sends a request to the hubs, and once more after the recovery from a lost hub.
+    /// Makes a request to the hubs. If a hub is lost, makes it once more after the recovery.
     pub(super) fn ask<R>(
         &mut self,
         ask: impl Fn(&Self) -> Result<R, MemberError>,
@@ -42,48 +42,49 @@ impl Session {
         }
     }
 
-    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues without some.
-    /// With several hubs, all ranks that take part at any of them.
+    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues without
+    /// some. With several hubs, returns the ranks that take part at any of them.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
 
-    /// Returns the workers that other workers have waited for too long, by the hubs' replies. They live, and have
-    /// not pushed rounds that others have pushed.
+    /// Returns the late workers, as the hubs report them. They are alive, but have not pushed rounds that
+    /// other workers have pushed.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
-    /// Waits for all keys that are in flight, and leaves the job.
+    /// Waits for all keys in flight, and leaves the job.
     ///
-    /// # Errors
-    /// Returns the errors of [`wait_all`](Self::wait_all). Returns [`MemberError::CheckpointLost`] if the worker has left,
-    /// was the last, and the hub could not write the last checkpoint.
+    /// Returns the errors of [`wait_all`](Self::wait_all). Returns [`MemberError::CheckpointLost`] if this
+    /// was the last worker, and the hub could not write the last checkpoint. The worker has then left
+    /// nevertheless.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
         tracing::info!(job = self.config.job, rank = self.config.rank, "{}", self.times());
         self.send_leave()
     }
 
-    /// Leaves the job without waiting.
+    /// Leaves the job, without waiting for keys in flight.
     pub(crate) fn send_leave(&self) -> Result<(), SessionError> {
         let at = self.left_at();
         if let Some(timeline) = self.stopwatch.timeline() {
             timeline.compare(&self.hubs);
         }
-        // Every hub is notified, even if one of them fails.
+        // The leave is sent to every hub, even if one of them fails.
         Ok(self.hubs.iter().map(|hub| hub.leave(&at)).fold(Ok(()), Result::and)?)
     }
 
-    /// Ends the session because this worker fails, and sends the other workers the reason: "rank 1 failed: KeyError: 'x'". Of
-    /// `why` they get one line of at most [`MAX_REASON_BYTES`](pbox_core::control::MAX_REASON_BYTES). The job ends, or
-    /// continues without this worker.
+    /// Ends the session because this worker fails, and sends the other workers the reason: "rank 1 failed:
+    /// KeyError: 'x'". They get one line of `why`, of at most
+    /// [`MAX_REASON_BYTES`](pbox_core::control::MAX_REASON_BYTES). The job ends, or continues without this
+    /// worker.
     pub fn fail(self, why: &str) {
         self.send_failed(why);
     }
 
-    /// Sends the other workers the reason why this worker fails. This comes before its links end: their end
-    /// would mean that it died.
+    /// Sends the other workers the reason why this worker fails. They must get it before its links end: the end of links
+    /// would mean that the worker died.
     pub(crate) fn send_failed(&self, why: &str) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             if let Err(error) = hub.fail(&reason(why), TELL_LIMIT) {
@@ -92,8 +93,8 @@ impl Session {
         }
     }
 
-    /// Checks that a key in flight can still complete. Runs after each sleep, and after some polls of a worker that never
-    /// sleeps.
+    /// Checks that a key in flight can still complete. Called after each sleep, and after some polls of a
+    /// worker that never sleeps.
     pub(super) fn check_still_possible(&mut self, key: KeyId, since: Instant) -> Result<(), SessionError> {
         self.check_alive()?;
         let round = self.exchange.round(key);
@@ -123,10 +124,11 @@ impl Session {
         Ok(())
     }
 
-    /// Checks that no hub's news end this session.
+    /// Checks that no hub has reported the end of this session.
     pub(super) fn check_alive(&mut self) -> Result<(), SessionError> {
         let Some(end) = self.hubs.iter().find_map(Hub::end) else { return Ok(()) };
-        // News may arrive before this worker's own look at its links. A link that failed at this end has the reason.
+        // News may arrive before this worker notices that its links ended. If a link failed at this end, the
+        // link has the reason.
         let limit = if end.is_loss_of_hub() && self.waits_alone() { REASON_LIMIT } else { Duration::ZERO };
         match self.exchange.take_last(Instant::now() + limit) {
             Err(error @ ExchangeError::Closed { here: true, .. }) => self.survive(self.explain(error)),
@@ -134,13 +136,13 @@ impl Session {
         }
     }
 
-    /// Returns the cause of a closed link, which is only a symptom. If the link's hub is alive, it gives the cause over the
-    /// control port.
+    /// Returns the cause of a closed link, which is only a symptom. If the link's hub is alive, it reports
+    /// the cause over the control port.
     pub(super) fn explain(&self, error: ExchangeError) -> SessionError {
         let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
         let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);
         let end = match hub.wait_for_end(Instant::now() + REASON_LIMIT) {
-            // The hub saw only the end of this worker's links, and not the error at this end.
+            // The hub saw only that this worker's links ended, and not the error at this end.
             Some(MemberError::JobFailed { job, reason, hub_stops }) if here => {
                 let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
                 MemberError::JobFailed { job, reason, hub_stops }

@@ -1,4 +1,4 @@
-//! Joining: from the settings to a worker that takes part.
+//! The join: from the settings to a worker that takes part.
 //!
 //! Runs on the caller's thread.
 
@@ -30,15 +30,15 @@ impl Session {
         Self::join_unless(config, None, Box::new(|| false))
     }
 
-    /// Joins like [`join`](Self::join), as rank 0 with a state for all workers. A new job then begins with these
-    /// weights and this optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at
-    /// its hub, ignores the state; [`next_round`](Self::next_round) shows this.
+    /// Joins like [`join`](Self::join), as rank 0 with a state for all workers. A new job then begins with
+    /// these weights and this optimizer state, and has no broadcast. If the job already has weights, or a
+    /// checkpoint at its hub, the state is ignored; [`next_round`](Self::next_round) shows whether it was.
     pub fn join_with(config: SessionConfig, state: State) -> Result<Self, SessionError> {
         Self::join_unless(config, Some(state), Box::new(|| false))
     }
 
-    /// Joins like [`join`](Self::join), for a caller that may give up while the session waits for other workers, or for
-    /// its hub.
+    /// Joins like [`join`](Self::join), and gives up when `given_up` returns true while the session waits for
+    /// other workers or for its hub.
     pub(crate) fn join_unless(
         mut config: SessionConfig,
         state: Option<State>,
@@ -62,7 +62,7 @@ impl Session {
             config.terms = config.terms.beside();
             wire = let_in[0].wire(Wire::of_terms(&config.terms)?)?;
         }
-        // The offer comes before the links are made: without links the job cannot begin.
+        // The state is offered before the links are made, because the job cannot begin without links.
         let wanted = match &state {
             Some(state) => state.offer(&mut let_in)?,
             None => false,
@@ -122,14 +122,15 @@ impl Session {
         Ok(session)
     }
 
-    /// Lets gradients leave ahead over the links to these cores. The hub answers them only if this worker asks for that.
+    /// Allows gradients to be sent ahead over the links to these cores. If the hub would answer them ahead,
+    /// they are sent only if this worker asked for such answers.
     pub(super) fn let_ahead(&mut self, over: Vec<bool>) {
         let are_answered = self.hubs.iter().any(|hub| hub.answers_ahead);
         let may = self.config.terms.answers_ahead || !are_answered;
         self.exchange.let_ahead(if may { over } else { Vec::new() }, are_answered);
     }
 
-    /// Waits until this worker takes part, and begins.
+    /// Waits until this worker takes part, and begins with its first round.
     pub(super) fn begin(&mut self, deadline: Instant) -> Result<(), SessionError> {
         self.first = self.gather(deadline)?;
         self.exchange.begin(self.first)?;
@@ -137,15 +138,15 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until this worker takes part. Returns its first round. If it never does, the hubs with a living job are
-    /// notified that it does not join, before it can join again.
+    /// Waits until this worker takes part. Returns its first round. If it gives up, it first notifies the
+    /// hubs whose job is alive, so that it can join again.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let gathered = self.gather_until(deadline);
         if let Err(error) = &gathered {
             for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
                 let _ = match error {
-                    // This is not a normal leave: after one, a job that has begun would wait for other workers that are as late
-                    // as this one.
+                    // A normal leave would be wrong here. If the job has begun, the hub would then wait for
+                    // other workers that are as late as this one.
                     SessionError::Member(lost) if lost.is_loss_of_hub() => {
                         hub.fail_without_hub(&lost.to_string(), TELL_LIMIT)
                     }
@@ -173,14 +174,15 @@ impl Session {
                     workers: self.config.terms.workers,
                 });
             }
-            // If a hub was killed, the links show it. News also wake the port.
+            // If a hub was killed, its links end, and this call returns the error. News wake the port, too.
             self.take_in(None)?;
             self.exchange.port().wait(Until::Any, left.min(LOOK));
         }
     }
 }
 
-/// Joins the job at each of its hubs, once the job exists there. `reached` is the round of a worker that had joined before.
+/// Joins the job at each of its hubs, after waiting until all of them answer. `reached` is the round that
+/// this worker has reached, if it had joined before.
 pub(super) fn let_in(
     config: &SessionConfig,
     reached: Option<Round>,
@@ -206,7 +208,7 @@ pub(super) fn let_in(
     Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref(), &Named::Here)?)
 }
 
-/// The links, windows and names that lead to the hubs.
+/// The links to the hubs, with their windows and hubs.
 pub(super) struct Attached {
     pub port: any::Port,
     pub endpoints: Vec<any::Endpoint>,
@@ -214,11 +216,11 @@ pub(super) struct Attached {
     pub slices: Slices,
     pub hubs: Vec<Hub>,
     pub ways: Vec<Way>,
-    /// The most that lead to one hub.
+    /// The most links that lead to one hub.
     pub links: usize,
 }
 
-/// Whether gradients may cross the link to each core before they are pushed.
+/// Whether the link to each core can carry gradients before they are pushed.
 pub(super) fn drafts(endpoints: &[any::Endpoint]) -> Vec<bool> {
     endpoints.iter().map(any::Endpoint::carries_drafts).collect()
 }
@@ -236,7 +238,8 @@ fn receive(
     Ok(move |_| one.clone().map_or(Receive::New(bytes), Receive::Into))
 }
 
-/// Makes the links to hubs that have let this worker in. Posts of each hub go to `receive` of its number.
+/// Makes the links to hubs that have admitted this worker. `receive` returns the window for the posts of a
+/// hub, by number.
 pub(super) fn attach(
     let_in: Vec<LetIn>,
     config: &SessionConfig,
@@ -260,7 +263,7 @@ pub(super) fn attach(
     Ok(Attached { port, endpoints, received, slices, hubs, ways, links })
 }
 
-/// Adds the reason why the settings need RDMA to an error, if the caller has not asked for RDMA by name.
+/// Adds to an error which setting needs RDMA, if the caller has not asked for RDMA itself.
 fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
     if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
         tried.push(format!("gradients in {dma_buf} leave by RDMA alone: without RDMA, leave `dma_buf` out"));

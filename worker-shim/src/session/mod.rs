@@ -1,4 +1,4 @@
-//! A worker's membership in a job, from join to leave.
+//! The membership of a worker in a job, from join to leave.
 
 mod compare;
 mod config;

@@ -10,8 +10,8 @@ use super::error::SessionError;
 use super::session::Session;
 
 impl Session {
-    /// Changes the learning rate from the next round on, for all workers: the short form of
-    /// [`set_optimizer`](Self::set_optimizer), with the same rules.
+    /// Changes the learning rate from the next round on, for all workers. The rules are those of
+    /// [`set_optimizer`](Self::set_optimizer).
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
         self.config.terms.check_learning_rate(learning_rate)?;
         self.exchange.check_quiet("changing the learning rate")?;
@@ -28,10 +28,11 @@ impl Session {
         })
     }
 
-    /// Changes all numbers of the optimizer from the next round on, for all workers. `optimizer` is of the job's kind.
-    /// The multipliers of learning rate and weight decay are in the order of the keys; without multipliers they do not
-    /// change. Called between rounds; every worker may call it with the same values. With SSP and ASP the hub steps a
-    /// push by the numbers of the hub's own round. Workers that are ahead have used the former numbers.
+    /// Changes all numbers of the optimizer from the next round on, for all workers. `optimizer` must be of
+    /// the job's kind. The multipliers of learning rate and weight decay are in the order of the keys; `None`
+    /// leaves them unchanged. Called between rounds. Every worker may call it, with the same values. With SSP
+    /// and ASP the hub steps a push with the numbers of the hub's own round. Pushes of workers that are ahead
+    /// may have been stepped with the old numbers.
     ///
     /// # Errors
     /// Returns an error if the optimizer is of another kind, or a number is out of its range. Returns an
@@ -45,13 +46,14 @@ impl Session {
         self.set_numbers(Numbers { multipliers, ..Numbers::new(optimizer) }, &[])
     }
 
-    /// Changes the numbers like [`set_optimizer`](Self::set_optimizer), with groups of keys that have other numbers.
-    /// Sets the optimizer state of the keys `reset` to zero before the next round, as if they had made no step. Their
-    /// weights do not change.
+    /// Changes the numbers like [`set_optimizer`](Self::set_optimizer), with groups of keys that have other
+    /// numbers. Before the next round, sets the optimizer state of the keys `reset` to zero, as if they had
+    /// made no step. Their weights do not change.
     ///
     /// # Errors
-    /// Returns the errors of [`set_optimizer`](Self::set_optimizer), also for each group. With `reset` in SSP and
-    /// ASP, because a key then has no border between two rounds. When a key or its group does not exist.
+    /// Returns the errors of [`set_optimizer`](Self::set_optimizer), also for each group. Returns an error
+    /// for `reset` with SSP and ASP, because a key then has no border between two rounds. Returns an error if
+    /// a key or its group does not exist.
     pub fn set_numbers(&mut self, numbers: Numbers, reset: &[KeyId]) -> Result<(), SessionError> {
         self.config.terms.check_numbers(&numbers)?;
         self.exchange.check_quiet("changing the optimizer's numbers")?;
@@ -60,7 +62,8 @@ impl Session {
         self.ask(|session| session.tell_numbers(&numbers, session.next_round(), reset))
     }
 
-    /// Sends the numbers that this worker has set to hubs that returned: their own numbers are those of a checkpoint.
+    /// Sends the numbers that this worker has set to hubs that have come back, because their numbers are
+    /// those of a checkpoint.
     pub(super) fn tell_numbers_again(&self) -> Result<(), SessionError> {
         match &self.numbers {
             Some(numbers) => Ok(self.tell_numbers(numbers, self.first, &[])?),

@@ -1,15 +1,15 @@
-//! Replacing links that were lost while the hub is alive, for example with a NIC. The memory is the same, and any transport
-//! that reaches the hub is used.
+//! New links after links were lost while the hub is alive, for example with a NIC. The memory stays the same,
+//! and the session uses any transport that reaches the hub.
 //!
-//! Runs on the caller's thread, inside a push or a wait, which then continues. [`Member`](membership::Member) decides the
-//! steps. A hub that is lost is another matter (`hold`).
+//! Runs on the caller's thread, inside a push or a wait, which then continues. [`Member`](membership::Member)
+//! decides on the steps. For the loss of a hub see `hold`.
 //!
 //! ```text
-//!   a link closed --> the hub lets go of all links of this worker, and of its pushes that are not stepped
-//!     --> new links to the same memory --> what has no answer is pushed again; a push that is stepped is answered again
+//!   a link closed --> the hub drops all links of this worker, and its pushes that are not stepped
+//!     --> new links to the same memory --> pushes without an answer are repeated; for a stepped push the hub repeats the answer
 //! ```
 
-#![allow(clippy::result_large_err)] // once a loss
+#![allow(clippy::result_large_err)] // large errors are rare: one for each loss
 
 use std::time::Instant;
 
@@ -28,15 +28,17 @@ pub(super) fn asks(config: &SessionConfig) -> bool {
 }
 
 impl Session {
-    /// Returns how often this session has lost its links while its hub was alive, and has made new ones.
+    /// Returns the number of times that this session has lost its links while its hub was alive, and has made
+    /// new ones.
     pub fn relinks(&self) -> u32 {
         self.member.relinks()
     }
 
-    /// Continues after an error of the exchange, if the error is a loss of links or of the hub that the session can repair.
+    /// Tries to recover from an error of the exchange. Succeeds if the error is a loss of links, or of the
+    /// hub, that the session can repair.
     ///
     /// # Errors
-    /// Otherwise returns the error, with the hub's reason if the hub gives one.
+    /// Returns the error if there is no recovery, with the hub's reason if the hub gives one.
     #[cold]
     pub(super) fn survive_loss(&mut self, error: ExchangeError) -> Result<(), SessionError> {
         if !matches!(error, ExchangeError::Closed { .. }) {
@@ -52,7 +54,8 @@ impl Session {
         made
     }
 
-    /// Carries out the steps that replace links. If the hub does not wait for new links, returns its reason.
+    /// Carries out the steps that replace links. If there are no new links, tries to recover as after the
+    /// loss of the hub.
     fn mend_links(&mut self, mut step: Step, mut lost: ExchangeError) -> Result<(), SessionError> {
         let (mut let_in, mut why) = (Vec::new(), None);
         loop {
@@ -66,7 +69,7 @@ impl Session {
                             let_in.push(hub);
                             Event::Granted
                         }
-                        // The hub is lost, or gives its own reason.
+                        // The hub is lost, or refuses and says why.
                         Err(why) => {
                             tracing::warn!("{lost}; the hub did not allow this worker to reconnect: {why}");
                             Event::Failed(Failure::ForGood)
@@ -74,7 +77,8 @@ impl Session {
                     }
                 }
                 Step::DropLinks => match any::group(1, None) {
-                    // After a stall of the hub, its old posts must not arrive after posts over the new links.
+                    // The old links must end here first. Otherwise, after a stall of the hub, posts over old
+                    // links could arrive after posts over new links.
                     Ok((_group, mut ports)) => {
                         self.exchange.cut(ports.remove(0));
                         Event::Dropped { came: self.traffic().received, is_awaited: !self.is_quiet() }
@@ -94,7 +98,8 @@ impl Session {
                 Step::Wait(until) => self.pause(until),
                 Step::Explain(over) => {
                     if let Some(over) = over {
-                        // The other workers wait for this one, which does not return.
+                        // The other workers wait for this worker, which gives up. They are notified of the
+                        // reason.
                         let over = (over != Over::CallerGaveUp).then(|| over.to_string());
                         let why = why.into_iter().chain(over).collect::<Vec<_>>().join("; ");
                         self.send_failed(&format!("it could not reconnect: {why} ({lost})"));
@@ -135,7 +140,7 @@ impl Session {
     }
 }
 
-/// Reports that links could not be made, and keeps the reason.
+/// Logs that links could not be made, and stores the reason.
 fn failed_for_now(lost: &ExchangeError, error: impl ToString, why: &mut Option<String>) -> Event {
     let error = error.to_string();
     tracing::warn!("{lost}; could not reconnect yet, trying again: {error}");

@@ -1,9 +1,9 @@
-//! The session: a worker's membership in a job, from join to leave. This file has the training calls and the wait for
-//! an answer. `drive` has other ways to drive the exchange, `join` the first call, `hubs` the calls over the control
-//! port.
+//! The session: a worker's membership in a job, from join to leave. This file has the training calls and the
+//! wait for an answer. `drive` has other ways to drive the exchange, `join` has the first call, and `hubs`
+//! has the calls over the control port.
 //!
-//! Runs on the caller's thread. Knows when to give up, not how answers arrive. Must not know how gradients
-//! are summed.
+//! Runs on the caller's thread. Decides when to give up; does not know how answers arrive. Must not know how
+//! gradients are summed.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -25,10 +25,10 @@ use super::times::{Stopwatch, Times};
 use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
-/// The longest sleep between two looks at whether the caller gave up.
+/// The longest sleep before the next check whether the caller gave up.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
-/// The number of polls after which a spinning worker looks at the news. The looks are frequent enough to see an error,
-/// and so rare that the lock of the news costs nothing.
+/// The number of polls after which a spinning worker checks the news. The checks are frequent enough to see
+/// an error soon, and so rare that the lock of the news costs nothing.
 const POLLS_PER_LOOK: u32 = 4096;
 
 /// A worker's membership in a job. See the crate's example.
@@ -39,7 +39,7 @@ pub struct Session {
     pub(super) exchange: Exchange<any::Port>,
     /// The transport to each hub, by hub.
     pub(super) ways: Vec<Way>,
-    /// Bytes that each link may hold.
+    /// The bytes that each link may hold.
     pub(super) credit: Option<usize>,
     /// The search for the best credit.
     pub(super) tuner: Option<Tuner>,
@@ -47,22 +47,22 @@ pub struct Session {
     pub(super) pulling: Option<Pulling>,
     /// The round that this worker takes part from.
     pub(super) first: Round,
-    /// Weights were broadcast, or the optimizer keeps none.
+    /// Whether weights were broadcast. Also true if the optimizer keeps no weights.
     pub(super) ready: bool,
-    /// The state of this worker as a member, which decides the reaction to a loss.
+    /// The state machine of this worker as a member. It decides what to do after a loss.
     pub(super) member: Member,
-    /// The number of pushes that are not sent, by key. Other workers have lost the round of these pushes with a former hub.
-    /// Empty if no hub was lost.
+    /// The number of next pushes that are not sent, by key. The rounds of these pushes were lost with a
+    /// former hub. Empty if no hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
-    /// The rounds that the job has lost until now, also before this session. The sum of a hub's round and `lost` is
-    /// the same for all workers.
+    /// The number of rounds that the job has lost so far, also before this session. The sum of a hub's round
+    /// and `lost` is the same for all workers.
     pub(super) lost: u32,
-    /// The terms that this worker's joins ask for. With hubs above its hub, [`config`](Self::config) has the terms
-    /// between worker and hub.
+    /// The terms that this worker asks for when it joins. If its hub is below other hubs,
+    /// [`config`](Self::config) has the terms between the worker and its hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
-    /// Numbers of the optimizer that this worker has set last.
+    /// The numbers of the optimizer that this worker has set last.
     pub(super) numbers: Option<Numbers>,
     /// The digests of weights, if the hub compares them.
     pub(super) digests: Option<Digests>,
@@ -74,12 +74,12 @@ pub struct Session {
 pub(crate) type GivenUp = Box<dyn Fn() -> bool + Send>;
 
 impl Session {
-    /// Gives every worker the weights that `fill` writes on rank 0, and waits for them. Every worker calls it once,
-    /// before its first push; `fill` is called only on rank 0. For a model whose keys are all of type `E`; for others
-    /// there is [`broadcast_written`](Self::broadcast_written).
+    /// Gives every worker the weights that `fill` writes on rank 0, and waits for them. Every worker calls it
+    /// once, before its first push; `fill` is called only on rank 0. All keys must be of type `E`; for other
+    /// models see [`broadcast_written`](Self::broadcast_written).
     ///
-    /// If the job has weights already ([`next_round`](Self::next_round) is not 0), this does nothing and the worker
-    /// keeps those weights. So a program that is started again need not know.
+    /// If the job already has weights ([`next_round`](Self::next_round) is not 0), this does nothing, and the
+    /// worker keeps the job's weights. So a program that is started again can call it in the same way.
     pub fn broadcast_weights<E: Element>(
         &mut self,
         mut fill: impl FnMut(KeyId, &mut [E]),
@@ -104,7 +104,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the part of [`broadcast_written`](Self::broadcast_written) before the wait.
+    /// Carries out the first part of [`broadcast_written`](Self::broadcast_written), without the wait.
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
         if self.next_round() == Round(0) {
             let content = self.first_content();
@@ -113,35 +113,36 @@ impl Session {
         } else {
             self.exchange.discard_changes();
         }
-        self.ready = true; // no key can be pushed before its weights have arrived: it is in flight
+        self.ready = true; // until its weights have arrived, each key is in flight and cannot be pushed
         Ok(())
     }
 
-    /// Returns the content of this worker's push of the broadcast: rank 0 has the weights, and a window of any other
-    /// rank would cross for nothing. Hubs of older programs take weights of all, and so does an optimizer without weights.
+    /// Returns the content of this worker's push in the broadcast. Rank 0 pushes weights. Other ranks push
+    /// nothing, because their values would not be used. If the hub is of an older program, or the optimizer
+    /// keeps no weights, all ranks push weights.
     fn first_content(&self) -> Content {
         let are_asked = |hub: &Hub| !hub.takes_first_of_one();
         let leaves_out = self.config.rank > 0 && self.exchange.broadcasts();
         if leaves_out && !self.hubs.iter().any(are_asked) { Content::Nothing } else { Content::Weights }
     }
 
-    /// Returns the last round whose result is known, and the norm of its mean gradient over all keys, before clipping. Only a
-    /// job with `clip_norm`, `skip_nonfinite` or `skip_spikes` has norms; `None` before its first round. When all weights of a
-    /// round have arrived, its norm has arrived, too.
+    /// Returns the last round whose result is known, and the norm of its mean gradient over all keys, before
+    /// clipping. Only a job with `clip_norm`, `skip_nonfinite` or `skip_spikes` has norms. `None` before the
+    /// first such round. The norm of a round arrives before the last weights of the round.
     pub fn norm(&self) -> Option<(Round, f32)> {
-        // With `clip_norm_last` a norm arrives after the weights of its round.
+        // With `clip_norm_last`, the norm arrives after the weights of its round.
         let found = self.exchange.found().filter(|_| self.config.terms.waits_for_all());
         found.map(|found| (found.round, found.sum.norm()))
     }
 
-    /// Returns how many rounds of the job were skipped because their mean gradient was not finite, or its norm a spike. In a
-    /// job with `skip_nonfinite` or `skip_spikes`.
+    /// Returns the number of rounds that the job skipped because their mean gradient was not finite, or its
+    /// norm was a spike. Only a job with `skip_nonfinite` or `skip_spikes` skips rounds.
     pub fn skipped(&self) -> u64 {
         self.exchange.found().map_or(0, |found| found.skipped)
     }
 
-    /// Returns a key's gradient, to write in place. It still holds the last values; with Slim-DP the values that were
-    /// sent are zero. `E` is the key's type.
+    /// Returns a key's gradient, to write in place. It still has the last values; with Slim-DP the values
+    /// that were sent are zero. `E` is the key's type.
     ///
     /// # Errors
     /// Returns an error while the key is in flight, or if `E` is another type than the key's.
@@ -149,8 +150,8 @@ impl Session {
         Ok(self.exchange.gradient_mut(key)?)
     }
 
-    /// Returns a key's weights to read and its gradient to write, together. A backward pass needs both. It must be done
-    /// with the weights before it pushes the key.
+    /// Returns a key's weights to read and its gradient to write, together, as a backward pass needs them.
+    /// The backward pass must not need the weights any more when it pushes the key.
     ///
     /// # Errors
     /// Returns the errors of [`gradient_mut`](Self::gradient_mut).
@@ -158,8 +159,9 @@ impl Session {
         Ok(self.exchange.tensors(key)?)
     }
 
-    /// Returns a key's weights after its last finished round; with SSP and ASP the weights when the hub answered this
-    /// worker. With [`Average`](pbox_core::Optimizer::Average) the mean gradient. `E` is the key's type.
+    /// Returns a key's weights after its last finished round. With SSP and ASP, returns the weights of the
+    /// hub's last answer to this worker. With [`Average`](pbox_core::Optimizer::Average), returns the mean
+    /// gradient. `E` is the key's type.
     ///
     /// # Errors
     /// Returns the errors of [`gradient_mut`](Self::gradient_mut).
@@ -168,9 +170,10 @@ impl Session {
     }
 
     /// Returns a key's weights, to write. With Slim-DP a worker makes its own step, adds the change to the
-    /// [gradient](Self::gradient_mut) and pushes it. Values that are sent come back as the hub's weights, and their
-    /// gradient becomes zero. The other values do not change, and their change leaves when they are sent. (A caller
-    /// that overwrites the gradient in each round loses these changes, as the paper's algorithm 1 does.)
+    /// [gradient](Self::gradient_mut) and pushes it. Values that are sent come back as the hub's weights, and
+    /// their gradient becomes zero. Other weights keep the worker's values, and their gradient is sent in a
+    /// later round. (A caller that overwrites the gradient in each round loses these changes, as the paper's
+    /// algorithm 1 does.)
     ///
     /// # Errors
     /// Returns the errors of [`gradient_mut`](Self::gradient_mut), and an error in any other job.
@@ -178,9 +181,9 @@ impl Session {
         Ok(self.exchange.weights_mut(key)?)
     }
 
-    /// Sends a key's gradient to the hub and returns at once. Until [`wait`](Self::wait), the key's gradient and weights
-    /// belong to the hub. So the caller first computes everything for which the backward pass needs the weights, such
-    /// as the delta for the layer below.
+    /// Sends a key's gradient to the hub, and returns at once. Until [`wait`](Self::wait), the key's gradient
+    /// and weights belong to the hub. So before the push, the caller must compute everything for which the
+    /// backward pass needs these weights, such as the delta for the layer below.
     pub fn push(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.push_keys([key])
     }
@@ -190,8 +193,8 @@ impl Session {
         self.push_as(Pushed::Gradient, keys)
     }
 
-    /// Pushes several keys, with a content for each that need not be a gradient written once. Each worker pushes each
-    /// key once a round, as whatever it has of it.
+    /// Pushes several keys as gradients, as nothing, or as weights: see [`Pushed`]. Each worker pushes each
+    /// key once a round.
     ///
     /// # Errors
     /// Returns the errors of [`push`](Self::push), and an error if the job takes [gradients](Pushed) only.
@@ -201,11 +204,11 @@ impl Session {
         keys: impl IntoIterator<Item = KeyId>,
     ) -> Result<(), SessionError> {
         let put = keys.into_iter().try_for_each(|key| self.put_as(key, what));
-        // The keys before one that cannot be pushed are flushed, too.
+        // If a key cannot be pushed, the keys before it are flushed nevertheless.
         put.and(self.flush())
     }
 
-    /// Pushes a key that may wait here, if it is small, until the [`flush`](Self::flush), which must follow soon.
+    /// Pushes a key. A small key may wait here until the [`flush`](Self::flush), which must follow soon.
     pub(crate) fn put_as(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         if !self.ready {
             return Err(SessionError::NoWeights);
@@ -262,7 +265,7 @@ impl Session {
         self.wait_for(None)
     }
 
-    /// Whether the key's answer has arrived. Takes in arrivals, and does not wait.
+    /// Whether the key's answer has arrived. Handles arrivals, and does not wait.
     pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
         self.exchange.check_exists(key)?;
         self.take_in(Some(key))?;
@@ -281,12 +284,12 @@ impl Session {
         came
     }
 
-    /// Waits for answers, after a first look has found one missing.
+    /// Waits for answers, after a first check has found one missing.
     fn wait_for_missing(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
         let mut polls = 0u32;
-        // With many keys, a look at all of them after each arrival would take long.
+        // With many keys, a check of all keys after each arrival would take long.
         let mut first = KeyId(0);
         while let Some(key) = self.open(awaited, first) {
             polls = polls.wrapping_add(1);
@@ -306,7 +309,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a key that is in flight: this one, or one of all, looked for from `first` on.
+    /// Returns a key that is in flight: `awaited`, or without it any key, searched from `first` on.
     fn open(&self, awaited: Option<KeyId>, first: KeyId) -> Option<KeyId> {
         match awaited {
             Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
@@ -315,8 +318,8 @@ impl Session {
         }
     }
 
-    /// Takes arrivals, for a caller that is about to use the weights of `asked`, if it names a key. Returns the number of
-    /// arrivals.
+    /// Handles arrivals. `asked` is the key whose weights the caller is about to use, if any. Returns the
+    /// number of arrivals.
     pub(super) fn take_in(&mut self, asked: Option<KeyId>) -> Result<usize, SessionError> {
         let taken = match &mut self.pulling {
             None => self.exchange.progress(),
@@ -335,7 +338,7 @@ impl Session {
         }
     }
 
-    /// Idles once. Returns whether it slept.
+    /// Idles once. Returns whether the thread slept.
     pub(super) fn idle(&mut self, idle: &mut Idle, until: Until) -> bool {
         let pull_in = self.pull_in();
         if pull_in.is_none() && !idle.sleeps_next() {
@@ -355,19 +358,19 @@ impl Session {
         self.pulling.as_ref().and_then(Pulling::sleep_limit)
     }
 
-    /// Returns the bytes that each link to the hub may hold, and with [`Credit::Auto`](pbox_core::Credit::Auto) the
-    /// trials until now.
+    /// Returns the bytes that each link to the hub may hold, and with
+    /// [`Credit::Auto`](pbox_core::Credit::Auto) the trials so far.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
         (self.credit, self.tuner.as_ref().map_or(&[], Tuner::tried))
     }
 
-    /// Returns the plan if weights are pulled in batches, once there is one, and the times of the rounds that used it.
+    /// Returns the plan and its measured times, if weights are pulled in batches and there is a plan.
     pub fn pull_plan(&self) -> Option<&PullPlan> {
         self.pulling.as_ref().and_then(|pulling| pulling.planner.plan())
     }
 
-    /// Changes the layers if weights are pulled in batches, for a caller that learns the order of its layers only as it
-    /// computes. Times are measured again.
+    /// Changes the layers, if weights are pulled in batches. For a caller that learns the order of its layers
+    /// only while it computes. The times are measured again.
     ///
     /// # Errors
     /// Returns an error while a key is in flight, and if weights are not pulled in batches. Returns an error if the layers do
@@ -381,7 +384,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the transport by which this worker reaches each hub, and why it was chosen.
+    /// Returns the transport to each hub, and the reason for the choice.
     pub fn ways(&self) -> &[Way] {
         &self.ways
     }
@@ -401,7 +404,7 @@ impl Session {
         self.exchange.traffic()
     }
 
-    /// Returns the parts of this session's time.
+    /// Returns how this session's time was spent.
     pub fn times(&self) -> Times {
         self.stopwatch.times(self.next_round(), self.traffic())
     }
@@ -412,13 +415,14 @@ impl Session {
         self.exchange.not_finite()
     }
 
-    /// Returns the first round in which no key has its answer. Round 0 is the broadcast, if there is one. After the
-    /// join it is the first round of this worker: not 0 if the job had begun.
+    /// Returns the first round for which no key has its answer. Round 0 is the broadcast, if there is one.
+    /// Right after the join it is the first round of this worker: not 0 if the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
     }
 
-    /// Returns the first round of each key that has no answer. If this worker leaves now, it takes no part in these rounds.
+    /// Returns, for each key, the first round without an answer. If this worker leaves now, it takes no part
+    /// in these rounds.
     pub(crate) fn left_at(&self) -> LeftAt {
         LeftAt::of(self.keys().map(|key| self.exchange.round(key)))
     }
@@ -428,37 +432,38 @@ impl Session {
         self.pulling.as_mut().map(|pulling| (pulling, &self.exchange))
     }
 
-    /// Ends the sleep of a [`turn`](Self::turn), from any thread.
+    /// Returns a waker that ends the sleep of a [`turn`](Self::turn), from any thread.
     pub(crate) fn waker(&mut self) -> Waker {
         self.exchange.port().waker()
     }
 
-    /// Whether every push of the key has its answer, as far as this session has looked.
+    /// Whether every push of the key has its answer, as of the last handled arrivals.
     pub(crate) fn has_answer(&self, key: KeyId) -> bool {
         self.exchange.is_ready(key)
     }
 
-    /// Sends keys in this order from now on, with the schedule p3, for a caller that learns only as it computes which it needs first.
-    /// Workers need not agree; the hub answers in the order of the job.
+    /// Sends keys in this order from now on, with the schedule p3. For a caller that learns only while it
+    /// computes which keys it needs first. Workers may choose different orders; the hub answers in the order
+    /// of the job.
     ///
     /// # Errors
-    /// Returns an error if there is no such key.
+    /// Returns an error if a key does not exist.
     pub fn need(&mut self, order: &[KeyId]) -> Result<(), SessionError> {
         Ok(self.exchange.need(order)?)
     }
 
-    /// Returns the round of a key's push in flight, else of its next push.
+    /// Returns the round of a key's push in flight. If no push is in flight, returns the round of its next
+    /// push.
     pub(crate) fn round(&self, key: KeyId) -> Round {
         self.exchange.round(key)
     }
 
-    /// Notes from now on which keys get their last answer, for [`take_answered`](Self::take_answered).
+    /// Records from now on which keys get their last answer, for [`take_answered`](Self::take_answered).
     pub(crate) fn note_answered(&mut self) {
         self.exchange.note_answered();
     }
 
-    /// Writes into `keys` the keys that have got their last answer since the last call, and drops its former
-    /// contents.
+    /// Replaces the contents of `keys` by the keys that have got their last answer since the last call.
     pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
         self.exchange.take_answered(keys);
     }
@@ -468,7 +473,7 @@ impl Session {
         self.stopwatch.timeline().cloned()
     }
 
-    /// Whether nothing is in flight.
+    /// Whether no key is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         self.exchange.first_under_way().is_none()
     }
@@ -478,7 +483,7 @@ impl Session {
         self.ready
     }
 
-    /// Ends the session, and keeps its memory.
+    /// Ends the session, and returns its memory.
     pub(crate) fn into_windows(self) -> Windows {
         self.exchange.into_windows()
     }

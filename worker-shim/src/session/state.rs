@@ -1,6 +1,6 @@
-//! A state that a job begins with: weights and optimizer state from another place, brought by rank 0.
+//! The state with which a job begins: weights and optimizer state from another place, which rank 0 brings.
 //!
-//! Read on the thread that joins. Must not know where it comes from.
+//! Read on the thread that joins. Must not know where the state comes from.
 
 use std::io::Read;
 
@@ -14,11 +14,13 @@ use super::SessionError;
 pub struct State {
     /// The round that the job continues with: 1 or more, since round 0 is the broadcast.
     pub before: Round,
-    /// The number of steps that each key has made, in the order of the manifest: Adam counts on from there. Without it, a key
-    /// counts one step per round after the broadcast. With SSP and ASP it counts one per round and worker.
+    /// The number of steps that each key has made, in the order of the manifest. Adam counts on from this
+    /// number. Without it, a key counts one step per round after the broadcast. With SSP and ASP it counts
+    /// one step per round and worker.
     pub steps: Option<Vec<u32>>,
-    /// f32, little endian: the weights of all keys in the order of the manifest, then their first state beside the
-    /// weights ([`Tensors::state_names`](pbox_core::Tensors::state_names)), then their second. An average is the last one. Read once, and only if the job has no state.
+    /// The values in f32, little endian. First the weights of all keys in the order of the manifest, then
+    /// their first state beside the weights ([`Tensors::state_names`](pbox_core::Tensors::state_names)), then
+    /// their second state. An average comes last. Read once, and only if the job has no state.
     pub values: Box<dyn Read + Send>,
 }
 
@@ -29,7 +31,7 @@ impl std::fmt::Debug for State {
 }
 
 impl State {
-    /// Offers the state to the hubs. Returns whether they wait for it.
+    /// Offers the state to the hubs. Returns whether they want it.
     pub(super) fn offer(&self, hubs: &mut [LetIn]) -> Result<bool, SessionError> {
         let wanted =
             membership::all_of(hubs.iter_mut().map(|hub| hub.offer(self.before, self.steps.clone())))?;

@@ -1,6 +1,7 @@
 //! The timeline of a session: its last pushes, answers and waits, for a trace.
 //!
-//! Shared by the session's thread and, with a background session, its callers. Off, it does not exist.
+//! Shared by the session's thread and, in a background session, its callers. If no timeline is recorded, this
+//! does not exist.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,12 +11,13 @@ use membership::{Hub, HubClock};
 use pbox_core::{KeyId, Layout, Round};
 use timeline::{Ahead, Clock, Process, Ring, Span, TraceError, TraceFile};
 
-/// The last events of a session: pushes, answers and waits of 60 rounds of 160 keys, in 2 MB.
+/// The number of events that are kept, in 2 MB. They cover the pushes, answers and waits of 60 rounds of 160
+/// keys.
 const EVENTS: usize = 1 << 15;
-/// The time limit for a request of a hub's clock.
+/// The time limit for asking a hub for its clock.
 const CLOCK_LIMIT: Duration = Duration::from_secs(1);
 
-/// The party that acts, each on a separate track.
+/// The party that acts. Each has its own track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// The thread of the session.
@@ -44,15 +46,15 @@ struct Notes {
     rank: u32,
     layout: Arc<Layout>,
     ring: Ring<Event>,
-    /// Keys that are in flight.
+    /// The keys that are in flight, with their rounds.
     open: Vec<(KeyId, Round)>,
     has_callers: bool,
-    /// The clocks of hubs on other machines.
+    /// The differences to the clocks of hubs on other machines.
     clocks: Vec<Ahead>,
 }
 
 impl Timeline {
-    /// Creates a timeline of this worker, whose file is named after `path`.
+    /// Creates the timeline of this worker. `path` gives the name of its file.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -77,7 +79,8 @@ impl Timeline {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Compares the clock with the hubs' clocks. The last comparison counts: clocks of two machines drift apart.
+    /// Compares this machine's clock with those of the hubs. Only the last comparison counts, because clocks
+    /// of two machines drift apart.
     pub fn compare(&self, hubs: &[Hub]) {
         let own = Clock::id();
         for HubClock { reply, at, within } in hubs.iter().filter_map(|hub| hub.clock(CLOCK_LIMIT)) {
@@ -100,7 +103,7 @@ impl Timeline {
         notes.has_callers |= who == Who::Callers;
     }
 
-    /// Notes that something arrived: some of the keys may now have their answers.
+    /// Notes that something arrived, so that some keys may now have their answers.
     pub fn came(&self, is_ready: impl Fn(KeyId) -> bool) {
         let (at, mut notes) = (Instant::now(), self.notes());
         let Notes { ring, open, .. } = &mut *notes;
@@ -156,7 +159,8 @@ impl Drop for Notes {
     }
 }
 
-/// Returns the path of a rank: `run.json` becomes `run.rank3.json`. The workers of a machine have one environment.
+/// Returns the path for a rank: `run.json` becomes `run.rank3.json`. The workers of a machine share one
+/// environment.
 fn of_rank(path: &Path, rank: u32) -> PathBuf {
     match path.extension() {
         Some(extension) => path.with_extension(format!("rank{rank}.{}", extension.display())),

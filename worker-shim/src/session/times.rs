@@ -1,4 +1,4 @@
-//! The times of a session: computing, pushing, or waiting for the hub.
+//! The time of a session by activity: computing, pushing, or waiting for the hub.
 //!
 //! Runs on the session's thread, or under the lock of a background session's callers. Knows no links.
 //!
@@ -7,8 +7,9 @@
 //!               one of 61 is timed       begin and end of each wait that finds an answer missing
 //! ```
 //!
-//! A clock's reading takes some 25 ns, which a push of a small key would feel. So one push of [`EVERY`] is timed. The
-//! time of all pushes is the timed sum, times the number of pushes, divided by the number of timed pushes.
+//! To read a clock takes some 25 ns, which would slow down the push of a small key. So only one push of
+//! [`EVERY`] is timed. The time of all pushes is the time of the timed pushes, times the number of pushes,
+//! divided by the number of timed pushes.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -18,27 +19,28 @@ use pbox_core::{KeyId, Round};
 use super::timeline::{Timeline, Who};
 use crate::exchange::Traffic;
 
-/// The interval of timed pushes: one push of 61 is timed, beginning with the first. It is a prime, so that other keys are
-/// timed in each round.
+/// The interval of timed pushes: one push of 61 is timed, beginning with the first. It is a prime number, so
+/// that different keys are timed in each round.
 const EVERY: u32 = 61;
 
-/// The times of a session since it had weights: after the broadcast, or after a join to a job that has weights.
+/// The times of a session since it has weights: since the broadcast, or since its join to a job that has
+/// weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Rounds that were finished.
+    /// The number of finished rounds.
     pub rounds: u32,
     /// The time since the start.
     pub total: Duration,
-    /// The time in calls of push. One push of 61 is timed, and the others are taken to be as long, as far as the total
-    /// has room.
+    /// The time in calls of push. One push of 61 is timed, and all others count as equally long. The result
+    /// is never longer than `total` allows.
     pub pushing: Duration,
-    /// The time in calls that waited for the hub, and while a lost hub was waited for. A wait whose answer is there at
-    /// the first look is not timed, and is computing.
+    /// The time in calls that waited for the hub, or for a lost hub to come back. If the first check of a
+    /// wait finds the answer, the wait is not timed, and counts as computing.
     pub waiting: Duration,
-    /// The part of `waiting` in which the thread slept. The rest of the time it looks for the answer, and
+    /// The part of `waiting` in which the thread slept. In the rest of `waiting` it polls for the answer, and
     /// decodes it.
     pub asleep: Duration,
-    /// Bytes of gradients and weights that crossed.
+    /// The bytes of gradients and weights that have crossed.
     pub traffic: Traffic,
 }
 
@@ -49,7 +51,7 @@ impl Times {
     }
 }
 
-/// `1200 rounds in 61.2 s: 78% computing, 3% pushing, 19% waiting for the hub`.
+/// Writes the times as text: `1200 rounds in 61.2 s: 78% computing, 3% pushing, 19% waiting for the hub`.
 impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.total.as_secs_f64();
@@ -64,7 +66,7 @@ impl fmt::Display for Times {
     }
 }
 
-/// Measures the times of one session.
+/// The stopwatch of one session.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     begun: Instant,
@@ -73,16 +75,17 @@ pub(crate) struct Stopwatch {
     traffic: Traffic,
     pushes: u64,
     timed: u64,
-    /// Pushes until the next timed one.
+    /// The number of pushes before the next timed one.
     untimed: u32,
-    /// The time in timed pushes.
+    /// The time in pushes that were timed.
     pushing: Duration,
     waiting: Duration,
     asleep: Duration,
-    /// The number of calls that now wait, and the time since which the first of them waits.
+    /// The number of calls that wait now. `since` is the time at which the first of them began to wait.
     waits: u32,
     since: Instant,
-    /// The timeline, if the caller wants to see the times and threads of all work. Then all pushes are timed.
+    /// The timeline, if one is recorded, and the track for this stopwatch. With a timeline all pushes are
+    /// timed.
     timeline: Option<(Timeline, Who)>,
     every: u32,
 }
@@ -92,7 +95,7 @@ pub(crate) struct Stopwatch {
 pub(crate) struct TimedPush {
     of: (KeyId, Round),
     begun: Instant,
-    /// The duration of all earlier waits.
+    /// The time of all waits before this push.
     waited: Duration,
 }
 
@@ -117,7 +120,7 @@ impl Stopwatch {
         }
     }
 
-    /// Records all that is measured in this timeline from now on.
+    /// Records pushes and waits in this timeline from now on.
     pub fn show(&mut self, timeline: Timeline, who: Who) {
         (self.timeline, self.every) = (Some((timeline, who)), 1);
     }
@@ -132,13 +135,14 @@ impl Stopwatch {
         self.timeline.as_ref().map(|(timeline, _)| timeline)
     }
 
-    /// Restarts the times when the session has its weights. Earlier times do not count, except for calls that wait now.
+    /// Restarts the times, because the session now has its weights. Earlier times are dropped, except for
+    /// calls that wait now.
     pub fn restart(&mut self, round: Round, traffic: Traffic) {
         let (waits, every, timeline) = (self.waits, self.every, self.timeline.take());
         *self = Stopwatch { waits, every, timeline, ..Stopwatch::begin(round, traffic) };
     }
 
-    /// Notes that a push of this round begins. Returns its time if it is one of those that are timed.
+    /// Notes that a push of this round begins. Returns a value if the push is timed.
     #[inline]
     pub fn push_begins(&mut self, key: KeyId, round: Round) -> Option<TimedPush> {
         self.pushes += 1;
@@ -150,7 +154,7 @@ impl Stopwatch {
         Some(TimedPush { of: (key, round), begun: Instant::now(), waited: self.waiting })
     }
 
-    /// Notes that the push has ended. The wait for a lost hub within it counts as a wait.
+    /// Notes that a timed push has ended. If the push waited for a lost hub, that time counts as waiting.
     pub fn push_ends(&mut self, TimedPush { of, begun, waited }: TimedPush) {
         let now = Instant::now();
         self.timed += 1;
@@ -160,7 +164,7 @@ impl Stopwatch {
         }
     }
 
-    /// Notes that a call waits from now on. Calls may wait within others, or beside them.
+    /// Notes that a call begins to wait. Waits may be nested, or be in several threads at once.
     pub fn wait_begins(&mut self) {
         if self.waits == 0 {
             self.since = Instant::now();
@@ -168,7 +172,7 @@ impl Stopwatch {
         self.waits += 1;
     }
 
-    /// Notes that the call does not wait any more.
+    /// Notes that a call has ended its wait.
     pub fn wait_ends(&mut self) {
         self.waits -= 1;
         if self.waits == 0 {
@@ -185,7 +189,7 @@ impl Stopwatch {
         self.asleep += time;
     }
 
-    /// Returns the times of a session until now. A wait that is not over counts until now.
+    /// Returns the times of the session so far. A wait that is not over counts up to now.
     pub fn times(&self, round: Round, traffic: Traffic) -> Times {
         let goes_on = if self.waits > 0 { self.since.elapsed() } else { Duration::ZERO };
         let all_by_timed = self.pushes as f64 / self.timed.max(1) as f64;
@@ -247,7 +251,7 @@ mod tests {
         stopwatch.begun += 122 * long;
         let times = stopwatch.times(Round(17), Traffic { sent: 15, received: 29 });
         assert_eq!(times.pushing + times.waiting, times.total, "no more than there is room for");
-        // A hub that was waited for within a push.
+        // A push within which the session waited for a lost hub.
         let push = stopwatch.push_begins(KeyId(0), Round(25)).expect("60 were not timed");
         stopwatch.waiting += long;
         stopwatch.push_ends(TimedPush { begun: push.begun - long, ..push });

@@ -4,10 +4,10 @@
 //! | --- | --- |
 //! | contents of a file | as synced, as changed, cut short, or with blocks of zeros |
 //! | names in a directory | any of the changes, but none without an earlier change of the same name |
-//! | the directory itself | there with all of this, or gone, until its parent is synced |
+//! | the directory itself | present, with files as above, or gone, until its parent is synced |
 //!
-//! A rename is one change of two names, as on every journaling file system. ext4 and XFS keep more. If a change of a name
-//! is on the disk there, so are all changes before it. The sync of a file does not sync its name.
+//! A rename is one change of two names, as on every journaling file system. On ext4 and XFS the order is kept: if
+//! a change of a name is on the disk, all earlier changes are, too. The sync of a file does not sync its name.
 //!
 //! Must not know checkpoints.
 
@@ -23,7 +23,7 @@ use rustix::io::Errno;
 /// The length of a block that a loss of power sets to zero. It is short because the files of tests are short.
 const BLOCK: usize = 64;
 
-/// A change that is about to be made. Only a `Make` has already been made.
+/// A change that is about to be made. Only `Make` is noted after the change.
 pub(crate) enum Change<'a> {
     MakeDir(&'a Path),
     SyncDir(&'a Path),
@@ -40,9 +40,9 @@ pub(crate) enum Change<'a> {
 /// Faults for the next changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trouble {
-    /// The process dies before this change, counted from the current one.
+    /// The process dies before this change. The next change has number 0.
     pub death: Option<u64>,
-    /// This change fails.
+    /// The change with this number fails.
     pub failure: Option<u64>,
     /// The disk is full for this many changes.
     pub full: u32,
@@ -114,7 +114,7 @@ impl Directory {
         self.since.push(naming);
     }
 
-    /// Returns the files on the disk after a loss of power.
+    /// Returns the files that are on the disk after a loss of power.
     fn after_power_loss(&self, dice: &mut Dice) -> BTreeMap<String, Vec<u8>> {
         let kept = dice.below(4);
         let first = dice.below(self.since.len() as u64 + 1);
@@ -184,7 +184,8 @@ fn with<T>(act: impl FnOnce(&mut Journal) -> T) -> T {
     JOURNAL.with_borrow_mut(|journal| act(journal.as_mut().expect("begun")))
 }
 
-/// A journal of this thread's changes until it is dropped. A panic prints it.
+/// A guard: while it exists, the changes of this thread are noted. If the thread panics, the journal is
+/// printed.
 pub(super) struct Noting;
 
 /// Begins a journal. Without `has_links` the file system has no hard links.
@@ -202,12 +203,12 @@ impl Drop for Noting {
     }
 }
 
-/// Adds a line to the story.
+/// Adds a line to the story that a panic prints.
 pub(super) fn tell(line: String) {
     with(|journal| journal.story.push(line));
 }
 
-/// Runs `act` with faults. Returns nothing if the process died in it.
+/// Runs `act` with faults. Returns `None` if the process dies meanwhile.
 pub(super) fn in_trouble<T>(trouble: Trouble, act: impl FnOnce() -> T) -> Option<T> {
     with(|journal| journal.trouble = trouble);
     let result = act();
@@ -304,7 +305,7 @@ impl Journal {
                 let number = directory.names[&name(file)];
                 directory.changes(Naming::Add(name(to), number));
             }
-            // If the name does not exist, the kernel itself reports that.
+            // If the name does not exist, the kernel returns the error itself.
             Change::Remove(path) => {
                 let directory = self.directory(path);
                 if directory.names.contains_key(&name(path)) {
@@ -338,7 +339,7 @@ fn inode(file: &File) -> u64 {
     file.metadata().expect("an open file").ino()
 }
 
-/// Ends the hub of a directory, and leaves the directory as the next hub will find it.
+/// Ends the hub of a directory. Leaves the directory in the state in which the next hub finds it.
 pub(super) fn end(dir: &Path, end: End, dice: &mut Dice) {
     with(|journal| {
         let Some(directory) = journal.directories.get_mut(dir) else { return };
@@ -372,7 +373,7 @@ pub(super) fn damage(dir: &Path, dice: &mut Dice, may: impl Fn(&str) -> bool) ->
     })
 }
 
-/// Removes all files with names that `may` accepts, as a person may do.
+/// Removes all files whose names `may` accepts, as an administrator may do.
 pub(super) fn take_away(dir: &Path, may: impl Fn(&str) -> bool) {
     with(|journal| {
         let Some(directory) = journal.directories.get_mut(dir) else { return };
@@ -397,7 +398,7 @@ fn of_files(files: BTreeMap<String, Vec<u8>>) -> Directory {
 }
 
 impl Directory {
-    /// Makes the real directory like this one.
+    /// Makes the real directory equal to this one.
     fn bring_to(&self, dir: &Path) {
         for entry in std::fs::read_dir(dir).unwrap() {
             let entry = entry.unwrap();

@@ -1,15 +1,21 @@
-//! Crashes of hubs by seed. Hubs write checkpoints on disks that fill up and fail. They die at any change of a file,
-//! one or several at once. They start again on the files that a loss of power has left ([`journal`]).
+//! Simulated crashes of hubs, by seed. Hubs write checkpoints on disks that fill up and fail. They die before
+//! any change of a file, one or several at once. They start again with the files that a loss of power has
+//! left ([`journal`]).
 //!
-//! 1. A job continues from one state that was written in this way, and is whole at all of its hubs. It never goes on
-//!    from parts of several states, from torn contents, or from a state whose writing failed.
-//! 2. The state is never older than the last state that was reported as written, or that the job has continued from.
-//! 3. So there is always one. A job begins from zero only if no state of it was reported as written, or its files
-//!    were removed. While they are removed, it never continues from an older state than its newest.
-//! 4. If a disk damages a file that was written, the state may be older; 1 holds, and no job begins from zero silently.
-//! 5. After any of this the next checkpoint is written.
+//! The following always holds:
 //!
-//! Hubs of one job are driven as the registry drives them, with the coordinator's [`Files`], [`may_write`] and [`is_needed`].
+//! - A job continues from one state that was written completely at all its hubs. It never continues from
+//!   parts of several states, from damaged contents, or from a state whose writing failed.
+//! - The state is never older than the last state that was reported as written, or from which the job has
+//!   continued.
+//! - So a job begins from zero only if none of its states was reported as written, or its files were removed.
+//!   While they are being removed, it never continues from a state older than its newest.
+//! - If a disk damages a file that was written, the state may be older. It is still one complete state, and
+//!   no job begins from zero silently.
+//! - After all this the next checkpoint is written.
+//!
+//! The test drives hubs of one job as the registry does, with the coordinator's [`Files`], [`may_write`] and
+//! [`is_needed`].
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -30,10 +36,10 @@ pub(super) mod journal;
 
 const OPTIMIZER: Optimizer = Optimizer::Momentum { learning_rate: 0.5, weight_decay: 0.0, momentum: 0.5 };
 
-/// A state that a job tried to write. Each of its values is the state's index, plus one.
+/// A state that a job tried to write. All its values equal the index of the state plus one.
 struct Written {
     round: Round,
-    /// Whether the writing failed, and left nothing.
+    /// Whether writing failed, so that no file has this state.
     is_void: bool,
 }
 
@@ -44,14 +50,14 @@ struct Job {
     written: Vec<Written>,
     /// The last state that was reported as written, or from which the job has continued.
     floor: Option<usize>,
-    /// Whether the files were removed, or were about to be.
+    /// Whether the files were removed, or their removal had begun.
     may_be_gone: bool,
     is_damaged: bool,
     /// The rounds of each hub's files.
     rounds: Vec<Vec<Round>>,
     /// The rounds of complete checkpoints of which each hub was notified.
     told: Vec<WholeRounds>,
-    /// The files that hub 0 knows of.
+    /// The files of which hub 0 was notified.
     files: Files,
 }
 
@@ -78,7 +84,7 @@ impl Job {
         Share { hub: hub as u32, hubs: self.hubs, ..Share::WHOLE }
     }
 
-    /// Whether a file of this name is the job's.
+    /// Whether a file of this name belongs to the job.
     fn has(&self, file: &str) -> bool {
         file.ends_with(".safetensors") && file.split(['@', '.']).next() == Some(self.name)
     }
@@ -91,7 +97,7 @@ impl Job {
         self.files = files;
     }
 
-    /// Checks the state that the job continues from.
+    /// Checks the state from which the job continues.
     fn goes_on(&mut self, state: Option<(Round, Vec<f32>)>) {
         tell(format!(
             "job {} continues from {:?}",
@@ -121,7 +127,7 @@ struct Story {
     home: tempfile::TempDir,
     keep: NonZeroU32,
     layout: Arc<Layout>,
-    /// `None` if the hub is dead.
+    /// The store of each hub; `None` if the hub is dead.
     hubs: Vec<Option<CheckpointStore>>,
     jobs: Vec<Job>,
 }
@@ -136,7 +142,7 @@ impl Story {
         };
         let keep = NonZeroU32::new(1 + dice.below(3) as u32).unwrap();
         let layout = Arc::new(Layout::new(vec![Key::f32("w", [48]), Key::f32("v", [2])], 64).unwrap());
-        let home = tempfile::tempdir_in("/dev/shm").unwrap(); // thousands of files, too many for a disk
+        let home = tempfile::tempdir_in("/dev/shm").unwrap(); // a disk would be too slow for thousands of files
         Story { dice, home, keep, layout, hubs: (0..hubs).map(|_| None).collect(), jobs }
     }
 
@@ -178,7 +184,7 @@ impl Story {
         }
     }
 
-    /// Runs an action of a hub while faults occur. Does nothing if the hub is dead. Returns nothing if it dies.
+    /// Runs an action of a hub while faults occur. Returns `None` if the hub is dead or dies.
     fn does<T>(
         &mut self,
         hub: usize,
@@ -194,7 +200,7 @@ impl Story {
         done
     }
 
-    /// Writes a checkpoint of a job at its hubs. Returns whether it was reported as written.
+    /// Writes a checkpoint of a job at all its hubs. Returns whether it was reported as written.
     fn saves(&mut self, job: usize, is_calm: bool) -> bool {
         let Job { name, hubs, round, .. } = self.jobs[job];
         let is_whole = hubs == 1;
@@ -230,7 +236,7 @@ impl Story {
                     tell(format!("  {why}"));
                     is_written = false;
                     let is_as_before =
-                        matches!(why, CheckpointError::Save { kept, .. } if kept.contains("as it was"));
+                        matches!(why, CheckpointError::Save { kept, .. } if kept.contains("unchanged"));
                     self.jobs[job].written.last_mut().unwrap().is_void |= is_whole && is_as_before;
                 }
                 None => is_written = false,
@@ -242,7 +248,7 @@ impl Story {
             job.may_be_gone = false;
             tell(format!("job {name}: written"));
         }
-        // Some notices reach hub 0, and some answers reach the other hubs.
+        // Some of the hubs' notices reach hub 0, and some of its answers reach the hubs.
         for hub in 0..hubs as usize {
             if self.hubs[0].is_some() && self.hubs[hub].is_some() && (is_calm || !self.dice.one_in(4)) {
                 job.files.report(hub as u32, job.rounds[hub].clone());
@@ -252,7 +258,7 @@ impl Story {
         is_written
     }
 
-    /// Removes all files of one of the jobs of hub 0, which then begins from zero.
+    /// Removes all files of one job of hub 0, which then begins from zero.
     fn removes(&mut self) {
         let trouble = self.trouble();
         let Some(Some(old)) = self.does(0, Trouble::default(), |_, store| store.old_jobs().unwrap().0.pop())
@@ -269,7 +275,7 @@ impl Story {
         }
     }
 
-    /// Starts all hubs on the files that are left, until all hubs run.
+    /// Starts hubs with the files that are left, until all hubs run.
     fn starts(&mut self) {
         let mut tries = 0;
         while !self.try_to_start(tries == 3) {
@@ -311,7 +317,7 @@ impl Story {
         }
     }
 
-    /// Moves the job's files away, after a justified refusal to start.
+    /// Moves the job's files away, after a hub refused to start from them for a good reason.
     fn begins_anew(&mut self, job: usize) {
         let Job { floor, is_damaged, name, .. } = self.jobs[job];
         assert!(floor.is_none() || is_damaged, "job {name} cannot continue");
@@ -376,7 +382,7 @@ impl Story {
                 store.keep_parts(name, share, |kept| kept <= round)?;
                 Ok::<_, CheckpointError>(story.values(share, &restored))
             });
-            // A worker whose join failed would join again.
+            // In practice, a worker whose join failed joins again.
             let Some(Ok(part)) = loaded else { return false };
             values.extend(part);
         }
@@ -398,7 +404,7 @@ impl Story {
         }
         self.starts();
         for job in 0..self.jobs.len() {
-            // The first save may find a hub that lacks notices of the other hubs.
+            // The first save may fail, because a hub has not got all notices of the other hubs yet.
             assert!(self.saves(job, true) || self.saves(job, true), "job {job} is written");
         }
     }

@@ -1,5 +1,5 @@
-//! A job below other hubs, as the registry follows it. Handles the meeting of a mesh, the news from the hubs above, and the
-//! beginning of the job there.
+//! A job below other hubs: the meeting of a mesh, the news from the hubs above, and the beginning of the job
+//! there.
 
 use std::pin::pin;
 
@@ -16,8 +16,8 @@ use super::name_above;
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 impl Registry {
-    /// Returns the result of a request that was passed on to the hubs above. If one of these hubs is lost, the job first fails
-    /// at this hub. So its workers join again, and none of them is taken for the cause.
+    /// Returns the result of a request that was passed on to the hubs above. If a hub above is lost, this
+    /// first makes the job fail at this hub. So the workers learn the true cause, and join again.
     pub(crate) fn passed_on<T>(
         &self,
         id: JobId,
@@ -33,11 +33,11 @@ impl Registry {
         })
     }
 
-    /// Waits until the hubs of all machines have met, for one hub of a mesh.
+    /// Waits until the hubs of all machines have met. Called for a hub of a mesh that asks for the meeting.
     pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let mut meeting = pin!(self.meetings.meet(name, request.clone()));
         loop {
-            let made = self.freed.notified(); // before the look, so that no job is missed
+            let made = self.freed.notified(); // before the check, so that no new job is missed
             if let Some(hubs) = self.met(name, &request) {
                 return Ok(MeetReply { hubs });
             }
@@ -48,8 +48,8 @@ impl Registry {
         }
     }
 
-    /// Returns the hubs of a mesh that waits for this machine: they have met before, and this machine's hub could not join them
-    /// then.
+    /// Returns the hubs of a mesh whose job above still waits for this machine. They have met before, and
+    /// this machine's hub has not joined them since.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
         let mut inner = self.lock();
         let (state, job) = inner.named(&name_above(name))?;
@@ -61,7 +61,8 @@ impl Registry {
         (waits && is_same).then_some(names)
     }
 
-    /// Handles each piece of news from the hubs above, and reports to them which worker is late here, until the job ends.
+    /// Handles the news from the hubs above until the job ends. Also reports to the hubs above which worker
+    /// is late here.
     pub(crate) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
         let registry = self.me.clone();
         self.runtime.spawn(async move {
@@ -85,7 +86,7 @@ impl Registry {
         });
     }
 
-    /// Whether a job still runs at the hubs above. If it does not, the job fails here.
+    /// Whether a job still runs at the hubs above. If it has ended there, the job fails here.
     fn lives_above(&self, id: JobId) -> bool {
         let mut inner = self.lock();
         let Some(above) = inner.job(id).and_then(|(_, job)| job.above.clone()) else { return false };
@@ -96,8 +97,8 @@ impl Registry {
         end.is_none()
     }
 
-    /// Waits until this hub takes part at the hubs above, after all workers have joined here. Returns its first round there;
-    /// `None` if no hubs are above.
+    /// Reports to the hubs above that all workers have joined here, and waits until this hub takes part
+    /// there. Returns its first round there; `None` if there are no hubs above.
     pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
         let of_job =
             self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news.now().reached)))?;
@@ -106,7 +107,7 @@ impl Registry {
         let said = on_thread("phub-above", move || above.say_ready(reached)).await?;
         said.map_err(|error| error.to_string())?;
         loop {
-            // News that come later end the wait below.
+            // News that arrive after this line end the wait below.
             news.borrow_and_update();
             let Some(above) = self.of_job(id, |_, job| job.above.clone())? else { return Ok(None) };
             match above.takes_part() {

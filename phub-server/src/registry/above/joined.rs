@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::links::LinksAbove;
 
-/// Time limit for the notice to the hubs above why a job failed here.
+/// The time limit for telling the hubs above why a job failed here.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A job's membership at the hubs above.
@@ -27,7 +27,7 @@ pub(crate) struct JoinedAbove {
     pub(super) links: LinksAbove,
     /// Whether links may end while both ends are alive.
     pub(super) may_break: bool,
-    /// Changes with each piece of news.
+    /// Changes whenever there is news from the hubs above.
     pub news: watch::Receiver<()>,
 }
 
@@ -42,19 +42,19 @@ impl JoinedAbove {
         membership::takes_part(&self.hubs, self.machine.number)
     }
 
-    /// Whether weights that are brought to this hub go up. The first machine's rank 0 brings them for all machines, as in a
-    /// broadcast.
+    /// Whether this hub passes weights that are brought to it on to the hubs above. Rank 0 of the first
+    /// machine brings the weights for all machines, as in a broadcast.
     pub fn speaks_for_all(&self) -> bool {
         self.machine.number == 0
     }
 
-    /// Offers a state to the hubs above. Returns its number of bytes, if they want it. May wait for the hubs above.
+    /// Offers a state to the hubs above. Returns the number of its bytes if they want it. May wait for them.
     pub fn offer(&self, before: Round, steps: Option<Vec<u32>>) -> Result<Option<u64>, MemberError> {
         membership::all_of(self.hubs.iter().map(|hub| hub.offer(before, steps.clone())))
     }
 
-    /// Brings a state of `tensors` tensors per key to the hubs above: each gets its share. Waits for the values, and for the
-    /// hubs.
+    /// Brings a state of `tensors` tensors per key to the hubs above; each hub gets its share. Waits for the
+    /// values, and for the hubs.
     pub fn bring(
         &self,
         values: Box<dyn Read + Send>,
@@ -78,7 +78,7 @@ impl JoinedAbove {
         })
     }
 
-    /// Returns the reason why the job cannot continue, if the news from above give one.
+    /// Returns the reason why the job cannot continue, if the news from the hubs above contain one.
     pub fn end(&self) -> Option<(String, Blame)> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
     }
@@ -88,8 +88,8 @@ impl JoinedAbove {
         self.may_break && membership::wait_for_links(&self.hubs)
     }
 
-    /// Returns the reason why a link to a hub above ended, if this hub saw only `symptom`. A living hub above soon reports the
-    /// reason. May wait for the hubs.
+    /// Returns the reason why a link to a hub above ended. `symptom` is what this hub saw. If the hub above
+    /// is alive, it soon reports the reason. May wait for the hubs.
     pub fn explain(&self, symptom: &str) -> (String, Blame) {
         let deadline = Instant::now() + FAREWELL_LIMIT;
         let told = || self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline));
@@ -103,13 +103,14 @@ impl JoinedAbove {
         }
     }
 
-    /// Whether a hub above does not know of the job's end. One hub may have ended the job while the others see only closed
-    /// links.
+    /// Whether at least one hub above has not noticed the job's end. One hub may have ended the job while the
+    /// other hubs see only closed links.
     pub fn lives_at_some(&self) -> bool {
         self.hubs.iter().any(|hub| hub.end().is_none())
     }
 
-    /// Notifies the hubs above that the job failed here, unless they know it. May wait for the hubs.
+    /// Notifies the hubs above that the job failed here, unless they know that already. May wait for the
+    /// hubs.
     pub fn fail(&self, reason: &str, blame: Blame) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             let told = match blame {
@@ -124,7 +125,7 @@ impl JoinedAbove {
 
     /// Notifies the hubs above that this hub stops. The job ends there between two rounds. May wait for the hubs.
     pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
-        self.hubs[0].stop(why, limit) // which leads the others
+        self.hubs[0].stop(why, limit) // hub 0 notifies the other hubs
     }
 
     /// Returns the workers for which the hubs above wait.
@@ -137,7 +138,7 @@ impl JoinedAbove {
         self.hubs.iter().for_each(|hub| hub.say_latest(latest.clone()));
     }
 
-    /// Leaves the job at the hubs above, each key from a round on. May wait for the hubs.
+    /// Leaves the job at the hubs above. `at` says from which round on, for each key. May wait for the hubs.
     pub fn leave(&self, at: &LeftAt) -> Result<(), MemberError> {
         self.hubs.iter().map(|hub| hub.leave(at)).fold(Ok(()), Result::and)
     }
@@ -166,7 +167,8 @@ impl JoinedAbove {
         })
     }
 
-    /// Reports to the hubs above the weights that all members here have, or write. May wait for the hubs.
+    /// Reports to the hubs above the digest of the weights that all members here have or write. May wait for
+    /// the hubs.
     pub fn compare(&self, compared: Compared, digest: u64) -> Result<(), MemberError> {
         let Compared { round, written } = compared;
         let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest, written };
@@ -179,7 +181,8 @@ impl JoinedAbove {
     }
 }
 
-/// Returns the reason why a membership at a hub above ended, in words for the workers here, and the party to blame.
+/// Returns the reason why a membership at a hub above ended, in words for the workers here, and the party
+/// that caused it.
 pub(super) fn reason_of(end: MemberError) -> (String, Blame) {
     let blame = if end.is_loss_of_hub() { Blame::Hub } else { Blame::Job };
     match end {

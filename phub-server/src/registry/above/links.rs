@@ -9,11 +9,11 @@ use fabric::{Receive, RecvWindow, SendWindow, any};
 use membership::{LetIn, MemberError, Ports, Way};
 use pbox_core::{LevelTerms, Wire};
 
-/// A job's links to the hubs above, by core of this hub. Each link comes with the window that the hub above writes, if this
-/// hub reads that window.
+/// A job's links to the hubs above, by core of this hub. A link has the window that the hub above writes, if
+/// this hub reads that window.
 pub(crate) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 
-/// The inputs for making the links to the hubs above.
+/// The parts that are needed to make the links to the hubs above.
 pub(super) struct LinksAbove {
     pub level: LevelTerms,
     /// The wire of the job above.
@@ -22,26 +22,26 @@ pub(super) struct LinksAbove {
     pub sums: Arc<SendWindow>,
     /// The window that the workers read.
     pub shown: Arc<RecvWindow>,
-    /// Whether frames cross. Then the hubs above write windows of their own.
+    /// Whether frames cross these links. Then each hub above writes a window of its own.
     pub is_coded: bool,
     /// The number of this hub among the hubs above, in a mesh.
     pub own: Option<usize>,
     pub ports: Ports,
-    /// The numbers of the links that each core of this hub uses, by core.
+    /// The numbers of the links that each core of this hub uses.
     pub by_core: Vec<Vec<usize>>,
 }
 
-/// Links that are made.
+/// The links that were made.
 pub(super) struct Linked {
     pub ways: WaysUp,
-    /// The cores, by hub above.
+    /// The range of cores of each hub above.
     pub cores: Vec<Range<usize>>,
-    /// One entry for each hub above.
+    /// The path to each hub above.
     pub paths: Vec<Way>,
 }
 
 impl LinksAbove {
-    /// Returns the terms of the links to hubs above with these cores.
+    /// Returns the terms of the links, if the hubs above have these cores.
     pub fn level_of(&self, cores: &[Range<usize>]) -> LevelTerms {
         self.level.with_links(cores.iter().map(ExactSizeIterator::len).max().unwrap_or(1))
     }
@@ -50,7 +50,8 @@ impl LinksAbove {
     pub fn make(&self, hubs: &[LetIn], deadline: Instant) -> Result<Linked, MemberError> {
         let LinksAbove { level, wire, sums, shown, ports, .. } = self;
         let receive = |hub| match self.is_coded || self.own == Some(hub) {
-            true => Receive::New(wire.weights_window_bytes()), // frames, or the same pages
+            // Either frames arrive in this window, or the hub above is this hub itself, and has the same pages.
+            true => Receive::New(wire.weights_window_bytes()),
             false => Receive::Into(Arc::clone(shown)),
         };
         let path = membership::open(hubs, level.schedule, wire, sums, receive, ports, deadline)?;

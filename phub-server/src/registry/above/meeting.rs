@@ -1,11 +1,11 @@
-//! Meetings: the hubs of a mesh learn each other's addresses at the hub of the first machine.
+//! The meetings of meshes. At the hub of the first machine, the hubs of a mesh learn each other's addresses.
 //!
 //! ```text
 //!   hub of machine 0 --meet--+
 //!   hub of machine 1 --meet--+--> hub of machine 0 --> each: the hubs of machines 0 and 1
 //! ```
 //!
-//! Each job has a separate meeting, which is over when all hubs have arrived.
+//! Each job has its own meeting. It is over when all hubs have arrived.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,19 +18,19 @@ use tokio::time::timeout;
 
 use crate::registry::refusal::{Because, Refusal};
 
-/// The longest that a hub waits for other hubs.
+/// The longest time that a hub waits for other hubs.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// The most meetings at a time.
+/// The most meetings at the same time.
 const MOST: usize = 1024;
 
-/// The addresses of the hubs that have come, by machine.
+/// The addresses of the hubs that have arrived, by machine.
 type Seats = Vec<Option<String>>;
 
 /// All meetings at this hub, by job.
 #[derive(Debug, Default)]
 pub(crate) struct Meetings(Mutex<HashMap<String, watch::Sender<Seats>>>);
 
-/// A hub that waits in a meeting. If it is dropped while hubs are missing, its seat is free again.
+/// The place of a hub in a meeting. If it is dropped while other hubs are missing, the place is free again.
 struct Seated<'a> {
     meetings: &'a Meetings,
     job: &'a str,
@@ -48,7 +48,7 @@ impl Meetings {
         !self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Notes that a hub has arrived, and waits for the hubs of the other machines.
+    /// Notes that a hub has arrived, and waits until the hubs of all machines have arrived.
     pub async fn meet(&self, job: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let MeetRequest { machine, address, wait_ms, .. } = request;
         check_job_name(job).map_err(Refusal::bad)?;
@@ -123,7 +123,7 @@ impl Drop for Seated<'_> {
     fn drop(&mut self) {
         let mut meetings = self.meetings.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(meeting) = meetings.get(self.job) else { return };
-        // Another meeting of the same name may have begun after this one was complete.
+        // The meeting may be complete, and a new meeting of the same name may have begun.
         if is_complete(&self.news.borrow()) || !meeting.subscribe().same_channel(&self.news) {
             return;
         }
@@ -195,7 +195,7 @@ mod tests {
             );
             let missing = refused(meetings.meet("job", request("0/3", "a:1", 1)).await);
             assert!(missing.contains("machine(s) [2] of 3"), "{missing}");
-            // The client hangs up: its seat is free.
+            // The client hangs up, which frees its place.
             drop(waits);
             assert!(meetings.0.lock().unwrap().is_empty());
             let mut waits = pin!(meetings.meet("job", request("1/3", "c:1", 9000)));

@@ -1,13 +1,14 @@
-//! A job at a hub below other hubs: this hub is a member of the job at the hubs above, one for all its workers.
+//! A job at a hub below other hubs. At the hubs above, this hub is one member of the job, for all its
+//! workers.
 //!
 //! ```text
 //!   workers --join--> this hub --join, as machine 1 of 4--> hubs above
 //!           <- placement: where the hubs above have each chunk -
-//!   the job fails here   --leave, why-->      it fails there, or goes on without this machine
-//!   the job fails there  --heartbeat-->       it fails here, with the same words
+//!   the job fails here   --leave, reason-->   it fails there, or continues without this machine
+//!   the job fails there  --heartbeat-->       it fails here, for the same reason
 //! ```
 //!
-//! Knows no worker.
+//! This module must not know single workers.
 
 mod follow;
 mod joined;
@@ -43,12 +44,12 @@ pub(super) use relinks::RelinksAbove;
 /// The most levels of hubs that a job may have.
 pub(super) const MAX_DEPTH: usize = 16;
 
-/// Returns the name of a job at the hubs above. It differs because in a mesh both jobs are at one hub.
+/// Returns the name of a job at the hubs above. The name differs, because in a mesh one hub has both jobs.
 pub(super) fn name_above(name: &str) -> String {
     format!("{name}{SUMS}")
 }
 
-/// The means by which this hub reaches other hubs.
+/// The connections of this hub to other hubs: addresses, credentials, limits and ports.
 #[derive(Debug)]
 pub(crate) struct Up {
     /// The hubs above each job of this hub, if the settings name them.
@@ -57,10 +58,10 @@ pub(crate) struct Up {
     pub control: SocketAddr,
     /// The secret that proves requests to the hubs above.
     pub credential: Option<Credential>,
-    /// The secret that proves requests to hubs whose addresses come from joins. `None` if everybody may join: requests to
-    /// these hubs then have no proof.
+    /// The secret that proves requests to hubs whose addresses come from joins. `None` if everybody may join:
+    /// then requests to these hubs carry no proof.
     pub for_outside: Option<Credential>,
-    /// The peers to which addresses of a join or an answer may lead.
+    /// The hosts and networks that this hub may contact if a join or an answer names them.
     pub peers: PeerList,
     /// The address of the interface by which hubs of other machines reach this hub, if the settings name an interface.
     pub interface: Option<IpAddr>,
@@ -80,11 +81,11 @@ pub(crate) struct HubsAbove {
     pub hubs: Vec<String>,
     /// The number of this hub's machine at the hubs above, and the number of machines.
     pub machine: Machine,
-    /// The number of this hub among the hubs above, in a mesh: this hub owns a share itself.
+    /// The number of this hub among the hubs above, in a mesh. There, this hub owns a share itself.
     pub own: Option<usize>,
 }
 
-/// A job to which the hubs above have admitted this hub. The links are not made yet.
+/// A job to which the hubs above have admitted this hub, before the links are made.
 pub(super) struct LetInAbove {
     pub above: HubsAbove,
     hubs: Vec<LetIn>,
@@ -112,7 +113,7 @@ impl Wake for Bell {
 }
 
 impl Up {
-    /// Returns the origin of addresses that joins name: the hubs of a mesh, and the other hubs of a job.
+    /// Returns the origin of addresses that a join names: hubs of a mesh, or other hubs of a job.
     pub(super) fn outside(&self) -> Named {
         Named::Outside(self.peers.clone())
     }
@@ -122,7 +123,7 @@ impl Up {
         request.mesh.is_some() || self.above.is_some() && request.terms.level.members != Members::Mesh
     }
 
-    /// Returns the hubs above a job. In a mesh, waits until they have met.
+    /// Returns the hubs above a job. In a mesh, first waits until all hubs have met.
     fn of_job(
         &self,
         name: &str,
@@ -161,7 +162,8 @@ impl Up {
         };
         let ip = match (self.interface, self.control.ip()) {
             (Some(ip), _) => ip,
-            // All machines know the first machine by this address. On the first machine itself, the name may lead elsewhere.
+            // All machines know the first machine by this address. On the first machine itself, the name may
+            // resolve differently.
             (None, _) if mesh.machine.number == 0 => return Ok(mesh.meet.clone()),
             (None, ip) if ip.is_unspecified() => meet()?.0.ip(),
             (None, ip) if ip.is_loopback() && !meet()?.1.ip().is_loopback() => {
@@ -177,7 +179,7 @@ impl Up {
         Ok(SocketAddr::new(ip, self.control.port()).to_string())
     }
 
-    /// Joins the job at the hubs above, unless the caller gives up while it waits for a hub that is not up.
+    /// Joins the job at the hubs above. Waits for hubs that are not up yet, until `given_up` returns true.
     pub(super) fn join(
         &self,
         name: &str,
@@ -218,9 +220,10 @@ impl Up {
         Ok(LetInAbove { above, hubs, terms, wire, placed })
     }
 
-    /// Makes the windows of a job between these hubs and its workers, and the links to hubs above. `numbers` are the job's
-    /// cores here. In a mesh, `share` is the window of this hub's share: the workers read it, unless frames cross above. `huge_pages`
-    /// comes before a NIC has the windows that cores step into.
+    /// Makes the windows of a job between this hub and its workers, and the links to the hubs above.
+    /// `numbers` are the job's cores here. In a mesh, `share` is the window of this hub's share: the workers
+    /// read it, unless frames cross the links above. `huge_pages` runs before a NIC registers the windows
+    /// that cores step into.
     pub(super) fn link(
         &self,
         let_in: LetInAbove,
@@ -280,13 +283,13 @@ impl LetInAbove {
         self.above.own.is_some()
     }
 
-    /// Returns the wire format of the links to this hub's own members: `wire`, with the lines of the hubs at the top.
+    /// Returns the wire format of the links to this hub's own members: `wire` with the lines of the top hubs.
     pub fn wire(&self, wire: Wire) -> Result<Wire, Refusal> {
         wire.below(&self.placed)
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))
     }
 
-    /// Returns the places of the chunks on `cores` cores of this hub.
+    /// Returns the placement of the chunks on `cores` cores of this hub.
     pub fn place(&self, cores: usize) -> Result<Below, Refusal> {
         let (schedule, layout) = (self.terms.level.schedule, self.wire.layout());
         let above = membership::placements(&self.hubs, schedule, layout).map_err(not_joined)?;
@@ -294,7 +297,7 @@ impl LetInAbove {
     }
 }
 
-/// Returns the refusal of this hub after a hub above has refused.
+/// Returns this hub's refusal, if a hub above has refused it or cannot be reached.
 pub(super) fn not_joined(error: MemberError) -> Refusal {
     match error {
         MemberError::Refused { .. } => RefusalCode::RefusedAbove.because(error.to_string()),

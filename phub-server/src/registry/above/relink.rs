@@ -1,13 +1,15 @@
-//! Lost links to hubs above that live, as after the failure of a NIC: this hub makes new links, as a worker does.
+//! Lost links to hubs above that are alive, for example after the failure of a NIC. This hub makes new links,
+//! as a worker does.
 //!
 //! ```text
 //!   a link to a hub above ended
 //!     -> the hubs above drop this hub's links, and its sums that are not stepped
-//!     -> every core here drops its links -> others, over whatever leads there now
+//!     -> every core here drops its links -> new links, over any transport that still leads there
 //!     -> the sums that have no answer go up again; a sum that is stepped is answered again
 //! ```
 //!
-//! The workers here wait meanwhile, as for any late hub. [`Member`](membership::Member) decides the steps.
+//! Meanwhile the workers here wait, as they wait for any late hub. [`Member`](membership::Member) decides on
+//! the steps.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,8 +25,8 @@ use crate::registry::job::Job;
 use crate::registry::{Registry, on_thread};
 
 impl Registry {
-    /// Replaces the links after a link to a hub above ended, or fails the job. If the hub above is alive, its news give the
-    /// reason.
+    /// Replaces the links after a link to a hub above ended. If the links cannot be replaced, the job fails.
+    /// The reason comes from the news of the hub above, if that hub is alive.
     pub(crate) fn lost_above(&self, id: JobId, reason: String) {
         let (above, step) = {
             let mut inner = self.lock();
@@ -56,8 +58,8 @@ impl Registry {
         });
     }
 
-    /// Carries out the steps that replace a job's links to the hubs above. Returns an error with the reason if they are not
-    /// replaced, or without one if nobody tried.
+    /// Carries out the steps that replace a job's links to the hubs above. Returns an error if they are not
+    /// replaced. The error has the reason, or is empty if no attempt was made.
     async fn mend_links_above(
         &self,
         id: JobId,
@@ -121,7 +123,7 @@ impl Registry {
         self.of_job(id, begin).map_err(for_good)?;
         let limit = tokio::time::Instant::now() + self.up.limit;
         loop {
-            let freed = self.freed.notified(); // before the look, so that no wake-up is missed
+            let freed = self.freed.notified(); // before the check, so that no wake-up is missed
             if let Some(unlinked) =
                 self.of_job(id, |_, job| job.relinks_above.unlinked()).map_err(for_good)?
             {
@@ -147,7 +149,7 @@ impl Registry {
         let Linked { ways, cores, paths } =
             made.map_err(|error| for_now(error.into()))?.map_err(|error| for_now(error.to_string()))?;
         let add = |_: &coordinator::Job, job: &mut Job| {
-            // This comes before a core can report the end of a new link.
+            // The state changes before a core can report the end of a new link.
             job.relinks_above.handle(Event::LinksMade);
             self.add_above(job, above.links.level_of(&cores), ways);
             membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);

@@ -9,18 +9,18 @@ use pbox_core::AnswersAbove;
 /// A job's links to the hubs above.
 #[derive(Debug, Default)]
 pub(crate) struct RelinksAbove {
-    /// The job as a member at the hubs above, since the first loss of a link.
+    /// The state machine of the job as a member at the hubs above. Created when a link is first lost.
     member: Option<Member>,
-    /// The number of cores that have not dropped the old links yet, and the count of answers that had arrived over the dropped
-    /// links.
+    /// The number of cores that have not dropped the old links yet, and the number of answers that had
+    /// arrived over the dropped links.
     unlinked: (usize, AnswersAbove),
 }
 
 impl RelinksAbove {
-    /// Notes that a link ended, in a job that takes part at `hubs` hubs above and may replace links within `limit`. Returns the
-    /// work to do; nothing if another link ended before.
+    /// Notes that a link ended, in a job that takes part at `hubs` hubs above and may replace links within
+    /// `limit`. Returns the first step; `None` if another link ended before.
     pub fn link_ended(&mut self, may_relink: bool, hubs: usize, limit: Duration) -> Option<Step> {
-        // If a hub above is lost, the job fails at once. Its workers join again when the hub returns.
+        // If a hub above is lost, the job fails at once. The workers join again when the hub returns.
         let limits = Limits { hubs, links: limit, hub: Duration::ZERO };
         let member = self.member.get_or_insert_with(|| Member::linked(limits));
         member.handle(Event::LinkEnded { may_relink }, Instant::now())
@@ -32,7 +32,7 @@ impl RelinksAbove {
         member.handle(event, Instant::now()).expect("the end of a step")
     }
 
-    /// Notes that this number of cores is to drop its links.
+    /// Notes that `cores` cores have been told to drop their links.
     pub fn unlink(&mut self, cores: usize) {
         self.unlinked = (cores, AnswersAbove::default());
     }
@@ -45,7 +45,7 @@ impl RelinksAbove {
         answers.awaited += of_core.awaited;
     }
 
-    /// Returns the event that all cores have dropped their links, once they have.
+    /// Returns the event that the cores have dropped their links, after the last core has.
     pub fn unlinked(&self) -> Option<Event> {
         let (cores, AnswersAbove { came, awaited }) = self.unlinked;
         (cores == 0).then_some(Event::Dropped { came, is_awaited: awaited > 0 })

@@ -21,7 +21,7 @@ impl HubsAbove {
     }
 }
 
-/// Returns the speed of this machine's fastest NIC, if it is known.
+/// Returns the speed and the name of this machine's fastest NIC, if a speed is known.
 fn told(host: &Host) -> Option<Known> {
     fastest(host.nics.iter()).map(|(gbps, nic)| (gbps, nic.to_owned()))
 }
@@ -31,7 +31,7 @@ fn advice((gbps, nic): Known, job: (&JobTerms, &Wire), machines: u32, apart: Opt
     let shapes = Shapes::new(job, machines, apart, 1, Some(gbps)).ok()?;
     let choice = choose(&shapes.all);
     let gbps = (gbps * 1e3).round() / 1e3;
-    Some(format!("by links of {gbps} Gb/s, as {nic} has: use {}: {}", choice.best.kind, choice.why))
+    Some(format!("for links of {gbps} Gb/s, like that of {nic}, use {}: {}", choice.best.kind, choice.why))
 }
 
 #[cfg(test)]
@@ -47,11 +47,14 @@ mod tests {
         let nic = |host| told(&Host::from_synthetic(host).unwrap());
         let of = |known, apart| advice(known, (&terms, &wire), 4, apart).unwrap();
         let said = of(nic("nics:1 nic_gbps:25").unwrap(), None);
-        assert!(said.starts_with("by links of 25 Gb/s, as nic0 has: use mesh: it is 4.00 times"), "{said}");
+        assert!(
+            said.starts_with("for links of 25 Gb/s, like that of nic0, use mesh: it is 4.00 times"),
+            "{said}"
+        );
         let said = of(nic("nics:1 nic_gbps:25").unwrap(), Some(4));
         assert!(said.contains("use above: it is 1.50 times as fast as mesh"), "{said}");
         assert_eq!(nic("nics:1"), None);
         let said = of((0.94123456, "eth0".into()), None);
-        assert!(said.starts_with("by links of 0.941 Gb/s, as eth0 has: use mesh"), "{said}");
+        assert!(said.starts_with("for links of 0.941 Gb/s, like that of eth0, use mesh"), "{said}");
     }
 }

@@ -1,5 +1,6 @@
-//! The last state of a failed job over several hubs: this hub's answers. The [coordinator](coordinator::LastStep) decides on it,
-//! and `registry/saved/last.rs` asks the other hubs.
+//! The last state of a failed job over several hubs: this hub's answers to the other hubs. The
+//! [coordinator](coordinator::LastStep) decides on the state, and `registry/saved/last.rs` asks the other
+//! hubs.
 
 use coordinator::Blame;
 use coordinator::input::{AskForPart, AskToHold};
@@ -10,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::registry::{Because, Refusal, Registry};
 
 impl Registry {
-    /// Works like [`of_peer`](Self::of_peer), also of a job that has failed.
+    /// Works like [`of_peer`](Self::of_peer), but also finds a job that has failed.
     pub fn of_peer_at_end(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
         let mut jobs = inner.hub().jobs();

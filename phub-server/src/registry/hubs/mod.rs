@@ -1,4 +1,4 @@
-//! The requests of the hubs of a job to each other. The [`coordinator`] has their agreements.
+//! The requests that the hubs of a job send each other. The [`coordinator`] decides what the hubs agree on.
 //!
 //! ```text
 //!   worker --join--> hub 0 --pass: secret, name, first round--> worker --join with the pass--> hub 1, hub 2, ...
@@ -6,9 +6,10 @@
 //!   hub 1  --proof, secret--> hub 0                  arrived, lost, checkpoint
 //! ```
 //!
-//! The proof says that who asks is a hub: its workers know the job's secret, too. The secret says which job of this name is meant.
+//! The proof shows that the sender is a hub: the job's workers know the job's secret, too, but have no such
+//! proof. The secret says which of several jobs with this name is meant.
 //!
-//! A task that asks takes [`Peers`] along.
+//! A task that asks other hubs has its own reference to [`Peers`].
 
 mod last;
 pub(crate) mod parts;
@@ -46,7 +47,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Returns the numbers of the other hubs.
+    /// Returns the numbers of all hubs except this one.
     pub fn others(&self) -> impl Iterator<Item = u32> {
         (0..self.addresses.len() as u32).filter(|&hub| hub != self.own)
     }
@@ -79,7 +80,7 @@ impl Peers {
         self.ask_for_parts(hub, "", self.limit).await
     }
 
-    /// Asks for the checkpoints again after the hub has read its part of a round, which may take long.
+    /// Asks another hub for its checkpoints, after it has read its part of a round, which may take long.
     pub async fn check_part(self: Arc<Self>, hub: u32, round: Round) -> Result<PartsReply, String> {
         self.ask_for_parts(hub, &format!("/{}", round.0), SAVED_WITHIN).await
     }

@@ -1,8 +1,8 @@
 //! Checkpoints of a job over several hubs: hub 0 asks the other hubs for their parts. The
 //! [coordinator](coordinator::Effect::FollowPart) decides how often.
 //!
-//! A checkpoint that is due needs no word from hub to hub before it is written: all cores know the round. One that is
-//! asked for is taken at a cut of all hubs.
+//! A checkpoint that is due at its round needs no message between hubs before it is written: all cores know
+//! the round. A checkpoint on request is taken at a cut of all hubs.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Requests of the other hubs of a job to this one, and of this one to them. Each proves that a hub sends it, and that the hub
-//! has the job's secret.
+//! The requests between this hub and the other hubs of a job. Each request proves that a hub sends it, and
+//! that the hub has the job's secret.
 //!
 //! | request | from | to |
 //! | --- | --- | --- |
@@ -12,8 +12,8 @@
 //! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then the others (`last`) |
 //! | last: save its last state | hub 0 | the others (`last`) |
 //!
-//! Runs on the control thread. A request is carried out even if the client hangs up meanwhile: a job must not be
-//! held forever.
+//! Runs on the control thread. A request is carried out even if the client hangs up meanwhile. Otherwise a
+//! job could stay held forever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn not_released(why: NotReleased) -> Refusal {
     }
 }
 
-/// Reports that hub 0 has held a job for too long.
+/// Returns the error that hub 0 has held a job for too long.
 pub(crate) fn held_too_long(job: &Job, limit: Duration) -> String {
     format!(
         "hub 0 of the job, at {}, holds its rounds and did not let them continue within {:.1} s: it hangs, was stopped, or was \
@@ -57,14 +57,16 @@ pub(crate) fn held_too_long(job: &Job, limit: Duration) -> String {
 }
 
 impl Registry {
-    /// Returns the job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
+    /// Returns the job of this name, if the request shows the job's secret. A stranger does not learn which
+    /// jobs this hub has.
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
         let job = inner.hub().named(name).filter(|job| job.hubs.secret.is(secret));
         job.map(|job| job.spec.id).ok_or_else(|| unknown(name))
     }
 
-    /// Returns which checkpoints this hub has of a share of a job, and whether its part of the round to check is whole.
+    /// Returns which checkpoints this hub has of its share of a job, and whether its part of the round to
+    /// check is whole.
     pub async fn parts(
         self: &Arc<Self>,
         name: String,
@@ -76,7 +78,8 @@ impl Registry {
             return Err(Refusal::bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
         }
         let registry = Arc::clone(self);
-        // Does not use the threads for joins, because joins at two hubs may wait for each other's answer here.
+        // A thread for joins must not do this work: all of them may be joins that wait for this answer from
+        // each other's hubs.
         let look = move || {
             let Some(store) = &registry.store else { return Ok((None, None)) };
             let rounds = store.rounds(&name, share)?;
@@ -91,7 +94,7 @@ impl Registry {
         Ok(PartsReply { keeps: rounds.is_some(), every, rounds: rounds.unwrap_or_default(), damage })
     }
 
-    /// Begins a cut for hub 0.
+    /// Begins a cut that hub 0 has ordered.
     pub async fn held_by_lead(
         self: Arc<Self>,
         id: JobId,
@@ -101,7 +104,7 @@ impl Registry {
         Ok(HoldReply { front })
     }
 
-    /// Ends a cut for hub 0.
+    /// Ends a cut that hub 0 has ordered.
     pub async fn released_by_lead(
         self: Arc<Self>,
         id: JobId,
@@ -119,7 +122,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Returns this hub's part of a checkpoint to hub 0, once it is written.
+    /// Tells hub 0 this hub's part of a checkpoint, once the part is written.
     pub async fn written(&self, id: JobId, request: WrittenRequest) -> Result<WrittenReply, Refusal> {
         let WrittenRequest { before, whole, wait_ms, .. } = request;
         let wait = Duration::from_millis(wait_ms).min(self.heartbeat_hold());
@@ -133,7 +136,8 @@ impl Registry {
         Ok(part.await.map_err(|_| JobEnded)?)
     }
 
-    /// Notes that a hub has a newcomer's links. Hub 0 lets the newcomer take part once all hubs have its links.
+    /// Notes that another hub has all links of a newcomer. Hub 0 lets the newcomer take part once all hubs
+    /// have its links.
     pub fn arrived(self: &Arc<Self>, id: JobId, request: ArrivedRequest) -> Result<(), Refusal> {
         let ArrivedRequest { hub, worker, .. } = request;
         let mut inner = self.lock();
@@ -142,7 +146,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Confirms, at hub 0, the round that a job begins with. Nothing has been written since hub 0 chose the round.
+    /// Confirms, at hub 0, the round with which a job begins. Returns an error if workers may have written
+    /// since hub 0 chose the round.
     pub fn begins(&self, id: JobId, request: BeginsRequest) -> Result<(), Refusal> {
         let first_round = self.of_job(id, |state, _| {
             let begins = state.hubs.leads() && state.life.gathers();
@@ -183,8 +188,9 @@ impl Registry {
         }
     }
 
-    /// Notifies the other hubs that a worker is lost: hub 0 notifies all other hubs, any other hub notifies hub 0. Nobody waits
-    /// for the answers: a hub without a notice detects the loss itself a little later.
+    /// Notifies the other hubs that a worker is lost. Hub 0 notifies all other hubs, and any other hub
+    /// notifies hub 0. Nothing waits for the answers: a hub that gets no notice detects the loss itself a
+    /// little later.
     pub(crate) fn tell_lost(&self, job: &Job, worker: u64, reason: &str) {
         let peers = Arc::clone(&job.peers);
         let request = LostRequest { secret: peers.secret.show(), worker, reason: reason.to_owned() };

@@ -1,5 +1,5 @@
-//! Tests of members: reports, requests and losses in orders that the lock allows. The coordinator has the tests that need
-//! no core.
+//! Tests of members: reports, requests and losses in each order that the lock allows. The tests that need no
+//! core are in the coordinator's crate.
 
 use std::future::Future;
 use std::pin::pin;
@@ -32,7 +32,7 @@ struct Bed {
     on_loss: OnLoss,
     members: Members,
     consistency: Consistency,
-    /// The tokens of its joins.
+    /// The tokens of its joins, in the order of the joins.
     tokens: Vec<Token>,
 }
 
@@ -42,7 +42,7 @@ impl Bed {
         Bed { registry, core, on_loss, members, consistency: Consistency::Bsp, tokens: Vec::new() }
     }
 
-    /// Returns a job that runs, and goes on without lost workers.
+    /// Returns a hub with a running job that continues after the loss of a worker.
     fn running() -> Self {
         let mut bed = Bed::new(OnLoss::Continue, Members::Workers);
         bed.join(0);
@@ -82,17 +82,17 @@ impl Bed {
         self.ask(Connect { member: member(rank), token })
     }
 
-    /// Reports a core's link to a member.
+    /// Reports that the core has its link to a member.
     fn attached(&self, rank: u32) -> Vec<Effect> {
         self.ask(Happened { job: JOB, event: Event::Attached(rank) })
     }
 
-    /// Notes that the links of a member are of this transport.
+    /// Notes the transport of a member's links.
     fn has_links(&self, rank: u32, transport: Transport) {
         self.ask(Attach { member: member(rank), transport: transport.to_string(), nics: Vec::new() });
     }
 
-    /// Connects a member, and gives its link to the core.
+    /// Connects a member, and reports that the core has its link.
     fn attach(&self, rank: u32) -> Vec<Effect> {
         self.connect(rank, Token([0; 16])).unwrap();
         self.has_links(rank, Transport::Tcp);
@@ -104,14 +104,16 @@ impl Bed {
         self.tokens[1]
     }
 
-    /// Ends a link of rank 1 by itself. Returns whether the job waits until new ones are made.
+    /// Reports that a link of rank 1 ended without a fault of the worker. Returns whether the job waits for
+    /// new links.
     fn link_ends(&self) -> bool {
         let reason = "its link ended".to_owned();
         self.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: true });
         self.of_job(|job| job.members.has(1))
     }
 
-    /// Asks for new links of rank 1. An answer comes while `meanwhile` is over.
+    /// Asks for new links of rank 1, and runs `meanwhile` before the answer. A refusal may come before
+    /// `meanwhile`.
     fn relink(&self, token: Token, meanwhile: impl FnOnce()) -> Result<JoinReply, Refusal> {
         let request = RelinkRequest { token: shown(token), why: "a test".into() };
         let mut asked = pin!(self.registry.relink("job", request));
@@ -174,7 +176,7 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
     bed.link_ends();
     let first = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
     bed.connect(1, first).unwrap();
-    // Its new links end, too, before the core has said that it has them.
+    // The new links end, too, before the core has reported that it has them.
     assert!(bed.link_ends());
     let second = bed.relink(join, || {
         assert!(bed.registry.expects(first).is_err(), "the first connection is one of the lost");
@@ -187,7 +189,7 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
     bed.connect(1, second).unwrap();
     bed.attached(1);
     assert!(!bed.is_unlinked());
-    // On shared memory, too, the links of such a worker may end while it lives.
+    // On shared memory, too, the links of a worker may end while the worker is alive.
     bed.has_links(1, Transport::Shm);
     assert!(bed.link_ends());
 }
@@ -197,7 +199,7 @@ fn a_worker_that_is_lost_makes_no_links_again() {
     let bed = Bed::running();
     let join = bed.token();
     bed.link_ends();
-    // The request that waits is refused at once: the cores have not dropped the links.
+    // The waiting request is refused at once, although the cores have not dropped the links.
     let refused = bed.relink(join, || {
         let reason = "it broke the protocol".to_owned();
         bed.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: false });
@@ -277,7 +279,7 @@ fn members_with_a_bound_of_staleness_are_not_further_apart() {
     assert_eq!(code, RefusalCode::ReachedDiffers);
     assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
     join(1, 68, "job", ssp).unwrap();
-    // Without a bound, they are as far apart as they say.
+    // With ASP nothing bounds the distance of workers, so the hub accepts the rounds that they report.
     join(0, 1, "another", Consistency::Asp).unwrap();
     join(1, Round::LIMIT.0, "another", Consistency::Asp).unwrap();
 }

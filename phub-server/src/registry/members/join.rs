@@ -1,4 +1,4 @@
-//! Joining: the checks of a request, tokens, and the connection to the data path.
+//! Joins: the checks of a request, tokens, and the connection of the data path.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::registry::{Because, Inner, Refusal, Registry, on_thread};
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
 
-/// The needs of a connection of the data path, once its token is known.
+/// The parts that a connection of the data path needs, after its token was checked.
 #[derive(Debug)]
 pub(crate) struct Admission {
     token: Token,
@@ -29,7 +29,7 @@ pub(crate) struct Admission {
     /// Whether the worker makes new links when links are lost.
     pub relinks: bool,
     pub weights: Arc<SendWindow>,
-    /// Each core's part of the weights; empty unless the worker has its own weights window.
+    /// The part of the weights that each core writes; empty unless the worker has its own weights window.
     own: Vec<Spans>,
     pub wire: Wire,
     /// The hub's cores that have chunks of the job.
@@ -37,9 +37,9 @@ pub(crate) struct Admission {
 }
 
 impl Registry {
-    /// Lets a worker join, which asks from this address. The first worker of a name makes the job. A worker that returns may
-    /// join before the hub has noticed the loss of its former process. If the job continues without lost workers, the join
-    /// waits for the hub to notice.
+    /// Lets a worker join; `from` is its address. The first worker of a job's name makes the job. A worker
+    /// that restarts may join before the hub has noticed the loss of its former process. If the job continues
+    /// without lost workers, the join waits until the hub has noticed the loss.
     pub async fn join_from(
         self: &Arc<Self>,
         name: String,
@@ -73,20 +73,19 @@ impl Registry {
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
             let freed = self.freed.notified(); // before `try_join`, so that no wake-up is missed
-            // The join has its own thread: making a job includes reading its checkpoint and laying out its
-            // memory.
+            // The join runs on another thread: making a job reads its checkpoint and lays out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());
             let answer = match waits_for_hubs {
-                // There are few threads for joins, and this join waits for answers of other hubs, or of this hub itself. So it
-                // has a separate thread.
+                // There are few threads for joins. This join waits for answers of other hubs, and they may
+                // need such a thread here. So it gets a thread of its own.
                 true => on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(why.into())),
                 false => {
                     tokio::task::spawn_blocking(joining).await.unwrap_or_else(|_| Err(Refusal::internal()))
                 }
             };
             match answer {
-                // The thread that makes the job notifies this one. The worker's own time limit ends the wait.
+                // The thread that makes the job wakes this task. The worker's own time limit bounds the wait.
                 Ok(None) => freed.await,
                 Ok(Some(reply)) => return Ok(reply),
                 Err(refusal) if may_pass(&refusal) && tokio::time::timeout_at(limit, freed).await.is_ok() => {
@@ -96,13 +95,13 @@ impl Registry {
         }
     }
 
-    /// Admits a worker without the check of addresses.
+    /// Admits a worker whose address is not known.
     #[cfg(test)]
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
         self.join_from(name, request, None).await
     }
 
-    /// Tries a join; `None` while another thread makes the job.
+    /// Tries to join; returns `None` while another thread makes the job.
     fn try_join(
         self: &Arc<Self>,
         name: &str,
@@ -126,12 +125,13 @@ impl Registry {
                 }
             }
         }
-        // The comparison runs without the lock, because everybody would wait for it: there may be a quarter of a million keys.
+        // The comparison runs without the lock: there may be a quarter of a million keys, and all requests
+        // would wait.
         let mut compared: Option<(Arc<JobTerms>, Option<Differs>)> = None;
         loop {
             inner.hub().end().check_open(RefusalCode::HubStops)?;
             let Some(terms) = inner.hub().named(name).map(|job| &job.spec.terms) else {
-                return Ok(None); // it ended meanwhile: another one begins
+                return Ok(None); // the job ended meanwhile, and another one begins
             };
             match &compared {
                 Some((with, differs)) if Arc::ptr_eq(with, terms) => {
@@ -150,7 +150,7 @@ impl Registry {
         }
     }
 
-    /// Takes a worker into an existing job.
+    /// Adds a worker to an existing job.
     fn add_worker(&self, inner: &mut Inner, request: &JoinRequest, join: Join) -> Result<JoinReply, Refusal> {
         let (rank, token, at) = (join.rank, join.token, join.from.as_ref().map(Asker::to_string));
         let (id, pass) = inner.ask(join)?;
@@ -162,7 +162,7 @@ impl Registry {
         Ok(JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) })
     }
 
-    /// Returns the address of the job's data path for a worker with this token.
+    /// Returns the reply to a join: the addresses of the job's data path, and the worker's token.
     pub(in crate::registry) fn answer_of_join(
         &self,
         state: &coordinator::Job,
@@ -186,12 +186,12 @@ impl Registry {
         }
     }
 
-    /// Returns the token that a hello calls by this name.
+    /// Returns the token to which a hello refers by this name.
     pub fn token_named(&self, name: [u8; 16]) -> Option<Token> {
         self.lock().hub().tokens().named(name)
     }
 
-    /// Returns the owner of a token. It does not say whether the worker is connected already.
+    /// Returns the owner of a token, whether or not its worker is connected already.
     pub fn expects(&self, token: Token) -> Result<(JobId, u32), String> {
         self.lock().hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN.into())
     }
@@ -201,7 +201,7 @@ impl Registry {
         self.lock().hub().tokens().owner_by_digits(token).is_ok()
     }
 
-    /// Checks that a member of the job has this token. The member may have left.
+    /// Checks that the token is of a member of the job. The member may have left.
     pub fn check_member(&self, job: &str, token: &str) -> Result<(), Refusal> {
         let mut inner = self.lock();
         match inner.hub().tokens().owner_by_digits(token) {
@@ -214,10 +214,10 @@ impl Registry {
     pub fn admission(self: &Arc<Self>, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
         if admission.wire.has_own_weights() {
-            // This runs without the lock: the window is as large as the model.
+            // This step runs without the lock, because the window is as large as the model.
             let own = admission.cores.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
-                // The token was valid for one connection.
+                // The worker cannot connect again: the token was valid for one connection.
                 self.lose(&mut self.lock(), admission.job, admission.rank, Cause::Other, &reason);
                 reason
             })?;
@@ -227,26 +227,26 @@ impl Registry {
         Ok(admission)
     }
 
-    /// Readmits a worker after its connection failed, which the other end knows. The token is valid for a connection by another
-    /// transport.
+    /// Makes the token valid again after its connection failed. The worker knows about the failure, and
+    /// connects by another transport.
     pub fn readmit(&self, &Admission { token, rank, .. }: &Admission) {
         let mut inner = self.lock();
         let Ok((job, _)) = inner.hub().tokens().owner(token) else { return };
         inner.ask(Disconnect { member: MemberOf { job, rank } });
     }
 
-    /// Allocates a worker's window, if it is the hub's memory, on the nodes of the cores that will read it. The handshake's
-    /// thread moves from node to node for this.
+    /// Allocates a worker's window, if it is memory of the hub. Each page is on the node of the core that
+    /// will read it. For this, the handshake's thread moves from node to node.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
         let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| window.collapse_by_node(nodes, go_to);
         self.by_core(admission, Wire::gradient_span, collapse, |span, _| window.populate(span));
     }
 
-    /// Allocates all pages of a worker's gradients in this process, so that no core waits for the kernel between two
-    /// rounds.
+    /// Maps all pages of a worker's gradients into this process, so that no core waits for the kernel during
+    /// a round.
     pub fn touch(&self, admission: &Admission, window: &RecvWindow) {
         let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| match window.is_local() {
-            true => 0, // it is populated, and may be written already
+            true => 0, // `populate` has run, and the worker may write already
             false => window.collapse_by_node(nodes, go_to),
         };
         self.by_core(admission, Wire::gradient_span, collapse, |span, _| window.touch(span));
@@ -263,8 +263,9 @@ impl Registry {
         admission.own = own;
     }
 
-    /// Calls `collapse`, and then `work` for each chunk of a window, on the NUMA node of the chunk's core. `work` gets the
-    /// chunk's `span`, the place of its core in the placement, and its place at that core.
+    /// Calls `collapse`, and then `work` for each chunk of a window, on the NUMA node of the chunk's core.
+    /// `work` gets the chunk's `span`, the index of its core in the placement, and the index of the chunk at
+    /// that core.
     fn by_core(
         &self,
         admission: &Admission,
@@ -283,7 +284,8 @@ impl Registry {
         }
     }
 
-    /// Returns an admission with the job's weights. The worker may need its own weights instead.
+    /// Returns an admission with the job's shared weights. If the worker needs its own weights, the caller
+    /// replaces them.
     fn shared_admission(&self, token: Token) -> Result<Admission, String> {
         let mut inner = self.lock();
         let (id, rank) = inner.hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN)?;
@@ -298,10 +300,11 @@ impl Registry {
         Ok(Admission { token, job: id, rank, relinks, weights, own: Vec::new(), wire, cores })
     }
 
-    /// Gives a connected worker's links to the cores, unless its job has gone on without it.
+    /// Gives the links of a connected worker to the cores, unless its job has continued without the worker.
     pub fn attach(&self, admission: Admission, gradients: Arc<RecvWindow>, endpoints: Vec<any::Endpoint>) {
         let nics = links_by(&endpoints);
-        // Runs under the lock, so that a command to remove the worker comes after its links.
+        // The lock is held, so that a command to remove the worker can only come after the command that adds
+        // its links.
         let mut inner = self.lock();
         let Ok((id, _)) = inner.hub().tokens().owner(admission.token) else { return };
         let member = MemberOf { job: id, rank: admission.rank };
@@ -318,7 +321,7 @@ impl Registry {
     }
 }
 
-/// Whether a refused join may succeed when a rank is free, or a job has ended.
+/// Whether a refused join may succeed after a rank has become free or a job has ended.
 fn may_pass(refusal: &Refusal) -> bool {
     matches!(refusal.code, RefusalCode::RankBusy | RefusalCode::JobDiffers)
 }
@@ -344,8 +347,7 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that a worker of a job over several hubs gives the addresses that the hubs need to find each
-/// other.
+/// Checks that a worker of a job over several hubs gives the addresses by which the hubs reach each other.
 fn check_peers(request: &JoinRequest) -> Result<(), String> {
     let (share, peers) = (Share::of_hub(&request.terms, request.hub), &request.peers);
     let Some(peers) = peers else {

@@ -1,4 +1,4 @@
-//! Workers that leave in good order, and the end of a job.
+//! The regular leaves of workers, and the end of a job.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::cores::Command;
 use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Refusal, Registry, on_thread};
 
-/// The time that the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker
-/// left during a round. A file that is being written has no limit.
+/// The time that the end of a job waits for a round in flight. All workers have left, so there is such a
+/// round only if a worker left during it. Writing a file has no time limit.
 const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 impl Registry {
-    /// Lets a worker leave. After the last worker has left, the job's state is in its checkpoint, or the reply gives the reason
-    /// why not. A trial leaves no checkpoint. Earlier replies give the reason why the last attempt failed, if it did. A second
-    /// leave changes nothing.
+    /// Lets a worker leave. When the last worker leaves, the hub writes the job's checkpoint, unless the run
+    /// was a trial. The reply then gives the reason if that failed. The reply to an earlier leave gives the
+    /// reason if the last attempt failed. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = request.token.clone();
         let left = self.leave_once(job, request).await;
@@ -40,9 +40,10 @@ impl Registry {
         let at = LeftAt { round, behind };
         let (last, mut checkpoint_error) =
             self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, _))| {
-                // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
+                // A worker leaves hub 0 first, because hub 0 makes all hubs write a checkpoint.
                 let is_last = state.life.runs() && !state.members.has_others(rank);
-                // Workers that leave earlier may not wait for the last one. So they get the error of the last attempt now.
+                // A worker that leaves earlier may have ended before the last one leaves. So it gets the
+                // error of the last attempt now.
                 let checkpoints = &state.checkpoints;
                 let failed = checkpoints.error.as_ref().filter(|_| !is_last && checkpoints.has_failed);
                 let failed = failed.map(|why| {
@@ -56,11 +57,12 @@ impl Registry {
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
             tracing::warn!(job, %why, "no checkpoint at the job's end");
-            // A job without weights has nothing to lose.
+            // If the job has no weights, nothing is lost.
             checkpoint_error = Some(why).filter(|why| *why != NoState::NoWeights).map(|why| why.to_string());
         }
         if let Some((id, above)) = self.leave_now(job, &token, at.clone())? {
-            // The leave is sent before the links close: a closed link without a leave is a loss.
+            // The hubs above must get the leave before the links close: they count a link that closes without
+            // a leave as a loss.
             let left = on_thread("phub-above", move || above.leave(&at)).await;
             match left.map_err(|why| std::io::Error::other(why).into()).flatten() {
                 Ok(()) => {}
@@ -74,7 +76,7 @@ impl Registry {
         Ok(LeaveReply { checkpoint_error })
     }
 
-    /// Lets a worker give up for a reason: it fails, or has lost a hub. A hub below may stop.
+    /// Handles the leave of a member that has failed, has lost a hub or, as a hub below, stops.
     async fn give_up(
         self: &Arc<Self>,
         job: &str,
@@ -100,7 +102,8 @@ impl Registry {
         Ok(LeaveReply::default())
     }
 
-    /// Carries a leave out. Returns a job that ends when this hub has left it above.
+    /// Carries a leave out. Returns the job if this was its last worker and the job is below other hubs. Such a job
+    /// ends when this hub has left the hubs above.
     fn leave_now(
         &self,
         job: &str,
@@ -134,7 +137,7 @@ impl Registry {
         Ok(above.map(|above| (id, above)))
     }
 
-    /// Ends a job that all workers have left.
+    /// Ends a job after all workers have left.
     pub(in crate::registry) fn end(&self, inner: &mut Inner, id: JobId) {
         let ended = inner.ask(End { job: id }).zip(inner.remove(id));
         let Some((Ended(state), mut job)) = ended else { return };
@@ -149,8 +152,9 @@ impl Registry {
         }
     }
 
-    /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds their number. Each name is
-    /// reserved meanwhile, so that no job begins with files that are being removed.
+    /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds the number of
+    /// jobs. Meanwhile the name of each job is reserved, so that no job begins with files that are being
+    /// removed.
     fn remove_old_jobs(&self) {
         let Some(store) = &self.store else { return };
         let (old, mut too_many) = match store.old_jobs() {
@@ -179,7 +183,8 @@ impl Registry {
         }
     }
 
-    /// Lets another thread free the memory, because this thread answers all heartbeats.
+    /// Passes memory to the thread that frees it. The control thread must not do it, because it answers all
+    /// heartbeats.
     pub(in crate::registry) fn free(&self, memory: Discarded) {
         let _ = self.discard.send(memory);
     }

@@ -1,5 +1,5 @@
-//! Losses of workers and failures of jobs: by a core's report, by silence, or because the hub stops. Under the registry's
-//! lock.
+//! Losses of workers and failures of jobs. The cause is a core's report, a worker's silence, or the stop of
+//! the hub. All of this runs under the registry's lock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,8 +33,8 @@ impl Registry {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
-    /// Works like [`fail`](Self::fail), and tells the workers which party caused the end. While this hub stops, the stop is the
-    /// cause of every end.
+    /// Works like [`fail`](Self::fail), and also tells the workers which party caused the end. While this hub
+    /// stops, the stop counts as the cause.
     pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let saves = inner.job(id).is_some_and(|(state, job)| self.saves(state) && job.above.is_none());
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
@@ -47,11 +47,12 @@ impl Registry {
             _ => self.command(job, || Command::RemoveJob { job: id }),
         }
         self.carry_out(inner, id, failed.effects);
-        // Joins may wait for the job's name, or for one of its ranks.
+        // Joins may be waiting for the job's name, or for one of its ranks.
         self.freed.notify_waiters();
     }
 
-    /// Tells the hubs above why a job failed here, and then closes its links: a closed link does not say why.
+    /// Tells the hubs above why a job failed here, and closes its links only then: a closed link gives no
+    /// reason.
     fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str, blame: Blame) {
         inner.ask(TellAbove { job: id });
         let (registry, reason) = (self.me.clone(), reason.to_owned());
@@ -76,7 +77,8 @@ impl Registry {
         self.told.notify_all();
     }
 
-    /// Removes workers that were silent too long, forgets old failures, and checks whether there are jobs.
+    /// Removes workers that were silent for too long, forgets old failures, and notes whether the hub has
+    /// jobs.
     pub fn sweep(self: &Arc<Self>) {
         let mut inner = self.lock();
         let now = Instant::now();
@@ -112,7 +114,7 @@ impl Registry {
         inner.hub().end().drains() && !self.is_used(&inner)
     }
 
-    /// Notes that this hub itself was suspended for `pause`, and received nothing.
+    /// Notes that this hub itself was suspended for `pause`, so it received no heartbeats.
     pub fn stood_still(&self, pause: Duration) {
         tracing::warn!(
             "this hub was suspended for {:.1} s; it counts the silence of its workers from now",

@@ -1,4 +1,4 @@
-//! Members of jobs: how workers come, lose their links, and go.
+//! The members of jobs: how workers join, lose their links, reconnect and leave.
 //!
 //! | file | what it does |
 //! | --- | --- |

@@ -1,16 +1,17 @@
-//! Reconnects of workers that lose their links and live: they make new links, and the job continues. Under the
-//! registry's lock, except for the wait for the cores.
+//! Reconnects of workers that have lost their links and are alive: they make new links, and the job
+//! continues. All steps run under the registry's lock, except for the wait for the cores.
 //!
 //! ```text
-//!   a link ended by itself, or its worker reports it
-//!     -> every core drops the worker's links; its pushes that are not stepped do not count
-//!     -> the worker asks; when all cores have dropped them, it has the answer of a join, with a token for a connection
-//!     -> a connection -> every core has a link -> the worker pushes again what has no answer
+//!   a link ended by itself, or its worker reports a lost link
+//!     -> every core drops the worker's links; its pushes that are not stepped are dropped
+//!     -> the worker asks for links; when all cores have dropped the old ones, it gets the reply of a join, with a new token
+//!     -> the worker connects -> every core has a link -> the worker repeats its pushes without an answer
 //! ```
 //!
-//! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. If it does not,
-//! there are news, which the heartbeat of a living worker takes at once. No heartbeat within two seconds is a death,
-//! too.
+//! A dead worker is detected in two ways. The hub holds its last heartbeat, and the connection of that
+//! heartbeat ends with the worker's process. If the connection does not end, the hub answers the heartbeat
+//! with news, and a living worker sends the next one at once. If none comes within two seconds, the worker
+//! counts as dead.
 
 use std::sync::Arc;
 
@@ -37,7 +38,8 @@ impl Registry {
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 
-    /// Lets a worker that has lost its links make new ones. Answers when all cores have dropped the old links.
+    /// Lets a worker make new links after it has lost its links. Answers when all cores have dropped the old
+    /// links.
     pub async fn relink(self: &Arc<Self>, name: &str, request: RelinkRequest) -> Result<JoinReply, Refusal> {
         let (RelinkRequest { token, why }, own) = (request, new_token()?);
         {
@@ -48,7 +50,7 @@ impl Registry {
         }
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
-            let freed = self.freed.notified(); // before the look, so that no wake-up is missed
+            let freed = self.freed.notified(); // before the check, so that no wake-up is missed
             if let Some(answer) = self.grant_links(name, &token, own)? {
                 return Ok(answer);
             }
@@ -61,7 +63,8 @@ impl Registry {
         }
     }
 
-    /// Grants a worker that waits for new links one connection by the token `own`, unless it has to wait longer.
+    /// Makes the token `own` valid for one connection of a worker that waits for new links. Returns `None` if
+    /// the worker has to wait longer.
     fn grant_links(&self, name: &str, token: &str, own: Token) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
         let (member, _) = inner.member(name, token)?;
@@ -75,7 +78,7 @@ impl Registry {
         Ok(Some(answer))
     }
 
-    /// Notes that a member's heartbeat ended without its answer.
+    /// Notes that the connection of a member's heartbeat ended before the answer.
     pub fn hung_up(self: &Arc<Self>, name: &str, token: &str) {
         let mut inner = self.lock();
         let member = inner.member(name, token).map(|(member, _)| member);

@@ -1,5 +1,5 @@
-//! Comparisons of the members' weights, which [`coordinator`] makes: a job fails if its members differ. A hub below others
-//! passes on the digest of its workers.
+//! Comparisons of the members' weights. The [`coordinator`] compares, and a job fails if its members differ.
+//! A hub below others passes the digest of its workers on.
 
 use coordinator::Compared;
 use coordinator::input::Compare;
@@ -16,7 +16,7 @@ impl Registry {
             let mut inner = self.lock();
             let (member, (state, job)) = inner.member(job, &token)?;
             if !state.life.runs() {
-                return Ok(()); // its news say why
+                return Ok(()); // the news of the job give the reason
             }
             let (id, above) = (state.spec.id, job.above.clone());
             let above = match inner.ask(Compare { member, compared, digest }) {

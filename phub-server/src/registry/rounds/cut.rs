@@ -1,7 +1,7 @@
-//! Cuts: a running job is stopped between two rounds, for new workers and for checkpoints.
+//! Cuts. A cut stops a running job between two rounds, for new workers and for checkpoints.
 //!
-//! The [coordinator](coordinator::Job::cut) decides on the steps of a cut. Here they are taken: cores and other hubs
-//! are asked, and all that wait for the cut are notified.
+//! The [coordinator](coordinator::Job::cut) decides on the steps of a cut. This module carries them out: it
+//! asks cores and other hubs, and notifies all requests that wait for the cut.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::registry::job::Job;
 use crate::registry::rounds::waits::{Came, answers};
 
 impl Registry {
-    /// Makes a job follow a cut of hub 0. Waits until the job is held, or until the cut is over.
+    /// Begins the cut that hub 0 has ordered. Waits until the job is held, or until the cut is over.
     pub(in crate::registry) async fn cut_for_lead(&self, id: JobId, cut: u64) -> Result<Came, JobEnded> {
         let came = {
             let mut inner = self.lock();
@@ -30,7 +30,8 @@ impl Registry {
         came.await.map_err(|_| JobEnded)
     }
 
-    /// Takes a step of a cut. Its result is an event of the job, unless the job ends meanwhile.
+    /// Carries out a step of a cut. The result of the step is an event of the job, unless the job ends
+    /// meanwhile.
     pub(in crate::registry) fn step(&self, job: &mut Job, cut: CutId, step: Step) {
         let (id, peers) = (job.id, Arc::clone(&job.peers));
         match step {
@@ -87,7 +88,7 @@ impl Registry {
         }
     }
 
-    /// Sends a job the result of a step.
+    /// Waits for the result of a step, and passes it to the job as an event.
     fn tell_step(
         &self,
         id: JobId,
@@ -102,7 +103,7 @@ impl Registry {
         });
     }
 
-    /// Sends a question to every core of a job.
+    /// Sends a question to every core of a job, and returns the channels of the answers.
     pub(in crate::registry) fn ask_job<T>(
         &self,
         job: &Job,
@@ -121,7 +122,7 @@ impl Registry {
         answers(asked).await
     }
 
-    /// Sends a question to cores, by their numbers.
+    /// Sends a question to the cores with these numbers.
     pub(in crate::registry) fn ask_cores<T>(
         &self,
         cores: &[usize],
@@ -135,7 +136,7 @@ impl Registry {
         cores.iter().map(ask).collect()
     }
 
-    /// Looks at a job that has not failed.
+    /// Calls `look` with a job that has not failed.
     pub(in crate::registry) fn of_job<T>(
         &self,
         id: JobId,

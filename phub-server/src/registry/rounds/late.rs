@@ -1,4 +1,5 @@
-//! Looks at running jobs: every few seconds their cores say, between two turns, how far they are. The coordinator judges.
+//! Checks the progress of running jobs. Every few seconds the cores report, between two turns, which rounds
+//! they have reached. The coordinator decides whether a worker is late.
 //!
 //! Runs on the control thread.
 
@@ -11,13 +12,13 @@ use crate::cores::Command;
 use crate::registry::Registry;
 
 impl Registry {
-    /// Looks at each running job once.
+    /// Checks the progress of each running job once.
     pub async fn look_at_rounds(self: &Arc<Self>) {
         self.look_at_waits().await;
         let running = |job: &&coordinator::Job| job.life.runs();
         let jobs: Vec<JobId> = self.lock().hub().jobs().filter(running).map(|job| job.spec.id).collect();
         for id in jobs {
-            // A core that does not answer is stuck or has stopped, and a later look asks again.
+            // A core that does not answer hangs or has stopped. The next check asks it again.
             let asked = self.ask(id, |reply| Command::Look { job: id, reply });
             let Ok(Ok(looks)) = tokio::time::timeout(self.late.pause(), asked).await else { continue };
             let look = looks.into_iter().fold(Look::default(), Look::with);
@@ -30,7 +31,7 @@ impl Registry {
     }
 }
 
-/// Logs which workers now hold up a job's rounds.
+/// Logs which workers delay a job's rounds now.
 pub(in crate::registry) fn say_held_up(job: &coordinator::Job) {
     let late = &job.news.now().held_up_by;
     match late.is_empty() {

@@ -1,4 +1,4 @@
-//! Rounds of running jobs: they are stopped, looked at, and stepped with other numbers.
+//! The rounds of running jobs: stopping them, checking their progress, and changing the optimizer's numbers.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -6,9 +6,9 @@
 //! | `cut` | stops a running job between two rounds |
 //! | `late` | checks whether rounds continue |
 //! | `numbers` | changes an optimizer's numbers |
-//! | `pace` | asks the cores how fast rounds go, and who is late in them |
+//! | `pace` | asks the cores how fast rounds are, and which worker is late |
 //! | `timeline` | a timeline of the last rounds |
-//! | `waits` | waits for a cut, for a last state, and for answers of cores |
+//! | `waits` | waits for a cut, a last state or answers of cores |
 
 pub(super) mod compare;
 pub(super) mod cut;

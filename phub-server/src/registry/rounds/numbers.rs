@@ -1,10 +1,10 @@
-//! Numbers of a job's optimizer that its workers change while it runs. They are learning rate, weight decay, momentum,
-//! betas, epsilon, the multipliers of each key, and groups of keys with other numbers.
+//! The numbers of a job's optimizer that its workers change while it runs. They are learning rate, weight
+//! decay, momentum, betas, epsilon, the multipliers of each key, and the numbers of groups of keys.
 //!
 //! ```text
-//!   request --> checked against the terms --> this hub's cores, each from the same round on --> the answer
+//!   request --> checked against the terms --> this hub's cores, all from the same round on --> the answer
 //!                  |                                  the job's list, for its checkpoints
-//!                  V below others
+//!                  V if hubs are above
 //!               the hubs above
 //! ```
 
@@ -20,7 +20,7 @@ use crate::registry::rounds::waits::answers;
 use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
-    /// Returns how many keys a job has; 0 if the hub has no such job.
+    /// Returns the number of a job's keys; 0 if the hub has no such job.
     pub fn keys_of(&self, job: &str) -> usize {
         let inner = self.lock();
         inner.hub().named(job).map_or(0, |job| job.spec.terms.keys.len())
@@ -90,7 +90,7 @@ impl Registry {
             return self.passed_on(id, changed);
         }
         if let Some(oldest) = answers(asked).await?.into_iter().flatten().min() {
-            // A job that has ended needs no numbers.
+            // `ask` has no effect if the job has ended meanwhile.
             self.lock().ask(ForgetNumbers { job: id, oldest: oldest.min(from) });
         }
         Ok(())
@@ -109,7 +109,7 @@ mod tests {
             let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
             core.obey();
             let optimizer = test_bed::request().terms.optimizer;
-            let reset = vec![0; 8_000_000]; // as many as a body may have
+            let reset = vec![0; 8_000_000]; // the most that a body may have
             let keys = reset.into_iter().map(KeyId);
             let request = OptimizerRequest::new(token, Numbers::new(optimizer), Round(1), keys);
             let refused = registry.set_optimizer("job", request).await.unwrap_err();

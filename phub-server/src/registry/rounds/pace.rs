@@ -1,4 +1,5 @@
-//! Asks the cores how a job's rounds go: at each look at the rounds, and when somebody asks the hub. On the control thread.
+//! Asks the cores how fast a job's rounds are: at each check of the rounds, and when a client asks the hub. Runs on
+//! the control thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,11 +10,11 @@ use pbox_core::{Gauged, JobId, Watched};
 use crate::cores::{Command, Measured};
 use crate::registry::{Both, Registry};
 
-/// The time limit of the cores' answers: if a core hangs, its job is described without the pace.
+/// The time limit of the cores' answers. If a core hangs, its job is described without these figures.
 const LIMIT: Duration = Duration::from_millis(500);
 
 impl Registry {
-    /// Asks the cores how the rounds of running jobs go, unless they have just been asked.
+    /// Asks the cores how fast the rounds of running jobs are, unless the cores have just been asked.
     pub async fn look_at_waits(self: &Arc<Self>) {
         let now = Instant::now();
         let is_stale = |(state, job): Both| state.life.runs() && job.last_rounds.is_to_be_asked(now);

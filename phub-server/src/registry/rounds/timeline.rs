@@ -1,7 +1,7 @@
 //! The hub's timeline: the last events of all cores, with the names of jobs and keys.
 //!
-//! Cores are asked between two turns. This runs on a thread that may wait for them: that of a request, or of
-//! a stop.
+//! Cores answer between two turns. This code runs on a thread that may wait for them: the thread of a
+//! request, or of a stop.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::channel;
@@ -16,20 +16,20 @@ use crate::cores::{Carried, Command, Event, LastEvents};
 use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
-/// The time limit of the cores' answers: a core that hangs is left out.
+/// The time limit of the cores' answers. A core that hangs is left out.
 const LIMIT: Duration = Duration::from_secs(2);
-/// The number of jobs with names that are kept; events of older jobs are left out.
+/// The number of jobs whose names are kept. Events of older jobs are left out.
 const JOBS: usize = 64;
 
-/// The names and times that a hub with a timeline keeps in addition to its cores' events.
+/// The data of the timeline beside the cores' events: names and times.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     clock: Clock,
-    /// The newest last.
+    /// The names of each job, the newest job last.
     jobs: Mutex<VecDeque<(JobId, Named)>>,
 }
 
-/// The names of a job.
+/// The names of a job and its keys.
 #[derive(Clone, Debug)]
 struct Named {
     job: String,
@@ -46,7 +46,7 @@ impl Timeline {
         self.jobs.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Notes that a job begins.
+    /// Keeps the names of a job that begins.
     pub fn begins(&self, job: &Job, workers: u32) {
         let named = Named { job: job.name.clone(), layout: Arc::clone(job.wire.layout()), workers };
         let mut jobs = self.jobs();
@@ -70,7 +70,7 @@ impl Registry {
         let name = format!("hub {}", self.up.control);
         let process = on_thread("phub-trace", move || {
             let process = registry.timeline(&name, sees).map(|process| process.text());
-            drop(registry); // before the answer is seen: a hub that stops needs the last reference
+            drop(registry); // before the caller gets the answer: a hub that stops needs the last reference
             process
         });
         process.await?.ok_or_else(|| {
@@ -79,8 +79,8 @@ impl Registry {
         })
     }
 
-    /// Returns the last events of all cores, of jobs that may be seen; `None` without a timeline. It waits for the
-    /// cores.
+    /// Returns the last events of all cores, for jobs that may be seen; `None` without a timeline. Waits for
+    /// the cores.
     pub fn timeline(&self, name: &str, sees: impl Fn(&str) -> bool) -> Option<Process> {
         let timeline = self.timeline.as_ref()?;
         let (tell, told) = channel();
@@ -106,7 +106,7 @@ impl Registry {
     }
 }
 
-/// The place where the events of one core are written.
+/// The writer of one core's events.
 struct Track<'a> {
     process: &'a mut Process,
     track: u32,
@@ -116,11 +116,11 @@ struct Track<'a> {
 
 impl Track<'_> {
     fn write(&mut self, events: &[Event]) {
-        // An arrival has eight bits of its round, and belongs to a round that is near.
+        // An arrival has only eight bits of its round. The full round is the nearest one with these bits.
         let mut rounds: HashMap<JobId, Round> = HashMap::new();
         for event in events.iter().rev() {
             if let Event::Stepped { job, round, .. } = event {
-                rounds.insert(*job, *round); // the oldest is kept
+                rounds.insert(*job, *round); // of each job, the oldest event stays
             }
         }
         for &event in events {
@@ -160,7 +160,8 @@ impl Track<'_> {
     }
 }
 
-/// Returns the names of a job's chunk, unless they are unknown or must not be seen. A group has the name of its first key.
+/// Returns the names of a job's chunk, if they are known and may be seen. A group has the name of its first
+/// key.
 fn about(names: &HashMap<JobId, Named>, job: JobId, chunk: Option<ChunkId>) -> Option<timeline::Event<'_>> {
     let Named { job, layout, .. } = names.get(&job)?;
     let of = timeline::Event { chunk: chunk.map(|chunk| chunk.0), ..timeline::Event::default() };
@@ -170,7 +171,7 @@ fn about(names: &HashMap<JobId, Named>, job: JobId, chunk: Option<ChunkId>) -> O
     Some(timeline::Event { job, key, ..of })
 }
 
-/// Returns the round with these low bits that is nearest to another.
+/// Returns the round with these low bits that is nearest to `to`.
 fn nearest(to: Round, Immediate { round_bits, .. }: Immediate) -> Round {
     let ahead = (i32::from(round_bits) - i32::from(to.low_bits()) + 32).rem_euclid(64) - 32;
     Round(to.0.saturating_add_signed(ahead))

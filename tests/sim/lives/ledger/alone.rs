@@ -1,9 +1,9 @@
-//! The ledger of members that step alone: how many pushes of each a weight has. A member is a worker, or a machine, whose workers step
-//! together and push the same.
+//! The ledger of members that step alone: the number of pushes of each member that a weight has. A member is
+//! a worker, or a machine whose workers step together and push the same values.
 //!
-//! Element `e` of a key belongs to rank `e mod W`, which alone pushes ones there. So a weight after `n` pushes of its rank is `-n`.
-//! A rank's worker that dies may have one push of each chunk that nobody knows to be stepped. The next worker of the rank sees it
-//! in its first weights, and from then on its own weights are exact.
+//! Element `e` of a key belongs to rank `e mod W`, and only this rank pushes ones there. So a weight is `-n`
+//! after `n` pushes of its rank. When a worker dies, one push of each chunk may or may not be stepped. The
+//! next worker of its rank sees that in its first weights. From then on the number is exact.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -16,31 +16,31 @@ use super::Members;
 /// The pushes of all workers of a job.
 pub struct Alone {
     layout: Arc<Layout>,
-    /// Nothing in ASP.
+    /// The staleness; `None` in ASP.
     staleness: Option<u32>,
-    /// The member that takes part, by rank.
+    /// The members that take part, by rank.
     workers: Vec<Option<Worker>>,
-    /// The members that took part so far.
+    /// The number of members that have taken part so far.
     begun: usize,
-    /// The last weights of a worker that were looked at: the number of its member, and their round.
+    /// The last weights of a worker's key that were checked: the number of its member, and the round.
     seen: HashMap<(usize, KeyId), (usize, Round)>,
-    /// The number of pushes of former workers that are stepped, or may be, by chunk, then by rank.
+    /// The number of pushes of former workers that are stepped: at least and at most. By chunk, then by rank.
     former: Vec<Vec<RangeInclusive<u32>>>,
-    /// Whether the job may have come to its end at a cut, behind which answers wait for nobody.
+    /// Whether the job may have ended at a cut. Answers after the cut wait for nobody.
     pub may_end: bool,
 }
 
 /// A member that takes part.
 struct Worker {
-    /// The number among all that took part.
+    /// The number of this member among all that have taken part.
     number: usize,
     first: Round,
-    /// The last round whose weights each key has, if it has some, by key.
+    /// The last round whose weights have arrived, by key; `None` before the first.
     has: Vec<Option<Round>>,
 }
 
 impl Worker {
-    /// Returns the number of its pushes before a round. The broadcast is not one of them.
+    /// Returns the number of its pushes before a round, without the broadcast.
     fn pushes(&self, Round(before): Round) -> u32 {
         before.saturating_sub(self.first.0.max(1))
     }
@@ -81,7 +81,7 @@ impl Alone {
         self.workers[rank as usize] = Some(Worker { number: self.begun, first, has });
     }
 
-    /// Notes that a member pushes nothing any more. The last push of each key may be lost.
+    /// Notes that a member pushes no more. The last push of each key may be lost.
     pub fn ends(&mut self, rank: u32, job: &impl Members) {
         let Some(worker) = self.workers[rank as usize].take() else { return };
         for (chunk, former) in self.layout.chunks().iter().zip(&mut self.former) {
@@ -92,7 +92,7 @@ impl Alone {
         }
     }
 
-    /// Begins again from a state, with its pushes, or from zero. Nobody takes part yet.
+    /// Begins again with the pushes in a state, or from zero. No member takes part yet.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         let Alone { layout, former, workers, .. } = self;
         workers.fill_with(|| None);
@@ -110,7 +110,7 @@ impl Alone {
         }
     }
 
-    /// Checks the weights that a worker has got since the last look.
+    /// Checks the weights that a worker has received since the last check.
     pub fn check(&mut self, (rank, worker): (u32, usize), job: &impl Members, lives: impl Fn(u32) -> bool) {
         let exchange = job.exchange(worker);
         for key in (0..self.layout.keys().len() as u32).map(KeyId) {
@@ -131,7 +131,7 @@ impl Alone {
                 (of_chunk, weights) = weights.split_at(self.layout.chunk(chunk).span.bytes / 4);
                 let what = format!("rank {rank} before its round {}, {chunk:?}", round.0);
                 self.check_own(of_chunk, chunk, (rank, pushes), &what);
-                // A worker that is slower than the staleness allows has held this worker.
+                // A worker that was slower than the staleness allows has stopped this worker.
                 let staleness = self.staleness.filter(|_| !self.may_end);
                 let near = staleness.map(|staleness| round.0.saturating_sub(staleness));
                 self.check_values(of_chunk, chunk, Round(near.unwrap_or(0)), job, &lives, &what);
@@ -141,7 +141,8 @@ impl Alone {
         }
     }
 
-    /// Checks that a worker's weights have all of its own pushes. Its first weights say which of the worker before it there are.
+    /// Checks that a worker's weights have all its own pushes. Its first weights also show the number of
+    /// pushes of the former worker.
     fn check_own(&mut self, weights: &[f32], chunk: ChunkId, (rank, pushes): (u32, u32), what: &str) {
         let own = (rank as usize, self.workers.len());
         let Some(seen) = count(weights, first_element(&self.layout, chunk), own) else { return };
@@ -152,7 +153,8 @@ impl Alone {
         *former = of_former..=of_former;
     }
 
-    /// Checks that values have no push that was not made, and all those of a round before `near` of workers that live.
+    /// Checks that values have only pushes that were made, and have all pushes of living workers in rounds
+    /// before `near`.
     fn check_values(
         &self,
         weights: &[f32],
@@ -178,7 +180,7 @@ impl Alone {
         }
     }
 
-    /// Checks that a worker is not too far ahead of other workers.
+    /// Checks that a worker is not further ahead of other workers than the staleness allows.
     fn check_ahead(
         &self,
         (rank, key, round): (u32, KeyId, Round),
@@ -187,7 +189,7 @@ impl Alone {
     ) {
         let Some(staleness) = self.staleness.filter(|_| !self.may_end) else { return };
         for other in (0..self.workers.len() as u32).filter(|&other| lives(other)) {
-            // Workers of a machine that is back have begun no round yet.
+            // The workers of a machine that is back have not begun a round yet.
             let first = self.workers[other as usize].as_ref().map_or(0, |of| of.first.0);
             let next = first.max(*job.next(other, key).start());
             assert!(
@@ -198,7 +200,7 @@ impl Alone {
         }
     }
 
-    /// Checks a part of a snapshot before a round: it has all pushes of rounds before.
+    /// Checks a part of a snapshot before a round. It must have all pushes of earlier rounds.
     pub fn check_part(
         &self,
         part: &SnapshotPart,
@@ -216,13 +218,14 @@ impl Alone {
     }
 }
 
-/// Returns the place of a chunk's first element in its key.
+/// Returns the index of a chunk's first element in its key.
 fn first_element(layout: &Layout, chunk: ChunkId) -> usize {
     let chunk = layout.chunk(chunk);
     (chunk.span.offset - layout.key_span(chunk.key).offset) / 4
 }
 
-/// Returns how many pushes of a rank some weights have, from this element of their key on; `None` if the rank has none of them.
+/// Returns the number of pushes of a rank that weights have. `first` is the index of the first weight in its
+/// key. Returns `None` if none of the weights belongs to the rank.
 fn count(weights: &[f32], first: usize, (rank, ranks): (usize, usize)) -> Option<u32> {
     let of_rank = (first..).zip(weights).filter(|(element, _)| element % ranks == rank);
     let mut pushes = of_rank.map(|(_, weight)| -weight);

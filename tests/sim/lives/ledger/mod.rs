@@ -1,6 +1,7 @@
-//! The ledger of a job: the pushes that its weights have, and so the expected value of each weight.
+//! The ledger of a job: the pushes that are in its weights, and so the expected value of each weight.
 //!
-//! Workers that step together push the same number, which is its own mean. Of workers that step alone each pushes ones in elements of its own.
+//! Workers that step together all push the same number, which equals its own mean. Workers that step alone
+//! each push ones, in their own elements.
 
 mod alone;
 mod together;
@@ -17,16 +18,17 @@ use worker_shim::Exchange;
 pub use alone::Alone;
 pub use together::{Together, weights_of};
 
-/// A job as the ledger looks at it. Its members are workers, or machines with workers.
+/// The part of a job that the ledger uses. Its members are workers, or machines with workers.
 pub trait Members {
     /// Returns the exchange of a worker.
     fn exchange(&self, worker: usize) -> &Exchange<sim::Port>;
 
-    /// Returns the round of a key that all workers of a member push next, and the one that the furthest of them does or did.
+    /// Returns a range of rounds of a key. It begins with the next round of the slowest worker of a member that takes part,
+    /// and ends with that of the member's furthest worker.
     fn next(&self, rank: u32, key: KeyId) -> RangeInclusive<u32>;
 }
 
-/// Returns the round that a worker pushes next of a key.
+/// Returns the round of a key that a worker pushes next.
 fn next_push(worker: &Exchange<sim::Port>, key: KeyId) -> u32 {
     worker.round(key).0 + u32::from(!worker.is_ready(key))
 }
@@ -53,7 +55,7 @@ impl Members for Levels {
         let next = |worker: usize| next_push(&self.workers[worker].exchange, key);
         let takes_part = |worker: &usize| self.is_alive(*worker) && self.first_round(*worker).is_some();
         let furthest = workers().map(next).max().unwrap_or(0);
-        // A worker that makes new links has pushed as much as the others, or less.
+        // A worker that makes new links has pushed as many rounds as the others, or fewer.
         workers().filter(takes_part).map(next).min().unwrap_or(furthest)..=furthest
     }
 }
@@ -65,7 +67,7 @@ pub enum Ledger {
 }
 
 impl Ledger {
-    /// Creates the ledger of a job that begins.
+    /// Creates the ledger of a new job.
     pub fn new(layout: &Arc<Layout>, terms: &JobTerms) -> Self {
         match terms.level.consistency {
             Consistency::Bsp => {
@@ -75,7 +77,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the value that a worker pushes of an element of a key.
+    /// Returns the value that a worker pushes for an element of a key.
     pub fn pushed(&self, rank: u32, round: u32, element: usize) -> f32 {
         match self {
             Ledger::Together(together) => together.pushed(round),
@@ -83,14 +85,14 @@ impl Ledger {
         }
     }
 
-    /// Notes that a worker takes part from its round on.
+    /// Notes that a worker takes part from its first round on.
     pub fn begins(&mut self, rank: u32, job: &Simulated) {
         if let Ledger::Alone(alone) = self {
             alone.begins(rank, Round(*job.next(rank, KeyId(0)).start()));
         }
     }
 
-    /// Notes that a member pushes nothing any more.
+    /// Notes that a member pushes no more.
     pub fn ends(&mut self, rank: u32, job: &impl Members) {
         if let Ledger::Alone(alone) = self {
             alone.ends(rank, job);
@@ -107,7 +109,7 @@ impl Ledger {
         }
     }
 
-    /// Checks the weights of a worker of a member. `lives` says which members take part.
+    /// Checks the weights of a worker of a member. `lives` returns whether a member takes part.
     pub fn check(&mut self, of: (u32, usize), job: &impl Members, lives: impl Fn(u32) -> bool) {
         match self {
             Ledger::Together(together) => together.check(job.exchange(of.1)),

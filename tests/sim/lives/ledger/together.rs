@@ -1,8 +1,8 @@
-//! The ledger of workers that step together: the rounds that no chunk has stepped, and so the expected value of
-//! each weight.
+//! The ledger of workers that step together: the rounds that no chunk has stepped, and so the expected value
+//! of each weight.
 //!
-//! All push the same number, which is its own mean. Without a bound of the norm it is 1. With a bound, rounds have different
-//! numbers, and the oracle scales some.
+//! All workers push the same number, which equals its own mean. If the norm has no bound, the number is 1.
+//! With a bound, rounds have different numbers, and the oracle scales some of them.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,28 +14,29 @@ use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
 use worker_shim::Exchange;
 
-/// The numbers that are pushed where the norm has a bound, by the remainder of the round. Sums of a few are exact in 8 bits, and
-/// norms are so large that the scale's addition to them is rounded off.
+/// The pushed numbers if the norm has a bound, by the remainder of the round. Sums of a few numbers are exact
+/// in 8 bits. Norms are so large that the constant in the formula of the scale is rounded off.
 const NUMBERS: [f32; 3] = [64.0, 256.0, 128.0];
 
-/// The rounds that chunks have left out. All other rounds are stepped once, and take their number from a weight. Round 0 makes
-/// it 0.
+/// The rounds that each chunk has left out. All other rounds are stepped once, and subtract their number from
+/// a weight. The weight is 0 after round 0.
 pub struct Together {
     layout: Arc<Layout>,
-    /// The number that is pushed in a round, and the scale of its step, by the remainder of the round.
+    /// The number that is pushed, and the scale of its step, by the remainder of the round.
     pushes: [(f32, f32); 3],
-    /// The most that the norm of the round before may be, whose norm scales a step.
+    /// The bound of the norm of the previous round, if that norm scales a step.
     most_of_last: Option<f32>,
     /// The skipped rounds, by chunk, in order.
     skipped: Vec<Vec<Range<u32>>>,
-    /// The weight before each round that was looked at, by chunk.
+    /// The computed weight before each round, by chunk.
     weights: Vec<Vec<f32>>,
-    /// Whether hubs count all steps: a checkpoint has no count for each chunk.
+    /// Whether hubs count all steps. A checkpoint has no count for each chunk.
     is_counted: bool,
 }
 
 impl Together {
-    /// Creates the ledger of a job that has left out nothing, with this bound of a round's norm, or of that of the round before.
+    /// Creates the ledger of a job that has left out no round. `most` is the bound of a round's norm,
+    /// `most_of_last` that of the previous round's norm.
     pub fn new(layout: &Arc<Layout>, most: Option<f32>, most_of_last: Option<f32>) -> Self {
         let (chunks, layout) = (layout.chunks().len(), Arc::clone(layout));
         let pushes = NUMBERS.map(|number| match most {
@@ -46,13 +47,14 @@ impl Together {
         Together { layout, pushes, most_of_last, skipped, weights, is_counted: true }
     }
 
-    /// Draws a bound that scales the steps of all rounds, of two of three, or of none. The steps that codecs carry are powers of 2.
+    /// Draws a bound with which the steps of all rounds are scaled, or of two in three, or of none. With
+    /// codecs, all scales are powers of 2.
     pub fn bound(layout: &Layout, is_coded: bool, dice: &mut Dice) -> f32 {
         let of_least = if is_coded { [0.25, 1.0, 4.0] } else { [0.3, 1.5, 10.0] };
         norm_of(layout, NUMBERS[0]) * of_least[dice.below(3) as usize]
     }
 
-    /// Returns the number that all push in a round.
+    /// Returns the number that all workers push in a round.
     pub fn pushed(&self, round: u32) -> f32 {
         if round == 0 { 0.0 } else { self.pushes[round as usize % 3].0 }
     }
@@ -69,7 +71,8 @@ impl Together {
         assert!(former <= rounds.start && !rounds.is_empty(), "{chunk:?}: {rounds:?} after {of_chunk:?}");
         self.weights[chunk.index()].truncate(rounds.start as usize + 1);
         if self.most_of_last.is_some() {
-            // The norm of the round has this chunk no longer, and scales the next step of others.
+            // The norm of the round no longer includes this chunk, and scales the next step of the other
+            // chunks.
             self.weights.iter_mut().for_each(|of_chunk| of_chunk.truncate(rounds.start as usize + 2));
         }
         of_chunk.push(rounds);
@@ -85,7 +88,7 @@ impl Together {
         self.is_counted = false;
     }
 
-    /// Returns how many steps a chunk has made before a round, without the broadcast.
+    /// Returns the number of steps that a chunk has made before a round, without the broadcast.
     pub fn steps(&self, chunk: ChunkId, Round(before): Round) -> u32 {
         let left_out = self.skipped[chunk.index()].iter();
         let left_out: u32 = left_out.map(|rounds| rounds.end.min(before).saturating_sub(rounds.start)).sum();
@@ -96,7 +99,7 @@ impl Together {
         self.skipped[chunk].iter().any(|rounds| rounds.contains(&round))
     }
 
-    /// Returns how often some chunks, and not all, have passed a round, whose norm scales the next one.
+    /// Returns the number of rounds that only some chunks have stepped, and whose norm scales the next round.
     pub fn scaled_by_part(&self) -> usize {
         let chunks = self.skipped.len();
         let of = |rounds: &Range<u32>| rounds.clone();
@@ -164,13 +167,13 @@ impl Together {
     }
 }
 
-/// Returns the norm of a gradient of this number alone.
+/// Returns the norm of a gradient in which every element is `number`.
 fn norm_of(layout: &Layout, number: f32) -> f32 {
     let chunks = layout.chunks().iter();
     oracle::norm(chunks.map(|chunk| oracle::squares(&vec![number; chunk.span.bytes / 4])))
 }
 
-/// Returns the weights of each chunk of a part, which has them in front of the chunk's state.
+/// Returns the weights of each chunk of a part. In a part they come before the chunk's state.
 pub fn weights_of<'a>(layout: &Layout, part: &'a SnapshotPart) -> impl Iterator<Item = (ChunkId, &'a [f32])> {
     let lengths = Vec::from_iter(part.chunks.iter().map(|&chunk| layout.chunk(chunk).span.bytes / 4));
     let tensors = part.values.as_slice().len() / lengths.iter().sum::<usize>();

@@ -1,4 +1,4 @@
-//! The end of a job at a simulated hub, and a hub's work in the course of time.
+//! The end of a job at a simulated hub, and the work that a hub does over time.
 
 use coordinator::input::{self, Fail, Happened, Heard, Lose, Sweep};
 use coordinator::{Blame, Cause, Differs, Event, Files, Join, KEEP_FAILED, Leave, Token, Unserved};
@@ -10,14 +10,15 @@ use super::{Command, Control, LIMIT, hub_of};
 use crate::hubs::Letter;
 
 impl Control {
-    /// Has the job, which gathers, begin with a round. Its members had reached these rounds when they lost their hubs, by rank.
+    /// Lets the job, which gathers, begin with a round. `reached` has the rounds that members had reached
+    /// when they lost their hubs, by rank.
     pub fn begin_again(&mut self, first: Round, files: &Files, reached: &[Option<Round>]) {
         let (named, job) = ((self.id, self.name.clone()), self.job());
         self.hub = hub_of(named, &job.spec.terms, job.hubs.share, job.spec.made.clone(), (first, files));
         self.reached = reached.to_vec();
     }
 
-    /// Asks for a taken rank, or with other terms, and is refused.
+    /// Asks for a taken rank, or with other terms if `differs`. Returns whether the hub refuses.
     pub fn refuses(&mut self, rank: u32, differs: bool) -> bool {
         let job = self.job();
         let (is_taken, may_be_free) =
@@ -37,7 +38,7 @@ impl Control {
         true
     }
 
-    /// Kills the hub: its links close, and nobody gets a reason.
+    /// Kills the hub, so that its links close and nobody gets a reason.
     pub fn dies(&mut self) {
         let heard = self.heard.clone();
         self.fails("the hub is gone".to_owned(), Blame::Hub);
@@ -45,8 +46,8 @@ impl Control {
         self.letters.retain(|letter| matches!(letter, Letter::Held(..) | Letter::Released(..)));
     }
 
-    /// Returns why the job has failed here, as members learn it, or see that nothing answers; and how that ends their
-    /// membership.
+    /// Returns why the job has failed here, with the end of membership that follows. Members learn the
+    /// reason, or see that nothing answers.
     pub fn failure(&self) -> Option<(&str, End)> {
         match &self.heard.state {
             JobState::Failed { reason, hub_stops: true } => Some((reason, End::HubLost)),
@@ -84,7 +85,7 @@ impl Control {
         self.publish();
     }
 
-    /// Forgets the job, some time after its failure: no token serves anybody.
+    /// Forgets the job some time after its failure. From then on, no token is valid.
     pub fn forget(&mut self) {
         self.now += 2 * KEEP_FAILED;
         self.ask(Sweep);
@@ -94,7 +95,7 @@ impl Control {
         }
     }
 
-    /// Loses a member that has lost another hub of the job, and says so.
+    /// Loses a member that has reported the loss of another hub of the job.
     pub fn loses_hub(&mut self, rank: u32, reason: &str) {
         if self.failed.is_none() && self.job().members.get(rank).is_some() {
             let (member, cause) = (self.member(rank), Cause::HubLost);
@@ -103,15 +104,15 @@ impl Control {
         }
     }
 
-    /// Lets much time pass. Members that live have said so.
+    /// Lets much time pass. Living members report that they live.
     pub fn time_passes(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += 4 * LIMIT;
         self.heard_of(lives);
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets some time pass before members that live say so. They have taken the news that they got before, as heartbeats do at
-    /// once.
+    /// Lets some time pass before living members report that they live. They have taken the earlier news, as
+    /// heartbeats do at once.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.heard_of(&lives);
         self.now += LIMIT / 2;
@@ -127,7 +128,7 @@ impl Control {
         }
     }
 
-    /// Lets a member leave; other members remain.
+    /// Lets a member leave while other members remain.
     pub fn leaves(&mut self, rank: u32) {
         let (member, owner) = (self.member(rank), Ok((self.id, rank)));
         let token =

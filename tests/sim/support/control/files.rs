@@ -1,5 +1,5 @@
-//! The files and clients of a job at a simulated hub. The coordinator says when the parts of a snapshot are a state, and how they
-//! are used. The test has their values, and writes them.
+//! The files and clients of a job at a simulated hub. The coordinator decides when the parts of a snapshot
+//! are a state, and what is done with it. The test has the values of the parts, and writes them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use pbox_core::{Occasion, Round, Taken};
 use super::{Command, Control};
 use crate::hubs::Letter;
 
-/// The time that another hub may let hub 0 wait for an answer about its part.
+/// The longest time that another hub may let hub 0 wait for an answer about its part.
 const WAIT: Duration = Duration::from_millis(30);
 
 /// The files and clients of one hub.
 #[derive(Debug, Default)]
 pub struct FilesHere {
-    /// The cores that have a part, by snapshot.
+    /// The numbers of cores that have their part, by snapshot.
     parts: Vec<(Occasion, usize)>,
-    /// The snapshots that are to be written, in the order of their ends.
+    /// The snapshots to write, in the order of their ends.
     due: Vec<(Occasion, Round)>,
-    /// The clients that want the state and have no answer, with the ends of their times.
+    /// The clients that want the state and have no answer, each with the end of its time.
     wants: HashMap<WantId, (Use, Instant)>,
     /// The rounds that clients have named.
     named: HashMap<WantId, Round>,
@@ -32,58 +32,59 @@ pub struct FilesHere {
     asked: HashMap<AskedId, FollowId>,
     /// The latest round for which hub 0 knows that all hubs have written the state before it.
     pub whole: Option<Round>,
-    /// The snapshots for somebody that were none, and are tried again or are late.
+    /// The number of snapshots on request that failed. They are tried again, or are too late.
     pub dropped: usize,
-    /// The wants whose time was over.
+    /// The number of wants whose time was over.
     pub overdue: usize,
-    /// The files that somebody wanted.
+    /// The number of files that a client wanted.
     pub wanted: usize,
-    /// The clients that got a state.
+    /// The number of clients that got a state.
     pub given: usize,
-    /// Of them, those that named the round.
+    /// The number of clients that got a state and had named its round.
     pub given_before: usize,
-    /// The clients whose round had passed.
+    /// The number of clients whose round had passed.
     pub passed: usize,
-    /// The checkpoints that lack the part of a hub.
+    /// The number of checkpoints that lack the part of a hub.
     pub not_whole: usize,
 }
 
 impl FilesHere {
-    /// Forgets the files under way, of a job that has failed.
+    /// Forgets the files in progress, because the job has failed.
     pub(super) fn end(&mut self) {
         let FilesHere { whole, dropped, overdue, wanted, given, given_before, passed, not_whole, .. } = *self;
         let none = FilesHere::default();
         *self = FilesHere { whole, dropped, overdue, wanted, given, given_before, passed, not_whole, ..none };
     }
 
-    /// Whether somebody waits for a state.
+    /// Whether a client waits for a state.
     pub fn are_wanted(&self) -> bool {
         !self.wants.is_empty()
     }
 }
 
-/// Returns a hub's knowledge of the files of a job that begins: hub 0 knows those of all hubs, another hub
-/// its own.
+/// Returns what a hub knows about the files of a job that begins. Hub 0 knows the files of all hubs, and
+/// another hub knows its own.
 pub fn known_to(hub: u32, files: &Files) -> Files {
     let known = files.of_hubs().filter(|(of, _)| hub == 0 || *of == hub);
     Files::new(known.map(|(of, rounds)| (of, rounds.to_vec())))
 }
 
 impl Control {
-    /// Asks for the job's state within a time: its file at all hubs, which hub 0 leads, or a copy of what is here.
+    /// Asks for the job's state within a time. The state is a file at all hubs, which hub 0 leads, or a copy
+    /// of this hub's part.
     pub fn want(&mut self, purpose: Use, limit: Duration) {
         let at = if purpose == Use::File { CutAt::AllHubs } else { CutAt::ThisHub };
         self.want_at(purpose, at, limit, |_, _| {});
     }
 
-    /// Asks for a copy of what is here, before a round that may have passed and may never come.
+    /// Asks for a copy of this hub's part before a round. That round may have passed, or may never come.
     pub fn want_before(&mut self, round: Round, limit: Duration) {
         self.want_at(Use::Client, CutAt::Before(round), limit, |control, want| {
             control.files.named.insert(want, round);
         });
     }
 
-    /// Asks for the state at a cut. `note` has the want before there is an answer.
+    /// Asks for the state at a cut. `note` gets the want before there is an answer.
     pub(super) fn want_at(
         &mut self,
         purpose: Use,
@@ -99,12 +100,12 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Whether chunks are at this hub.
+    /// Whether this hub has chunks.
     pub fn has_chunks(&self) -> bool {
         self.job().spec.made.owners > 0
     }
 
-    /// Notes that the client that has a copy of the state has read it, if there is one.
+    /// Notes that the client with a copy of the state has read it, if there is such a client.
     pub fn has_read(&mut self) {
         if let Some(want) = self.files.reading.take() {
             self.reports.push_back(Event::Read(want));
@@ -135,7 +136,7 @@ impl Control {
             Err(why) => {
                 let (is_early, why) = (["in time", "another client", "not written yet"], why.to_string());
                 let is_early = is_early.iter().any(|words| why.contains(words));
-                // Of another hub's part there may be none for good.
+                // The part of another hub may be missing for good.
                 assert!(!is_early || why.starts_with("hub "), "there is time left: {why}");
             }
         }
@@ -173,7 +174,7 @@ impl Control {
         self.give_back(occasion);
     }
 
-    /// Gives the cores the memory of their parts.
+    /// Returns the memory of their parts to the cores.
     fn give_back(&mut self, occasion: Occasion) {
         for (_, core) in self.files.parts.extract_if(.., |(of, _)| *of == occasion) {
             self.commands[core].push_back(Command::GiveBack);
@@ -185,8 +186,8 @@ impl Control {
         !self.files.due.is_empty()
     }
 
-    /// Writes the next file, with the known state of other files; or says that it may not be written. `write` returns the rounds
-    /// of the hub's files.
+    /// Writes the next file, with the known state of other files, or reports that it may not be written.
+    /// `write` returns the rounds of the hub's files.
     pub fn write(&mut self, write: impl FnOnce(Occasion, Round, &WholeRounds) -> Result<Vec<Round>, String>) {
         let (occasion, before) = self.files.due.remove(0);
         let Ok(begun) = self.ask(BeginFile { job: self.id, before }) else { return };
@@ -207,7 +208,7 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Answers hub 0, as another hub, how its part of a checkpoint is, as soon as that is decided.
+    /// Tells hub 0, as another hub, the state of this hub's part of a checkpoint, as soon as that is decided.
     pub fn part_asked(&mut self, follow: FollowId, before: Round, whole: WholeRounds) {
         let ask = AskForWritten { job: self.id, before, whole, wait: WAIT };
         let (asked, effects) = self.ask(ask).expect("the job goes on");
@@ -224,7 +225,7 @@ impl Control {
         self.letters.push(Letter::Part(follow, hub, Ok((rounds, part))));
     }
 
-    /// Notes, as hub 0, which state all hubs have, by their reports of their files.
+    /// Notes as hub 0 which state all hubs have, according to their reports of their files.
     pub(super) fn note_whole(&mut self) {
         let whole = self.job().hubs.whole.rounds.last().copied();
         self.files.whole = self.files.whole.max(whole);

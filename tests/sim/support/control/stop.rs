@@ -1,5 +1,5 @@
-//! The stop of a simulated hub. The coordinator says what is saved, and when the job fails; a hub has the job end at a cut of hub 0,
-//! as real hubs do.
+//! The stop of a simulated hub. The coordinator decides what is saved, and when the job fails. As in real
+//! hubs, a hub asks hub 0 to end the job at a cut.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use coordinator::{Blame, CutAt, SAVED_WITHIN, StopStep, Use, WantId};
 use super::Control;
 use crate::hubs::Letter;
 
-/// The reason, as members hear it.
+/// The reason that members get.
 const REASON: &str = "the hub is stopping";
 
 /// The state of a stop.
@@ -23,7 +23,7 @@ pub enum Stopping {
     Saves,
     /// The job was saved, or not, and then it failed.
     Saved(bool),
-    /// Nobody waits for the state any more.
+    /// The time is over, and nobody waits for the state any more.
     TooLate,
 }
 
@@ -34,12 +34,12 @@ pub struct StopHere {
     pub state: Stopping,
     /// The time for the round in flight.
     limit: Duration,
-    /// The wants of hub 0 that end the job, each for a hub that stops.
+    /// The wants of hub 0 that end the job. Each has the number of the hub that stops.
     wants: HashMap<WantId, usize>,
 }
 
 impl Control {
-    /// Begins to stop, with this time for the round in flight; or is told so once more.
+    /// Begins to stop, with this time for the round in flight, or repeats the order to stop.
     pub fn begins_to_stop(&mut self, limit: Duration) {
         self.stopping.limit = limit;
         let steps = self.ask(BeginStop { reason: REASON.to_owned(), has_files: true });
@@ -49,7 +49,7 @@ impl Control {
     /// Ends the job at once because its hub stops.
     pub fn stops(&mut self) {
         let steps = self.ask(Stop { reason: REASON.to_owned() });
-        self.stopping.state = Stopping::Not; // whatever it was
+        self.stopping.state = Stopping::Not; // in any state
         self.take_steps(steps);
     }
 
@@ -58,7 +58,7 @@ impl Control {
         self.hub.end().is_closed()
     }
 
-    /// Lets more time pass than a stop has. Members that live have said so.
+    /// Lets more time pass than a stop has. Living members report that they live.
     pub fn stop_takes_too_long(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += 2 * SAVED_WITHIN;
         self.heard_of(lives);
@@ -90,13 +90,13 @@ impl Control {
         }
     }
 
-    /// Has all hubs of the job write the last state, as hub 0, for one that stops.
+    /// Makes, as hub 0, all hubs of the job write the last state for the hub that stops.
     pub fn ends_at_cut(&mut self, hub: usize, limit: Duration) {
         let note = |control: &mut Self, want| _ = control.stopping.wants.insert(want, hub);
         self.want_at(Use::File, CutAt::LastRound, limit, note);
     }
 
-    /// Tells a hub that stops, as hub 0, what came of its want.
+    /// Tells, as hub 0, a hub that stops the result of its want.
     pub(super) fn saved_for_stop(&mut self, want: WantId, is_saved: bool) {
         match self.stopping.wants.remove(&want) {
             None => {}
@@ -114,7 +114,7 @@ impl Control {
         self.take_steps(steps);
     }
 
-    /// Answers all who wait for the state of a job that has failed.
+    /// Answers all clients that wait for the state of a failed job.
     pub(super) fn ends_without_state(&mut self) {
         for want in Vec::from_iter(self.stopping.wants.keys().copied()) {
             self.saved_for_stop(want, false);

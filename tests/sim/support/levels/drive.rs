@@ -1,4 +1,4 @@
-//! Drives the controls of a tree's hubs, at once or late, as the threads of real hubs do.
+//! Drives the controls of the hubs of a tree, at once or late, as the threads of real hubs do.
 
 use anyhow::Result;
 use coordinator::Blame;
@@ -8,7 +8,7 @@ use pbox_core::{Notice, OnLoss};
 use super::{Levels, Member, Node};
 
 impl Levels {
-    /// Handles a part of the messages under way in the controls, or all of them if nothing is late.
+    /// Handles some of the messages that wait in the controls, or all of them if nothing is late.
     pub(super) fn control(&mut self) -> Result<()> {
         if self.terms.late.is_none() {
             return self.control_all();
@@ -27,7 +27,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Does all that is under way in the controls.
+    /// Handles all messages that wait in the controls.
     pub(super) fn control_all(&mut self) -> Result<()> {
         while self.look_above() || self.are_controls_busy() {
             for node in 0..self.nodes.len() {
@@ -38,12 +38,12 @@ impl Levels {
         Ok(())
     }
 
-    /// Takes in the control's work at once, unless the control is late.
+    /// Handles the messages that wait in the controls at once, unless the control is late.
     pub(super) fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }
 
-    /// Makes turns until something is so.
+    /// Makes turns until `is_so` returns true.
     pub(super) fn until(&mut self, is_so: impl Fn(&Self) -> bool) -> Result<()> {
         loop {
             self.control()?;
@@ -71,7 +71,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets a node take in the next report. Its workers that take part from then on begin.
+    /// Lets a node take in the next report. Workers that take part from then on begin.
     fn work(&mut self, node: usize) -> Result<()> {
         let Some(of_node) = self.nodes.get_mut(node).filter(|node| node.alive) else { return Ok(()) };
         of_node.control.work();
@@ -84,13 +84,14 @@ impl Levels {
         Ok(())
     }
 
-    /// Nodes that wait for the hubs above look whether they take part there, the lowest first. Returns whether one does.
+    /// Lets nodes that wait for the hubs above look whether they take part there, the lowest node first.
+    /// Returns whether one does.
     fn look_above(&mut self) -> bool {
         let mut begins = false;
         for node in (1..self.nodes.len()).rev() {
             let Node { control, above, .. } = &self.nodes[node];
             let Some((parent, rank)) = above.filter(|_| control.waits_above()) else { continue };
-            // As often as it looks: a request whose answer was lost is made again.
+            // The request is repeated with each look, like a request whose answer was lost.
             let reached = control.heard().reached;
             if let Some(first) = self.nodes[parent].control.ready(rank, reached) {
                 let furthest = self.nodes[parent].control.heard().reached;
@@ -101,7 +102,7 @@ impl Levels {
         begins
     }
 
-    /// Gives a node's control the messages of its core at a place.
+    /// Gives a node's control the notice of its core at a place.
     pub(super) fn hear(&mut self, node: usize, place: usize, notice: Notice) {
         if self.nodes[node].alive {
             self.nodes[node].control.hear(place, &notice);
@@ -110,14 +111,14 @@ impl Levels {
         self.end_failed(node);
     }
 
-    /// Ends the job of a hub that has lost its links to the hub above, and cannot make new ones: that hub is
-    /// lost.
+    /// Ends the job of a hub that has lost its links to the hub above and cannot make new ones. For this hub,
+    /// the hub above is lost.
     pub fn gives_up_above(&mut self, node: usize) {
         self.nodes[node].control.fails("no hub above answers".to_owned(), Blame::Hub);
         self.end_failed(node);
     }
 
-    /// Ends a job that has failed at a hub: its cores close all links, and the hub above gets the reason.
+    /// Ends a job that has failed at a hub. Its cores close all links, and the hub above gets the reason.
     pub(super) fn end_failed(&mut self, node: usize) {
         let Some(why) = self.nodes[node].control.failed.clone().filter(|_| self.nodes[node].alive) else {
             return;
@@ -126,7 +127,7 @@ impl Levels {
         self.cores_of(node).for_each(|core| drop(core.remove_job(job)));
         self.is_gone(node);
         if let Some((parent, rank)) = self.nodes[node].above.filter(|&(parent, _)| self.nodes[parent].alive) {
-            // A machine whose hub is lost may return.
+            // A machine whose hub is lost may come back.
             let end = self.nodes[node].control.failure().map(|(_, end)| end);
             let above = &mut self.nodes[parent].control;
             match end {
@@ -136,7 +137,7 @@ impl Levels {
             self.end_failed(parent);
         }
         if self.terms.job.on_loss == OnLoss::Continue {
-            // Workers of this hub could not go on elsewhere.
+            // Workers of this hub could not continue anywhere else.
             self.kill_below(node);
         }
     }

@@ -22,7 +22,8 @@ impl Node {
 }
 
 impl Levels {
-    /// Returns a hub of this number without members. Below another, it is connected to it.
+    /// Returns a hub with this number and without members. If it is below another hub, it is connected to
+    /// that hub.
     pub(super) fn make(
         &mut self,
         number: usize,
@@ -82,7 +83,7 @@ impl Levels {
         let (level, wire_above) = (terms_above.level, wire_above.clone());
         let (WindowsBelow { sums, shown }, specs) =
             ShardSpec::of_cores_below((&terms, &wire), (level, &wire_above), &below, rank)?;
-        // In a mesh, a machine's hub is the hub above of the same number.
+        // In a mesh, the hub of a machine has the same number as a hub above.
         let own = self.terms.mesh.then_some(rank as usize);
         let cores: Vec<usize> = match own {
             Some(own) => self.nodes[parent].cores[own * cores_of_a_hub..][..cores_of_a_hub].to_vec(),
@@ -91,7 +92,7 @@ impl Levels {
         for (&core, spec) in cores.iter().zip(specs) {
             self.core(core).add_job(JOB, spec)?;
         }
-        // Else the hubs above write where the workers read.
+        // Other hubs above write into the windows that the workers read.
         let takes_answers = shown.is_some();
         let weights = match (shown, own) {
             (Some(shown), _) => shown,
@@ -107,7 +108,7 @@ impl Levels {
         Ok(Node { up: Some(up), ..made })
     }
 
-    /// Returns how a node places chunks, as it tells the hubs below.
+    /// Returns the places of a node's chunks, as the node tells them to the hubs below.
     fn placed(&self, node: usize) -> Above {
         let Node { terms, cores_of_a_hub, above, .. } = &self.nodes[node];
         Above {
@@ -118,7 +119,8 @@ impl Levels {
         }
     }
 
-    /// Links a hub to all cores of the hub above, where it is a member of this rank. Returns the links of each of its cores.
+    /// Links a hub to all cores of the hub above, where this rank is its own. Returns the links of each of
+    /// its cores.
     pub(super) fn link_up(
         &mut self,
         (parent, rank): (usize, u32),
@@ -138,8 +140,8 @@ impl Levels {
         Ok((level, up.ways.iter().map(of_core).collect()))
     }
 
-    /// Links a member's windows to all cores of a node; `recv` says by hub what the member receives into. Returns the
-    /// member's endpoints, each with that window.
+    /// Links a member's windows to all cores of a node. `recv` gives, for each hub, the window that the
+    /// member receives into. Returns the member's endpoints, each with that window.
     fn link(
         &mut self,
         node: usize,
@@ -176,7 +178,7 @@ impl Levels {
         Ok(endpoints)
     }
 
-    /// Makes new links for a worker to the same memory. Returns its endpoints.
+    /// Makes new links for a worker into the same memory. Returns its endpoints.
     pub(super) fn link_worker(
         &mut self,
         node: usize,

@@ -1,16 +1,17 @@
-//! Workers and hubs of a tree lose the links to hubs above at any moment, and make new ones some steps later.
+//! Losses of links to hubs above. Workers and hubs of a tree lose these links at any moment, and make new
+//! ones some steps later.
 
 use std::collections::BTreeMap;
 
 use super::{Levels, Member};
 use crate::trouble::Dice;
 
-/// The losses of a run.
+/// The losses of links in a run.
 #[derive(Debug, Default)]
 pub struct Losses {
     /// The number of losses still to come.
     pub left: u32,
-    /// The members whose links are lost, each with the steps until it makes new ones.
+    /// The members whose links are lost, each with the number of steps until it makes new ones.
     unlinked: BTreeMap<Member, u64>,
 }
 
@@ -20,7 +21,7 @@ impl Losses {
         Losses { left, unlinked: BTreeMap::new() }
     }
 
-    /// Whether all links are there.
+    /// Whether all lost links were made again.
     pub fn are_mended(&self) -> bool {
         self.unlinked.is_empty()
     }
@@ -48,7 +49,7 @@ impl Losses {
         }
     }
 
-    /// Makes new links for members whose time has come, once the old links are dropped.
+    /// Makes new links for members that have waited long enough, if the old links are dropped.
     pub fn mend(&mut self, job: &mut Levels) {
         self.unlinked.retain(|member, left| {
             let is_mended = *left == 0

@@ -1,5 +1,5 @@
-//! Hubs below hubs over the simulated transport, in one thread: a tree whose root steps and whose leaves are workers. The
-//! caller makes every step, and a seed decides the rest.
+//! Hubs below hubs over the simulated transport, in one thread: a tree whose root steps and whose leaves are
+//! workers. The caller makes every step, and a seed decides everything else.
 
 mod drive;
 mod link;
@@ -22,11 +22,11 @@ use crate::trouble::Dice;
 pub use losses::Losses;
 pub use strike::{ENDS, Strike};
 
-/// The job at every hub, and in a mesh its name at the top, where both are on the same cores.
+/// The job at every hub. A mesh uses the same name at its top, because both are on the same cores.
 const JOB: JobId = JobId(0);
 const ABOVE: JobId = JobId(1);
 
-/// The workers or hubs below a hub.
+/// The members below a hub: workers or hubs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {
     Worker,
@@ -36,46 +36,48 @@ pub enum Shape {
 /// The terms of a tree.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// The job's terms at the root, whose number of hubs is that of the root. Its model, its members and its level are not
-    /// used.
+    /// The job's terms at the root. Their number of hubs is that of the root. Their model, members and level
+    /// are not used.
     pub job: JobTerms,
-    /// The terms of each level, that of the root first. Below the root, levels step together and have no codec.
+    /// The terms of each level, those of the root first. Levels below the root step together and have no
+    /// codec.
     pub levels: Vec<LevelTerms>,
-    /// The number of cores of each hub, in the order in which hubs are made; the last number is for all later hubs. In a
-    /// mesh all have the first.
+    /// The number of cores of each hub, in the order in which hubs are made. The last number applies to all
+    /// later hubs. In a mesh, the first number applies to all hubs.
     pub cores: Vec<usize>,
     /// The credit of each link at a worker, in bytes.
     pub worker_credit: Option<usize>,
-    /// The machines' hubs are the root: each owns a share.
+    /// Whether the hubs of the machines are the root together, so that each owns a share.
     pub mesh: bool,
-    /// Whether ends are orderly, as in [`simulated`](crate::simulated::Terms::is_orderly).
+    /// Whether the network is orderly, as in [`simulated`](crate::simulated::Terms::is_orderly).
     pub is_orderly: bool,
-    /// The lateness of the control, as in [`simulated`](crate::simulated::Terms::late).
+    /// The seed of a late control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
-    /// The job continues from a state, with the rounds that workers had reached, by worker. Then nobody waits until all take
-    /// part.
+    /// The state that the job continues from, with the rounds that workers had reached, by worker. With such
+    /// a state, nobody waits until all take part.
     pub again: Option<Again>,
 }
 
-/// A hub, or the hubs of the root together.
+/// A hub, or all hubs of the root together.
 pub struct Node {
     terms: Arc<JobTerms>,
     wire: Wire,
-    /// The shares of each hub.
+    /// The places of the chunks that each hub owns.
     shares: Vec<Placement>,
     placement: Placement,
-    /// The window that its members read, or in a mesh those of one machine, by hub.
+    /// The window that the hub's members read, one for each hub. In a mesh, members read the windows of their
+    /// own machine.
     weights: Vec<Arc<SendWindow>>,
     job: JobId,
-    /// The numbers among the cores of all hubs.
+    /// The numbers of this node's cores among the cores of all hubs.
     cores: Vec<usize>,
-    /// The hub above, and this hub's rank there.
+    /// The number of the hub above, and the rank of this hub there.
     above: Option<(usize, u32)>,
     /// One entry for each rank.
     members: Vec<Member>,
     cores_of_a_hub: usize,
     depth: usize,
-    /// The way in which it is linked to the hub above.
+    /// The windows of its links to the hub above.
     up: Option<Up>,
     alive: bool,
     pub control: Control,
@@ -85,13 +87,13 @@ pub struct Node {
 #[derive(Clone)]
 struct Up {
     sums: Arc<SendWindow>,
-    /// The window of the workers.
+    /// The window that workers read.
     shown: Arc<RecvWindow>,
-    /// The hub above writes a window of its own.
+    /// Whether hubs above write into a window of this hub.
     takes_answers: bool,
-    /// The number of the hub among the hubs above, in a mesh.
+    /// The number of this hub among the hubs above, in a mesh.
     own: Option<usize>,
-    /// One entry for each core.
+    /// The links of each core, by core.
     ways: Vec<Vec<usize>>,
 }
 
@@ -101,7 +103,7 @@ enum Member {
     Hub(usize),
 }
 
-/// A worker, and where it is.
+/// A worker, and its place in the tree.
 pub struct Worker {
     pub exchange: Exchange<sim::Port>,
     pub node: usize,
@@ -116,15 +118,15 @@ pub struct Levels {
     net: Net,
     layout: Arc<Layout>,
     terms: Terms,
-    /// The cores of all hubs, as long as they live.
+    /// The cores of all hubs that live.
     cores: Vec<Option<Core<sim::Port>>>,
-    /// The root first.
+    /// The nodes, the root first.
     pub nodes: Vec<Node>,
     /// The workers, in the order of the tree.
     pub workers: Vec<Worker>,
     /// The notices of all nodes so far, each with its node.
     pub notices: Vec<(usize, Notice)>,
-    /// The dice for when the control works, if it is late.
+    /// The dice that decide when a late control works.
     dice: Dice,
 }
 
@@ -145,7 +147,7 @@ impl Levels {
         Ok(tree)
     }
 
-    /// Adds a hub, with the workers or hubs below it. Returns its number.
+    /// Adds a hub with the workers or hubs below it. Returns its number.
     fn add(&mut self, below: &[Shape], above: Option<(usize, u32)>, depth: usize) -> Result<usize> {
         let number = self.nodes.len();
         let of_number = if self.terms.mesh { 0 } else { number };
@@ -208,7 +210,7 @@ impl Levels {
         cores.filter_map(|(_, core)| core.as_mut())
     }
 
-    /// Kills a worker: its links end without a goodbye.
+    /// Kills a worker, so that its links end without a goodbye.
     pub fn kill(&mut self, worker: usize) {
         let Worker { node, rank, ref mut alive, ref ends, .. } = self.workers[worker];
         *alive = false;
@@ -216,8 +218,7 @@ impl Levels {
         self.nodes[node].control.hangs_up(rank);
     }
 
-    /// Unlinks a worker that lives, and that asks for other links. The worker counts as dead until it makes
-    /// them.
+    /// Unlinks a living worker, which asks for new links. The worker counts as dead until it has made them.
     pub fn unlink(&mut self, worker: usize) {
         let Worker { node, rank, .. } = self.workers[worker];
         self.nodes[node].control.unlink(rank);
@@ -227,8 +228,8 @@ impl Levels {
         self.control_at_once().expect("links are dropped");
     }
 
-    /// Makes new links for a worker, if all cores have dropped the former ones, and pushes again all keys without an
-    /// answer. Returns whether it does.
+    /// Makes new links for a worker if all cores have dropped the old links. Then the worker pushes all keys
+    /// without an answer again. Returns whether the links were made.
     pub fn relink(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, ref memory, .. } = self.workers[worker];
         if !self.nodes[node].control.relink(rank) {
@@ -247,8 +248,8 @@ impl Levels {
         Ok(true)
     }
 
-    /// Unlinks a hub from the hub above, for which it asks for other links. All cores make `turns` turns before this
-    /// hub drops its ends.
+    /// Unlinks a hub from the hub above, and asks for new links. All cores make `turns` turns before this hub
+    /// drops its ends.
     pub fn unlink_hub(&mut self, node: usize, turns: u64) {
         let (parent, rank) = self.nodes[node].above.expect("a hub below another");
         self.nodes[node].control.loses_above();
@@ -261,8 +262,8 @@ impl Levels {
         self.control_at_once().expect("links are dropped");
     }
 
-    /// Makes new links for a hub, if all cores have dropped the former ones, and its sums that have no answer go up
-    /// again. Returns whether it does.
+    /// Makes new links for a hub if all cores have dropped the old links. Then its sums without an answer go
+    /// up again. Returns whether the links were made.
     pub fn relink_hub(&mut self, node: usize) -> Result<bool> {
         let Node { above, up, control, .. } = &self.nodes[node];
         let ((parent, rank), up) = (above.expect("as before"), up.clone().expect("as before"));
@@ -275,7 +276,7 @@ impl Levels {
         Ok(true)
     }
 
-    /// Kills a hub: all its links end.
+    /// Kills a hub, so that all its links end.
     pub fn kill_hub(&mut self, node: usize) {
         for number in self.nodes[node].cores.clone() {
             self.cores[number] = None;
@@ -286,7 +287,7 @@ impl Levels {
         }
     }
 
-    /// Kills a hub and all below.
+    /// Kills a hub and everything below it.
     pub fn kill_machine(&mut self, node: usize) {
         self.kill_hub(node);
         self.kill_below(node);
@@ -301,13 +302,13 @@ impl Levels {
         }
     }
 
-    /// Whether a hub's job makes no round any more.
+    /// Notes that a hub makes no round of the job any more.
     fn is_gone(&mut self, node: usize) {
         self.nodes[node].alive = false;
         self.nodes[node].control.end();
     }
 
-    /// Brings a killed worker back to its hub, which may end meanwhile.
+    /// Brings a killed worker back to its hub. The hub may end meanwhile.
     pub fn rejoin(&mut self, worker: usize) -> Result<()> {
         let Worker { node, rank, .. } = self.workers[worker];
         self.lose(node, rank)?;
@@ -317,8 +318,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Joins a killed worker again, if its hub lives and its rank is free. Returns whether it does. The worker takes
-    /// part some steps later.
+    /// Lets a killed worker join again if its hub lives and its rank is free. Returns whether it joins. The
+    /// worker takes part some steps later.
     pub fn come_back(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, .. } = self.workers[worker];
         let may_join = self.is_free(node, rank);
@@ -328,7 +329,7 @@ impl Levels {
         Ok(may_join)
     }
 
-    /// Brings a killed hub back with all its workers; it may end meanwhile.
+    /// Brings a killed hub back with all its workers. The hub may end meanwhile.
     pub fn rejoin_hub(&mut self, node: usize) -> Result<()> {
         let (parent, rank) = self.nodes[node].above.expect("the root does not come back");
         self.lose(parent, rank)?;
@@ -339,8 +340,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Joins a killed hub again, if the hub above lives and its rank there is free, and all its workers. Hubs below it
-    /// do by themselves. Returns whether they do.
+    /// Lets a killed hub and all its workers join again if the hub above lives and its rank there is free.
+    /// Hubs below it join by themselves. Returns whether the hub joins.
     pub fn hub_comes_back(&mut self, node: usize) -> Result<bool> {
         let Node { above, cores_of_a_hub, depth, .. } = self.nodes[node];
         let (parent, rank) = above.expect("the root does not come back");
@@ -359,19 +360,19 @@ impl Levels {
         Ok(true)
     }
 
-    /// Whether a hub lives, and nobody has a rank there.
+    /// Whether a hub lives and the rank there is free.
     fn is_free(&self, node: usize, rank: u32) -> bool {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
 
-    /// Loses a member: a hub may see only now that a member that returns was gone.
+    /// Loses a member, because a hub may see only now that a returning member was gone.
     fn lose(&mut self, node: usize, rank: u32) -> Result<()> {
         self.nodes[node].control.lose(rank, "it comes back");
         self.end_failed(node);
         self.control_all()
     }
 
-    /// Whether members of a node take part, or the node has ended.
+    /// Whether the members of these ranks take part, or the node has ended.
     fn begins(&self, node: usize, ranks: impl IntoIterator<Item = u32>) -> bool {
         let Node { alive, control, .. } = &self.nodes[node];
         !alive || ranks.into_iter().all(|rank| control.job().members.takes_part(rank))
@@ -404,7 +405,7 @@ impl Levels {
         matches!(self.nodes[node].members[..], [Member::Worker(_), ..])
     }
 
-    /// Returns the places of the chunks at the hubs above all.
+    /// Returns the places of the chunks at the hubs of the root.
     pub fn placement(&self) -> &Placement {
         &self.nodes[0].placement
     }
@@ -447,7 +448,7 @@ impl Levels {
         worked
     }
 
-    /// Returns the node that a core's notice is about.
+    /// Returns the node that a notice of a core is about.
     fn node_of(&self, core: usize, notice: &Notice) -> usize {
         let job = match notice {
             Notice::WorkerGone { job, .. }

@@ -19,8 +19,8 @@ pub enum Strike {
 }
 
 impl Levels {
-    /// Returns the event of this step, by the dice. Worker 0 and the hubs above it remain if the job
-    /// continues without lost workers. `begun`: all living workers have the first weights.
+    /// Returns the event of this step, which the dice decide. Worker 0 and the hubs above it remain if the
+    /// job continues without lost workers. `begun` says that all living workers have the first weights.
     pub fn strike(&self, trouble: Trouble, dice: &mut Dice, begun: bool) -> Option<Strike> {
         let worker = dice.below(self.workers.len() as u64) as usize;
         let hub = dice.below(self.nodes.len() as u64) as usize;
@@ -33,7 +33,7 @@ impl Levels {
             Trouble::ComingAndGoing if dice.below(2) == 0 => {
                 let hub_lives = self.is_hub_alive(self.workers[worker].node);
                 match self.is_alive(worker) {
-                    // A machine of a mesh that has no worker left ends the job.
+                    // A mesh ends if one of its machines has no worker left.
                     true if self.terms.mesh && self.workers[worker].rank == 0 => None,
                     true => (worker > 0).then_some(Strike::Kill(worker)),
                     false => hub_lives.then_some(Strike::Rejoin(worker)),
@@ -57,7 +57,7 @@ impl Levels {
         }
     }
 
-    /// Whether nobody has died.
+    /// Whether all workers and hubs live.
     pub fn is_whole(&self) -> bool {
         let hubs = (0..self.nodes.len()).all(|hub| self.is_hub_alive(hub));
         hubs && (0..self.workers.len()).all(|worker| self.is_alive(worker))
@@ -66,7 +66,7 @@ impl Levels {
     /// Names the end of a run.
     ///
     /// # Panics
-    /// Panics if the run may not end like this.
+    /// Panics if the run is not allowed to end like this.
     pub fn name_end(&self, trouble: Trouble, ended: &Result<(), String>) -> &'static str {
         let said = |words: &str| {
             self.notices.iter().any(|(_, notice)| match notice {
@@ -78,7 +78,7 @@ impl Levels {
         };
         let above_gone = || self.notices.iter().any(|(_, notice)| matches!(notice, Notice::AboveGone { .. }));
         if !matches!(trouble, Trouble::Posts) {
-            // A machine that is refused is lost, and the others would continue without it.
+            // A refused machine counts as lost, and the other machines would continue without it.
             assert!(!said("pushed chunk"), "{trouble:?}: a hub blames another: {:?}", self.notices);
         }
         match (trouble, ended) {

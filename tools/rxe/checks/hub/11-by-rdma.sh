@@ -1,8 +1,10 @@
 #!/bin/bash
-# Training by RDMA gives the same bits as by shared memory, TCP and a mixture of them; a worker that is killed is named.
-# Compressed jobs have the bits of a plain model with every codec, and the bits of shared memory with Slim-DP (seeded and
-# with keys) and with weights pulled in batches; the bytes that cross; workers that come and go, and workers whose frames
-# lie; a hub that is started again.
+# Training by RDMA gives the same bits as training by shared memory, TCP and a mixture of them. A worker that
+# is killed is named. Compressed jobs have the bits of a plain model with every codec. With Slim-DP, seeded
+# and with keys, and with weights pulled in batches, they have the bits of shared memory.
+#
+# Other tests are about the bytes that cross, workers that come and go, workers whose frames lie, and a hub
+# that is started again.
 # guest: one
 # build: test together
 # seconds: 240
@@ -13,5 +15,5 @@ filters=(bits::compressed::by_rdma bits::slim::the_bits_are_the_same_by_every_tr
 # The skipped test does not use RDMA and moves half a gigabyte.
 together --test-threads 1 --nocapture bits::transports:: "${filters[@]}" --skip large_chunks 2>&1 | tee /tmp/tests
 if grep "skipped:" /tmp/tests; then exit 1; fi
-# A filter that matches nothing would pass, too.
+# A filter that matches no test would also pass.
 for filter in bits::transports:: "${filters[@]}"; do grep -q "^test $filter" /tmp/tests; done

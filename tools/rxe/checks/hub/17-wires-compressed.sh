@@ -1,6 +1,7 @@
 #!/bin/bash
-# Three wires between two machines carry the bytes that the probe says a worker sends in a round: with a dense codec, a sparse
-# codec, Slim-DP seeded and with keys, and without compression, pulled in one batch.
+# Three wires between two machines carry the bytes that a worker sends in a round, as the probe reports them.
+# The jobs use a dense codec, a sparse codec, Slim-DP seeded and with keys, and no compression with pulls in
+# one batch.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -11,7 +12,7 @@ jobs=("${small[*]} qsgd:8:512" "${small[*]} topk:0.01" "${small[*]} slim:0.2:0.1
     "--compute resnet50 --shrink 128 --time-scale 0.001 --exchanges 1 --pull all")
 sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/statistics/tx_bytes; }
 
-# hub NUMBER: serves one job. Each hub has its own port, because the hub before may still be stopping.
+# hub NUMBER: serves one job. Each hub has its own port, because the previous hub may still be stopping.
 hub() {
     phub-server serve --listen "0.0.0.0:$((7100 + $1))" &>"/tmp/hub.$1" &
     hub=$!
@@ -19,7 +20,7 @@ hub() {
     end_hub
 }
 
-# run NUMBER HOW...: two workers, eight rounds.
+# run NUMBER HOW...: runs two workers for eight rounds.
 run() {
     local port=$((7100 + $1)) probe other before whole
     shift
@@ -31,8 +32,8 @@ run() {
     "${probe[@]}" --rank 1 >/tmp/report.1
     wait $other
     jq -es 'all(.transport == "verbs" and .sent_bytes > 0)' /tmp/report.0 /tmp/report.1
-    # Up to four rounds come before the counted ones; they and the broadcast may send whole chunks. Three tenths and 200 KB more
-    # are for headers, acknowledgements, repeats, and the joins.
+    # Up to four rounds come before the counted ones. These rounds and the broadcast may send whole chunks.
+    # Another three tenths and 200 KB are for headers, acknowledgements, repeats and the joins.
     whole=$(jq .model_bytes /tmp/report.0)
     jq -s 'map(.sent_bytes) | add' /tmp/report.0 /tmp/report.1 | awk -v moved=$(($(sent) - before)) -v whole="$whole" \
         -v how="$*" '{ least = 8 * $1; most = 1.3 * (8 * $1 + 5 * 2 * whole) + 200000

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Two machines with two workers each, and a hub on each: a mesh by RDMA. Every result is exact, the wires carry one stream a
-# machine and not one a worker, also with clip_norm, and with a codec between the hubs at most half of it.
+# Two machines with two workers each and a hub on each are a mesh by RDMA. Every result is exact. The wires
+# carry one stream for each machine instead of one for each worker, also with clip_norm. With a codec between
+# the hubs, they carry at most half of it.
 # guest: pair --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -10,7 +11,8 @@ sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/stat
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
 
-# run JOB LEAST MOST OPTION...: twelve rounds. This machine sends at least LEAST and at most MOST models.
+# run JOB LEAST MOST OPTION...: makes twelve rounds. This machine must send at least LEAST and at most MOST
+# models.
 run() {
     local job=$1 least=$2 most=$3 before other
     shift 3
@@ -29,13 +31,13 @@ run() {
 serve --listen 0.0.0.0:7077
 within 60 listens "$PHUB_RXE_PEER" 7077
 model 400000 17
-# A model each round; up to four rounds come before the counted ones, and the broadcast. Three tenths are for headers and
-# repeats. With a stream a worker it would be 24 models.
+# Each round sends one model. Up to four rounds and the broadcast come before the counted rounds. Another
+# three tenths are for headers and repeats. With a stream for each worker, it would be 24 models.
 run bare 12 22.5
 jq -es 'all(.checked)' /tmp/report.0 /tmp/report.1
 run clipped 12 22.5 --clip-norm 1
 run coded 3 11 --compress qsgd:8:512
 grep -F "sums go up" /tmp/hub | grep -F "transport=verbs"
-# All jobs end, at both levels.
+# All jobs must end, at both levels.
 within 60 ended 6
 end_hub

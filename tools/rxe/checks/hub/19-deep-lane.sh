@@ -1,7 +1,10 @@
 #!/bin/bash
-# A lane of more chunks than a NIC's send queue takes, on NICs with the limits of three kinds: mlx5 says 32768 and makes no send
-# queue above 8192; bnxt_re makes none above 4351, and cannot resize a completion queue. Every result is exact; no queue is asked
-# for that the NIC does not make, and where the receive queue would have to be longer, the worker says so with both numbers.
+# A lane has more chunks than the send queue of a NIC, on NICs with the limits of three kinds. NICs of mlx5
+# report 32768, and make no send queue above 8192. NICs of bnxt_re make none above 4351, and cannot resize a
+# completion queue.
+#
+# Every result is exact, and hub and worker ask for no queue that the NIC does not make. If the receive queue
+# would have to be longer, the worker's error has both numbers.
 # guest: one
 # build: bin phub-probe
 # build: interposer libibverbs.so.1
@@ -9,7 +12,7 @@
 like_hardware
 model 9000000
 probe=(phub-probe --transport verbs --cores 1 --workers 2 --rounds 2 --manifest /tmp/model --json)
-# lane KIND CHUNK_BYTES LEAST: a lane of at least LEAST chunks, by two workers, on a NIC of this kind.
+# lane KIND CHUNK_BYTES LEAST: runs a lane of at least LEAST chunks, by two workers, on a NIC of this kind.
 lane() {
     : >"$LIKE_LOG"
     LIKE_AS=$1 "${probe[@]}" --chunk-bytes "$2" >/tmp/report
@@ -20,7 +23,7 @@ lane() {
 }
 lane mlx5 4096 8192
 lane mlx4 4096 8192
-# More completions than the queue begins with.
+# This job has more completions than the queue can hold at first.
 lane bnxt_re 16384 2048
 grep -q "^resize" "$LIKE_LOG"
 if LIKE_AS=bnxt_re "${probe[@]}" --chunk-bytes 8192 >/tmp/report 2>/tmp/said; then exit 1; fi

@@ -1,6 +1,7 @@
 #!/bin/bash
-# The memory that the kernel has pinned for a hub and a worker with two NICs, by RDMA: two copies of the model, for any number
-# of NICs. With two hubs, each has pinned its half, and the worker still two copies.
+# The memory that the kernel has pinned for a hub and a worker with two NICs, by RDMA. It is two copies of the
+# model, for any number of NICs. With two hubs, each has pinned two copies of its half, and the worker still
+# two copies of the model.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -18,14 +19,14 @@ look() {
         $1 == "VmPin:" && $2 > 0 && (of == pid || from == pid) { print $2 * 1024 }' /proc/[0-9]*/status 2>/dev/null || true)
     if [ "${now:-0}" -gt "${pinned[$1]:-0}" ]; then pinned[$1]=$now; fi
 }
-# expect NAME MODELS: the size of this number of models, and at most a sixth more: each range that is registered may begin
-# and end within a page.
+# expect NAME MODELS: checks that the size is that of this number of models, and at most a sixth more. Each
+# registered range may begin and end within a page.
 expect() {
     echo "$1: ${pinned[$1]:-0} bytes, $2 models expected"
     awk -v seen="${pinned[$1]:-0}" -v least="$((bytes * $2))" \
         'BEGIN { exit !(seen >= 0.97 * least && seen <= 1.17 * least) }'
 }
-# train HUBS: a job of one worker.
+# train HUBS: runs a job of one worker.
 train() {
     local worker
     pinned=()

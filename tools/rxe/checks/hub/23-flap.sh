@@ -1,7 +1,8 @@
 #!/bin/bash
-# A port goes down in the middle of rounds and comes back before its queue pairs give up: the hub hears PORT_ERR, its packets
-# reach nobody until one was sent again, then it hears PORT_ACTIVE. The job goes on and its results are exact. GET /v1/hub has the
-# NIC's retries. An event that is the end of a device ends the next job, with its name.
+# A port goes down in the middle of rounds, and comes back before its queue pairs give up. The hub gets
+# PORT_ERR, its packets reach nobody until one has been sent again, and then it gets PORT_ACTIVE. The job
+# continues, and its results are exact. GET /v1/hub has the retries of the NIC. An event that is the end of a
+# device ends the next job, with the name of the device.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # build: bin phub-probe

@@ -1,6 +1,6 @@
 #!/bin/bash
-# `phub-server doctor --peer` at one machine measures the way to a hub on another: the path MTU, the speed by TCP, and both pairs
-# of NICs. The hub keeps checkpoints, and has none afterwards.
+# `phub-server doctor --peer` on one machine measures the path to a hub on another. It reports the path MTU,
+# the speed by TCP, and both pairs of NICs. The hub keeps checkpoints, and has none afterwards.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # seconds: 120

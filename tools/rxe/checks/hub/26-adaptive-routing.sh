@@ -1,6 +1,7 @@
 #!/bin/bash
-# With PHUB_RDMA_ADAPTIVE_ROUTING each post is a write and an empty write with its immediate: the conformance suite passes, two
-# requests a post are counted, and a job whose hub alone is told so has exact results.
+# With PHUB_RDMA_ADAPTIVE_ROUTING, each post is a write and an empty write with its immediate. The conformance
+# suite passes, and two requests are counted for each post. A job in which only the hub has this setting has
+# exact results.
 # guest: one
 # build: test conformance_verbs
 # build: lib fabric

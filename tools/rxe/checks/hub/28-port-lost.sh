@@ -1,9 +1,13 @@
 #!/bin/bash
-# A port says in the middle of rounds that it is down, and stays so for longer than its grace, while its queue pairs never
-# fail: one of the hub's, then one of the worker's, then the only one of a worker that may come by TCP, too. The lane's links
-# move to the other NIC, or to TCP, and the results are exact. Rounds go on without the port; when it is back, the next job
-# uses it. The hub says which NICs carry bytes. Check 27 takes the links themselves down. In separate guests: check 22 leaves
-# other addresses.
+# A port reports in the middle of rounds that it is down, and stays down for longer than its grace time. Its
+# queue pairs never fail. The port is one of the hub's, then one of the worker's, then the only one of a
+# worker that may also use TCP.
+#
+# The links of the lane move to the other NIC, or to TCP, and the results are exact. Rounds continue without
+# the port, and the next job uses the port when it is back. The hub reports which NICs carry bytes.
+#
+# Check 27 takes the links themselves down. This check has guests of its own, because check 22 leaves other
+# addresses.
 # guest: pair --cpus 3 --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -13,7 +17,8 @@ like_hardware
 export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
 rm -f $LIKE_EVENTS
 mkfifo $LIKE_EVENTS
-# lose HOST N: rxe1 is down, and workers of the hub there make their links again, for the Nth time; then rounds flow.
+# lose HOST N: takes rxe1 down, and waits until workers of the hub there have made their links again N times
+# and rounds flow.
 lose() {
     printf '\012' >$LIKE_EVENTS # 10, PORT_ERR
     within 40 relinked "$1" "$2"
@@ -23,8 +28,8 @@ back() { printf '\011' >$LIKE_EVENTS; } # 9, PORT_ACTIVE
 jobs_ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     serve --listen 0.0.0.0:7077 --cores 2 --transports verbs,tcp
-    # carried_by NICS: whether these NICs, and no other NICs, have carried bytes of the worker's links both
-    # ways.
+    # carried_by NICS: returns whether exactly these NICs have carried bytes of the worker's links in both
+    # directions.
     carried_by() {
         [ "$(ask 127.0.0.1 7077 | jq -c '[.jobs[0].members[0].links[]? | select(.sent_bytes > 0 and .received_bytes > 0).nic]')" = "$1" ]
     }
@@ -50,7 +55,8 @@ by_rdma=("${run[@]}" --transport verbs)
 "${by_rdma[@]}" --job hub --rounds 300 >/tmp/report.0 2>/tmp/worker.0
 jq -e '.checked and .transport == "verbs"' /tmp/report.0
 
-# lost_here N COMMAND...: rxe1 is down while the command's rounds flow, and the Nth links are made again.
+# lost_here N COMMAND...: takes rxe1 down while the command's rounds flow, and waits until links were made
+# again for the Nth time.
 lost_here() {
     local times=$1
     shift
@@ -66,7 +72,7 @@ grep -F "rxe1 says IBV_EVENT_PORT_ERR" /tmp/worker.1
 "${by_rdma[@]}" --job after --rounds 3 >/tmp/report.2 2>/tmp/worker.2
 jq -e '.checked and .transport == "verbs"' /tmp/report.2
 
-# The way from its NIC to the hub's rxe0 leads nowhere: the hub serves both cores by rxe1.
+# No packets get from its NIC to the hub's rxe0, so the hub serves both cores by rxe1.
 lost_here 3 "${run[@]}" --job tcp --nics =rxe1 --rounds 600 >/tmp/report.3 2>/tmp/worker.3
 jq -e .checked /tmp/report.3
 grep "; reconnected: " /tmp/worker.3 | grep "transport=tcp"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The traffic class that NCCL's variable names is in every RoCE packet on the wire, both ways, and no packet is longer than the MTU that
-# a flag tells the hub alone: captured at the hub's NIC.
+# Every RoCE packet on the wire has the traffic class that NCCL's variable names, in both directions. No
+# packet is longer than the MTU that a flag gives to the hub alone. Packets are captured at the hub's NIC.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -13,7 +13,8 @@ if [ "$PHUB_RXE_SIDE" = 2 ]; then
     jq -e '.checked and .transport == "verbs"' /tmp/report
     exit
 fi
-# Way (4 is outgoing), type of service, packets, and the longest of them: of UDP to port 4791.
+# The output has, for UDP to port 4791: direction (4 is outgoing), type of service, number of packets, and the
+# length of the longest.
 cat >/tmp/capture.py <<'PYTHON'
 import collections, signal, socket, sys
 
@@ -36,7 +37,7 @@ finally:
 PYTHON
 python3 /tmp/capture.py >/tmp/captured &
 capture=$!
-trap 'kill $capture 2>/dev/null || true' EXIT # a capture that continues would hold this check's output open
+trap 'kill $capture 2>/dev/null || true' EXIT # a capture that still runs would keep this check's output open
 within 60 grep -q listening /tmp/captured
 serve --listen 0.0.0.0:7077 --nics =rxe0 --transports verbs --rdma-mtu 1024
 within 90 grep -qF "all workers left" /tmp/hub

@@ -1,15 +1,17 @@
 #!/bin/bash
-# The pages of a hub's windows on a machine with two NUMA nodes, by shared memory, TCP and RDMA. Where 2 MiB are of cores of one
-# node they are a huge page, and elsewhere small pages; what a core owns lies on its node, in both; as many bytes as the doctor
-# says have huge pages; and the kernel has pinned as many as the doctor says that the hub registers. A worker's gradients have
-# huge pages, too, by TCP and RDMA.
+# The pages of a hub's windows on a machine with two NUMA nodes, by shared memory, TCP and RDMA. A range of 2
+# MiB is a huge page if all of it belongs to cores of one node, and has small pages otherwise. In both cases,
+# the memory of a core lies on its node.
+#
+# The number of bytes in huge pages is the one that the doctor names. The kernel has pinned the bytes that the
+# hub registers according to the doctor. A worker's gradients also have huge pages, by TCP and RDMA.
 # guest: one --numa --nics 2 --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 400
 
-# pages PID [NAME]: of each mapping that is as large as a window and has NAME in its name, it prints the first address and
-# the bytes that are mapped by huge pages.
+# pages PID [NAME]: prints a line for each mapping that is as large as a window and has NAME in its name. The
+# line has the first address, and the number of bytes that are mapped by huge pages.
 pages() {
     awk -v size="$window_kib" -v name="${2-}" '
         $1 ~ /^[0-9a-f]+-[0-9a-f]+$/ { split($1, range, "-"); is_named = name == "" || index($0, name) }
@@ -17,15 +19,15 @@ pages() {
         $1 == "AnonHugePages:" || $1 == "ShmemPmdMapped:" { huge += $2 * 1024 }
         $1 == "VmFlags:" && is_window { print range[1], huge }' "/proc/$1/smaps"
 }
-# on_nodes ADDRESS: the bytes of the mapping there that lie on node 0, and on node 1.
+# on_nodes ADDRESS: prints how many bytes of the mapping there lie on node 0, and how many on node 1.
 on_nodes() {
     awk -v start="$1" '
         $1 == start { for (i = 2; i <= NF; i++) if ($i ~ /^N[01]=/) on[substr($i, 2, 1)] = substr($i, 4) * 4096 }
         END { print on[0] + 0, on[1] + 0 }' "/proc/$hub/numa_maps"
 }
 stepped() { [ "$(chunks 127.0.0.1 7077)" -gt 0 ]; }
-# look CORES TRANSPORT ROUNDS OPTION...: trains one worker at a hub with these cores, and looks at the hub while the worker
-# pauses.
+# look CORES TRANSPORT ROUNDS OPTION...: trains one worker at a hub with these cores, and reads the hub's
+# state while the worker pauses.
 look() {
     local probe worker address huge
     serve --listen 127.0.0.1:7077 --cores "$1"
@@ -36,7 +38,7 @@ look() {
     worker=$(pgrep -P $probe)
     kill -STOP "$worker"
     pages "$hub" | while read -r address huge; do echo "$huge $(on_nodes "$address")"; done >/tmp/windows
-    # Private windows have a policy: the kernel's NUMA balancing does not move them.
+    # Private windows have a policy, so that the kernel's NUMA balancing does not move them.
     if pages "$hub" | cut -d " " -f 1 | grep -F -f - "/proc/$hub/numa_maps" | grep -v file= | grep -v " local "; then exit 1; fi
     own=$(pages "$worker" memfd | cut -d " " -f 2)
     pinned=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$hub/status")
@@ -47,7 +49,8 @@ look() {
 }
 # The gradients of a worker that shares no memory have huge pages in its process.
 own_gradients_are_huge() { echo "own gradients: ${own:-none} in huge pages" && [ "$own" = $((window_kib / 2048 << 21)) ]; }
-# expect HUGE: both windows have so many bytes in huge pages, and on each node what its cores own, within 128 KiB.
+# expect HUGE: checks that both windows have this number of bytes in huge pages. On each node they have the
+# memory of its cores, within 128 KiB.
 expect() {
     local share
     # Cpus 0 to 3 are on node 0.
@@ -60,10 +63,11 @@ expect() {
         END { exit !(NR == 2 && good == 2) }' /tmp/windows
 }
 
-# Six cores, chunks of 1 MiB: 3 MiB of node 0, then 3 of node 1. Of each three pairs of MiB the second is mixed.
+# There are six cores and chunks of 1 MiB: 3 MiB belong to node 0, then 3 MiB to node 1. Of each three pairs
+# of MiB, the second is mixed.
 model 4718592 17
 window_kib=18436
-# The worker must still train when it is looked at.
+# The worker must still train when the hub is read.
 declare -A rounds=([shm]=150 [tcp]=40 [verbs]=30)
 export RUST_LOG=info,phub_server::cores::near=debug
 for way in shm tcp verbs; do
@@ -72,7 +76,8 @@ for way in shm tcp verbs; do
     [ $way = shm ] || own_gradients_are_huge
 done
 
-# A model that is large enough to be dealt to nodes by huge pages, which its chunks cross. By RDMA.
+# This model is large enough to be dealt to nodes by huge pages, whose borders its chunks cross. The job runs
+# by RDMA.
 model 17 70000000
 phub-server doctor --listen 127.0.0.1:0 --manifest /tmp/model --workers 1 | tee /tmp/said
 read -r huge bytes <<<"$(sed -n 's/.*MADV_COLLAPSE.*; \([0-9]*\) of \([0-9]*\) bytes of each window .*/\1 \2/p' /tmp/said)"

@@ -1,11 +1,12 @@
-//! Followers of a job's weights: version after version, from a hub or from a directory that a publisher writes.
+//! Followers of a job's weights. They return version after version, from a hub or from a directory that a
+//! publisher writes.
 //!
 //! ```text
-//!   next() --way--> thread: Source::fetch, or Reader::go_to --way, step--> next(): shown, tried again, or the end
+//!   next() --way--> thread: Source::fetch, or Reader::go_to --way, step--> next(): return it, try again, or end
 //! ```
 //!
-//! Python's thread waits without the GIL, and looks every 50 ms for Ctrl-C and for `close`. A try that nobody waits for any
-//! more goes on, and the next call has its result. No worker waits for a follower.
+//! The Python thread waits without the GIL, and checks every 50 ms for Ctrl-C and for `close`. A try for
+//! which nobody waits any more continues, and the next call gets its result. No worker waits for a follower.
 
 mod version;
 mod way;
@@ -21,10 +22,10 @@ use crate::errors::{OrderError, ResourceError, SettingsError, UnreachableError};
 pub use version::{Tensor, Version};
 use way::{Step, Way};
 
-/// The time between two looks for Ctrl-C.
+/// The time between two checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The time between two tries while there is nothing to show.
+/// The time between two tries while there is no new version.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// A follower of a job's weights.
@@ -36,11 +37,11 @@ pub struct Follower {
 
 struct State {
     work: Work,
-    /// The begin of the try that gave the last version.
+    /// The time at which the try began that returned the last version.
     begun: Option<Instant>,
 }
 
-/// The way to the weights, or the thread that has it.
+/// The way to the weights, or the thread that uses it now.
 enum Work {
     Idle(Box<Way>),
     Busy(Receiver<(Box<Way>, Step)>, Instant),
@@ -55,7 +56,8 @@ struct Wait {
 
 #[pymethods]
 impl Follower {
-    /// Follows a job at its hub, or at all of its hubs, with commas between them. `names` are pairs of a key and the name that it gets.
+    /// Creates a follower of a job at its hub, or at all of its hubs, with commas between them. `names` has
+    /// pairs of a key and the name that the key gets.
     #[staticmethod]
     fn of_hub(
         hub: &str,
@@ -70,14 +72,14 @@ impl Follower {
         Ok(Follower::new(Way::of_hub(hub, job, (dtype, ema), names, (token, hub_wait))?))
     }
 
-    /// Follows a directory.
+    /// Creates a follower of a directory.
     #[staticmethod]
     fn of_directory(directory: std::path::PathBuf) -> Self {
         Follower::new(Way::of_directory(&directory))
     }
 
-    /// Returns the next version: `every` seconds after the begin of the one before, or later. None at the end. An error if
-    /// `timeout` seconds pass.
+    /// Returns the next version. It is taken `every` seconds after the begin of the try for the last version,
+    /// or later. Returns None at the end. Raises an error after `timeout` seconds.
     #[pyo3(name = "next")]
     fn next_version(&self, py: Python<'_>, every: f64, timeout: Option<f64>) -> PyResult<Option<Version>> {
         let every = seconds("every", every)?;
@@ -86,7 +88,7 @@ impl Follower {
         py.detach(|| {
             let Ok(mut state) = self.state.try_lock() else {
                 return Err(OrderError::new_err(
-                    "another thread waits for the next version; let it have its own subscription",
+                    "another thread waits for the next version; make a subscription for each thread",
                 ));
             };
             state.next(&self.is_closed, &Wait { every, deadline })
@@ -106,7 +108,7 @@ impl Follower {
     }
 }
 
-/// Returns a time that Python gives.
+/// Returns a time that Python gives in seconds.
 fn seconds(what: &str, seconds: f64) -> PyResult<Duration> {
     let wrong = |_| SettingsError::new_err(format!("{what} {seconds}: expected seconds, 0 or more"));
     Duration::try_from_secs_f64(seconds).map_err(wrong)
@@ -115,7 +117,7 @@ fn seconds(what: &str, seconds: f64) -> PyResult<Duration> {
 impl State {
     fn next(&mut self, is_closed: &AtomicBool, wait: &Wait) -> PyResult<Option<Version>> {
         let mut why = "no version has come".to_owned();
-        // A wait that ends at this time.
+        // The time of the next try.
         let mut until = self.begun.and_then(|begun| begun.checked_add(wait.every));
         loop {
             if is_closed.load(Ordering::Relaxed) {
@@ -136,7 +138,7 @@ impl State {
                     self.begun = Some(begun);
                     return Ok(Some(version));
                 }
-                // A hub makes a copy for each try.
+                // A hub makes a new copy for each try, so the next try comes later.
                 Step::Same(because) => (why, until) = (because, begun.checked_add(wait.every.max(PAUSE))),
                 Step::Later(because) => (why, until) = (because, Instant::now().checked_add(PAUSE)),
                 Step::End => return Ok(None),
@@ -145,7 +147,7 @@ impl State {
         }
     }
 
-    /// Begins a try if none is running. Returns its result, if it comes soon.
+    /// Begins a try if none is running. Returns its result if it arrives soon.
     fn look(&mut self) -> PyResult<Option<(Step, Instant)>> {
         if let Work::Idle(_) = self.work {
             self.begin()?;
@@ -172,10 +174,10 @@ impl State {
         let (result, coming) = channel();
         let thread = std::thread::Builder::new().name("phub-follow".into()).spawn(move || {
             let step = way.step();
-            // Nobody waits if the follower is gone.
+            // If the follower is gone, no caller waits for the result.
             let _ = result.send((way, step));
         });
-        thread.map_err(|error| ResourceError::new_err(format!("a thread that gets weights: {error}")))?;
+        thread.map_err(|error| ResourceError::new_err(format!("cannot start a thread: {error}")))?;
         self.work = Work::Busy(coming, Instant::now());
         Ok(())
     }

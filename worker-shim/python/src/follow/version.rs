@@ -1,4 +1,4 @@
-//! A version of weights for Python: its tensors by name, for NumPy by address, without a copy.
+//! A version of weights for Python, with its tensors by name. NumPy reads them by address, without a copy.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct Version {
     weights: Arc<Weights>,
 }
 
-/// One tensor of a version. `numpy.asarray(tensor)` is an array over its memory, which this object keeps.
+/// A tensor of a version. `numpy.asarray(tensor)` is an array over its memory, which this object keeps alive.
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Tensor {
     weights: Arc<Weights>,
@@ -84,7 +84,7 @@ impl Tensor {
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", PyTuple::new(py, shape)?)?;
-        // NumPy has no bf16: it gets the 16 bits.
+        // NumPy has no bf16, so the array has the 16 bits as integers.
         let kind = match precision {
             Precision::F32 => "<f4",
             Precision::F16 => "<f2",

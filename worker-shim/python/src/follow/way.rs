@@ -1,4 +1,5 @@
-//! The ways to weights: a hub's control port, or a directory of versions. One try at a time, on the follower's thread.
+//! The ways to get weights: from a hub's control port, or from a directory of versions. One try at a time, on
+//! the follower's thread.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,16 +23,17 @@ pub(super) const DTYPES: [(&str, Precision); 3] =
 pub(super) enum Way {
     Hub {
         source: Source,
-        /// The version that was shown last.
+        /// The version that was last returned.
         last: Option<Origin>,
-        /// Whether the job was at its hub, and the hub was never away since: without the job there, it has ended.
+        /// Whether the job has been seen at its hub, and the hub has always answered since. If the job is
+        /// then missing, it has ended.
         is_known: bool,
     },
     Directory {
         reader: Reader,
         /// The newest version that was looked at.
         last: Option<VersionId>,
-        /// The version that was shown last.
+        /// The version that was last returned.
         shown: Option<VersionId>,
     },
 }
@@ -39,9 +41,9 @@ pub(super) enum Way {
 /// The result of one try.
 pub(super) enum Step {
     Version(Version),
-    /// The version that was shown last, in words.
+    /// No newer version: a description of the last one.
     Same(String),
-    /// None now, and why.
+    /// No version now, and the reason.
     Later(String),
     End,
     Fault(PyErr),
@@ -88,7 +90,7 @@ fn of_hub(source: &mut Source, last: &mut Option<Origin>, is_known: &mut bool) -
         }
         Err(NoWeights::NoJob(_)) if *is_known => Step::End,
         Err(NoWeights::Away(why)) => {
-            // A hub that comes back has no job until the workers are back.
+            // A hub that comes back has no job until the workers have joined again.
             *is_known = false;
             Step::Later(why)
         }
@@ -120,7 +122,7 @@ fn of_directory(reader: &mut Reader, last: &mut Option<VersionId>, shown: &mut O
         }
         Err(error) => {
             if !error.may_pass() {
-                // The next call waits for a newer one.
+                // The next call waits for a newer version.
                 *last = Some(newest);
             }
             fault(&error)

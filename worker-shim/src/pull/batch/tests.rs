@@ -1,11 +1,12 @@
-//! The optimum against every way to cut the layers, and the greedy algorithms against examples done by hand.
+//! Compares the optimum with every way to cut the layers, and the greedy algorithms with examples that were
+//! done by hand.
 
 use proptest::prelude::*;
 
 use super::super::greedy;
 use super::*;
 
-/// Costs are whole numbers: sums are exact, and equal is equal.
+/// Returns a profile whose costs are whole numbers, so that sums are exact and can be compared.
 fn profile(start_up: u32, layers: &[(u32, u32)]) -> Profile {
     let cost =
         |&(transfer, forward): &(u32, u32)| LayerCost { transfer: transfer.into(), forward: forward.into() };
@@ -25,7 +26,7 @@ fn all_cuts(layers: usize) -> impl Iterator<Item = Vec<Range<usize>>> {
     })
 }
 
-/// Simulates a plan in units of time, one after the other. Returns the makespan and the idle time.
+/// Simulates a plan, one unit of time after the other. Returns the makespan and the idle time.
 fn ticks(profile: &Profile, batches: &[Range<usize>]) -> (f64, f64) {
     let mut pulls: Vec<f64> = batches
         .iter()
@@ -41,7 +42,7 @@ fn ticks(profile: &Profile, batches: &[Range<usize>]) -> (f64, f64) {
     while left.iter().flatten().any(|&left| left > 0.0) || pulls.iter().any(|&left| left > 0.0) {
         let pulling = pulls.iter().position(|&left| left > 0.0);
         let computing = left.iter().position(|layers| layers.iter().any(|&left| left > 0.0));
-        // A batch is there when its own pull and all pulls before it have ended.
+        // A batch has arrived when its own pull and all earlier pulls have ended.
         let computing = computing.filter(|&batch| pulling.is_none_or(|pulling| batch < pulling));
         if let Some(pulling) = pulling {
             pulls[pulling] -= 1.0;
@@ -91,7 +92,8 @@ proptest! {
         }
     }
 
-    /// The constraint holds for each pair of neighbours, or no choice that was left satisfied it.
+    /// The constraint holds for each pair of neighbouring batches, or none of the choices that were left
+    /// satisfied it.
     #[test]
     fn the_greedy_ones_satisfy_the_constraint_where_it_can_be(profile in costs()) {
         prop_assume!(profile.layers.len() > 1);
@@ -109,20 +111,22 @@ proptest! {
 
 #[test]
 fn greedy_from_the_front() {
-    // Pairs that satisfy the constraint: l1 = 1 with l2 >= 3 (1 + 1 + 6 > 4), l1 = 2 with l2 >= 4 (1 + 6 + 9 > 8).
-    // l1 = 2 computes longest, and has but l2 = 4; what is left is one layer, whose pull (1 + 1) hides behind the
-    // computing of layers 3 and 4: no choice satisfies, so the rest is a batch.
+    // The pairs that satisfy the constraint: l1 = 1 with l2 >= 3 (1 + 1 + 6 > 4), l1 = 2 with l2 >= 4 (1 + 6
+    // + 9 > 8). l1 = 2 computes longest, and only l2 = 4 goes with it. One layer is left. Its pull (1 + 1)
+    // hides behind the computing of layers 3 and 4. No choice satisfies the constraint, so the layer that is
+    // left is a batch.
     let hidden = profile(1, &[(2, 4), (1, 4), (6, 3), (9, 3), (1, 3)]);
     assert_eq!(greedy::front(&Sums::new(&hidden)), [0..2, 2..4, 4..5]);
-    // l1 = 2 again, with l2 = 3 or more (20 > 8): the tie goes to the smallest.
+    // Again l1 = 2, with l2 = 3 or more (20 > 8): of several pairs the one with the smallest l2 is taken.
     let tie = profile(1, &[(2, 4), (1, 4), (20, 3), (9, 3), (1, 30)]);
     assert_eq!(greedy::front(&Sums::new(&tie)), [0..2, 2..3, 3..4, 4..5]);
 }
 
 #[test]
 fn greedy_from_the_back() {
-    // The last pull is 1 + 9, and hides 4 + 5 of layers 3 and 4, but not layer 2; a pull that begins earlier hides at
-    // most 3 + 4. The pull before it, 1 + 2 + 1, hides layer 2, and the first layer is left.
+    // The last pull takes 1 + 9. It hides 4 + 5 of layers 3 and 4, but not layer 2. A pull that begins
+    // earlier hides at most 3 + 4. The pull before it takes 1 + 2 + 1 and hides layer 2. The first layer is
+    // left.
     let both = profile(1, &[(1, 20), (1, 3), (2, 4), (1, 5), (9, 1)]);
     assert_eq!(greedy::back(&Sums::new(&both)), [0..1, 1..2, 2..4, 4..5]);
 }
@@ -151,7 +155,7 @@ fn one_layer_and_none() {
     assert_eq!(Timeline::new(&profile(3, &[]), &[]), Timeline::default());
 }
 
-/// A thousand layers, whose sums are long, are planned too.
+/// A plan for a thousand layers, whose sums are long, is found as well.
 #[test]
 fn many_layers() {
     let layers: Vec<(u32, u32)> = (0..1000).map(|layer| (layer % 7 * 3, layer % 5 * 4)).collect();

@@ -1,4 +1,4 @@
-//! The planner with a link and a caller whose times are known.
+//! Tests of the planner with a simulated link and caller, whose times are known.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn planner(batching: Batching) -> Planner {
     Planner::new(batching, &layers, 8)
 }
 
-/// Returns a round with these costs. Returns the batches of the next round if they change.
+/// Simulates a round with these costs. Returns the batches of the next round if they change.
 fn round(planner: &mut Planner, profile: &Profile) -> Option<Vec<Range<usize>>> {
     let begun = Instant::now();
     let at = |seconds: f64| begun + Duration::from_secs_f64(seconds);
@@ -35,7 +35,7 @@ fn round(planner: &mut Planner, profile: &Profile) -> Option<Vec<Range<usize>>> 
             for key in [2 * layer, 2 * layer + 1].map(|key| KeyId(key as u32)) {
                 planner.asked(key, at(computed));
                 planner.used(key, at(f64::max(computed, begins)));
-                // A second look is not a new question.
+                // A second question for the same key changes nothing.
                 planner.asked(key, at(computed + 100.0));
                 planner.used(key, at(computed + 100.0));
             }
@@ -51,7 +51,7 @@ fn truth(factor: f64) -> Profile {
     Profile { start_up: START_UP, layers: LAYERS.iter().map(scaled).collect() }
 }
 
-/// Rounds until there is a plan.
+/// Simulates rounds until there is a plan.
 fn profiled(planner: &mut Planner, profile: &Profile) {
     for _ in 0..2 * PROFILE_ROUNDS {
         assert!(planner.is_profiling);
@@ -100,7 +100,7 @@ fn a_disturbed_round_changes_nothing() {
     profiled(&mut calm, &truth(1.0));
     let mut planner = planner(Batching::Optimum);
     for number in 0..2 * PROFILE_ROUNDS {
-        // The second of each kind.
+        // The second round of each kind is disturbed.
         round(&mut planner, &truth(if number % PROFILE_ROUNDS == 1 { 5.0 } else { 1.0 }));
     }
     assert_eq!(planner.plan().unwrap().batches, calm.plan().unwrap().batches);
@@ -145,7 +145,7 @@ fn a_round_without_a_forward_pass_is_passed_over() {
     assert!(planner.plan().is_some());
 }
 
-/// The first forward pass of a job finds weights that nobody pulled.
+/// The caller uses weights that nobody has pulled in the first forward pass of a job.
 #[test]
 fn what_was_used_before_the_first_push_is_of_no_round() {
     let mut planner = planner(Batching::Optimum);
