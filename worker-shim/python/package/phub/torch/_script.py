@@ -1,4 +1,4 @@
-"""The line of the user's script that is running, for errors that are raised elsewhere."""
+"""The current line of the user's script, for errors that are raised elsewhere."""
 
 from __future__ import annotations
 
