@@ -98,7 +98,7 @@ def other_fails(rank, store, hub, how, passes):
         assert re.search(each, text), text
 
 
-# In the first passes a bucket has a job of its own.
+# In the first passes each bucket has its own job.
 @pytest.mark.parametrize("how, passes", [("killed", 1), ("killed", 5), ("leaves", 5)])
 def test_a_worker_that_is_lost_or_leaves(hub, tmp_path, how, passes):
     work = (2, other_fails, tmp_path / "store", hub.address, how, passes)
