@@ -16,14 +16,14 @@ from table import Table  # noqa: E402
 
 
 def main():
-    """Measures the missing runs, then prints and draws all."""
+    """Makes the missing runs, then prints and draws all figures."""
     args = arguments().parse_args()
     os.makedirs(args.out, exist_ok=True)
     table = Table(f"{args.out}/runs.csv", args.fresh, args.others_at_most)
     points = chosen(args.only, args.quick, args.hubs)
     if args.at_most:
         points = points[: args.at_most]
-    # All points run once, then again, so that a change of the machine shows in the spread of each point.
+    # All points run once, then again, so that a change of the machine's speed shows in the spread of each point.
     runs = [(point, repeat) for repeat in range(args.repeats) for point in points]
     todo = [run for run in runs if not table.has(*run)]
     print(f"{len(points)} points, {args.repeats} runs each; {len(runs) - len(todo)} are in {table.path}", flush=True)
@@ -44,7 +44,7 @@ def main():
 
 
 def arguments():
-    """Returns the options that run.sh --help lists."""
+    """Returns the options of the command line, which `run.sh --help` lists."""
     parser = common_options("tools/figures/run.sh", __doc__)
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", choices=list(KINDS),
                         help=f"one of {', '.join(KINDS)}; may be given again; default all but trial")
@@ -69,7 +69,7 @@ def common_options(program, description):
 
 
 def run_main(name, main):
-    """Runs a program; an error that ends it early is one line."""
+    """Runs a program's `main`. If an error or a signal ends it early, prints one line and not a traceback."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"{name}: ended by SIGTERM"))
     try:
         main()
@@ -80,7 +80,7 @@ def run_main(name, main):
 
 
 def say(number, of, point, row, seconds):
-    """A line for each run."""
+    """Prints a line about a run."""
     rate = f"{point.gbps:g} Gb/s"
     what = f"{point.model}, {point.machines} machines, {rate}, {point.schedule}, {point.consistency}"
     of_bound = float(row["samples_per_s"]) / float(row["bound"])

@@ -38,7 +38,7 @@ def through_a_file(what):
 
 @pytest.fixture(scope="module")
 def saved():
-    """By optimizer: model and state after five steps, and the model after ten steps without a stop. The hub is gone."""
+    """The results of a hub that is gone, by optimizer: model and state after five steps, and the model after ten steps."""
     results = {}
     for name in KEEPING:
         with phub.serve(cores=1) as hub:

@@ -13,8 +13,8 @@ from .worker import Result, work
 # The timeout, in seconds, for the other ranks after one rank has failed: they may wait for it.
 GRACE_S = 5
 
-# Modules that are imported once, in the process from which all others are forked. Modules that this torch lacks are left out. Torch
-# 2 would otherwise import Dynamo in the first step of an optimizer of each process, which takes seconds.
+# Modules that are imported once, in the process from which all others are forked; those that this torch lacks are left out.
+# Otherwise torch 2 imports Dynamo in each process, in the first step of an optimizer, which takes seconds.
 PRELOADED = ["torch", "torch.distributed", "torch.distributed.nn.functional", "torch._dynamo", "phub.torch"]
 
 

@@ -162,7 +162,7 @@ def adapters_saved_alone(ctx):
 
 @idiom()
 def two_adapters_in_turns(ctx):
-    """Two adapters are active in turn. The other adapter is frozen."""
+    """One of two adapters is frozen in every second step."""
     net = with_adapters(Mlp())
     run = ctx.run(net, adamw, wrap={"unused": True})
     for step, _ in enumerate(run.after_steps(6)):
