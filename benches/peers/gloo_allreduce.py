@@ -12,9 +12,9 @@ Choices that make gloo as fast as possible:
   - --piece sums the buffer in pieces that are all in flight at once, like the buckets of DistributedDataParallel. The step of a
     piece is made when its sum has arrived. A bucket of 25 MiB has 6553600 elements.
   - gloo sums in place. To write the gradients again between two rounds would cost a pass over memory. Instead the step replaces
-  the sum by the mean: the next round's sum of all ranks' means is the same sum again.
+    the sum by the mean: the next round's sum of all ranks' means is the same sum again.
   - The step runs over slices of 1 MiB, which stay in the cache from one operation to the next. Torch's own optimizer makes
-  several passes over memory.
+    several passes over memory.
   - Buffers are in huge pages, and are touched before the first round.
   - Each rank has one torch thread if there are no more cores than ranks.
 

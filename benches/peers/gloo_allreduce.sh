@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the gloo peer on this machine with the first Python that has PyTorch: workers are ranks, and one
-# JSON object is printed. Installs nothing.
+# Runs the gloo peer on this machine, with the first Python that has PyTorch. Each rank is a worker. Prints one JSON object, and
+# installs nothing.
 set -euo pipefail
 
 usage() {
@@ -34,7 +34,7 @@ esac
 
 python=
 for candidate in /usr/bin/python3 python3; do
-    # Looks only: to import it takes seconds.
+    # `find_spec` only looks whether torch is there: an import would take seconds.
     if "$candidate" -c 'import sys, importlib.util as i; sys.exit(not i.find_spec("torch"))' 2>/dev/null; then
         python=$candidate
         break
@@ -46,5 +46,5 @@ if [[ -z $python ]]; then
 fi
 if [[ ${1:-} == --ready ]]; then exit; fi
 
-# No bytecode: it would lie in the tree.
+# -B: Python writes no bytecode into the source tree.
 exec "$python" -B "$(dirname "${BASH_SOURCE[0]}")/gloo_allreduce.py" "$@"
