@@ -1,6 +1,6 @@
 #!/bin/bash
-# `phub-server topology` shows a PBox correctly: two nodes, and each NIC on the node that sysfs says. The plan of a job
-# gives every core NICs of its own node and uses all NICs.
+# `phub-server topology` shows a PBox as sysfs does: two NUMA nodes, and each NIC on its node. The plan of a job gives each core
+# only NICs of the core's node, and uses all NICs.
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
 # build: bin phub-server
@@ -9,7 +9,7 @@ numactl -H | tee /tmp/numactl
 grep -q "available: 2 nodes" /tmp/numactl
 phub-server topology --model resnet50 | tee /tmp/topology
 
-# The truth: an RDMA device in software has no PCI parent, but its net device has one.
+# The expected nodes. An RDMA device in software has no PCI parent, but its net device has one.
 for ((i = 0; i < PHUB_RXE_NICS; i++)); do
     net=$(cat "/sys/class/infiniband/rxe$i/ports/1/gid_attrs/ndevs/0")
     pci=$(readlink -f "/sys/class/net/$net/device/..")
@@ -21,7 +21,7 @@ echo "sysfs and the hub's view:"
 diff -y /tmp/truth /tmp/seen
 [ "$(awk '$4 == 0' /tmp/seen | wc -l)" = $((PHUB_RXE_NICS / 2)) ]
 
-# Rows of the plan are "slot cpu node NIC... runs bytes ...": each NIC on the core's node, none left out.
+# The rows of the plan are "slot cpu node NIC... runs bytes ...". Each NIC must be on the core's node, and no NIC left out.
 awk 'NR == FNR { node[$1] = $4; next }
      /^  slot/ { rows = 1; next }
      rows && NF == 0 { rows = 0 }

@@ -1,7 +1,7 @@
 #!/bin/bash
-# perftest moves bytes by RDMA writes of a chunk's size: on a device's own loop-back, and between two devices of one guest
-# that a wire joins. The second goes over the wire: the net device of the receiver has counted the bytes. The speed is only
-# for the log, because others share this processor.
+# perftest moves bytes by RDMA writes of a chunk's size: on the loop-back of a device, and over a wire between two devices of one
+# guest. The net device of the receiver counts the bytes on the wire. The speed is only printed, because other work shares this
+# processor.
 # guest: one --nics 2 --join
 for client in "-d rxe0 127.0.0.1" "-d rxe1 10.77.0.1"; do
     ib_write_bw -d rxe0 -s 32768 -n 200 -F 2>&1 | sed "s/^/server /" &

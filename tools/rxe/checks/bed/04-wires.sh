@@ -1,6 +1,6 @@
 #!/bin/bash
-# Two guests reach each other on every wire: by TCP (a hub's control port answers from the other end) and by RDMA. An
-# interface that is set down takes only its own RDMA device down.
+# Two guests reach each other by TCP (a hub's control port answers the other guest), and on every wire by RDMA. When an interface
+# is set down, only its own RDMA device goes down.
 # guest: pair --nics 2
 # build: bin phub-server
 if [ "$PHUB_RXE_SIDE" = 1 ]; then

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A guest loses its power in the middle of a transfer: the NIC of the writer at the other end reports status 12, transport
-# retry counter exceeded. It uses the RDMA connection manager, where perftest's count of retries can be set: the default
-# is 7, which has no limit in rxe.
+# A guest loses its power during a transfer: the NIC of the writer in the other guest reports status 12, transport retry counter
+# exceeded. The check uses the RDMA connection manager, because only with it perftest's count of retries can be set. The default
+# is 7, which means no limit in rxe.
 # guest: pair --nics 1 --kill-worker-when "bytes are flowing"
 write=(-R --retry_count=6 -d rxe0 -s 32768 -F --run_infinitely)
 if [ "$PHUB_RXE_SIDE" = 2 ]; then
@@ -10,7 +10,7 @@ if [ "$PHUB_RXE_SIDE" = 2 ]; then
     within 60 received
     echo "bytes are flowing"
     wait
-    exit 1 # killed before
+    exit 1 # the guest must be killed before
 fi
 if write_bw "${write[@]}" "$PHUB_RXE_PEER" >/tmp/writer 2>&1; then
     echo "the writer got no error:"

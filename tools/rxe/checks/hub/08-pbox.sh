@@ -1,6 +1,6 @@
 #!/bin/bash
-# The zero-compute probe on a PBox, by RDMA with four workers: every result is exact, every NIC has at least one core, and
-# carries its share of the bytes within a quarter.
+# The probe without computing works on a PBox, by RDMA with four workers: every result is exact. Every NIC has at least one core,
+# and carries its share of the bytes within a quarter.
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
 # build: bin phub-probe

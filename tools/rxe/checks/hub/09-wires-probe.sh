@@ -1,6 +1,6 @@
 #!/bin/bash
-# A hub in one guest, two workers in another, three wires: the workers choose RDMA by themselves. Each of the hub's NICs is
-# joined with the worker's NIC on the same wire, all wires carry chunks, and every result is exact.
+# Two workers choose RDMA by themselves, over three wires to a hub in another guest. Each NIC of the hub is connected with the
+# worker's NIC on the same wire, all wires carry chunks, and every result is exact.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -27,6 +27,6 @@ jq -e '.transport == "verbs" and .checked' /tmp/report.0
 jq -e '.transport == "verbs" and .checked' /tmp/report.1
 jq -r '.per_core[] | "cpu \(.cpu) \(.nic): \(.bytes) bytes"' /tmp/report.0
 jq -e '[.per_core[].nic] | unique | length == 3' /tmp/report.0
-# Three measured rounds of two workers, a third of 1.6 MB on each wire, each way.
+# The least bytes: three measured rounds of two workers, of which each wire carries a third of 1.6 MB, each way.
 paste /tmp/before /tmp/after | awk '{ moved = $2 - $1; print "wire", int((NR - 1) / 2), NR % 2 ? "rx" : "tx", moved }
     moved < 0.75 * 2 * 3 * 1600000 / 3 { low = 1 } END { exit low }'

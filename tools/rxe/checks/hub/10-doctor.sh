@@ -1,13 +1,13 @@
 #!/bin/bash
-# `phub-server doctor` on a PBox: all is well and every NIC moves real bytes; it sees a NIC that is down, a limit on locked
-# memory, and a setting for huge pages, and its fixes work; the bytes that it says the hub registers are those that the
-# kernel pins for a running job.
+# `phub-server doctor` finds nothing wrong on a PBox, and every NIC moves bytes. It finds a NIC that is down, a limit of locked
+# memory, and a wrong setting of huge pages, and its fixes work. It says how many bytes the hub will register, and the kernel pins
+# as many for a running job.
 # guest: one --numa --nics 4 --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 150
 
-# doctor STATUS ARGUMENT...: runs it, expects this status, and keeps its output in /tmp/said.
+# doctor STATUS ARGUMENT...: runs the doctor, expects this exit status, and keeps the output in /tmp/said.
 doctor() {
     local wanted=$1 status=0
     shift
@@ -15,18 +15,18 @@ doctor() {
     phub-server doctor --listen 127.0.0.1:0 "$@" | tee /tmp/said || status=$?
     [ $status = "$wanted" ] || { echo "exit status $status, expected $wanted" && exit 1; }
 }
-# says PATTERN...: the output of the last run has all of these.
+# says PATTERN...: fails unless the output of the last run matches each pattern.
 says() {
     local pattern
     for pattern in "$@"; do
         grep -Eq -- "$pattern" /tmp/said || { echo "the doctor does not say '$pattern'" && exit 1; }
     done
 }
-# fix NAME: the fix that it names for this check.
+# fix NAME: prints the fix that the doctor names for this check.
 fix() { grep -A 9 -E "^(warn|FAIL)  $1 " /tmp/said | sed -n 's/^ *fix: //p' | head -n 1; }
 packets() { cat "/sys/class/infiniband/rxe$1/ports/1/hw_counters/rcvd_pkts"; }
 
-# Every NIC moves 8 MiB to itself and back, in packets of 4096 bytes: its own counter is the witness.
+# Every NIC moves 8 MiB to itself and back, in packets of 4096 bytes. The NIC's counter of packets proves it.
 declare -a before
 for ((i = 0; i < PHUB_RXE_NICS; i++)); do before[i]=$(packets "$i"); done
 doctor 0 --transports verbs
@@ -40,7 +40,7 @@ for ((i = 0; i < PHUB_RXE_NICS; i++)); do
 done
 says "^pass  NUMA and NICs +2 nodes, 8 cores, 4 NICs"
 
-# A setting that costs some percent, and the fix as printed.
+# A setting of huge pages that costs some percent of speed, and the fix that the doctor prints.
 says "^pass  huge pages of windows +made by MADV_COLLAPSE .* bytes of each window of resnet50" "^Well: nothing is in the way$"
 echo never >/sys/kernel/mm/transparent_hugepage/enabled
 doctor 0
@@ -50,7 +50,7 @@ bash -c "${command#as root: }"
 doctor 0
 says "^Well: nothing is in the way$"
 
-# A NIC that is down: the hub goes without it, unless it is named.
+# A NIC that is down. The hub works without it, unless the NIC is named.
 ip link set nic1 down
 doctor 0
 says "^warn  NIC rxe1 +port 1 DOWN" "the hub goes without it" "rxe1 has no link: left out"
@@ -65,7 +65,7 @@ until ibv_devinfo -v -d rxe1 | grep -q "10.77.1.1, RoCE v2"; do :; done
 doctor 0 --nics =rxe0,rxe1
 says "^pass  bytes over rxe1"
 
-# Every limit of a shell, for a process that may not exceed it.
+# A limit of locked memory, for a process without the capability to exceed it.
 (
     ulimit -l 64
     exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock \
@@ -75,7 +75,7 @@ says "^FAIL  memlock +resnet50 with 8 workers registers 16[3-9][0-9]{7} bytes .*
     "fix: ulimit -l unlimited" "LimitMEMLOCK=infinity" "--ulimit memlock=-1" \
     "^FAIL  bytes over rxe0 +cannot register"
 
-# A model of one tensor of 1 MB, and the memory that the kernel has pinned for the hub of its job.
+# A model with one tensor of 1 MB. The doctor's number of bytes is that which the kernel pins for the hub of a job.
 header='{"w":{"dtype":"F32","shape":[250000],"data_offsets":[0,1000000]}}'
 printf "\\x$(printf %x ${#header})\0\0\0\0\0\0\0%s" "$header" >/tmp/small.safetensors
 truncate -s $((8 + ${#header} + 1000000)) /tmp/small.safetensors
@@ -85,7 +85,7 @@ phub-probe --transport verbs --manifest /tmp/small.safetensors --workers 2 --rou
 probe=$!
 pinned=0
 while kill -0 $probe 2>/dev/null; do
-    # The hub pins the most; workers pin their own windows. A process may end while it is read.
+    # The hub pins the most bytes; each worker pins only its own windows. A process may end while its status is read.
     most=$({ cat /proc/[0-9]*/status 2>/dev/null || true; } |
         awk '$1 == "VmPin:" && $2 > most { most = $2 } END { print most + 0 }')
     if [ "$most" -gt "$pinned" ]; then pinned=$most; fi

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A NIC goes down in the middle of rounds and stays down: the job fails with the name of a worker; hub or worker names the
-# NIC and the status of a write; the hub lives on; and the next job runs over the other NIC. Hub and workers have the same
-# NIC here: the first process that notices ends the links of the other processes.
+# A NIC goes down during rounds and stays down: the job fails, and the error names a worker. The hub or a worker names the NIC and
+# the status of a write. The hub continues, and the next job runs over the other NIC. Hub and workers share the NIC here, so the
+# first process that notices the loss ends the links of the other processes.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -30,6 +30,6 @@ grep -hE "by rxe1 completed with [a-z ]+(error|exceeded)" /tmp/hub /tmp/worker.*
 jq -e '.checked and .transport == "verbs"' /tmp/worker.next
 jq -e '[.per_core[] | select(.bytes > 0) | .nic] == ["rxe0"]' /tmp/worker.next
 end_hub
-# The checks after this one have both NICs.
+# Later checks need both NICs.
 ip link set nic1 up
 within 60 grep -q ACTIVE /sys/class/infiniband/rxe1/ports/1/state

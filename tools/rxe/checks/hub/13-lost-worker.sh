@@ -1,6 +1,6 @@
 #!/bin/bash
-# A worker's guest loses its power in the middle of rounds: the other workers, one on shared memory and one on RDMA, are told
-# which rank is gone, and the hub takes another job.
+# A worker's guest loses its power during rounds: the other workers, one on shared memory and one on RDMA, get an error that names
+# the lost rank, and the hub serves another job.
 # guest: pair --nics 2 --kill-worker-when "rounds are flowing"
 # build: bin phub-server
 # build: bin phub-probe
@@ -14,7 +14,7 @@ if [ "$PHUB_RXE_SIDE" = 2 ]; then
     rounds_flow "$PHUB_RXE_PEER" 7077
     echo "rounds are flowing"
     wait
-    exit 1 # killed before
+    exit 1 # the guest must be killed before
 fi
 serve --listen 0.0.0.0:7077 --heartbeat-limit-s 5
 run+=(--hub "$PHUB_RXE_ADDRESS:7077")
@@ -24,11 +24,11 @@ workers=($!)
 workers+=($!)
 for worker in "${workers[@]}"; do
     if wait "$worker"; then
-        echo "a worker was not told that another is lost"
+        echo "a worker did not fail when another worker was lost"
         exit 1
     fi
 done
-# The NIC gives up after about four seconds, the heartbeats' limit is five: on a busy host either may come first.
+# The NIC gives up after about four seconds, and the timeout of heartbeats is five. On a busy host either may come first.
 for rank in 0 2; do grep -E "worker 1 (is gone|was silent)" /tmp/worker.$rank; done
 phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --job next --workers 1 --rank 0 --rounds 3 --transport verbs --json >/tmp/worker.next
 jq -e .checked /tmp/worker.next

@@ -1,12 +1,12 @@
 #!/bin/bash
-# A limit of 64 KiB on locked memory, at the hub and then at the worker: the worker's error has the bytes, the limit and the
-# remedy; the hub lives on; and a job over another transport runs.
+# With a limit of 64 KiB of locked memory, at the hub and then at the worker, the worker fails. Its error has the bytes, the limit
+# and what to do. The hub continues, and a job over another transport runs.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
 # ci
 model 300000
-# Root may lock everything, unless it gives up that capability permanently.
+# Root may lock all memory, unless it gives up the capability for it permanently.
 limited=(setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536:65536)
 run=(phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --workers 1 --rank 0 --rounds 3)
 for side in hub worker; do
@@ -17,7 +17,7 @@ for side in hub worker; do
         echo "the limit had no effect at the $side"
         exit 1
     fi
-    # Each NIC carries about a half of the model's 1.2 MB, or all of it if the other is down.
+    # Each NIC carries about half of the model's 1.2 MB, or all of it if the other NIC is down.
     grep -qE "cannot register ([56][0-9]{5}|1200000) bytes" /tmp/worker.$side || { echo "the worker does not say how many bytes" && exit 1; }
     for said in "65536 bytes (RLIMIT_MEMLOCK)" "ulimit -l unlimited" "LimitMEMLOCK=infinity"; do
         grep -qF "$said" /tmp/worker.$side || { echo "the worker does not say '$said' of the $side" && exit 1; }

@@ -1,8 +1,8 @@
 #!/bin/bash
-# A core that busy-polls makes only the driver's own system call: rxe's doorbell, a write for each call of ibv_post_send. It polls
-# completions and posts receive requests without system calls. The answers of a turn leave with one doorbell for each of four
-# workers: fewer doorbells than chunks, of four answers each. Counted on the core's thread, from before the workers join until
-# they have left.
+# A core that busy-polls makes no system call except the driver's: rxe's doorbell, a write for each call of ibv_post_send. The
+# core polls completions and posts receive requests without system calls. All answers of a turn to a worker leave with one
+# doorbell. So there are fewer doorbells than chunks, although each chunk has four answers. The calls of the core's thread are
+# counted from before the workers join until they have left.
 # guest: one
 # build: bin phub-server
 # build: bin phub-probe
@@ -21,8 +21,8 @@ kill -INT $strace
 wait $strace || true
 end_hub
 cat /tmp/calls
-# Columns: share, seconds, microseconds a call, calls, errors if there are any, name. Reading the clock is a system call only
-# if the guest's kernel does not trust the clock of its emulated processor.
+# The columns of strace are share, seconds, microseconds for a call, calls, errors if there are any, and name. A read of the clock
+# is a system call only if the guest's kernel does not trust the clock of its emulated processor.
 awk -v chunks="$chunks" '/^ *[0-9]/ && $NF != "total" { count[$NF == "write" || $NF == "clock_gettime" ? $NF : "other"] += $4 }
     END { printf "%d chunks: %d doorbells, %d other calls, and %d looks at a clock\n", chunks, count["write"], count["other"], count["clock_gettime"]
           exit !(chunks >= 2500 && count["write"] > 0 && count["write"] <= chunks && count["other"] <= 0.02 * chunks) }' /tmp/calls

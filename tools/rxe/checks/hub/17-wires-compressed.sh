@@ -1,7 +1,7 @@
 #!/bin/bash
-# Three wires between two machines carry the bytes that the probe says a worker sends in a round: with a dense codec, a sparse
-# codec, Slim-DP seeded and with keys, and without compression, pulled in one batch.
-# guest: pair --nics 3
+# Three wires between two machines carry as many bytes as the probe says that a worker sends in a round. This holds with a dense
+# codec, with a sparse codec, with Slim-DP (seeded and with keys), and for weights that are pulled in one batch without
+# compression. guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 150
@@ -19,7 +19,7 @@ hub() {
     end_hub
 }
 
-# run NUMBER HOW...: two workers, eight rounds.
+# run NUMBER OPTION...: runs two workers for eight rounds, and compares the bytes.
 run() {
     local port=$((7100 + $1)) probe other before whole
     shift
@@ -31,8 +31,8 @@ run() {
     "${probe[@]}" --rank 1 >/tmp/report.1
     wait $other
     jq -es 'all(.transport == "verbs" and .sent_bytes > 0)' /tmp/report.0 /tmp/report.1
-    # Up to four rounds come before the counted ones; they and the broadcast may send whole chunks. Three tenths and 200 KB more
-    # are for headers, acknowledgements, repeats, and the joins.
+    # Before the counted rounds there are up to four others and the broadcast, which may send whole chunks. Three tenths and 200
+    # KB are added for headers, acknowledgements, retries, and the joins.
     whole=$(jq .model_bytes /tmp/report.0)
     jq -s 'map(.sent_bytes) | add' /tmp/report.0 /tmp/report.1 | awk -v moved=$(($(sent) - before)) -v whole="$whole" \
         -v how="$*" '{ least = 8 * $1; most = 1.3 * (8 * $1 + 5 * 2 * whole) + 200000
@@ -45,7 +45,7 @@ for number in "${!jobs[@]}"; do
     if [ "$PHUB_RXE_SIDE" = 1 ]; then
         hub "$number"
     else
-        # shellcheck disable=SC2086 # words
+        # shellcheck disable=SC2086 # a job is several words
         run "$number" ${jobs[number]}
     fi
 done

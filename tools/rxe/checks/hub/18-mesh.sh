@@ -1,6 +1,6 @@
 #!/bin/bash
-# Two machines with two workers each, and a hub on each: a mesh by RDMA. Every result is exact, the wires carry one stream a
-# machine and not one a worker, also with clip_norm, and with a codec between the hubs at most half of it.
+# A mesh by RDMA has exact results, of two machines that have a hub and two workers each. The wires carry one stream for each
+# machine, and not one for each worker, also with clip_norm. With a codec between the hubs they carry at most half of a stream.
 # guest: pair --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -10,7 +10,7 @@ sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/stat
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
 
-# run JOB LEAST MOST OPTION...: twelve rounds. This machine sends at least LEAST and at most MOST models.
+# run JOB LEAST MOST OPTION...: runs twelve rounds. The bytes that this machine sends must be between LEAST and MOST models.
 run() {
     local job=$1 least=$2 most=$3 before other
     shift 3
@@ -29,13 +29,13 @@ run() {
 serve --listen 0.0.0.0:7077
 within 60 listens "$PHUB_RXE_PEER" 7077
 model 400000 17
-# A model each round; up to four rounds come before the counted ones, and the broadcast. Three tenths are for headers and
-# repeats. With a stream a worker it would be 24 models.
+# A machine sends a model in each round. Before the counted rounds there are up to four others, and the broadcast. Three tenths
+# are added for headers and retries. With a stream for each worker there would be 24 models.
 run bare 12 22.5
 jq -es 'all(.checked)' /tmp/report.0 /tmp/report.1
 run clipped 12 22.5 --clip-norm 1
 run coded 3 11 --compress qsgd:8:512
 grep -F "sums go up" /tmp/hub | grep -F "transport=verbs"
-# All jobs end, at both levels.
+# Three jobs end at both levels, which makes six.
 within 60 ended 6
 end_hub

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Of three NICs one does not open, and one has no IP address, which leaves it a link-local GID. Hub and worker go without them
-# and say so in a warning, and a job runs by RDMA over the third. A hub that is told to use a NIC that does not open says
-# why. Queue pairs are told what flags and the environment say of their path; a value out of range stops the hub.
+# Hub and worker do not use NICs that are not fit, and warn of them. Of three NICs, one does not open, and one has no IP address,
+# so it has only a link-local GID. A job runs by RDMA over the third. A hub whose options name a NIC that does not open fails with
+# the reason. Queue pairs get the settings of their path that flags and the environment have; a value out of range is an error.
 # guest: one --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -23,14 +23,14 @@ grep -F "RDMA goes without rxe1: cannot open the RDMA device rxe1" /tmp/hub
 grep -F "RDMA goes without rxe2: its only RoCE v2 address is link-local" /tmp/hub
 grep -F "timeout 18 and 6 retries (7.5 s), 2 RNR retries, traffic class 106, service level 3, pkey index 0, adaptive routing 0, relaxed ordering" /tmp/hub
 end_hub
-# The settings of the queue pairs are those that they were told, at both ends.
+# The queue pairs of both ends have the settings of flags and environment.
 sed 's/qp=[0-9]*//; s/ peer=[0-9]*//' "$LIKE_LOG" | sort | uniq -c
 grep -E "state=2 .*global=1 .*sl=3 .*hop_limit=64 traffic_class=106" "$LIKE_LOG"
 grep -E "state=3 timeout=18 retries=6 rnr_retries=2" "$LIKE_LOG" # the hub's
 grep -E "state=3 timeout=18 retries=6 rnr_retries=7" "$LIKE_LOG"
 grep -E "state=1 .*pkey_index=0" "$LIKE_LOG"
 
-# refused WORDS VARIABLE... COMMAND: a hub that does not start, and says these words.
+# refused WORDS VARIABLE... COMMAND: fails unless the hub of the command does not start, with an error that has these words.
 refused() {
     local words=$1
     shift
@@ -40,6 +40,6 @@ refused() {
 refused "cannot open the RDMA device rxe1" phub-server serve --nics =rxe1 --transports verbs --listen 127.0.0.1:0
 refused 'PHUB_RDMA_SL is "16"; expected a number from 0 to 15' PHUB_RDMA_SL=16 phub-server serve --listen 127.0.0.1:0
 refused 'PHUB_RDMA_PKEY is "999"; expected a number from 0 to' PHUB_RDMA_PKEY=999 phub-server serve --listen 127.0.0.1:0
-# The checks after this one have three NICs.
+# Later checks need three NICs.
 ip address add 10.77.2.1/24 dev nic2
 within 20 has_address

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The memory that the kernel has pinned for a hub and a worker with two NICs, by RDMA: two copies of the model, for any number
-# of NICs. With two hubs, each has pinned its half, and the worker still two copies.
+# By RDMA over two NICs, the kernel pins two copies of the model for the hub, and two for a worker. The number of NICs makes no
+# difference. With two hubs, it pins one copy for each hub, and still two for the worker.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -9,7 +9,7 @@ model 900000 60000 30000 10000 17
 bytes=4000068
 
 declare -A pinned
-# look NAME PID: keeps the most bytes that the kernel has pinned for a process, or for its only child.
+# look NAME PID: stores the most bytes so far that the kernel has pinned for a process, or for its only child.
 look() {
     local now
     now=$(awk -v pid="$2" '
@@ -18,14 +18,14 @@ look() {
         $1 == "VmPin:" && $2 > 0 && (of == pid || from == pid) { print $2 * 1024 }' /proc/[0-9]*/status 2>/dev/null || true)
     if [ "${now:-0}" -gt "${pinned[$1]:-0}" ]; then pinned[$1]=$now; fi
 }
-# expect NAME MODELS: the size of this number of models, and at most a sixth more: each range that is registered may begin
-# and end within a page.
+# expect NAME MODELS: fails unless the pinned bytes are this number of models. They may be a sixth more, because each registered
+# range may begin and end within a page.
 expect() {
     echo "$1: ${pinned[$1]:-0} bytes, $2 models expected"
     awk -v seen="${pinned[$1]:-0}" -v least="$((bytes * $2))" \
         'BEGIN { exit !(seen >= 0.97 * least && seen <= 1.17 * least) }'
 }
-# train HUBS: a job of one worker.
+# train HUBS: trains one worker, and looks at the pinned bytes meanwhile.
 train() {
     local worker
     pinned=()

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Two wires between two machines, whose addresses share no subnet, and three lanes on two NICs: each lane keeps to its wire, by
-# the names of the NICs. Each lane's completions have a vector of their own, and so have those of each worker. A map of rails
-# that crosses the wires is obeyed: the job fails.
+# NICs are paired by their names, so that each of three lanes on two NICs uses its own wire. The addresses of the two machines
+# share no subnet. The completions of each lane have their own vector, and so have those of each worker. A map of rails that
+# crosses the wires is obeyed, so the job fails.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # build: bin phub-probe

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A port goes down in the middle of rounds and comes back before its queue pairs give up: the hub hears PORT_ERR, its packets
-# reach nobody until one was sent again, then it hears PORT_ACTIVE. The job goes on and its results are exact. GET /v1/hub has the
-# NIC's retries. An event that is the end of a device ends the next job, with its name.
+# A job continues with exact results when a port goes down during rounds and is up again before its queue pairs give up. The hub
+# gets the event PORT_ERR, and its packets are lost until one was sent again. Then it gets PORT_ACTIVE. GET /v1/hub has the NIC's
+# retries. An event that a device has failed ends the next job, and the hub's log names the event.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # build: bin phub-probe

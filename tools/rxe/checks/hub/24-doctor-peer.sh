@@ -1,6 +1,6 @@
 #!/bin/bash
-# `phub-server doctor --peer` at one machine measures the way to a hub on another: the path MTU, the speed by TCP, and both pairs
-# of NICs. The hub keeps checkpoints, and has none afterwards.
+# `phub-server doctor --peer` measures the path to a hub on another machine: the path MTU, the speed by TCP, and both pairs of
+# NICs. Although the hub writes checkpoints, it has none of the doctor's jobs afterwards.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # seconds: 120
@@ -15,6 +15,7 @@ fi
 within 60 listens "$PHUB_RXE_PEER" 7079
 phub-server doctor --listen 127.0.0.1:0 --peer "$PHUB_RXE_PEER:7079" | tee /tmp/said
 grep -E "^pass  path MTU to .* 4200 bytes: a packet of that size arrived there" /tmp/said
-# An emulated processor may serve one NIC twice as fast as the other. The line rate of soft-RoCE is nominal.
+# No speed is expected: an emulated processor may serve one NIC twice as fast as the other, and the line rate of soft-RoCE is
+# nominal.
 grep -E "^(pass|note|warn)  RDMA to .*rxe0.*1 links, .* GB/s.*, each way [0-9]+ % of a line rate of [0-9.]+ Gb/s" /tmp/said
 grep -E "^ +.*rxe1.*1 links, .* GB/s.*, each way [0-9]+ % of a line rate of [0-9.]+ Gb/s" /tmp/said

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Of three NICs one does not open when the hub starts, and another fails in a round later (IBV_EVENT_DEVICE_FATAL), which ends that
-# job. Other jobs run over the NICs that are left, and GET /v1/hub says of each of the others why it is lost. Once they
-# open again, a job that begins then has all three,
-# and the hub's log says so. The doctor says of a NIC that does not open that a hub tries it again.
+# A hub uses a lost NIC for new jobs when the NIC opens again. Of three NICs, one does not open when the hub starts. Another fails
+# in a round later (IBV_EVENT_DEVICE_FATAL), which ends that job. Later jobs run over the NICs that are left, and GET /v1/hub says
+# why each lost NIC is lost. When the NICs open again, the next job has all three, and the hub logs it. The doctor says that a hub
+# tries again to open a NIC that does not open.
 # guest: one --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -12,7 +12,7 @@ like_hardware
 model 300000
 rm -f /tmp/events
 mkfifo /tmp/events
-# ill NIC...: these do not open now: EIO.
+# ill NIC...: from now on these NICs do not open (EIO), and all others do.
 ill() { printf 'ibv_open_device@%s fail 5\n' "$@" >/tmp/faults; }
 ill rxe2
 export LIKE_FAULTS=/tmp/faults
@@ -21,11 +21,11 @@ grep -F "ibv_open_device on rxe2: Input/output error" /tmp/doctor
 grep -F "a hub opens it again when a job begins" /tmp/doctor
 export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
 serve --transports verbs
-# The workers' NICs are well.
+# The workers' NICs have no faults.
 unset LIKE_FAULTS LIKE_EVENTS LIKE_EVENTS_OF
 jobs=0
 
-# runs_over NIC...: a job's chunks go over these NICs of the hub.
+# runs_over NIC...: runs a job. Fails unless the chunks go over exactly these NICs of the hub.
 runs_over() {
     jobs=$((jobs + 1))
     phub-probe --hub 127.0.0.1:7077 --transport verbs --job "job-$jobs" --manifest /tmp/model --workers 1 --rank 0 \
@@ -35,7 +35,7 @@ runs_over() {
     echo "job $jobs runs over $seen"
     [ "$seen" = "$*" ]
 }
-# lost NIC WORDS: the hub says why this NIC is lost.
+# lost NIC WORDS: whether the hub says in these words why this NIC is lost.
 lost() { ask 127.0.0.1 7077 | jq -e --arg nic "$1" --arg words "$2" '.nics[] | select(.device == $nic) | .lost | contains($words)'; }
 
 runs_over rxe0 rxe1
@@ -50,7 +50,7 @@ within 20 lost rxe1 "IBV_EVENT_DEVICE_FATAL"
 if wait $doomed; then exit 1; fi
 grep -F "rxe1 says IBV_EVENT_DEVICE_FATAL" /tmp/hub
 runs_over rxe0
-# A NIC that opens and has no usable address is still lost.
+# A NIC that opens, but has no usable address, is still lost.
 has_address() { cat /sys/class/infiniband/rxe2/ports/1/gids/* 2>/dev/null | grep "ffff:0a4d:0201" >/dev/null; } # 10.77.2.1
 ip address flush dev nic2 scope global
 is_bare() { ! has_address; }

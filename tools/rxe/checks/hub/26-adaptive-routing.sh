@@ -1,6 +1,6 @@
 #!/bin/bash
-# With PHUB_RDMA_ADAPTIVE_ROUTING each post is a write and an empty write with its immediate: the conformance suite passes, two
-# requests a post are counted, and a job whose hub alone is told so has exact results.
+# With PHUB_RDMA_ADAPTIVE_ROUTING each post is two requests: a write, and an empty write with the immediate. The conformance suite
+# passes, and counts two requests for a post. A job has exact results if only its hub has the setting.
 # guest: one
 # build: test conformance_verbs
 # build: lib fabric
@@ -10,7 +10,7 @@
 model 300000
 export PHUB_RDMA_ADAPTIVE_ROUTING=1
 fabric --exact verbs::tests::a_chunk_is_one_send_and_one_receive_request | tee /tmp/counted
-# Check 23 has the test that takes a link down.
+# The test that takes a link down is left out; check 23 has one.
 conformance_verbs --test-threads 1 --nocapture --skip a_port_that_comes_back 2>&1 | tee -a /tmp/counted
 [ "$(grep -c "^test result: ok. [1-9]" /tmp/counted)" = 2 ]
 if grep "skipped:" /tmp/counted; then exit 1; fi

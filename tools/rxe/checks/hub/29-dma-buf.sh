@@ -1,10 +1,10 @@
 #!/bin/bash
-# Gradients that lie in a dma-buf cross by RDMA: a worker with them there and one with them in host memory have the bits of a plain
-# model, also after one has lost a NIC and made its links again. Each of two NICs registers the ranges that it carries, and no
-# others. A device that takes no dma-buf is an error that names it, the range and what to do.
+# Gradients in a dma-buf are sent by RDMA: a worker with gradients there and a worker with gradients in host memory have the bits
+# of a simple model, also after a worker has lost a NIC and reconnected. Each of two NICs registers only the ranges that it
+# carries. If a device takes no dma-buf, the error names the device, the range and what to do.
 #
-# The guests' kernel makes no udmabufs, so a video driver without hardware (vivid) gives the dma-buf. Soft-RoCE takes none: the
-# interposer takes it in its place, and without it the join fails.
+# The guests' kernel has no udmabufs, so the dma-buf comes from vivid, a video driver without hardware. Soft-RoCE takes no
+# dma-bufs. The interposer takes them in its place; without the interposer the join fails.
 # guest: one --nics 2
 # build: bin phub-server
 # build: test together
@@ -14,7 +14,7 @@ modprobe -d "${PHUB_RXE_DIR:-target/rxe}/kernel" vivid n_devs=1 node_types=1
 within 20 test -c /dev/video0
 export PHUB_TEST_VIDEO=/dev/video0 PHUB_TEST_HUB=127.0.0.1:7077
 serve --listen 127.0.0.1:7077 --cores 2 --transports verbs,tcp
-# run TEST...: tests of gradients in dma-bufs, none of them skipped.
+# run TEST...: runs tests of gradients in dma-bufs. Fails if one is skipped.
 run() {
     together --test-threads 1 --nocapture "$@" 2>&1 | tee /tmp/tests
     ! grep "skipped:" /tmp/tests || exit 1
@@ -36,7 +36,7 @@ grep -F "from byte 12480 of its dma-buf: Cannot allocate memory" /tmp/tests
 
 : >"$LIKE_LOG"
 run bits::dma_buf::gradients_leave_from_a_dma_buf
-# Of 200,000 + 60,000 + 840 bytes each is registered once, and what both NICs have of it meets nowhere.
+# Each of the 200,000 + 60,000 + 840 bytes is registered once, and the ranges of the two NICs do not overlap.
 grep -F "dma-buf of=" "$LIKE_LOG"
 sed -n 's/^dma-buf of="\(.*\)" offset=\([0-9]*\) bytes=\([0-9]*\) iova=\([0-9]*\) access=0$/\2 \3 \4 \1/p' "$LIKE_LOG" | sort -n | awk '
     $1 != $3 || $1 < end { exit wrong = 1 }

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Two wires between two machines whose addresses share no subnet, and the names of the worker's NICs cross: rxe0 at one end
-# is on the wire of rxe1 at the other. Addresses resolve on both wires, as on InfiniBand, so only packets tell. The worker
-# tries the pairs that names give, finds them dead, and takes the others. A worker with one NIC has the hub serve all lanes
-# by the NIC of its wire. A worker with a NIC that leads nowhere uses TCP. If that is not allowed, it names the NICs that do
-# not reach each other.
+# A worker finds the pairs of NICs that reach each other, although the names mislead: rxe0 of one machine is on the wire of rxe1
+# of the other. The addresses share no subnet, and resolve on both wires, as on InfiniBand. So only packets show which pairs work.
+# The worker tries the pairs with equal names, gets no answer, and takes the other pairs. If a worker has one NIC, the hub serves
+# all lanes by the NIC on the same wire. If the worker's NIC reaches no NIC of the hub, the worker uses TCP. If TCP is not
+# allowed, the error names the NICs that do not reach each other.
 # guest: pair --nics 2 --cpus 4
 # build: bin phub-server
 # build: bin phub-probe
@@ -16,7 +16,7 @@ for nic in 0 1; do
     ip address flush dev nic$nic scope global
     ip address add "10.77.$nic.$PHUB_RXE_SIDE/32" dev nic$nic
 done
-# leads_nowhere NIC ADDRESS: packets to the address are sent to a machine that is not on the wire.
+# leads_nowhere NIC ADDRESS: makes NIC send packets for the address to a machine that is not on the wire.
 leads_nowhere() { ip neighbour replace "$2" lladdr 02:00:00:00:00:99 dev "$1" nud permanent; }
 for nic in 0 1; do
     for wire in 0 1; do

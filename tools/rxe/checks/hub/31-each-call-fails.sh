@@ -1,8 +1,8 @@
 #!/bin/bash
-# Calls of libibverbs fail at the hub and at the worker, in a join and in rounds: the worker ends with an error, it or the hub
-# names the call and the NIC, nothing of it is left in the kernel, and the next job at the same hub is exact. A hub that cannot begin
-# says so in the same way. A worker whose registration takes longer than a hello may joins all the same. The doctor fails for a job whose
-# queues are too deep.
+# When a call of libibverbs fails, at the hub or at the worker, in a join or in a round, the worker ends with an error. The worker
+# or the hub names the call and the NIC. No object of the job is left in the kernel, and the next job at the same hub has exact
+# results. A hub that cannot start also names the call and the NIC. A worker joins although its registration takes longer than the
+# timeout of a hello. The doctor fails for a job whose queues would be too long.
 # guest: one
 # build: bin phub-server
 # build: bin phub-probe
@@ -12,23 +12,23 @@ like_hardware
 model 300000
 : >/tmp/faults.hub
 : >/tmp/faults.worker
-# The kernel's objects of rxe0.
+# objects: lists the kernel's objects of rxe0.
 objects() { rdma resource show | grep rxe0; }
 as_before() { [ "$(objects)" = "$before" ]; }
-# named CALL FILE...: whether somebody names the call and the NIC.
+# named CALL FILE...: whether a line in the files names the call and the NIC.
 named() {
     awk -v call="$1" 'index($0, call) && index($0, "rxe0") { print substr($0, 1, 260); found = 1; exit }
         END { exit !found }' "${@:2}"
 }
 jobs=0
-# job SECONDS ROUNDS: its output is in /tmp/report and /tmp/said.
+# job SECONDS ROUNDS: runs a job with this timeout. Its output is in /tmp/report and /tmp/said.
 job() {
     jobs=$((jobs + 1))
     LIKE_FAULTS=/tmp/faults.worker timeout "$1" phub-probe --hub 127.0.0.1:7077 --transport verbs --workers 1 --rank 0 \
         --manifest /tmp/model --json --job "job-$jobs" --rounds "$2" >/tmp/report 2>/tmp/said
 }
 fine() { job 60 3 && jq -e '.checked and .transport == "verbs"' /tmp/report >/dev/null; }
-# fault SIDE ROUNDS LINE: a job with this fault at this side.
+# fault SIDE ROUNDS LINE: runs a job with this fault at this side, and checks that it fails as it should.
 fault() {
     local status=0 from
     from=$(($(wc -c </tmp/hub) + 1))
@@ -38,7 +38,7 @@ fault() {
     within 20 as_before
     # The worker may end before the hub has written its log.
     somebody_names() { tail -c "+$from" /tmp/hub >/tmp/hub.said && named "$1" /tmp/said /tmp/hub.said; }
-    # 124: it had not ended.
+    # Status 124 is a timeout: the worker had not ended.
     if [ $status = 0 ] || [ $status = 124 ] || ! within 10 somebody_names "${3%% *}"; then
         echo "$1, $3: exit status $status, it says:" && cat /tmp/said && exit 1
     fi
@@ -73,6 +73,6 @@ echo "ibv_reg_mr delay 6000" >/tmp/faults.worker
 fine
 end_hub
 
-# VGG-19 in lanes of more chunks than this NIC takes receive requests.
+# The lanes of VGG-19 have more chunks than this NIC takes receive requests.
 if LIKE_AS=bnxt_re phub-server doctor --transports verbs --cores 1 --model vgg19 --listen 127.0.0.1:0 >/tmp/said; then exit 1; fi
 grep -E "^FAIL  bytes over rxe0 .*ibv_create_qp: the device's maximum is 4351" /tmp/said

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Two NICs that say they are InfiniBand, in their words to libibverbs and in sysfs: hub and worker pair them by name, as all GIDs are
-# in fe80::/64, and ask for paths by LID, with service level and partition key; by GID where the ports require a GRH, or where the two
-# ends are in different subnets. The interposing library carries it by RoCE, and every result is exact. The doctor names the link layer.
+# InfiniBand works, with two NICs that claim to be InfiniBand to libibverbs and in sysfs. Hub and worker pair the NICs by name,
+# because all GIDs are in fe80::/64. They address each other by LID, with service level and partition key. If the ports require a
+# GRH, or if the two ends are in different subnets, they also use the GID. The interposer carries the traffic by RoCE, and every
+# result is exact. The doctor names the link layer.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -20,7 +21,7 @@ rxe1 8 fec0:2:2:2::8:1 1 ::ffff:10.77.1.1
 FABRIC
 export LIKE_INFINIBAND=/tmp/infiniband LIKE_PKEYS=ffff,0,0,8003 PHUB_RDMA_PKEY=3 PHUB_RDMA_SL=3 PHUB_RDMA_TC=106
 
-# in_subnet PREFIX COMMAND...: it sees ports of InfiniBand whose GIDs are in this subnet, and nobody else does.
+# in_subnet PREFIX COMMAND...: runs a command, which alone sees ports of InfiniBand with GIDs in this subnet.
 in_subnet() {
     export SUBNET=$1
     shift
@@ -41,7 +42,7 @@ in_subnet() {
         exec "$@"' subnet "$@"
 }
 flat=fe80:0000:0000:0000
-# trains SUBNET SUBNET: a hub and a worker there; the log's lines about queue pairs are then in /tmp/asked.
+# trains SUBNET SUBNET: trains a hub and a worker in these subnets. The log's lines about queue pairs are then in /tmp/asked.
 trains() {
     : >"$LIKE_LOG"
     (in_subnet "$1" phub-server serve --listen 127.0.0.1:7077 --transports verbs) &>/tmp/hub &
@@ -54,7 +55,7 @@ trains() {
     end_hub
     grep "^modify" "$LIKE_LOG" | sed 's/qp=[0-9]* //; s/ peer=[0-9]*//' | sort | uniq -c | tee /tmp/asked
 }
-# asked TEXT...: somebody asked for each.
+# asked TEXT...: fails unless each text is in a line about a queue pair.
 asked() { for text in "$@"; do grep -F "$text" /tmp/asked >/dev/null || { echo "nobody asked for '$text'" && exit 1; }; done; }
 
 trains $flat $flat
@@ -73,7 +74,7 @@ asked "state=2 global=1 dlid=7 $routed" "dgid=fec0:1:1:1::7:1" "dgid=fec0:2:2:2:
 grep -E "^pass  NIC rxe0 +port 1 ACTIVE, InfiniBand" /tmp/said
 grep -E "^pass  GID rxe0 +index 0, fe80::7:1: the port's own on InfiniBand" /tmp/said
 grep -E "^pass  bytes over rxe1 " /tmp/said
-# refused INDEX WORDS: a hub that does not start with this partition key.
+# refused INDEX WORDS: fails unless a hub with this partition key does not start, with an error that has these words.
 refused() {
     if phub-server serve --transports verbs --listen 127.0.0.1:0 --rdma-pkey "$1" &>/tmp/said; then exit 1; fi
     grep -F -- "$2" /tmp/said || { cat /tmp/said && exit 1; }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The traffic class that NCCL's variable names is in every RoCE packet on the wire, both ways, and no packet is longer than the MTU that
-# a flag tells the hub alone: captured at the hub's NIC.
+# Every RoCE packet on the wire, both ways, has the traffic class of NCCL's variable. No packet is longer than the MTU of a flag
+# that only the hub has. The packets are captured at the hub's NIC.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -13,7 +13,8 @@ if [ "$PHUB_RXE_SIDE" = 2 ]; then
     jq -e '.checked and .transport == "verbs"' /tmp/report
     exit
 fi
-# Way (4 is outgoing), type of service, packets, and the longest of them: of UDP to port 4791.
+# Captures packets of UDP to port 4791. At the end, it prints for each direction (the kernel's kind 4 is outgoing) and type of
+# service the number of packets, and the length of the longest.
 cat >/tmp/capture.py <<'PYTHON'
 import collections, signal, socket, sys
 
@@ -36,7 +37,7 @@ finally:
 PYTHON
 python3 /tmp/capture.py >/tmp/captured &
 capture=$!
-trap 'kill $capture 2>/dev/null || true' EXIT # a capture that continues would hold this check's output open
+trap 'kill $capture 2>/dev/null || true' EXIT # a capture that still runs would keep the output of this check open
 within 60 grep -q listening /tmp/captured
 serve --listen 0.0.0.0:7077 --nics =rxe0 --transports verbs --rdma-mtu 1024
 within 90 grep -qF "all workers left" /tmp/hub
@@ -45,5 +46,5 @@ kill $capture
 wait $capture || true
 cat /tmp/captured
 [ "$(sed 1d /tmp/captured | cut -d ' ' -f 1-2 | xargs)" = "in 106 out 106" ]
-# A packet has its headers in addition to 1024 bytes.
+# The length of a packet is 1024 bytes and its headers.
 awk 'NR > 1 && ($3 < 100 || $4 < 1024 || $4 > 1024 + 100) { wrong = 1 } END { exit wrong }' /tmp/captured

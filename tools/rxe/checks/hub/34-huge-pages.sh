@@ -1,15 +1,15 @@
 #!/bin/bash
-# The pages of a hub's windows on a machine with two NUMA nodes, by shared memory, TCP and RDMA. Where 2 MiB are of cores of one
-# node they are a huge page, and elsewhere small pages; what a core owns lies on its node, in both; as many bytes as the doctor
-# says have huge pages; and the kernel has pinned as many as the doctor says that the hub registers. A worker's gradients have
-# huge pages, too, by TCP and RDMA.
+# The pages of a hub's windows are huge where possible, and on the right one of two NUMA nodes, by shared memory, TCP and RDMA. If
+# cores of one node own all of 2 MiB, they are a huge page; otherwise they are small pages. The bytes of a core are on its node,
+# in huge and in small pages. The doctor says how many bytes have huge pages, and how many bytes the hub registers; both are
+# right. By TCP and RDMA, a worker's gradients have huge pages, too.
 # guest: one --numa --nics 2 --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 400
 
-# pages PID [NAME]: of each mapping that is as large as a window and has NAME in its name, it prints the first address and
-# the bytes that are mapped by huge pages.
+# pages PID [NAME]: prints, for each mapping that is as large as a window and has NAME in its name, the first address and the
+# number of bytes in huge pages.
 pages() {
     awk -v size="$window_kib" -v name="${2-}" '
         $1 ~ /^[0-9a-f]+-[0-9a-f]+$/ { split($1, range, "-"); is_named = name == "" || index($0, name) }
@@ -17,15 +17,15 @@ pages() {
         $1 == "AnonHugePages:" || $1 == "ShmemPmdMapped:" { huge += $2 * 1024 }
         $1 == "VmFlags:" && is_window { print range[1], huge }' "/proc/$1/smaps"
 }
-# on_nodes ADDRESS: the bytes of the mapping there that lie on node 0, and on node 1.
+# on_nodes ADDRESS: prints the bytes of the mapping at this address that are on node 0, and on node 1.
 on_nodes() {
     awk -v start="$1" '
         $1 == start { for (i = 2; i <= NF; i++) if ($i ~ /^N[01]=/) on[substr($i, 2, 1)] = substr($i, 4) * 4096 }
         END { print on[0] + 0, on[1] + 0 }' "/proc/$hub/numa_maps"
 }
 stepped() { [ "$(chunks 127.0.0.1 7077)" -gt 0 ]; }
-# look CORES TRANSPORT ROUNDS OPTION...: trains one worker at a hub with these cores, and looks at the hub while the worker
-# pauses.
+# look CORES TRANSPORT ROUNDS OPTION...: trains one worker at a hub with these cores. Stops the worker meanwhile, and looks at the
+# pages of both.
 look() {
     local probe worker address huge
     serve --listen 127.0.0.1:7077 --cores "$1"
@@ -36,7 +36,7 @@ look() {
     worker=$(pgrep -P $probe)
     kill -STOP "$worker"
     pages "$hub" | while read -r address huge; do echo "$huge $(on_nodes "$address")"; done >/tmp/windows
-    # Private windows have a policy: the kernel's NUMA balancing does not move them.
+    # Private windows must have a memory policy, so that the kernel's NUMA balancing does not move them.
     if pages "$hub" | cut -d " " -f 1 | grep -F -f - "/proc/$hub/numa_maps" | grep -v file= | grep -v " local "; then exit 1; fi
     own=$(pages "$worker" memfd | cut -d " " -f 2)
     pinned=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$hub/status")
@@ -45,12 +45,13 @@ look() {
     end_hub
     jq -e --arg way "$2" '.checked and .transport == $way' /tmp/report
 }
-# The gradients of a worker that shares no memory have huge pages in its process.
+# own_gradients_are_huge: whether the gradients of a worker without shared memory are in huge pages of its process.
 own_gradients_are_huge() { echo "own gradients: ${own:-none} in huge pages" && [ "$own" = $((window_kib / 2048 << 21)) ]; }
-# expect HUGE: both windows have so many bytes in huge pages, and on each node what its cores own, within 128 KiB.
+# expect HUGE: fails unless both windows have this number of bytes in huge pages, and on each node the bytes of its cores, within
+# 128 KiB.
 expect() {
     local share
-    # Cpus 0 to 3 are on node 0.
+    # Processors 0 to 3 are on node 0.
     share=$(jq '(.per_core | map(select(.cpu < 4).bytes) | add) / (.per_core | map(.bytes) | add)' /tmp/report)
     echo "expected: $1 bytes in huge pages, and $share of each window on node 0; seen (in huge pages, node 0, node 1):"
     cat /tmp/windows
@@ -60,10 +61,11 @@ expect() {
         END { exit !(NR == 2 && good == 2) }' /tmp/windows
 }
 
-# Six cores, chunks of 1 MiB: 3 MiB of node 0, then 3 of node 1. Of each three pairs of MiB the second is mixed.
+# Six cores with chunks of 1 MiB: cores of node 0 own 3 MiB, then cores of node 1 own 3 MiB. Of each three blocks of 2 MiB, the
+# second one has bytes of both nodes.
 model 4718592 17
 window_kib=18436
-# The worker must still train when it is looked at.
+# The rounds are enough for the worker to be still training when `look` stops it.
 declare -A rounds=([shm]=150 [tcp]=40 [verbs]=30)
 export RUST_LOG=info,phub_server::cores::near=debug
 for way in shm tcp verbs; do
@@ -72,7 +74,7 @@ for way in shm tcp verbs; do
     [ $way = shm ] || own_gradients_are_huge
 done
 
-# A model that is large enough to be dealt to nodes by huge pages, which its chunks cross. By RDMA.
+# A larger model, by RDMA: the hub divides it between nodes in huge pages, and chunks cross the borders of pages.
 model 17 70000000
 phub-server doctor --listen 127.0.0.1:0 --manifest /tmp/model --workers 1 | tee /tmp/said
 read -r huge bytes <<<"$(sed -n 's/.*MADV_COLLAPSE.*; \([0-9]*\) of \([0-9]*\) bytes of each window .*/\1 \2/p' /tmp/said)"

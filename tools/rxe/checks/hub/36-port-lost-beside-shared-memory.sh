@@ -1,22 +1,23 @@
 #!/bin/bash
-# Links by RDMA are lost of somebody who also has links on shared memory: of the hubs of a mesh, each of which has links to
-# itself, and of a worker whose other hub is on its machine. A port says in the middle of rounds that it is down, and stays
-# so. All links are made again, those by RDMA over the other NIC, and every result is exact. In separate guests: check 22
-# leaves other addresses.
+# A hub or a worker that loses its links by RDMA reconnects, although it also has links on shared memory. These are the hubs of a
+# mesh, each of which has links to itself, and a worker that has one of its two hubs on its own machine. A port reports during
+# rounds that it is down, and stays down. All links are made again, those by RDMA over the other NIC, and every result is exact.
+# This check has its own guests, because check 22 changes addresses.
 # guest: pair --cpus 3 --nics 2
 # build: bin phub-server
 # build: bin phub-probe
 # build: interposer libibverbs.so.1
 # seconds: 240
 like_hardware
-# Hub and worker have events of their own: of two readers of one pipe, either may take an event.
+# Hub and worker each have a pipe of events, because of two readers of one pipe either may get an event.
 events=(/tmp/events.hub /tmp/events.worker)
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     export LIKE_EVENTS=${events[0]} LIKE_EVENTS_OF=rxe1
     rm -f "${events[@]}"
     mkfifo "${events[@]}"
 fi
-# lose EVENTS N M: rxe1 is down once rounds flow, the hubs here and there count so many relinks, and rounds flow; then it is back.
+# lose EVENTS N M: reports during rounds that rxe1 is down. Waits until this hub has counted N reconnects and the other hub M,
+# waits for more rounds, and reports that rxe1 is up again.
 lose() {
     rounds_flow 127.0.0.1 7077
     printf '\012' >"$1" # 10, PORT_ERR
@@ -35,17 +36,17 @@ mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
 env -u LIKE_EVENTS "${probe[@]}" --hub 127.0.0.1:7077 --mesh "$mesh" --job mesh >/tmp/report.0 2>/tmp/worker.0 &
 worker=$!
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
-    # This hub asks both hubs, and so does the other one.
+    # Each of the two hubs reconnects to both hubs, so each counts two reconnects.
     lose "${events[0]}" 2 2
 fi
 wait $worker
 jq -e '.checked and .transport == "shm"' /tmp/report.0
 grep "; reconnected: " /tmp/hub | grep "transport=verbs"
-# The job at both of its levels.
+# The job ends at both of its levels, which makes two.
 within 60 ended 2
 
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
-    # Its hub has links on shared memory alone.
+    # The hub on the worker's machine has links to it only on shared memory.
     LIKE_EVENTS=${events[1]} "${probe[@]}" --hub "10.77.0.1:7077,$PHUB_RXE_PEER:7077" --hub-wait-s 60 --job both \
         >/tmp/report.1 2>/tmp/worker.1 &
     worker=$!

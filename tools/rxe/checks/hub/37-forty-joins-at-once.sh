@@ -1,6 +1,6 @@
 #!/bin/bash
-# Forty workers join a job at once by RDMA, and each registration takes eight seconds longer at both ends. More than 32
-# handshakes are under way at once, all workers join, and every result is exact.
+# Forty workers join a job by RDMA at the same time, although each registration takes eight seconds longer at both ends. More than
+# 32 handshakes are in progress at the same time. All workers join, and every result is exact.
 # guest: one --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
@@ -19,10 +19,10 @@ for ((rank = 0; rank < workers; rank++)); do
 done
 for pid in "${pids[@]}"; do wait "$pid"; done
 [ "$(cat /tmp/report.* | jq -s '[.[] | select(.checked and .transport == "verbs")] | length')" = $workers ]
-# The hub registers the weights for a worker, then its gradients.
+# In a handshake, the hub registers first the weights for the worker (access 0), and then the worker's gradients.
 most=$(awk '/access=0$/ { most = ++n > most ? n : most } /access=1048579$/ { n-- } END { print most }' /tmp/verbs.hub)
 echo "$most handshakes at once"
 [ "$most" -gt 32 ]
-# A queue of completions grows only in handshakes, by doubling.
+# A completion queue grows only in handshakes, and doubles each time.
 echo "the hub resized its queue $(grep -c "^resize" /tmp/verbs.hub) times for $(grep -c "^make" /tmp/verbs.hub) queue pairs"
 end_hub

@@ -1,7 +1,7 @@
 #!/bin/bash
-# An interface on the NIC's own lies in another network namespace, as a pod's does, and has the NIC's only IPv4 address. Hub and
-# worker, which cannot have a socket there, take the IPv6 address of their own, and a job runs by RDMA. Then the
-# NIC's own interface has IPv4, too, and in the pod the doctor names the pod's address.
+# Hub and worker do not use an address of a NIC that belongs to another network namespace, such as a pod's. At first the only IPv4
+# address of the NIC is that of an interface of a pod. Hub and worker cannot open a socket with it, so they use their own IPv6
+# address, and a job runs by RDMA. Then the NIC's own interface has IPv4, too, and in the pod the doctor names the pod's address.
 # guest: one
 # build: bin phub-server
 # build: bin phub-probe
@@ -24,7 +24,7 @@ phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model --worker
 jq -e '.checked and .transport == "verbs"' /tmp/report
 grep -F "fd77::1" /tmp/hub
 end_hub
-# The checks after this one need this address.
+# Later checks need this address.
 ip address delete fd77::1/64 dev nic0
 ip address add 10.77.0.1/24 dev nic0
 within 20 has "ffff:0a4d:0001"
