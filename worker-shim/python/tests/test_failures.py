@@ -138,7 +138,7 @@ class Mute(Exception):
         (SystemExit("bad"), "exit('bad')"),
         (KeyError("x"), "KeyError: 'x'"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (Mute(), "Mute: its text cannot be had"),
+        (Mute(), "Mute: its text cannot be read"),
         (ValueError("a\u202eb\n\0" + "c" * 300), "ValueError: a b  " + "c" * 183),
     ],
 )

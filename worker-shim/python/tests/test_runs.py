@@ -197,7 +197,7 @@ def test_a_run_goes_on_from_a_checkpoint_only_if_its_name_says_so(tmp_path):
         first, second = run(PHUB_JOB="mine"), run(PHUB_JOB="mine")
         assert all(line.endswith("of job mine: from 0 to [-1.0, -1.0, -1.0]") for line in first[0]) and "continues" not in first[1]
         assert all(line.endswith("of job mine: from 2 to [-2.0, -2.0, -2.0]") for line in second[0])
-        assert "job mine continues before round 2, with the weights that its hub had of it" in second[1]
+        assert "job mine continues before round 2, with weights that its hub already had" in second[1]
 
 
 def test_sessions_of_one_process_have_names_by_the_order_in_which_they_are_made(hub, monkeypatch):

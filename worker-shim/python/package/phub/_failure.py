@@ -27,7 +27,7 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # an exception class of the script, whose `__str__` raises
-        return "its text cannot be had"
+        return "its text cannot be read"
 
 
 def of_script() -> Optional[str]:

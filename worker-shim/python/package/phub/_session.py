@@ -351,7 +351,7 @@ class Session:
             raise
         if self.rank == 0 and self.next_round > (0 if state is None else state.round) and _optimizers.keeps_weights(optimizer):
             _LOG.warning(
-                "job %s continues before round %s, with the weights that its hub had of it; for a training from the start, give it "
+                "job %s continues before round %s, with weights that its hub already had; to train from the start, give the job "
                 "another name (job= or PHUB_JOB)",
                 *(self.job, self.next_round),
             )

@@ -165,7 +165,7 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
     if len(set(rounds.values())) != 1:
         each = ", ".join(f"{round_} at {hub}" for hub, round_ in rounds.items())
         raise _phub.RefusedError(
-            f"the state of job {job!r} is of several rounds: the hubs stand before rounds {each}; ask when no key of this "
+            f"the hubs of job {job!r} are in different rounds, before rounds {each}: fetch the state when no key of this "
             f"worker is in flight, and with consistency 'bsp'"
         )
     expected = sum(tensor.nbytes for tensor in tensors.values())
