@@ -42,23 +42,31 @@ class TernGrad:
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """The largest values alone are sent. `share` is their share of all values, above 0 and at most 1."""
+    """The largest values alone are sent. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomK:
-    """Values at random places are sent, and no others. `share` is their share of all values."""
+    """Values at random places are sent, and no others. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Dgc:
-    """Deep gradient compression: only the largest sums of momentum are sent. `share` is their share of all values. It begins at a
-    quarter, and becomes smaller in each of the first `warmup_rounds`. The worker applies the momentum, so the hub should
-    run `phub.Sgd`."""
+    """Deep gradient compression: only the largest sums of momentum are sent. The worker applies the momentum, so the hub should
+    run `phub.Sgd`.
+
+    Attributes:
+        ratio: the share of all values that are sent. The share is a quarter at first, and becomes smaller in each of the first
+            `warmup_rounds`.
+        momentum: the factor of the momentum.
+        clip: the largest root mean square of a chunk of a worker's gradient. A larger one is scaled down, before the momentum.
+            Default: no bound.
+        warmup_rounds: the number of rounds until the share is `ratio`.
+    """
 
     ratio: float
     momentum: float = 0.9

@@ -115,6 +115,9 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     With `PHUB_LEVELS=flat` there is a hub only at rank 0, also on several machines. `PHUB_LEVELS=machine` means that a hub
     already runs on each machine, at `PHUB_HUB` or 127.0.0.1:7077. These hubs are below other hubs, or in the mesh `PHUB_MESH`.
 
+    Args:
+        environment: environment variables to use in place of this process's. With them, a process group does not count.
+
     Raises:
         SettingsError: the launcher's environment is invalid, or lacks the rank or the number of workers.
     """

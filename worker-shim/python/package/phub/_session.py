@@ -30,7 +30,13 @@ _OF_PLACE = ("transport", "tcp_congestion", "nics", "rails", "mesh", "token", "h
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the hub's disk: the round that a job continues with from it, its size, and how long it took."""
+    """A checkpoint on the hub's disk.
+
+    Attributes:
+        round: the round with which a job continues from the checkpoint.
+        bytes: the size of the checkpoint.
+        milliseconds: the time that it took.
+    """
 
     round: int
     bytes: int

@@ -48,7 +48,7 @@ class State:
         return self.steps.get(key, max(self.round - 1, 0))
 
     def of(self, name: str, key: str) -> Array:
-        """Returns a key's optimizer state: the array with PyTorch's name `state`."""
+        """Returns a key's optimizer state with this name of PyTorch's, such as "exp_avg"."""
         return self.tensors[f"{_STATE}{name}/{key}"]
 
     @property
