@@ -112,8 +112,8 @@ def _with_advice(why: str) -> str:
     return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 
-# The hub that a machine's first worker starts ends when it has had no job for this time. So workers that are restarted within
-# it find the hub.
+# The seconds without a job after which a hub ends that a machine's first worker has started. Workers that are restarted within
+# this time still find the hub.
 _UNUSED_S = 30
 
 
@@ -176,8 +176,8 @@ def _wait_for_jobs(hub: str, token: Optional[str]) -> None:
 
 
 def stop_own_hubs() -> None:
-    """Stops the hubs that this process has started for its sessions. Before, it waits for the workers to leave, up to
-    `_OTHERS_S`."""
+    """Waits until all workers have left the hubs that this process has started for its sessions, for each hub up to `_OTHERS_S`.
+    Then stops the hubs."""
     for hub in _HUBS.values():
         if hub.is_own:
             _wait_for_jobs(f"127.0.0.1:{hub.address.rpartition(':')[2]}", hub.token)

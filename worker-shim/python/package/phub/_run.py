@@ -49,7 +49,7 @@ _AGREED: Dict[Tuple[Worker, bool], Agreement] = {}
 
 def agree(me: Worker, token: Optional[str], is_hub_named: bool) -> Agreement:
     """Agrees with all workers of the launcher. Further calls in this process return the first result. If neither the script nor
-    `PHUB_PORT` chooses a hub or a port, it also starts this worker's hub on a free port.
+    `PHUB_PORT` chooses a hub or a port, the first call also starts this worker's hub on a free port.
 
     Raises:
         MissingWorkersError: another worker did not take part in time.

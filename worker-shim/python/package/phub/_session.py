@@ -21,7 +21,7 @@ from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
 
-# The most optimizers for groups of keys, in addition to the job's own.
+# The largest number of optimizers for groups of keys, without the job's own.
 _MOST_GROUPS = 255
 
 # The settings by which a session reaches its hub.
@@ -368,7 +368,7 @@ class Session:
     def _machine(
         self, me: Worker, hub: Union[str, Hub, None], mesh: Optional[str], settings: Mapping[str, object]
     ) -> Optional[Machine]:
-        """Returns the place on this machine, if the machine's hub is one of several for this session."""
+        """Returns the worker's place on this machine, if this session uses a hub on each machine; otherwise None."""
         machine = me.machine
         is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
         if machine is None or not is_me or mesh is not None or (hub is not None and machine.starts):
@@ -586,7 +586,7 @@ class Session:
 
     @property
     def next_round(self) -> int:
-        """The first round in which no key has been answered. Round 0 is the broadcast, so 0 means that there are no weights."""
+        """The first round in which no key has been answered. Round 0 is the broadcast."""
         return self._native.next_round
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -769,7 +769,7 @@ class Session:
         if self._owner == os.getpid():
             self._log_times()
         if reason is not None and len(self._ranks) < self.world_size:
-            reason = f"{reason} (rank {self.rank} of {self.world_size})"  # the hubs number the workers of each machine
+            reason = f"{reason} (rank {self.rank} of {self.world_size})"  # each machine's hub knows only ranks on its machine
         self._native.close(reason)
 
     def _log_times(self) -> None:

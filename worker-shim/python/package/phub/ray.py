@@ -59,7 +59,7 @@ class HubConfig(TorchConfig):  # type: ignore[misc]
 
 
 class _Backend(_TorchBackend):  # type: ignore[misc]
-    """Ray's backend for torch, which starts the hubs before and stops them after."""
+    """Ray's backend for torch. It starts the hubs before the training, and stops them after it."""
 
     _hubs: "List[_Placed]" = []
 

@@ -163,7 +163,7 @@ class HubState:
         return answer
 
     def leave(self) -> None:
-        """Leaves the job. At the end of a script this happens automatically."""
+        """Leaves the job. The end of a script does so, too."""
         self._jobs.leave()
 
 

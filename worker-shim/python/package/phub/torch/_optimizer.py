@@ -44,7 +44,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     optimizer, if there is some.
 
     A script has the same meaning as with `DistributedDataParallel`: the gradients, parameters and settings at the call of
-    `step()` count. With several workers, a script that reads gradients before `step()`, to clip or log them, gets the mean of
+    `step()` count. With several workers, a script that accesses gradients before `step()`, to clip or log them, gets the mean of
     all workers. `step()` does not wait for the new values. A module that is called waits for its own parameters. Other code
     waits when it reads a parameter.
 
