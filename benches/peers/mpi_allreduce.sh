@@ -7,20 +7,20 @@ usage() {
     cat <<'END'
 usage: mpi_allreduce.sh [--ready] [OPTION...]
 
-  --ready        say whether it can run here, and what is missing
+  --ready        only say whether the peer can run here, and what is missing
   --workers N    ranks                                               (4)
   --elements N   f32 elements of the gradient                        (25557032: ResNet-50)
-  --piece N      elements in one MPI_Allreduce; 262144 is the strongest rival that we know
+  --piece N      elements in one MPI_Allreduce; 262144 is the fastest that we know
                                                                      (all: one flat call)
   --rounds N     measured rounds; the median counts                  (20)
-  --warmup N     rounds before them                                  (3)
-  --tuned        the shared-memory collective with 512 KiB fragments; without it, Open MPI as shipped
-  --ring         the ring, which sends the fewest bytes; without it, Open MPI chooses
+  --warmup N     rounds before the measured ones                     (3)
+  --tuned        use the shared-memory collective with 512 KiB fragments; without it, Open MPI as shipped
+  --ring         use the ring, which sends the fewest bytes; without it, Open MPI chooses
 
-For ranks on several machines, by TCP, on the first of them:
+For ranks on several machines, by TCP, run the command on the first machine, with:
   --hosts LIST      address:ranks of each machine, with commas between them, in the order of the ranks
-  --agent PROGRAM   what starts a command on a machine, as ssh does  (Open MPI's: ssh)
-  --interface NAME  the wire                                         (Open MPI's: all)
+  --agent PROGRAM   the program that starts a command on a machine   (Open MPI's: ssh)
+  --interface NAME  the network interface                            (Open MPI's: all)
 END
 }
 

@@ -34,7 +34,7 @@ def main():
     """Draws the picture and writes the table."""
     long = sys.argv[1:2] == ["length"]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", default=f"target/compression/{'length' if long else 'runs'}.csv", help="by run.py")
+    parser.add_argument("--runs", default=f"target/compression/{'length' if long else 'runs'}.csv", help="the results of run.py")
     parser.add_argument("--out", default="target/compression", help="folder of the picture")
     args = parser.parse_args(sys.argv[2:] if long else None)
     # The evaluations, by task, method and seed. The constants below number their values.

@@ -76,7 +76,7 @@ def main():
     parser.add_argument("--rounds", type=int, help="rounds of each run; by default those of the task")
     parser.add_argument("--batch", type=int, default=16, help="samples of each worker in a round")
     parser.add_argument("--fresh", action="store_true", help="discard earlier runs")
-    parser.add_argument("--mbit", type=int, default=None if kind is Long else 1000, help="rate of each link, both ways")
+    parser.add_argument("--mbit", type=int, default=None if kind is Long else 1000, help="rate of each worker's link, each way")
     args = parser.parse_args(sys.argv[2:] if kind is Long else None)
     os.makedirs(args.out, exist_ok=True)
     path = os.path.join(args.out, kind.table)

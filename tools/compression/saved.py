@@ -27,7 +27,7 @@ def arguments():
     """Returns the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binaries", default="target/release", help="where phub-server and phub-probe are")
-    parser.add_argument("--model", default="resnet50", help="of phub-probe")
+    parser.add_argument("--model", default="resnet50", help="a model of phub-probe")
     parser.add_argument("--mbit", type=int, default=1000, help="rate of each worker's link, each way; the hub's link has the sum")
     parser.add_argument("--rounds", type=int, default=8, help="measured rounds of each run")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each method")

@@ -47,14 +47,14 @@ def arguments():
     """Returns the options of the command line, which `run.sh --help` lists."""
     parser = common_options("tools/figures/run.sh", __doc__)
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", choices=list(KINDS),
-                        help=f"one of {', '.join(KINDS)}; may be given again; default all but trial")
+                        help=f"one of {', '.join(KINDS)}; may be given several times; default: all but trial")
     parser.add_argument("--quick", action="store_true", help="a few points of each figure, in some minutes")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--others-at-most", type=float, default=1, metavar="SHARE",
-                        help="measure again the runs in which other work had more of the cores, e.g. 0.3")
+                        help="repeat the runs in which other work had a larger share of the cores, e.g. 0.3")
     parser.add_argument("--hubs", choices=["beside", "apart"],
-                        help="for all points, one beside each worker, or one on a machine of its own; default as P3's")
-    parser.add_argument("--at-most", type=int, metavar="N", help="the first N points only")
+                        help="for all points: a hub on each worker's machine, or one on a separate machine; default: as in P3")
+    parser.add_argument("--at-most", type=int, metavar="N", help="measure only the first N points")
     return parser
 
 
@@ -62,8 +62,8 @@ def common_options(program, description):
     """Returns the options of P3's and iBatch's experiments."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
-    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
-    parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="folder of CSV files and pictures")
+    parser.add_argument("--no-pictures", action="store_true", help="write only CSV files")
     parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser
 

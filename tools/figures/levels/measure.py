@@ -130,17 +130,17 @@ def run_peer(shape, machines, workers, rounds, model_bytes):
 def main():
     """Measures all shapes in turn, `--repeats` times, and prints a table."""
     parser = common_options("tools/figures/run.sh levels", __doc__)
-    parser.add_argument("--machines", type=int, default=2, metavar="N", help="machines, a hub on each (2)")
+    parser.add_argument("--machines", type=int, default=2, metavar="N", help="machines, each with a hub (2)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="workers of each machine (4)")
     parser.add_argument("--mbit", type=float, default=1000, metavar="N", help="rate of each machine's link, Mb/s (1000)")
-    parser.add_argument("--mtu", type=int, default=MTU, metavar="BYTES", help="of the links (%(default)s)")
+    parser.add_argument("--mtu", type=int, default=MTU, metavar="BYTES", help="MTU of the links (%(default)s)")
     parser.add_argument("--congestion", default=CONGESTION, metavar="NAME",
-                        help="TCP's congestion control that a process gets if it asks for none (%(default)s)")
-    parser.add_argument("--before", metavar="DIRECTORY", help="binaries to compare: the shape mesh by these, as mesh-before")
+                        help="TCP's congestion control for processes that choose none (%(default)s)")
+    parser.add_argument("--before", metavar="DIRECTORY", help="folder of other binaries, which run mesh as mesh-before")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s")
     parser.add_argument("--model", default="resnet50", help="the probe's model (resnet50)")
-    parser.add_argument("--schedule", default="sliced", help="of the workers and their hubs (sliced)")
+    parser.add_argument("--schedule", default="sliced", help="schedule of the workers and their hubs (sliced)")
     args = parser.parse_args()
     shapes = installed(args.shapes.split(",")) + ["mesh-before"] * bool(args.before)
     results = {shape: [] for shape in shapes}

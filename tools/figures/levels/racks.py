@@ -92,12 +92,13 @@ def run(racks, machines, binaries, shape, rounds, options):
 def main():
     """Measures all points in turn, `--repeats` times, and prints a table."""
     parser = common_options("tools/figures/run.sh racks", __doc__)
-    parser.add_argument("--racks", default="2x4,4x2", help="racks x workers of each (%(default)s)")
-    parser.add_argument("--oversubscribed", default="1,2,4", help="a rack's workers together over its uplink (%(default)s)")
+    parser.add_argument("--racks", default="2x4,4x2", help="numbers of racks x workers in a rack (%(default)s)")
+    parser.add_argument("--oversubscribed", default="1,2,4",
+                        help="the rate of a rack's workers' links together, divided by that of its uplink (%(default)s)")
     parser.add_argument("--mbit", type=float, default=200, metavar="N", help="rate of each worker's link, Mb/s (200)")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
     parser.add_argument("--model", default="googlenet", help="the probe's model, or the tensors of a safetensors file (googlenet)")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s, a hub's first")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s; flat or mesh must be the first")
     args = parser.parse_args()
     racks = [tuple(map(int, each.split("x"))) for each in args.racks.split(",")]
     points = [Racks(*shape, args.mbit, int(over)) for shape in racks for over in args.oversubscribed.split(",")]

@@ -167,8 +167,8 @@ def read(path):
 def main():
     """Measures the missing runs: all points once, then again."""
     parser = common_options("tools/figures/run.sh phub", __doc__)
-    parser.add_argument("--trial", action="store_true", help="two machines and a toy, in some seconds")
-    parser.add_argument("--only", metavar="SYSTEM", choices=[*SYSTEMS, MXNET], help="one system")
+    parser.add_argument("--trial", action="store_true", help="two machines and a small model, in some seconds")
+    parser.add_argument("--only", metavar="SYSTEM", choices=[*SYSTEMS, MXNET], help="measure only this system")
     parser.add_argument("--mxnet", metavar="PYTHON", help="a Python with mxnet 1.9.1 and numpy 1.23.5; default: no MXNet")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)

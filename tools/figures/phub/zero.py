@@ -138,12 +138,14 @@ def build_ablations():
 def arguments():
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", default=[], choices=EXPERIMENTS, help="may be given again; default all")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="runs of each (7)")
+    parser.add_argument("--only", action="append", default=[], choices=EXPERIMENTS,
+                        help="an experiment; may be given several times; default: all")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="runs of each experiment (7)")
     parser.add_argument("--rounds", type=int, default=40, metavar="N", help="rounds of a run of the probe (40)")
-    parser.add_argument("--window-s", type=float, default=WINDOW_S, metavar="S", help=f"rounds of jobs are counted for so long ({WINDOW_S})")
-    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for phub.csv")
-    parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help="of the built programs")
+    parser.add_argument("--window-s", type=float, default=WINDOW_S, metavar="S",
+                        help=f"seconds for which rounds of jobs are counted ({WINDOW_S})")
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="folder of phub.csv")
+    parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help="folder of the built programs")
     return parser
 
 

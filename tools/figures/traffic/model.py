@@ -176,9 +176,10 @@ def main():
     """Writes and prints all rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
-    parser.add_argument("--model-mb", type=int, default=574, metavar="N", help="bytes of the model (574: VGG-19)")
-    parser.add_argument("--workers", type=int, default=8, metavar="N", help="workers (8)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help=f"orders of the workers, averaged ({SEEDS})")
+    parser.add_argument("--model-mb", type=int, default=574, metavar="N", help="megabytes of the model (574: VGG-19)")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="number of workers (8)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N",
+                        help=f"number of random orders of the workers, which are averaged ({SEEDS})")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
     chunks = args.model_mb * 10**6 // CHUNK_BYTES

@@ -57,9 +57,9 @@ def with_gloo(parameters, value):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parameters", type=int, default=25_557_032, help="of the model; as many as ResNet-50")
+    parser.add_argument("--parameters", type=int, default=25_557_032, help="parameters of the model (%(default)s: ResNet-50)")
     parser.add_argument("--legs", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=5, help="of a leg")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of a leg")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
