@@ -1,11 +1,12 @@
-//! Gives the program the commit that it is built from, for `--version`: COMMIT_OF_BUILD, or the output of
-//! git.
+//! Passes the commit of the build to the program, for `--version`. The commit is COMMIT_OF_BUILD, or the
+//! output of git.
 
 use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-env-changed=COMMIT_OF_BUILD");
-    // The log of HEAD changes with each commit and checkout. A tree without a Git repository has none.
+    // The log of HEAD changes with each commit and checkout. A source tree without a Git repository has no
+    // such log.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo:rerun-if-changed={log}");
     }

@@ -23,5 +23,5 @@ python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$roo
     -p no:cacheprovider "$root/worker-shim/python/tests/test_c10d.py" "$root/worker-shim/python/tests/test_c10d_callbacks.py" \
     "$root/worker-shim/python/tests/test_torch_join.py" "$root/worker-shim/python/tests/test_torch_ddp_errors.py" \
     "$root/worker-shim/python/tests/test_torch_warnings.py" "$root/worker-shim/python/tests/test_torch_fsdp.py" \
-    "$root/worker-shim/python/tests/test_frameworks.py" \
+    "$root/worker-shim/python/tests/test_torch_means.py" "$root/worker-shim/python/tests/test_frameworks.py" \
     "$root/worker-shim/python/tests/test_ray.py" "$root/worker-shim/python/tests/truth" "$@"

@@ -1,9 +1,9 @@
-//! Codecs on one core, with one chunk in cache, for every instruction set: the cost of encoding a value at one end and adding
-//! it at the other.
+//! Codecs on one core, with one chunk in cache, for every instruction set. The benchmark measures the cost of
+//! encoding a value at one end and adding it at the other.
 //!
-//! Throughput is bytes of f32 values: at 10 GB/s 2.5 billion values a second are encoded and added. Each time the chunk's
-//! values are encoded in a new round, so that state and randomness are as in a job. Every payload is checked before it is
-//! measured. A copy of the chunk in the same run is the yardstick.
+//! Throughput is bytes of f32 values: at 10 GB/s, 2.5 billion values per second are encoded and added. Each
+//! time, the chunk's values are encoded for a new round, so that state and randomness are as in a job. Every
+//! payload is checked before the measurement. A copy of the chunk in the same run is the reference.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ use pbox_core::codec::{Codec, Draw};
 use pbox_core::kernels::Kernels;
 use pbox_core::{ChunkId, Round};
 
-/// Elements of a chunk of f32, of the default size.
+/// The number of elements of a chunk of f32, of the default size.
 const ELEMENTS: usize = (32 << 10) / size_of::<f32>();
 
 const CODECS: [(&str, Codec); 13] = [
@@ -43,7 +43,8 @@ struct Chunk {
 
 impl Chunk {
     fn new(codec: Codec) -> Self {
-        // Sums of a few random numbers: many small values and few large ones, like gradients.
+        // Each value is a sum of a few random numbers. So there are many small values and few large ones, as
+        // in gradients.
         let number = |i: usize| ((i * 2_654_435_761) % 1009) as f32 / 504.5 - 1.0;
         Chunk {
             codec,

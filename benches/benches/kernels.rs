@@ -1,8 +1,8 @@
 //! Kernels on one core, in cache and from memory, for every instruction set and element type.
 //!
-//! Throughput is bytes read and written, with master weights and state. Each kernel's result is compared with the oracle
-//! before it is measured. A copy in the same run is the yardstick: of a 32 KiB chunk in cache, of 16 MiB from memory. The
-//! ratio counts, because the machine's speed changes.
+//! Throughput is bytes read and written, including master weights and state. Each kernel's result is compared
+//! with the oracle before the measurement. A copy in the same run is the reference: of a 32 KiB chunk in
+//! cache, and of 16 MiB from memory. Only the ratio counts, because the machine's speed changes.
 
 use std::hint::black_box;
 
@@ -12,16 +12,18 @@ use half::{bf16, f16};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Element, Optimizer};
 
-/// Bytes of a chunk, of the default size.
+/// The number of bytes of a chunk, of the default size.
 const CHUNK_BYTES: usize = 32 << 10;
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 1e-3, weight_decay: 1e-4, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 
-/// One chunk fits into the first and second level of cache; 512 chunks are 16 MiB a buffer.
+/// The places of the data, with the number of chunks. One chunk fits into the first and second level of
+/// cache; 512 chunks are 16 MiB per buffer.
 const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
 
-/// A mean of 1 worker is a scaled copy, of 2 workers one addition, of 8 workers a sum.
+/// The numbers of workers. The mean of 1 worker is a scaled copy, of 2 workers one addition, and of 8 workers
+/// a sum.
 const WORKERS: [(Optimizer, [usize; 3]); 3] =
     [(Optimizer::Average, [1, 2, 8]), (NESTEROV, [1, 4, 8]), (ADAM, [1, 4, 8])];
 
@@ -40,7 +42,7 @@ fn all(criterion: &mut Criterion) {
     }
 }
 
-/// Measures many workers, from memory: the cost of one of their gradients.
+/// Measures many workers, from memory. The result is the cost of one of their gradients.
 fn many(criterion: &mut Criterion) {
     for workers in [8, 16, 32, 64, 128] {
         let mut group = criterion.benchmark_group(format!("many-{workers}/memory"));

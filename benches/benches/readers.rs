@@ -1,9 +1,12 @@
-//! Readers of weights over loopback: the time from the end of a round to a reader's last byte, and the rounds meanwhile.
+//! Readers of weights over loopback: the time from the end of a round to a reader's last byte, and how many
+//! rounds run meanwhile.
 //!
-//! Two workers and a hub train in this process without a pause. Readers ask all at once for the weights, when a round ends. In the
-//! same run as many plain TCP connections carry as many bytes from memory: the bound. Then all read once a second, and rounds are
-//! counted beside those without readers and those beside the plain copies. Legs alternate, so that a change of the machine's load
-//! is the same to all. `cargo bench --bench readers -- [LEGS]` prints medians, lowest and highest of the legs.
+//! Two workers and a hub train in this process without a pause. In one part, all readers ask for the weights
+//! at once when a round ends. In the same run, the same number of plain TCP connections carry the same number
+//! of bytes from memory: that is the bound. In the other part, all readers read once a second. The rounds are
+//! compared with those without readers, and with those beside the plain copies. Legs alternate, so that a
+//! change of the machine's load affects all of them. `cargo bench --bench readers -- [LEGS]` prints the
+//! median, lowest and highest of the legs.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,16 +23,16 @@ use worker_shim::Session;
 
 const READERS: [usize; 3] = [1, 8, 32];
 const WORKERS: u32 = 2;
-/// 16.8 MB of weights as f32, in 16 keys.
+/// The number of keys, which have 16.8 MB of weights as f32.
 const KEYS: u64 = 16;
 const KEY_ELEMENTS: u64 = 1 << 18;
 const BYTES: u64 = KEYS * KEY_ELEMENTS * 4;
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 1e-3, weight_decay: 0.0, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
-/// The time in which rounds are counted, and readers read once a second.
+/// The time for which rounds are counted, while readers read once a second.
 const COUNTED: Duration = Duration::from_secs(4);
 
-/// A place to read from: the path of a request, and the address.
+/// A source to read from: the request, and the address.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     address: SocketAddr,
@@ -37,7 +40,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Reads all of it. Returns the time of the last byte.
+    /// Reads the whole answer. Returns the time of the last byte.
     fn read(self) -> Instant {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         stream.write_all(self.request.as_bytes()).expect("it reads");
@@ -51,7 +54,7 @@ impl Source<'_> {
     }
 }
 
-/// Serves as many bytes to each connection, after its request.
+/// Starts a server that sends the same number of bytes to each connection, after its request.
 fn copies() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -68,7 +71,7 @@ fn copies() -> SocketAddr {
     address
 }
 
-/// The rounds of the job so far.
+/// The number of rounds that the job has made so far.
 #[derive(Default)]
 struct Rounds {
     done: AtomicU64,
@@ -83,7 +86,7 @@ impl Rounds {
             training.write(&mut session, key, |gradient| gradient.fill(0.5));
         }
         loop {
-            // Before a push, as all workers must end with the same round.
+            // This is read before a push, because all workers must end with the same round.
             let stops = rank == 0 && self.stop.load(Ordering::Relaxed);
             session.keys().try_for_each(|key| session.push(key)).expect("a push");
             if session.wait_all().is_err() || stops {
@@ -95,7 +98,7 @@ impl Rounds {
         }
     }
 
-    /// Waits for the end of a round.
+    /// Waits until the next round ends.
     fn end_of_one(&self) -> Instant {
         let before = self.done.load(Ordering::Relaxed);
         while self.done.load(Ordering::Relaxed) == before {
@@ -104,7 +107,7 @@ impl Rounds {
         Instant::now()
     }
 
-    /// Counts rounds a second, while a source is read once a second by each of some readers.
+    /// Returns the rounds per second while each of some readers reads a source once a second.
     fn beside(&self, reads: Option<Source<'_>>, readers: usize) -> f64 {
         let end = self.end_of_one() + COUNTED;
         thread::scope(|scope| {
@@ -137,7 +140,7 @@ impl Rounds {
     }
 }
 
-/// The figures of one number of readers, by leg.
+/// The figures for one number of readers, by leg.
 #[derive(Default)]
 struct Figures {
     first: Vec<f64>,

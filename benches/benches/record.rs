@@ -1,5 +1,5 @@
-//! The cost of a record under the lock of a hub: for a request without a record, and with its line. A channel to the thread that
-//! writes takes the line then, which is not measured here.
+//! The cost of a record under the lock of a hub: for a request without a record, and for a request whose line
+//! is recorded. The channel to the writing thread, which takes the line next, is not measured.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn terms(keys: u32) -> JobTerms {
     JobTerms::new(WORKERS, keys.collect(), Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 })
 }
 
-/// A job of this number of keys begins.
+/// Returns the beginning of a job with this number of keys.
 fn begin(keys: u32) -> Begin {
     let terms = Arc::new(terms(keys));
     let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
@@ -43,7 +43,7 @@ fn hub() -> Hub {
     Hub::new(Settings { jobs_limit: 4, quotas: Quotas::default(), late })
 }
 
-/// A hub with a job that all workers have joined.
+/// Returns a hub with a job that all workers have joined.
 fn with_members() -> Hub {
     let mut hub = hub();
     hub.ask(begin(2), Instant::now());
@@ -55,7 +55,7 @@ fn with_members() -> Hub {
     hub
 }
 
-/// A request as the registry of a hub makes it. Returns the bytes of its line, if there is one.
+/// Makes a request as the registry of a hub does. Returns the bytes of its line, or 0 if nothing is recorded.
 fn ask<R: Request + Clone>(hub: &mut Hub, request: R, is_recorded: bool) -> usize {
     let now = Instant::now();
     if !is_recorded {

@@ -1,4 +1,4 @@
-//! Child processes of a run. They exchange lines over pipes with their parent, and none outlives it.
+//! Child processes of a run. Parent and child exchange lines over pipes, and no child outlives its parent.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -17,10 +17,11 @@ pub enum ChildRole {
     Worker,
 }
 
-/// Runs a hub on a free port, prints its address, and stops it when the parent says so.
+/// Runs a hub on a free port, and prints its address. Stops the hub when the parent says so.
 pub fn run_hub(settings: HubSettings) -> Result<()> {
     die_with_parent();
-    // Long enough for a worker that has no core on a loaded machine. The pipe reports a dead worker sooner.
+    // The limit is long enough for a worker that gets no processor time on a loaded machine. The pipe reports
+    // a dead worker sooner.
     let settings = HubSettings { listen: ([127, 0, 0, 1], 0).into(), heartbeat_limit_s: 30, ..settings };
     let hub = Hub::start(&settings)?;
     println!("{}", hub.address());
@@ -29,7 +30,7 @@ pub fn run_hub(settings: HubSettings) -> Result<()> {
     Ok(())
 }
 
-/// Makes the kernel kill this child when its parent ends. A child calls this first.
+/// Makes the kernel kill this child when its parent ends. A child must call this first.
 pub fn die_with_parent() {
     let signal = rustix::process::Signal::KILL;
     if let Err(errno) = rustix::process::set_parent_process_death_signal(Some(signal)) {
@@ -37,7 +38,7 @@ pub fn die_with_parent() {
     }
 }
 
-/// A child process that is another role of this program. The drop kills it.
+/// A child process with another role of this program. Dropping it kills the process.
 #[derive(Debug)]
 pub struct ChildProcess {
     name: String,
@@ -67,7 +68,7 @@ impl ChildProcess {
         self.child.id()
     }
 
-    /// Reads its next line.
+    /// Reads the next line of the child.
     pub fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         let bytes =
@@ -79,7 +80,7 @@ impl ChildProcess {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Reads its next line, which it wrote by [`say`].
+    /// Reads the next line of the child, which the child wrote by [`say`].
     pub fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
         let line = self.read_line()?;
         serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
@@ -91,7 +92,7 @@ impl ChildProcess {
         writeln!(stdin, "{line}").with_context(|| format!("sending {line:?} to {}", self.name))
     }
 
-    /// Waits until it ends well.
+    /// Waits until the child ends. Returns an error if it failed.
     pub fn finish(mut self) -> Result<()> {
         drop(self.stdin.take());
         let status = self.child.wait()?;
@@ -109,13 +110,13 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Tells the parent something, in a child.
+/// Sends a message to the parent. A child calls this.
 pub fn say(word: &impl Serialize) -> Result<()> {
     println!("{}", serde_json::to_string(word)?);
     Ok(())
 }
 
-/// Waits for the line `word` from the parent, in a child.
+/// Waits for the line `word` from the parent. A child calls this.
 pub fn wait_for_word(word: &str) -> Result<()> {
     let heard = read_word()?;
     if heard != word {
@@ -124,7 +125,7 @@ pub fn wait_for_word(word: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits for a line from the parent; it is empty when the parent is gone.
+/// Waits for a line from the parent. Returns an empty line if the parent is gone.
 pub fn read_word() -> Result<String> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;

@@ -1,5 +1,5 @@
-//! Chunks in private memory and passes of kernels over them, without exchange: the machine's limit, and the benchmark of
-//! kernels.
+//! Chunks in private memory, and passes of kernels over them without exchange. They give the machine's limit,
+//! and the benchmark of kernels.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use pbox_core::oracle::{self, Step};
 use pbox_core::{Element, Optimizer, Round};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Sums and steps a part of a chunk of one element type f32 in place: the gradients of `W` workers, weights and state.
+/// Sums and steps a part of an f32 chunk in place, with the gradients of `W` workers, weights and state.
 ///
 /// # Panics
 /// Panics if lengths differ.
@@ -23,7 +23,7 @@ pub fn step_part<const W: usize>(
 ) {
     assert!(gradients.iter().all(|slot| slot.len() == weights.len()), "a part has as much of each gradient");
     let starts = gradients.map(<[f32]>::as_ptr);
-    // SAFETY: each start is that of a borrowed slice, which is as long as `weights`, and is written by nobody.
+    // SAFETY: each start is that of a borrowed slice, which is as long as `weights` and which nobody writes.
     let slots = unsafe { Slots::new(&starts, weights.len()) };
     kernels.run(optimizer, step, &slots, weights, kept);
 }
@@ -31,7 +31,7 @@ pub fn step_part<const W: usize>(
 /// The gradients, weights and state of some chunks.
 #[derive(Debug)]
 pub struct PrivateMemory<E> {
-    /// The elements of each chunk.
+    /// The number of elements of each chunk.
     chunks: Vec<usize>,
     gradients: Vec<Slab>,
     weights: Slab,
@@ -41,7 +41,7 @@ pub struct PrivateMemory<E> {
 }
 
 impl<E: Element> PrivateMemory<E> {
-    /// Elements of a cache line: chunks start on lines, as in a window.
+    /// The number of elements in a cache line. Chunks start on cache lines, as in a window.
     const LINE: usize = 64 / size_of::<E>();
 
     /// Creates the memory of chunks with these numbers of elements, filled with small numbers.
@@ -76,7 +76,7 @@ impl<E: Element> PrivateMemory<E> {
         <[E]>::mut_from_bytes(bytes).expect("a slab is aligned, and holds whole f32")
     }
 
-    /// Returns the numbers of the step of each pass.
+    /// Returns the numbers for the step of each pass.
     pub fn step(&self) -> Step {
         Step::new(&self.optimizer, self.gradients.len() as u32, Round(1), 1e-6, 1.0, 1.0)
     }
@@ -87,7 +87,7 @@ impl<E: Element> PrivateMemory<E> {
         self.each_chunk(|_, slots, weights, kept| kernels.run(&optimizer, &step, slots, weights, kept));
     }
 
-    /// Gives each chunk's number, slots, weights and kept values to `then`.
+    /// Calls `then` with each chunk's number, slots, weights and kept values.
     pub fn each_chunk(&mut self, mut then: impl FnMut(usize, &Slots<E>, &mut [E], &mut [f32])) {
         let per_element = self.optimizer.kept_per_element(E::DTYPE);
         let mut starts = vec![std::ptr::null(); self.gradients.len()];
@@ -105,7 +105,7 @@ impl<E: Element> PrivateMemory<E> {
         }
     }
 
-    /// Returns the number of bytes that a pass reads and writes. State and weights that are stepped count twice.
+    /// Returns the number of bytes that a pass reads and writes. Stepped state and weights count twice.
     pub fn bytes_moved(&self) -> u64 {
         let optimizer = &self.optimizer;
         let window = size_of_val(self.weights.as_slice());

@@ -1,5 +1,5 @@
-//! The probe's children: none outlives the probe, however it ends. A child that dies ends the probe with an error that names
-//! the child.
+//! The probe's children. None outlives the probe, however the probe ends. If a child dies, the probe ends
+//! with an error that names the child.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,8 +11,8 @@ use hub_tests::says;
 use pbox_core::Key;
 use rustix::process::Signal;
 
-/// Starts a probe with a hub and two workers. Returns it and its children, the hub first. Its rounds would take minutes. The
-/// directory holds its model and its stderr.
+/// Starts a probe with a hub and two workers, whose rounds would take minutes. Returns the probe and its
+/// children, the hub first. The directory holds the probe's model and stderr.
 fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
     let model = dir.join("model.safetensors");
     write_manifest(&model, &[Key::f32("a", [100_000])]);
@@ -36,7 +36,7 @@ fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
         address = line.split('\0').skip_while(|&word| word != "--hub").nth(1).unwrap_or_default().into();
         !address.is_empty()
     });
-    // More chunks than in the warm-up.
+    // The hub has stepped more chunks than in the warm-up.
     until("rounds are run", || hub_tests::describe(&address).cores[0].chunks > 1000);
     (program, found)
 }

@@ -1,4 +1,5 @@
-//! Compute that takes time, on real sessions and in the probe. No time is asserted: events show which layer is waited for.
+//! Compute that takes time, on real sessions and in the probe. No time is asserted: events show for which
+//! layer a worker waits.
 
 use std::process::Stdio;
 use std::sync::Mutex;
@@ -14,7 +15,7 @@ use hub_tests::{FIRST, SECOND, THIRD, config, hub, push_all, ready_all, says, sm
 use pbox_core::{Key, KeyId};
 use worker_shim::Session;
 
-/// Returns a layer for each key of the small model.
+/// Returns a plan with one layer for each key of the small model.
 fn plan() -> ComputePlan {
     let layer = |key: &Key| Layer {
         name: key.name.clone(),
@@ -28,7 +29,7 @@ fn plan() -> ComputePlan {
         .unwrap()
 }
 
-/// A wrapper that tells which key it waits for, and then waits.
+/// A worker that reports the key for which it waits, before it waits.
 struct Telling<W> {
     worker: W,
     waits: Sender<KeyId>,
@@ -63,7 +64,7 @@ impl<W: Worker<Error = anyhow::Error>> Worker for Telling<W> {
     }
 }
 
-/// Returns an iteration that pushes, and an iteration whose forward pass waits.
+/// Runs an iteration that pushes, and an iteration whose forward pass waits. Returns the stall of each layer.
 fn two_iterations(session: &mut Session, waits: Sender<KeyId>) -> Vec<Duration> {
     let plan = plan();
     let look = |session: &mut Session| {
@@ -80,7 +81,7 @@ fn two_iterations(session: &mut Session, waits: Sender<KeyId>) -> Vec<Duration> 
     iteration.stalled().to_vec()
 }
 
-/// Pushes the second layer's gradient when the other worker tells that it waits for it.
+/// Pushes the second layer's gradient when the other worker has reported that it waits for it.
 fn late_in_the_second_layer(session: &mut Session, waits: &Receiver<KeyId>) {
     session.push(THIRD).unwrap();
     session.push(FIRST).unwrap();
@@ -118,7 +119,7 @@ fn a_session_takes_answers_in_while_it_computes() {
     let until = Instant::now();
     session.progress(until).unwrap();
     push_all(&mut session).unwrap();
-    // Only `progress` takes answers in.
+    // Only `progress` receives answers.
     while session.weights::<f32>(FIRST).is_err() || session.weights::<f32>(THIRD).is_err() {
         session.progress(Instant::now() + Duration::from_millis(1)).unwrap();
     }
@@ -186,7 +187,7 @@ fn the_probe_computes_and_its_results_are_exact() {
         assert!((0.0..=1.0).contains(&overlap), "{report}");
         if more.contains(&"2") {
             assert_eq!(compute["compute_ms"], 2.401, "{report}");
-            // 196 kB at 1 Mb/s. The link carries nothing while the second layer computes.
+            // 196 kB cross at 1 Mb/s. The link carries nothing while the second layer computes.
             let bound = 8.0 / (196_068.0 * 8.0 / 1e6 + 2.0 * 300.5e-6);
             assert!(
                 (compute["bound_samples_per_s"].as_f64().unwrap() / bound - 1.0).abs() < 1e-9,

@@ -1,5 +1,5 @@
-//! `phub-peers`: no process that it starts outlives it, missing systems are named, and the installed systems run a tiny
-//! model.
+//! `phub-peers`. No process that it starts outlives it, it names missing systems, and it runs the installed
+//! systems with a tiny model.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -22,12 +22,12 @@ fn tiny_model(dir: &Path) -> PathBuf {
     path
 }
 
-/// A command that starts processes in its own group, in another session and as an orphan, prints their ids, and does
-/// not end.
+/// A command that starts processes in its own group, in another session, and as an orphan. It prints their
+/// ids, and does not end.
 const FAMILY: &str = "sleep 1000 & echo $!; setsid sh -c 'sleep 1000 & echo $!; echo $$; wait' & \
                       (sleep 1000 & echo $!); echo leader $$; wait";
 
-/// Returns a guard of this command.
+/// Returns a guard of the command above.
 fn guarded(limit_s: &str) -> Program {
     Program::start(phub_peers().args(["--limit-s", limit_s, "--guard", "sh", "-c", FAMILY]))
 }
@@ -37,8 +37,8 @@ fn a_family_does_not_outlive_its_limit() {
     let _watchdog = Watchdog::start();
     let mut guard = guarded("1");
     let mut family: Vec<u32> = Vec::new();
-    // All processes of the family hold the pipe's other end, so it ends with the last of them. On a slow machine some have
-    // not printed their ids at that time.
+    // All processes of the family hold the other end of the pipe, so the pipe ends with the last of them. On
+    // a slow machine, some have not printed their ids by then.
     while let Some(line) = guard.read_line() {
         family.push(line.trim_start_matches("leader ").parse().unwrap());
     }
@@ -59,13 +59,13 @@ fn a_family_does_not_outlive_its_leader() {
         }
     }
     hub_tests::program::kill(leader, Signal::TERM);
-    while guard.read_line().is_some() {} // before `end`, which closes the guard's stdin and so ends it
+    while guard.read_line().is_some() {} // must come before `end`, which ends the guard by closing its stdin
     assert_eq!(guard.end().code(), Some(128 + 15));
     assert!(family.iter().all(|&pid| is_dead(pid)), "the guard ends after its family");
 }
 
-/// Starts phub-peers with a run of hours, waits for its five processes (a guard, the probe, its hub and two workers), and
-/// ends phub-peers by a signal: no process may survive.
+/// Starts phub-peers with a run of hours, and waits for its five processes: a guard, the probe, its hub and
+/// two workers. Then ends phub-peers by a signal, after which no process may be left.
 fn nobody_survives(signal: Signal) {
     let dir = tempfile::tempdir().unwrap();
     let mut program = Program::start(
@@ -109,7 +109,7 @@ fn nobody_outlives_a_kill() {
 fn a_missing_system_is_named() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
-    // A PATH with nothing but the shell has no mpirun.
+    // With a PATH that has only the shell, there is no mpirun.
     let path = std::env::var_os("PATH").unwrap();
     let bash = std::env::split_paths(&path).map(|folder| folder.join("bash")).find(|bash| bash.exists());
     symlink(bash.expect("bash is installed"), dir.path().join("bash")).unwrap();
@@ -119,7 +119,7 @@ fn a_missing_system_is_named() {
     says(failure(phub_peers().args(["--peers", "horovod"])), &["horovod", "openmpi", "gloo"]);
 }
 
-/// Systems run one after another, because each has a watchdog of its own.
+/// A lock by which systems run one after another, because each has its own watchdog.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// Runs a tiny model on one system, or prints that it is not installed.

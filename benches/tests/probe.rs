@@ -1,5 +1,5 @@
-//! The probe as a program, in each element type, consistency and schedule. Its own workers compare its results with the
-//! oracle bit for bit.
+//! The probe as a program, in each element type, consistency and schedule. Its workers compare its results
+//! bit for bit with the oracle.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Stdio;
@@ -105,7 +105,7 @@ fn every_schedule_is_exact_and_reported() {
             ("sliced", 32_768.into(), null.clone()),
             ("p3", 32_768.into(), Credit::AT_FIRST.into()),
         ] {
-            // Cores share a default credit.
+            // Cores share a default credit, so this run has one core.
             let report = report(&["--transport", transport, "--schedule", schedule, "--cores", "1"]);
             assert_eq!(
                 (&report["checked"], &report["schedule"]),
@@ -147,20 +147,20 @@ fn a_run_without_the_limit_says_so() {
     assert_eq!((&report["checked"], &report["limit_gb_per_s"]), (&true.into(), &serde_json::Value::Null));
 }
 
-/// Fewer bytes cross, and all workers have the same bits.
+/// Checks that fewer bytes cross, and that all workers have the same bits.
 #[test]
 fn compressed_rounds_report_their_bytes() {
     let _watchdog = Watchdog::start();
     for transport in ["tcp", "shm"] {
         let plain = report(&["--transport", transport]);
         assert_eq!(plain["compression"], serde_json::Value::Null);
-        // Small keys that cross in one post carry the padding between them.
+        // Small keys that cross in one post include the padding between them.
         let sent = plain["sent_bytes"].as_f64().unwrap();
         assert!((465_612.0..1.001 * 465_612.0).contains(&sent), "{sent}");
         for codec in ["bf16", "qsgd:8:512", "topk:0.01", "slim:0.2:0.1:20000:none:seeded"] {
             let report = report(&["--transport", transport, "--compress", codec]);
             assert_eq!(report["compression"], codec);
-            // With Slim-DP each worker has its own weights, and two of the five rounds are whole.
+            // With Slim-DP each worker has its own weights, and two of the five rounds send whole chunks.
             assert_eq!(report["checked"], !codec.starts_with("slim"), "{report}");
             for crossed in ["sent_bytes", "received_bytes"] {
                 let (crossed, whole) = (report[crossed].as_f64().unwrap(), plain[crossed].as_f64().unwrap());
@@ -170,7 +170,7 @@ fn compressed_rounds_report_their_bytes() {
     }
 }
 
-/// The second run at a hub with checkpoints said "wrong result".
+/// A test against a bug: the second run at a hub with checkpoints reported "wrong result".
 #[test]
 fn a_hub_with_checkpoints_takes_one_run_after_another() {
     let _watchdog = Watchdog::start();
@@ -188,7 +188,7 @@ fn a_hub_with_checkpoints_takes_one_run_after_another() {
         std::fs::read_dir(dir.path().join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
     let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("safetensors")).collect();
     assert!(left.is_empty(), "{left:?}");
-    // A run that is to outlive its hub has checkpoints: the next one continues from there.
+    // A run that must outlive its hub has checkpoints, and the next run continues from there.
     for run in 0..2 {
         let asked =
             ["--hub", &address, "--workers", "1", "--rank", "0", "--job", "kept", "--hub-wait-s", "30"];
@@ -197,7 +197,7 @@ fn a_hub_with_checkpoints_takes_one_run_after_another() {
     }
 }
 
-/// A way to a hub that may be another one later.
+/// A proxy to a hub. The hub behind it can be replaced.
 struct Way {
     at: String,
     hub: Arc<Mutex<String>>,
@@ -210,7 +210,7 @@ impl Way {
         let to = Arc::clone(&hub);
         std::thread::spawn(move || {
             for client in listener.incoming().map(Result::unwrap) {
-                // Where no hub listens, the client's connection ends.
+                // If no hub listens, the client's connection is closed.
                 let Ok(hub) = TcpStream::connect(&*to.lock().unwrap()) else { continue };
                 for (mut from, mut into) in
                     [(client.try_clone().unwrap(), hub.try_clone().unwrap()), (hub, client)]
@@ -226,7 +226,8 @@ impl Way {
     }
 }
 
-/// After a return that lost rounds the probe said "wrong result".
+/// A test against a bug: after the job lost rounds by a restart of the hub, the probe reported "wrong
+/// result".
 #[test]
 fn a_run_goes_on_with_a_hub_that_lost_rounds() {
     let _watchdog = Watchdog::start();
@@ -252,7 +253,7 @@ fn goes_on(optimizer: &str) {
         until("a checkpoint is there", || {
             hub_tests::describe(&first).jobs.iter().any(|job| job.checkpoint.is_some())
         });
-        drop(hub); // killed
+        drop(hub); // dropping kills the hub
         let (_hub, second) = start();
         *way.hub.lock().unwrap() = second;
         let report = run.join().unwrap();

@@ -1,9 +1,9 @@
 //! The example `train`, run as a user runs it: hub and workers are processes.
 //!
-//! `cargo test` and `cargo nextest run` build examples beside the tests, so the program lies at
-//! `<target>/<profile>/examples/train` while this test lies in `<target>/<profile>/deps`. When this program
-//! alone is requested (`--test programs`), cargo does not build the example again: run `cargo build --release
-//! --example train` first.
+//! `cargo test` and `cargo nextest run` build examples beside the tests. So the program is at
+//! `<target>/<profile>/examples/train`, while this test is in `<target>/<profile>/deps`. If only this test
+//! program is requested (`--test programs`), cargo does not build the example again. Then run
+//! `cargo build --release --example train` first.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A run takes about a second, so this is a hang.
+/// The time after which a run counts as hanging. A run takes about a second.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 fn program() -> PathBuf {
@@ -24,7 +24,7 @@ fn program() -> PathBuf {
     program
 }
 
-/// Runs the example to its end. Kills it when it hangs; its own processes die with it.
+/// Runs the example to its end. Kills it if it hangs; its child processes then end, too.
 fn train(args: &[&str]) -> Output {
     let mut command = Command::new(program());
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -45,7 +45,7 @@ fn train(args: &[&str]) -> Output {
     output
 }
 
-/// Returns the report of a good run, and its fingerprint.
+/// Runs the example, which must succeed. Returns its report and its fingerprint.
 fn good_run(workers: &str) -> (String, String) {
     let output = train(&["--workers", workers, "--epochs", "8"]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -64,7 +64,7 @@ fn losses(said: &str) -> Vec<f64> {
 #[test]
 fn any_number_of_workers_ends_with_the_weights_of_one_process() {
     for workers in ["1", "2", "4"] {
-        // Its status also says that the accuracy is good.
+        // The exit status also shows that the accuracy is good enough.
         let (said, _) = good_run(workers);
         assert!(said.contains("the same weights, bit for bit"), "{said}");
         let losses = losses(&said);
@@ -73,8 +73,8 @@ fn any_number_of_workers_ends_with_the_weights_of_one_process() {
     }
 }
 
-/// Every codec trains: after 12 epochs the loss is below 0.49 (without compression it is 0.46), and all workers have the
-/// same bits. A second run gives the same result.
+/// Checks that every codec trains. After 12 epochs, the loss is below 0.49 (without compression it is 0.46),
+/// and all workers have the same bits. A second run gives the same result.
 #[test]
 fn every_codec_trains() {
     for codec in

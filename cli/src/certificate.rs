@@ -1,4 +1,4 @@
-//! `phub-server certificate`: makes a certificate for the control port that vouches for itself.
+//! `phub-server certificate`: makes a self-signed certificate for the control port.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::Write;
@@ -22,7 +22,7 @@ use crate::out::line;
 ///   PHUB_TLS_FINGERPRINT=... python train.py
 ///
 /// Workers trust the certificate by its fingerprint, which this command prints, or by a copy of hub.crt, named in
-/// PHUB_TLS_CA. If workers trust a fingerprint, the hub's name and the time do not count.
+/// PHUB_TLS_CA. If workers trust a fingerprint, they check neither the hub's name nor the time.
 #[derive(Clone, Debug, Parser)]
 pub struct CertificateArgs {
     /// Directory for hub.crt and hub.key. These files must not exist. Default: the directory of this user's secret,

@@ -10,7 +10,7 @@ use phub_server::checkpoint::{Decoded, FileMode, about, decode, export, is_state
 
 use crate::out::line;
 
-/// Look at the checkpoints of a hub. The hub may run, and nothing is changed.
+/// Look at the checkpoints of a hub. The hub may be running. Nothing is changed.
 #[derive(Clone, Debug, Parser)]
 pub struct CheckpointArgs {
     #[command(subcommand)]
@@ -24,7 +24,7 @@ enum Command {
         /// The directory of `phub-server serve --checkpoints`.
         directory: PathBuf,
     },
-    /// Read files whole: is each as it was written, and is every value finite? Fails if one is not.
+    /// Read whole files, and check that each is as it was written and that every value is finite. Fails if one is not.
     Verify {
         /// Checkpoint files.
         #[arg(required = true)]
@@ -47,7 +47,7 @@ enum Command {
 }
 
 impl CheckpointArgs {
-    /// Runs the subcommand. Returns whether all is well, and prints everything that is not.
+    /// Runs the subcommand. Returns whether all files are good, and prints the faults of those that are not.
     ///
     /// # Errors
     /// Returns an error if a file or directory cannot be read or written.
@@ -99,7 +99,7 @@ fn list(directory: &Path) -> anyhow::Result<()> {
             })
             .unwrap_or_default();
         let age = age.map_or("?".to_owned(), spoken);
-        // To open a FIFO would wait for its writer.
+        // Opening a FIFO would wait for its writer.
         let about =
             if path.is_file() { about(&path).map_err(|e| e.to_string()) } else { Err("no file".into()) };
         match about {
@@ -118,7 +118,7 @@ fn list(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a time in its largest unit.
+/// Returns a duration in its largest unit.
 fn spoken(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -131,7 +131,7 @@ fn spoken(time: Duration) -> String {
 
 fn read(path: &Path) -> anyhow::Result<Decoded> {
     let named = || path.display().to_string();
-    // This check comes before the file is opened: the opening of a FIFO would wait for its writer.
+    // This check comes before the file is opened: opening a FIFO would wait for its writer.
     ensure!(path.metadata().with_context(named)?.is_file(), "{}: expected a file", path.display());
     let file = File::open(path).with_context(named)?;
     let about = file.metadata()?;

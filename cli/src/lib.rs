@@ -1,8 +1,9 @@
-//! The `phub-server` program. `serve` runs the hub, and `demo` shows a hub at work. `status`, `stop` and `drain` ask a hub,
-//! and `top` shows the progress of its jobs. `topology` shows a machine and a plan for it. `doctor` checks what a hub needs
-//! on this machine, and `replay` plays the record of a hub again. The Python package runs the program, too.
+//! The `phub-server` program. `serve` runs the hub, and `demo` shows a hub at work. `status`, `stop` and
+//! `drain` send requests to a hub, and `top` shows the progress of its jobs. `topology` shows a machine and a
+//! plan for it. `doctor` checks what a hub needs on this machine, and `replay` replays the record of a hub.
+//! The Python package also runs the program.
 //!
-//! A separate crate, so that programs that contain a hub are built without it.
+//! The program is a separate crate, so that programs that contain a hub are built without it.
 
 #![forbid(unsafe_code)]
 
@@ -61,13 +62,13 @@ enum Command {
     Status(StatusArgs),
     /// Stop a job, after its checkpoint.
     Stop(StopArgs),
-    /// Let a hub take no more jobs, and end with its last.
+    /// Make a hub accept no more jobs, and end with its last job.
     Drain(DrainArgs),
     /// Show sockets, cores and NICs of this machine or another, and the placement of a job's chunks.
     Topology(TopologyArgs),
     /// Show the progress of a hub's jobs, and the ranks that it waits for, until Ctrl-C.
     Top(TopArgs),
-    /// Check everything that a hub needs here, before the first job: a line each, with the fix.
+    /// Check everything that a hub needs on this machine, before the first job. Prints a line for each check, with the fix.
     Doctor(DoctorArgs),
     /// List, verify and export checkpoints.
     Checkpoint(CheckpointArgs),
@@ -91,16 +92,16 @@ enum Command {
     Completions(CompletionsArgs),
 }
 
-/// The sentence of `--help` about the statuses of [`exit`].
+/// The sentence of `--help` about the exit statuses of [`exit`].
 const EXITS: &str = "Exit status: 0 all went well; 1 it failed, and stderr says why; 2 the arguments are wrong; 3 a drained hub has ended.";
 
-/// The exit statuses of the program; 2 is for arguments that are wrong.
+/// The exit statuses of the program. The status 2, for wrong arguments, comes from the parser.
 pub mod exit {
-    /// The status if all went well.
+    /// The status of success.
     pub const WELL: u8 = 0;
     /// The status of a failure.
     pub const FAILED: u8 = 1;
-    /// The status of a hub that has ended because it was drained: whoever supervises it does not start it again.
+    /// The status of a hub that has ended because it was drained. A supervisor must not start it again.
     pub const DRAINED: u8 = 3;
 }
 
@@ -109,8 +110,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
     status(arguments) == exit::WELL
 }
 
-/// Runs the program with these arguments; the first is its name. Returns its [exit status](exit), and prints errors to
-/// stderr. Arguments that are wrong, and `--help`, end the process.
+/// Runs the program with these arguments, of which the first is its name. Returns its [exit status](exit),
+/// and prints errors to stderr. Wrong arguments and `--help` end the process.
 pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let cli: Cli = parse(arguments.iter().cloned()).unwrap_or_else(|unusable: Unusable| unusable.exit());
@@ -133,7 +134,7 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Versions(args) => args.run(),
         Command::Man(args) => args.run(Cli::command()),
         Command::Completions(args) => args.run(Cli::command()),
-        // The subcommands have printed the fault.
+        // The subcommands have already printed the error.
         Command::Checkpoint(args) => match args.run() {
             Ok(false) => return exit::FAILED,
             other => other.map(drop),

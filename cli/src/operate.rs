@@ -1,4 +1,4 @@
-//! `phub-server status`, `stop` and `drain`: the requests of an operator to a hub.
+//! `phub-server status`, `stop` and `drain`: requests of an operator to a hub.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use tokio::runtime::Builder;
 
 use crate::out::line;
 
-/// The time limit of an answer.
+/// The timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Time limit of a stop, which writes a checkpoint first.
+/// The timeout of a stop, which first writes a checkpoint.
 const UNTIL_SAVED: Duration = Duration::from_secs(300);
-/// Members of a job, and refusals, that are shown.
+/// The most members of a job, and the most refusals, that are shown.
 const SHOWN: usize = 64;
 
 /// Settings of `phub-server status`.
@@ -102,13 +102,13 @@ impl DrainArgs {
     }
 }
 
-/// Returns a hub's address in the form for requests: without the scheme of a browser's address.
+/// Returns a hub's address for requests, without the scheme that a browser's address has.
 pub(crate) fn bare(hub: &str) -> &str {
     let hub = hub.trim();
     hub.strip_prefix("http://").or(hub.strip_prefix("https://")).unwrap_or(hub).trim_end_matches('/')
 }
 
-/// Asks a hub for a page, or `posts` to it.
+/// Sends a hub a request for a page, or a post if `posts` is set.
 fn ask<R: Answer>(
     hub: &str,
     posts: Option<()>,

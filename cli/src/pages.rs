@@ -11,11 +11,11 @@ use crate::out::line;
 
 /// Settings of `phub-server man`.
 ///
-/// `man -l DIRECTORY/phub-server-serve.1` shows a page. Where `man` finds pages, `phub-server man ~/.local/share/man/man1` puts
-/// them.
+/// `man -l DIRECTORY/phub-server-serve.1` shows a page. `phub-server man ~/.local/share/man/man1` puts the pages where
+/// `man` finds them.
 #[derive(Clone, Debug, Parser)]
 pub struct ManArgs {
-    /// Directory of the pages. It is made if it is not there.
+    /// Directory of the pages. It is created if it does not exist.
     directory: PathBuf,
 }
 
@@ -49,12 +49,12 @@ impl CompletionsArgs {
     /// Prints the shell's script.
     ///
     /// # Errors
-    /// Returns an error if stdout takes nothing.
+    /// Returns an error if writing to stdout fails.
     pub fn run(&self, mut program: Command) -> anyhow::Result<()> {
         let mut script = Vec::new();
         generate(self.shell, &mut program, "phub-server", &mut script);
         let script = String::from_utf8(script)?;
-        // The library's table of bash has another name for a program with a hyphen than its lookup has.
+        // For a program with a hyphen, the library's table for bash has another name than its lookup uses.
         let script = script.replace("phub__subcmd__server__subcmd__", "phub__server__subcmd__");
         line(script.trim_end())
     }

@@ -1,4 +1,4 @@
-//! `phub-server replay`: the record of a hub, played again.
+//! `phub-server replay`: replays the record of a hub.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

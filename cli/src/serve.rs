@@ -9,28 +9,29 @@ use tokio::sync::oneshot;
 
 use crate::out::line;
 
-/// The time within which a second SIGTERM counts as the first: `timeout` sends it to its child, and then to the child's
-/// group.
+/// The time within which a second SIGTERM does not count. The program `timeout` sends SIGTERM to its child,
+/// and then to the child's group.
 const ONE_SIGTERM: Duration = Duration::from_secs(2);
 
-/// The reason why a hub has ended.
+/// The reason why a hub ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// A signal, or a long time without use.
+    /// A signal came, or the hub had no job for a long time.
     Stopped,
     /// The hub was drained, and its last job has ended.
     Drained,
 }
 
-/// Runs a hub until a signal, a drain, or a long time without use.
+/// Runs a hub until a signal comes, its last job ends after a drain, or it has had no job for a long time.
 ///
 /// # Errors
-/// Returns an error if it cannot start, or is ended before its checkpoints are written.
+/// Returns an error if the hub cannot start, or if a second signal ends it before its checkpoints are
+/// written.
 pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     raise_open_files();
     fabric::few_heaps();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Signals are caught before the hub is up, so that none is lost.
+    // Signals are caught before the hub starts, so that none is lost.
     let _in_runtime = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
     let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
@@ -118,7 +119,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     bug.map_or(Ok(end), Err)
 }
 
-/// Returns the error after a second signal: which checkpoints are lost.
+/// Returns the error after a second signal, which names the lost checkpoints.
 fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
     if unsaved.is_empty() {
         return anyhow!("ended at once by {signal}; no checkpoint was left to write");

@@ -22,7 +22,7 @@ use crate::out::line;
 ///   PHUB_TOKEN=$(phub-server token --right join --job resnet) python train.py
 ///
 /// A secret can be changed without a restart. Write the new one as the first line of the hub's file, keep the old one as the
-/// second, and send the hub SIGHUP. Give the workers the new secret. At last remove the old line and send SIGHUP again.
+/// second, and send the hub SIGHUP. Give the workers the new secret. Finally, remove the old line and send SIGHUP again.
 /// Running jobs continue.
 #[derive(Clone, Debug, Parser)]
 pub struct TokenArgs {
@@ -39,7 +39,7 @@ pub struct TokenArgs {
     #[arg(long, value_name = "NAME")]
     job: Option<String>,
 
-    /// How long the token is good for: 30d, 12h, 45m or 90s. Default: as long as the secret. The hub's clock decides.
+    /// How long the token is valid: 30d, 12h, 45m or 90s. Default: as long as the secret. The hub's clock decides.
     #[arg(long, value_name = "TIME", value_parser = time)]
     expires: Option<Duration>,
 
@@ -52,7 +52,7 @@ impl TokenArgs {
     /// Prints the token that was requested.
     ///
     /// # Errors
-    /// Returns an error if there is no secret, or the job can have no such name.
+    /// Returns an error if there is no secret, or if no job can have this name.
     pub fn run(&self) -> anyhow::Result<()> {
         if self.new {
             return line(Secret::random()?.reveal());

@@ -1,4 +1,4 @@
-//! `phub-server top`: how a hub's jobs go, in a terminal.
+//! `phub-server top`: the progress of a hub's jobs, in a terminal.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -16,16 +16,16 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::operate::bare;
 
-/// The time limit of an answer.
+/// The timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The time between two requests.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The number of ranks of a job that are shown: those for which others wait most.
+/// The number of ranks of a job that are shown. They are those for which the job waits most.
 const RANKS: usize = 8;
-/// The number of refusals that are shown, and the time for which they are shown.
+/// The number of refusals that are shown, and for how long each is shown.
 const REFUSALS: usize = 3;
 const FRESH_S: u64 = 300;
-/// Moves to the corner, and clears the screen below it.
+/// The control sequence that moves to the corner and clears the screen below it.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Settings of `phub-server top`.
@@ -38,16 +38,17 @@ pub struct TopArgs {
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
     hub: String,
 
-    /// Print a line for each job, and end: after two looks, a second apart, which show how fast rounds are.
+    /// Print a line for each job, and end. Two requests, a second apart, show how fast rounds are.
     #[arg(long)]
     once: bool,
 }
 
 impl TopArgs {
-    /// Shows the jobs until it is interrupted.
+    /// Shows the jobs until Ctrl-C.
     ///
     /// # Errors
-    /// Returns an error if the hub does not answer the first time, or there is a token that cannot be read.
+    /// Returns an error if the hub does not answer the first request, or if a token exists that cannot be
+    /// read.
     pub fn run(&self) -> anyhow::Result<()> {
         let credential = Credential::find_if_any().context("the token or secret to show to the hub")?;
         let token = credential.map(|credential| credential.token(Right::Read, ALL_JOBS));
@@ -84,7 +85,7 @@ impl TopArgs {
                 (Err(why), Some(_)) => format!("the hub does not answer: {why}\n"),
             };
             let mut out = std::io::stdout().lock();
-            // If the reader has closed the pipe, the program ends.
+            // The program ends if the reader has closed the pipe.
             if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || self.once {
                 return Ok(());
             }
@@ -144,7 +145,7 @@ fn sorted(hub: &HubReply) -> Vec<&JobReply> {
     jobs
 }
 
-/// Returns the part of the time for which a core worked, since the look before or since the start.
+/// Returns the part of the time in which a core worked, since the last answer of the hub, or since its start.
 fn part_busy(core: &CoreReply, before: Option<&CoreReply>) -> f64 {
     let (busy, waiting) = before.map_or((0, 0), |before| (before.busy_ns, before.waiting_ns));
     let (busy, waiting) = (core.busy_ns.saturating_sub(busy), core.waiting_ns.saturating_sub(waiting));

@@ -34,7 +34,8 @@ impl TraceArgs {
             "{} is both read and written; name another file after --to",
             self.to.display()
         );
-        // Before the new file is made: an existing file is not overwritten if a part is bad.
+        // The files are merged before the new file is made, so that a bad file does not overwrite an existing
+        // one.
         let (processes, apart) = merge(&self.files)?;
         TraceFile::create(&self.to)?.write(&processes)?;
         for name in apart {

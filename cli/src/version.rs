@@ -5,11 +5,11 @@ use std::sync::LazyLock;
 use pbox_core::control::Versions;
 use pbox_core::kernels::Kernels;
 
-/// The version and its commit: a line.
+/// One line with the version and its commit.
 pub static SHORT: LazyLock<String> =
     LazyLock::new(|| format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("COMMIT_OF_BUILD")));
 
-/// The facts that a report of a fault needs: a line each.
+/// The facts that a bug report needs, one per line.
 pub static LONG: LazyLock<String> = LazyLock::new(|| {
     let features = if cfg!(feature = "hwloc") { "hwloc" } else { "none: the machine is read from sysfs" };
     let Versions { lowest, highest } = Versions::OURS;

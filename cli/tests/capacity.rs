@@ -1,4 +1,5 @@
-//! `phub-server topology --workers-for`: the workers that a machine carries, by hand-made figures.
+//! `phub-server topology --workers-for`: the number of workers that a machine can serve, compared with
+//! figures computed by hand.
 
 use crate::support::{failure, phub_server, says};
 
@@ -13,7 +14,8 @@ fn said(machine: &str, more: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// 102 MB x 190 / 32 is 0.607 GB/s a worker. NICs: 10 x 56 x 0.97 / 8 is 67.9 GB/s.
+/// Checks the arithmetic. 102 MB x 190 / 32 is 0.607 GB/s per worker. The NICs carry 10 x 56 x 0.97 / 8 =
+/// 67.9 GB/s.
 #[test]
 fn the_box_of_the_paper_is_limited_by_its_memory() {
     let pbox = said(PBOX, &["--memory-gb-s", "125"]);

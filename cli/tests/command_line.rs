@@ -1,4 +1,4 @@
-//! The program's command line: its errors for settings that make no sense and for invalid files. Each error
+//! The program's command line: its errors for settings that make no sense, and for invalid files. Each error
 //! names the setting or the object, the value that was seen, and the next step.
 
 use std::ffi::{OsStr, OsString};
@@ -59,7 +59,7 @@ fn flags_of_rdma_paths_are_those_of_the_table() {
             says(String::from_utf8_lossy(&help), &[setting.flag, &setting.variables.join(", ")]);
         }
     }
-    // Ours stops a hub, also on a machine without RDMA.
+    // A wrong value of this program's own variable stops a hub, even on a machine without RDMA.
     for command in ["serve", "doctor"] {
         let mut program =
             phub_server(&[command, "--rdma-sl", "15", "--listen", "127.0.0.1:0", "--unused-limit-s", "0"]);
@@ -70,7 +70,7 @@ fn flags_of_rdma_paths_are_those_of_the_table() {
     }
 }
 
-/// Each was seen to stop a hub, a doctor, and so a unit and a pod.
+/// Checks values that once stopped a hub or a doctor, and with it a unit and a pod.
 #[test]
 fn what_nccl_is_told_stops_nobody() {
     let _watchdog = Watchdog::start();
@@ -103,12 +103,12 @@ fn nics_that_are_not_there_are_refused() {
     let _watchdog = Watchdog::start();
     let error = failure(&["serve", "--listen", "127.0.0.1:0", "--nics", "=no_such_nic7"]);
     says(&error, &["--nics asks for RDMA, and this hub has none"]);
-    // Without the library, or without a device, the error says that.
+    // Without the library or without a device, the error names that instead.
     assert!(["no_such_nic7", "libibverbs", "RDMA"].iter().any(|word| error.contains(word)), "{error}");
 }
 
-/// One rule for all variables: empty is unset, on and off have the same words, and an unknown name is
-/// reported.
+/// Checks the common rule of all variables. An empty variable counts as unset, all variables have the same
+/// words for on and off, and an unknown name is reported.
 #[test]
 fn the_environment_has_one_rule() {
     let _watchdog = Watchdog::start();
@@ -165,7 +165,7 @@ fn a_log_for_programs_has_an_object_a_line() {
     let _watchdog = Watchdog::start();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    // The hub logs its cores, and then it cannot listen.
+    // The hub logs its cores, and then fails to listen.
     let output =
         phub_server(&["serve", "--listen", &address, "--cores", "1", "--log-format", "json"]).output();
     let lines = String::from_utf8(output.unwrap().stderr).unwrap();
@@ -281,11 +281,11 @@ fn topology_of_several_machines_says_which_shape_to_use() {
         "pinned with RDMA: 204.7 MB on all NICs together",
     ];
     says(&text, &words);
-    // The machines' hubs own all chunks.
+    // The hubs of the machines own all chunks.
     let owned = text.lines().filter(|line| line.starts_with("  machine "));
     let chunks = owned.map(|line| line.split_whitespace().nth(2).unwrap().parse::<u32>().unwrap());
     assert_eq!(chunks.sum::<u32>(), 3223);
-    // The faster link is that of one NIC, not of all.
+    // A link has the speed of one NIC, not of all NICs together.
     says(
         of_machines("cores:2 nics:2 nic_gbps:1", &[&TWO_BY_FOUR[..], &["--link-gbps", "10"]].concat()),
         &["82.5 ms"],
@@ -332,7 +332,7 @@ fn topology_of_racks_takes_the_papers_formula() {
     let of = |racks, more: &[&str]| {
         of_machines("cores:2", &[&["--racks", racks, "--workers-per-rack", "8"], more].concat())
     };
-    // 24 x 102.3 MB on 40 Gb/s, and 102.3 MB on 10 Gb/s.
+    // 24 x 102.3 MB cross at 40 Gb/s, and 102.3 MB cross at 10 Gb/s.
     says(
         of("4", &speeds),
         &[
@@ -501,7 +501,7 @@ fn each_command_has_a_page_for_man() {
     says(failure(&["man", "/proc/here"]), &["/proc/here", "a directory that this user may write"]);
 }
 
-/// Flags count more than variables, and variables more than the file; each error names the file.
+/// Checks that flags take precedence over variables, and variables over the file. Each error names the file.
 #[test]
 fn a_configuration_file_has_the_flags() {
     let _watchdog = Watchdog::start();

@@ -1,4 +1,4 @@
-//! `phub-server demo`: a slow worker that is named, a page that its address opens, and a clean end.
+//! `phub-server demo`: it names the slow worker, its page opens at the printed address, and it ends cleanly.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};

@@ -1,5 +1,5 @@
-//! `phub-server doctor` as a process, on any machine: its verdicts, its exit status, and that scripts can read it.
-//! Guests check its output about RDMA devices (`tools/rxe/checks/hub/10-doctor.sh`).
+//! `phub-server doctor` as a process, on any machine: its verdicts, its exit status, and its output for
+//! scripts. Tests in guests check its output about RDMA devices (`tools/rxe/checks/hub/10-doctor.sh`).
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn check<'a>(text: &'a str, name: &str) -> &'a str {
     panic!("no check {name:?} in\n{text}");
 }
 
-/// Whether the kernel has RDMA devices: then other things are said.
+/// Whether the kernel has RDMA devices. The doctor's output depends on that.
 fn has_rdma() -> bool {
     let devices = Path::new("/sys/class/infiniband").read_dir();
     let has = devices.is_ok_and(|mut devices| devices.next().is_some());
@@ -134,7 +134,8 @@ fn the_way_to_a_hub_is_measured() {
     let serve = ["serve", "--listen", "127.0.0.1:0", "--transports", "shm,tcp", "--cores", "1"];
     let hub = Serve::start(phub_server(&serve).env("RUST_LOG", "warn"));
     let here = ["--listen", "127.0.0.1:0", "--transports", "shm"];
-    // Hubs are reached directly, for any proxy settings: nobody listens at this proxy.
+    // The doctor connects to hubs directly, whatever the proxy settings. Nothing listens at this proxy's
+    // address.
     let nowhere = "http://127.0.0.1:1";
     let proxies =
         ["http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"].map(|name| (name, nowhere));
@@ -191,7 +192,7 @@ fn help_teaches() {
     says(&help, &["--transports verbs --nics mlx5", "Exit status: 0", "--workers", "--manifest", "--json"]);
 }
 
-/// Each of these stops `serve`, although the doctor said that nothing was wrong.
+/// Checks mistakes that stopped `serve` although the doctor reported no fault.
 #[test]
 fn what_stops_serve_is_a_failure() {
     let _watchdog = Watchdog::start();
@@ -228,7 +229,8 @@ fn a_job_that_does_not_fit_is_a_failure() {
     assert!(check(&text, "threads").starts_with("pass"), "{text}");
 }
 
-/// If the system gives no threads, nobody panics. Root has no such limit, so a user without rights tries it.
+/// Checks that no thread panics if the system refuses new threads. Root has no such limit, so an unprivileged
+/// user runs it.
 #[test]
 fn threads_that_cannot_be_made_are_a_failure() {
     let _watchdog = Watchdog::start();

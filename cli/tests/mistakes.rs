@@ -1,5 +1,5 @@
-//! Mistakes that operators make: each ends the program at once, or is reported. The words name the setting, the
-//! expected value and the remedy.
+//! Mistakes of operators. Each ends the program at once, or is reported. The text names the setting, the
+//! expected value and the fix.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::support::{failure, phub_server, says};
 
-/// An address that no machine has. A hub looks at all its files before it tries to listen there.
+/// An address that no machine has. A hub reads all its files before it tries to listen.
 const NOT_HERE: &str = "192.0.2.1:0";
 
 fn text(path: &Path) -> &str {
@@ -38,7 +38,7 @@ fn settings_that_cannot_be_end_a_hub_before_it_begins() {
         (["--listen", "::1:7077"], ["::1:7077", "[::1]:7077"]),
         (["--data-listen", "7078"], ["7078", "10.0.0.1:7077"]),
     ] {
-        // Given twice, --listen would be another mistake.
+        // A second --listen would be another mistake.
         let arguments = match arguments[0] {
             "--listen" => [&["serve"], &arguments[..]].concat(),
             _ => [&["serve", "--listen", NOT_HERE], &arguments[..]].concat(),
@@ -61,7 +61,7 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     let dir = tempfile::tempdir().unwrap();
     let (checkpoints, secret) = (dir.path().join("checkpoints"), dir.path().join("secret"));
     std::fs::create_dir(&checkpoints).unwrap();
-    // Editors of other systems write it in this way.
+    // Editors of other systems write a file in this form.
     std::fs::write(&secret, "\u{feff}0123456789abcdef\r\n").unwrap();
     let open = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     open(&checkpoints, 0o755);

@@ -1,5 +1,5 @@
-//! Weights of a job over several hubs: every element is of the round that is named, while rounds run, and hubs that do not
-//! belong together are named.
+//! Weights of a job over several hubs. While rounds run, every element that a reader gets belongs to the
+//! round that is named. Hubs that do not belong together are named in an error.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::support::{Serve, failure, phub_server, says};
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
 
-/// Two keys that are split over hubs, and two that are not.
+/// The shapes of two keys that are split over hubs, and of two that are not.
 const SHAPES: [(&str, &[u64]); 4] = [("a", &[100]), ("b", &[30, 200]), ("c", &[]), ("d", &[7, 11, 13])];
 
 fn serve(dir: &Path, hubs: usize) -> Vec<Serve> {
@@ -59,7 +59,7 @@ fn step(session: &mut Session) {
     session.wait_all().unwrap();
 }
 
-/// Steps all the time while a reader reads.
+/// Makes rounds all the time while `read` runs.
 fn while_stepping<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -78,13 +78,13 @@ fn source(hubs: &str, averages: bool) -> Source {
     Source::new(hubs, "job", None, (Precision::F32, averages), BTreeMap::new()).unwrap()
 }
 
-/// Asserts that each element of each key is that before a round.
+/// Asserts that each element of each key has its value before a round.
 fn check(weights: &Weights, round: u32) {
     check_by(weights, round, 0.0, f64::from(round - 1));
 }
 
-/// Asserts that each element of each key is the average before a round. Averages are rounded, and those of the next round are
-/// half a gradient away.
+/// Asserts that each element of each key has its average before a round. Averages are rounded, and those of
+/// the next round differ by half a gradient.
 fn check_averages(weights: &Weights, round: u32) {
     let steps = f64::from(round - 1);
     check_by(weights, round, 0.1, steps - 1.0 + (-steps).exp2());
@@ -122,14 +122,14 @@ fn every_element_is_of_the_round(count: usize) {
                 } else {
                     check(&weights, origin.round)
                 }
-                // On a busy machine no round may end between two reads.
+                // On a busy machine, possibly no round ends between two reads.
                 assert!(origin.round >= last, "{} after {last}", origin.round);
                 last = origin.round;
             }
         }
         last
     });
-    // A job that rests has one round.
+    // All hubs of a job at rest are in one round.
     assert!(session.next_round().0 >= last);
     let (origin, weights) = source(&hubs, false).fetch().unwrap();
     assert_eq!(origin.round, session.next_round().0);
@@ -157,7 +157,7 @@ fn a_reader_that_named_rounds_ahead_also_reads_a_job_that_rests() {
     let hubs = list(&hubs);
     let mut session = worker(&hubs);
     let mut source = source(&hubs, false);
-    // The reader names a round that does not come, and then asks for what is there.
+    // The reader first asks for a round that never comes, and then for the present state.
     while_stepping(&mut session, || (0..5).for_each(|_| _ = source.fetch().unwrap()));
     let (origin, weights) = source.fetch().unwrap();
     assert_eq!(origin.round, session.next_round().0);
@@ -210,7 +210,7 @@ fn hubs_that_do_not_belong_together_are_named() {
     refused(&strange, &[first, &theirs[1].address, "have different jobs with the name \"job\""]);
     let others = format!("{first},{second},{}", theirs[0].address);
     refused(&others, &["is 3, expected 2"]);
-    // A port without a hub.
+    // No hub listens at this port.
     let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     refused(&format!("{first},{away}"), &[&away]);
     let mut source = source(&format!("{first},{away}"), false);

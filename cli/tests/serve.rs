@@ -1,5 +1,5 @@
-//! `phub-server serve` as a process. It ends well on SIGINT and SIGTERM with a job in the middle of a round, notifies
-//! its workers, and leaves nothing behind.
+//! `phub-server serve` as a process. On SIGINT and SIGTERM it ends well even if a job is in the middle of a
+//! round. It notifies its workers, and leaves nothing behind.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use pbox_core::{Key, Optimizer};
 use rustix::process::Signal;
 use worker_shim::{Session, SessionConfig, SessionError};
 
-/// Returns a hub whose working directory is empty.
+/// Returns a hub that runs in an empty directory.
 fn serve(dir: &Path, more: &[&str]) -> Serve {
     let arguments = [&["serve", "--listen", "127.0.0.1:0", "--cores", "1"], more].concat();
     Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "warn"))
@@ -45,7 +45,7 @@ fn named_sockets(pid: u32) -> Vec<String> {
     let links = descriptors.filter_map(|fd| std::fs::read_link(fd.path()).ok());
     let own: Vec<String> = links.map(|link| link.display().to_string()).collect();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    // "Num RefCount Protocol Flags Type St Inode Path"
+    // The columns are "Num RefCount Protocol Flags Type St Inode Path".
     let fields = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let named = fields.filter(|fields| {
         fields.get(7).is_some_and(|name| name.starts_with("@phub-"))
@@ -54,7 +54,7 @@ fn named_sockets(pid: u32) -> Vec<String> {
     named.map(|fields| fields[7].to_owned()).collect()
 }
 
-/// Returns what a process of this id, which had these sockets, can leave in the system.
+/// Returns what a process with this id and these sockets has left in the system.
 fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     let mut left = Vec::new();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -67,7 +67,8 @@ fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     }
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // Of "pid (name) state parent group ...": its children, and its process group.
+        // The line is "pid (name) state parent group ...". The fields give the process's children and its
+        // group.
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         if process.file_name() == *pid.to_string() || fields.get(1) == Some(&&*pid.to_string()) {
             left.push(stat);
@@ -92,8 +93,8 @@ fn a_signal_ends_it_well(signal: Signal, name: &str) {
         let waiting = scope.spawn(|| waiting[0].wait_all().unwrap_err());
         hub.signal(signal);
         says(waiting.join().unwrap(), &told);
-        // The news may come before the cores have dropped the job: the round that rank 0 had pushed
-        // may still become whole. The next one cannot.
+        // The notice may arrive before the cores have dropped the job. So the round that rank 0 has pushed
+        // may still complete, but the next round cannot.
         let mut round = || push_all(&mut other[0]).and_then(|()| other[0].wait_all());
         says(round().and_then(|()| round()).unwrap_err(), &told);
     });
@@ -115,7 +116,8 @@ fn a_termination_ends_it_well() {
     a_signal_ends_it_well(Signal::TERM, "SIGTERM");
 }
 
-/// Jobs in the middle of a round hold up the stop, each for some seconds: their checkpoints wait for it.
+/// Checks that a stop waits some seconds for each job in the middle of a round, because checkpoints wait for
+/// the round.
 #[test]
 fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     let _watchdog = Watchdog::start();
@@ -128,7 +130,7 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     hub.signal(Signal::TERM);
     let said = |line: &String| line.contains("SIGTERM") && line.contains("another signal");
     assert!(log.by_ref().map_while(Result::ok).any(|line| said(&line)), "the first signal says so");
-    // From here on there are checkpoints to write.
+    // After this line, there are checkpoints to write.
     assert!(log.by_ref().map_while(Result::ok).any(|line| line.contains("no checkpoint at the stop")));
     hub.signal(Signal::INT);
     let (status, _) = hub.end();
@@ -178,7 +180,7 @@ fn a_kill_leaves_nothing_behind() {
     assert_eq!(left_behind(hub.pid(), dir.path(), &names), [""; 0]);
 }
 
-/// A hub that is silent beyond the limit is given up, though its links are open.
+/// Checks that a hub that is silent beyond the limit is given up, although its links are open.
 #[test]
 fn a_hub_stopped_beyond_the_limit_is_given_up() {
     let _watchdog = Watchdog::start();
@@ -220,7 +222,7 @@ fn a_second_hub_takes_another_port() {
     drop(sessions);
 }
 
-/// A drained hub ends with a status that tells its unit not to start it again.
+/// Checks that a drained hub ends with the status that tells its unit not to start it again.
 #[test]
 fn a_drained_hub_ends_with_its_last_job() {
     let _watchdog = Watchdog::start();
@@ -235,7 +237,7 @@ fn a_drained_hub_ends_with_its_last_job() {
     assert_eq!((status.code(), said.as_str()), (Some(i32::from(phub_cli::exit::DRAINED)), ""));
 }
 
-/// `timeout 8 phub-server serve` sends SIGTERM to the hub, and then to its group.
+/// Checks that `timeout 8 phub-server serve` works: it sends SIGTERM to the hub, and then to the hub's group.
 #[test]
 fn a_second_sigterm_at_once_is_the_first() {
     let _watchdog = Watchdog::start();
@@ -245,7 +247,7 @@ fn a_second_sigterm_at_once_is_the_first() {
     let mut log = hub.stderr();
     let session = between_two_keys(&hub.address, "job");
     hub.signal(Signal::TERM);
-    // The hub waits for the second key: from here on another signal would end it at once.
+    // The hub waits for the second key. From now on, another signal would end it at once.
     assert!(log.by_ref().map_while(Result::ok).any(|line| line.contains("SIGTERM: the hub stops")));
     hub.signal(Signal::TERM);
     let (status, _) = hub.end();
@@ -280,8 +282,7 @@ fn what_nobody_reads_ends_no_command_in_a_panic() {
     }
 }
 
-/// Log, `status`, `stop` and `drain` name who joins, who is refused and who stops the hub, so that an operator finds
-/// them.
+/// Checks that the log, `status`, `stop` and `drain` name who joins, who is refused, and who stops the hub.
 #[test]
 fn who_joins_who_is_refused_and_who_stops_is_named() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! TLS on the control port, as people use it: `phub-server certificate`, and the environment of workers. Also a change
-//! of the certificate while a job runs, and refused clients.
+//! TLS on the control port as people use it: `phub-server certificate`, and the environment of workers. Also
+//! a change of the certificate while a job runs, and refused clients.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -20,7 +20,8 @@ use crate::support::{Serve, phub_server, says};
 const SECRET: &str = "a-secret-that-nobody-reads";
 const KEY: &str = "a-key-that-nobody-reads";
 
-/// A worker, in a process with this environment: joins, makes a round for each line that comes, and leaves at the end.
+/// A worker in a process with this environment. It joins, makes a round for each line of input, and leaves at
+/// the end.
 #[test]
 #[ignore = "the other tests start it"]
 fn a_worker() {
@@ -56,7 +57,7 @@ impl Worker {
         Worker { child, said }
     }
 
-    /// Returns the first line that begins with one of these.
+    /// Returns the first line of output that begins with one of these texts.
     fn says(&mut self, beginnings: &[&str]) -> String {
         let mut lines = self.said.by_ref().lines().map_while(Result::ok);
         let found = lines.find(|line| beginnings.iter().any(|beginning| line.starts_with(beginning)));
@@ -138,7 +139,7 @@ fn workers_trust_a_hub_by_fingerprint_or_certificate_and_no_other() {
     };
     says(shown(&by_print), &["job"]);
     says(shown(&[]), &["speaks only TLS"]);
-    // An attack from the middle: a false hub with the same secret.
+    // A man-in-the-middle attack: another hub that has the same secret.
     let man = Serve::start(&mut serve(Some(&other)));
     says(refused(&man.address, &by_print), &[&ours.fingerprint, &other.fingerprint, "the hub's address"]);
     says(refused(&man.address, &by_file), &["PHUB_TLS_CA", "the hub's address"]);
@@ -165,7 +166,7 @@ fn a_certificate_changes_while_a_job_runs() {
     let both = format!("{},{}", old.fingerprint, new.fingerprint);
     let mut worker = Worker::joined(&hub.address, &[("PHUB_TLS_FINGERPRINT", &both)]);
     worker.round();
-    // A certificate without its key changes nothing.
+    // A new certificate without its key is not used.
     std::fs::copy(&new.certificate, &old.certificate).unwrap();
     says(reload(), &["keeps the certificate", "expected a pair"]);
     says(refused(&hub.address, &[("PHUB_TLS_FINGERPRINT", &new.fingerprint)]), &[&old.fingerprint]);
@@ -177,7 +178,7 @@ fn a_certificate_changes_while_a_job_runs() {
     Worker::joined(&hub.address, &[("PHUB_TLS_FINGERPRINT", &new.fingerprint)]).leave();
 }
 
-/// Passes connections on to `address`, and keeps the bytes. Returns its own address.
+/// Forwards connections to `address`, and keeps the bytes. Returns the address of the tap.
 fn tap(address: String) -> (String, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (own, seen) = (listener.local_addr().unwrap().to_string(), Arc::new(Mutex::new(Vec::new())));
@@ -209,7 +210,7 @@ fn who_reads_the_wire_sees_neither_tokens_nor_names_of_keys() {
     let _watchdog = Watchdog::start();
     let home = tempfile::tempdir().unwrap();
     let ours = pair(&home.path().join("ours"));
-    // Without TLS both are there: the tap works.
+    // Without TLS, the tap sees both texts. That proves that the tap works.
     for is_encrypted in [false, true] {
         let pair = is_encrypted.then_some(&ours);
         let hub = Serve::start(&mut serve(pair));
@@ -281,7 +282,7 @@ fn a_handshake_that_stalls_is_closed() {
     );
     let limits = ControlLimits { headers: Duration::from_millis(100), ..ControlLimits::default() };
     let hub = Hub::start_with(&settings.unwrap(), limits).unwrap();
-    // Nothing at all, and the beginning of a handshake.
+    // A client that sends nothing, and a client that sends only the beginning of a handshake.
     for said in [&[][..], &[0x16, 3, 1]] {
         let mut stream = TcpStream::connect(hub.address()).unwrap();
         stream.write_all(said).unwrap();

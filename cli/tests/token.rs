@@ -1,5 +1,5 @@
-//! Secrets and tokens as people use them: `phub-server token`, the environment, files, a change of the secret while a job
-//! runs.
+//! Secrets and tokens as people use them: `phub-server token`, the environment, files, and a change of the
+//! secret while a job runs.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -20,7 +20,7 @@ fn token(home: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
 }
 
-/// Returns the program's output when it must fail.
+/// Runs the program, which must fail. Returns its output.
 fn failure(command: &mut std::process::Command) -> String {
     let output = command.output().unwrap();
     assert!(!output.status.success());
@@ -37,7 +37,7 @@ fn join(hub: &str, job: &str, token: &str) -> Session {
     try_to_join(hub, job, token).unwrap()
 }
 
-/// Returns why it may not join.
+/// Returns why the token may not join.
 fn refused(hub: &str, job: &str, token: &str) -> SessionError {
     try_to_join(hub, job, token).err().expect("the hub refuses")
 }
@@ -61,7 +61,7 @@ fn a_user_needs_to_do_nothing_on_one_machine() {
     let expires = token(home.path(), &["--right", "join", "--job", "job", "--expires", "30d"]);
     assert!(expires.starts_with("phub-join@"), "{expires}");
     join(&hub.address, "job", &expires).leave().unwrap();
-    // A token that says another time is invalid.
+    // A token with a changed time is invalid.
     let longer = expires.replacen("@1", "@9", 1);
     says(refused(&hub.address, "job", &longer), &["not of its secret"]);
     for wrong in ["0d", "30", "d", "1.5d", "30w"] {
@@ -99,7 +99,7 @@ fn a_secret_changes_while_a_job_runs() {
     join(&hub.address, "other", &old).leave().unwrap();
     says(reload(new.clone()), &["read again"]);
     says(refused(&hub.address, "other", &old), &["not of its secret"]);
-    // The job that joined with the old secret goes on, and ends well.
+    // The job that joined with the old secret continues, and ends well.
     round(&mut session);
     session.leave().unwrap();
 }

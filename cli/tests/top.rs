@@ -1,4 +1,4 @@
-//! `phub-server top`: one line for each job if it does not write to a terminal, and a clean end.
+//! `phub-server top`: without a terminal it prints one line for each job, and it ends cleanly.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

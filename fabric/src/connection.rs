@@ -1,7 +1,7 @@
 //! A connection: the socket of one handshake, which lives as long as its links.
 //!
-//! Shared by the watch and by the ports that have a link of the connection. Knows neither transport nor link: the
-//! end of the socket is the end of all links.
+//! The watch shares the connection with the ports that have a link of the connection. A connection knows
+//! neither transport nor link: the end of the socket ends all links.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use rustix::net::Shutdown;
 use crate::port::CloseReason;
 use crate::watch::{Register, SocketEvents, Watch, Watched};
 
-/// The state by which the watch notifies a port.
+/// The part of a port's state through which the watch notifies the port.
 pub(crate) trait Alarm: Send + Sync + std::fmt::Debug {
     /// Counts that a connection of the port ended, and wakes the port.
     fn ended(&self);
@@ -22,7 +22,7 @@ pub(crate) trait Alarm: Send + Sync + std::fmt::Debug {
 pub(crate) struct Connection {
     pub number: u64,
     socket: OwnedFd,
-    /// Ports of this end that have a link of the connection.
+    /// The ports of this end that have a link of the connection.
     ports: Vec<Arc<dyn Alarm>>,
     register: Arc<Register>,
     dead: AtomicBool,
@@ -36,7 +36,8 @@ impl Connection {
         Self::with_events(watch, socket, ports, SocketEvents::Any)
     }
 
-    /// Returns a connection over a socket that this end may have shut for reading.
+    /// Returns a connection over a socket that this end may have shut for reading. The watch reports only the
+    /// end of both directions.
     pub fn watched_to_its_end(
         watch: &Watch,
         socket: OwnedFd,
@@ -66,16 +67,17 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Whether the socket ended. A port asks after its alarm was raised.
+    /// Whether the socket ended. A port calls this after the watch has notified the port.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire) // [death]
     }
 
-    /// Fails the connection for both ends, because a link of it failed at this end. Other ports of this end may see the end
-    /// before that link's port has reported it. They get the [reason](Self::end) from here.
+    /// Fails the connection for both ends, because a link of it failed at this end. Other ports of this end
+    /// may see the end of the socket before the port of the failed link reports the failure. `fail` stores
+    /// the reason that [`end`](Self::end) returns to these ports.
     pub fn fail(&self, why: &CloseReason) {
         if *why != CloseReason::PeerGone {
-            let _ = self.failure.set(why.clone()); // the first failure is the cause of others
+            let _ = self.failure.set(why.clone()); // keeps the first failure: it caused the later failures
         }
         self.shut();
     }
@@ -85,7 +87,7 @@ impl Connection {
         self.is_dead().then(|| self.failure.get().cloned().unwrap_or(CloseReason::PeerGone))
     }
 
-    /// Ends the connection for both sides; the peer sees its links close.
+    /// Ends the connection for both sides. The peer sees the peer's links close.
     pub fn shut(&self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
@@ -94,7 +96,7 @@ impl Connection {
 impl Watched for Connection {
     /// Notes that the socket ended, and notifies every port that has a link of the connection.
     fn ready(&self) {
-        self.dead.store(true, Ordering::Release); // [death], with what the ports count
+        self.dead.store(true, Ordering::Release); // [death]: before `ended` makes the ports look
         self.ports.iter().for_each(|port| port.ended());
     }
 }

@@ -1,8 +1,10 @@
 //! The credit of a link: how many bytes a transport may hold of it, and how many it holds.
 //!
-//! Owned by the port's thread. Plain counting; knows neither the link nor when bytes leave it.
+//! The port's thread owns it. Credit only counts: it knows neither the link nor when bytes leave the
+//! transport.
 
-/// The number of bytes a link may hold, and how many it holds. Without a limit nothing is counted.
+/// The limit of the bytes that a transport may hold of a link, and the number that it holds. Without a limit,
+/// nothing is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Credit {
     limit: Option<usize>,
@@ -10,13 +12,13 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
-    /// Changes the limit. Bytes that are held now are still counted.
+    /// Changes the limit. Bytes that the transport holds now stay counted.
     pub fn limit_to(&mut self, limit: Option<usize>) {
         self.limit = limit;
     }
 
-    /// Takes a post. Returns the number of bytes that it counts for, or `None` if the post has to wait. A link that holds
-    /// nothing takes any post, and a post without bytes never waits.
+    /// Admits a post. Returns the number of bytes that the post adds to the count, or `None` if the post must
+    /// wait. If the link holds nothing, a post of any size is admitted. A post without bytes never waits.
     #[inline]
     pub fn take(&mut self, bytes: usize) -> Option<usize> {
         let Some(limit) = self.limit else { return Some(0) };
@@ -27,7 +29,8 @@ impl Credit {
         Some(bytes)
     }
 
-    /// Gives back the credit of a post that left the transport. It had counted for this many bytes.
+    /// Subtracts the bytes of a post that left the transport. `counted` is the number that
+    /// [`take`](Self::take) returned.
     #[inline]
     pub fn give(&mut self, counted: usize) {
         self.held -= counted;

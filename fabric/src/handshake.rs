@@ -1,7 +1,7 @@
 //! The common part of all handshakes: their result, and the parts of their messages.
 //!
-//! The bytes come from outside: memory is allocated only for bytes that have arrived. No input or output
-//! here.
+//! The bytes come from outside: memory is allocated only for bytes that have arrived. This module does no
+//! input or output.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -11,13 +11,13 @@ use std::sync::Arc;
 use crate::memory::{RecvWindow, WindowError};
 use crate::plan::{LinkPorts, MAX_PORTS};
 
-/// The window for the posts of the hub of a connection.
+/// The window that receives what the hub of a connection posts.
 #[derive(Clone, Debug)]
 pub enum Receive {
     /// A new window of this many bytes: the hub's own pages if memory is shared, otherwise new memory.
     New(usize),
-    /// An existing window: one that other peers read, or that of an earlier connection, whose addresses must stay. A view of a
-    /// peer's pages becomes a view of the hub's pages.
+    /// An existing window: a window that other peers read, or the window of an earlier connection, whose
+    /// addresses must stay. If the window is a view of a peer's pages, it becomes a view of the hub's pages.
     Into(Arc<RecvWindow>),
 }
 
@@ -78,11 +78,11 @@ pub struct Joined<E> {
     pub recv: Arc<RecvWindow>,
     /// The links in the order of the plan.
     pub endpoints: Vec<E>,
-    /// The NICs that the links go over. Empty when there is no choice.
+    /// The NICs that the links use. Empty if there is no choice.
     pub paths: Vec<NicPair>,
-    /// Pairs of NICs that were tried without success.
+    /// The pairs of NICs that failed the trial.
     pub dead: Vec<String>,
-    /// The congestion control of the bytes that this end sends. Only over TCP, at the end that connects.
+    /// The congestion control for the bytes that this end sends. Set only over TCP, at the end that connects.
     pub congestion: Option<String>,
 }
 

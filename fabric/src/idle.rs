@@ -1,39 +1,41 @@
-//! The way in which a thread with nothing to do waits: spin, then yield, then sleep.
+//! The waiting of a thread without work: it spins, then yields, then sleeps.
 //!
-//! Used by the hub's core threads and by workers. Knows a port, and not the meaning of its arrivals.
+//! The hub's core threads and the workers use it. It knows a port, and not the meaning of the port's
+//! arrivals.
 
 use std::time::{Duration, Instant};
 
 use crate::port::{Port, Until};
 
-/// The number of polls a spinning thread makes between two looks at the clock, which costs about as much as a poll of
-/// one idle link.
+/// The number of polls that a spinning thread makes between two reads of the clock. Reading the clock costs
+/// about as much as polling one idle link.
 const POLLS_PER_LOOK: u32 = 32;
 
 /// The three stages of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdlePolicy {
-    /// The time in which empty polls have only a pause instruction between them. A spinning round trip takes 0.1 us, a
-    /// futex 20 us: worth it only if a core has nothing better to do. In time, because a poll of 128 links takes 30
-    /// times as long as a poll of one.
+    /// The time in which empty polls have only a pause instruction between them. A spinning round trip takes
+    /// 0.1 us, a wake-up by futex 20 us. Spinning pays off only if the processor has nothing better to do.
+    /// The limit is a time, because a poll of 128 links takes 30 times as long as a poll of one.
     pub spin: Duration,
     /// The number of empty polls with a `sched_yield` between them.
     pub yields: u32,
     /// Whether the thread sleeps after the yields. Otherwise it spins for ever (busy-poll).
     pub sleeps: bool,
-    /// The longest sleep. After it the thread checks its other work.
+    /// The longest sleep. After the sleep, the thread checks its other work.
     pub nap: Duration,
 }
 
 impl IdlePolicy {
-    /// The policy for a machine with enough cores for its threads: spin for the time of a few wake-ups, then sleep.
+    /// The policy for a machine with enough processors for its threads: spin for the time of a few wake-ups,
+    /// then sleep.
     pub const DEDICATED: IdlePolicy = IdlePolicy {
         spin: Duration::from_micros(100),
         yields: 0,
         sleeps: true,
         nap: Duration::from_millis(500),
     };
-    /// The policy for a machine with fewer cores than runnable threads: leave the core at once.
+    /// The policy for a machine with fewer processors than runnable threads: yield at once.
     pub const SHARED: IdlePolicy =
         IdlePolicy { spin: Duration::ZERO, yields: 1, sleeps: true, nap: Duration::from_millis(500) };
     /// The policy that never sleeps. It has the lowest latency, and needs a core that no other thread uses.
@@ -46,9 +48,9 @@ impl IdlePolicy {
 pub struct Idle {
     policy: IdlePolicy,
     spins: bool,
-    /// The number of empty polls of this wait, while it spins.
+    /// The number of empty polls in this wait, while the thread spins.
     polls: u32,
-    /// The first look at the clock in this wait.
+    /// The first time that the thread read from the clock in this wait.
     since: Option<Instant>,
     yields_left: u32,
 }
@@ -61,7 +63,7 @@ impl Idle {
         idle
     }
 
-    /// Starts over, because there was work.
+    /// Starts again with the first stage, because there was work.
     pub fn reset(&mut self) {
         let IdlePolicy { spin, yields, sleeps, .. } = self.policy;
         (self.spins, self.polls, self.since, self.yields_left) =
@@ -73,8 +75,8 @@ impl Idle {
         !self.spins && self.yields_left == 0
     }
 
-    /// Idles once, because there was no work: spins, yields, or sleeps on the port until `until` may hold. Returns true if it
-    /// slept.
+    /// Idles once, because there was no work: spins, yields, or sleeps on the port. A sleep ends when `until`
+    /// may hold. Returns true if the thread slept.
     pub fn step<P: Port>(&mut self, port: &mut P, until: Until) -> bool {
         if self.spins {
             std::hint::spin_loop();
@@ -90,7 +92,7 @@ impl Idle {
         true
     }
 
-    /// Counts a poll. Ends the stage when its time is over by the clock `now`.
+    /// Counts a poll. Ends the spinning when the clock `now` says that its time is over.
     fn spin(&mut self, now: impl FnOnce() -> Instant) {
         self.polls = self.polls.wrapping_add(1);
         if self.policy.sleeps && self.polls.is_multiple_of(POLLS_PER_LOOK) {
@@ -105,7 +107,8 @@ impl Idle {
 mod tests {
     use super::*;
 
-    /// Returns the polls and the looks at the clock until a thread leaves its spin, if a poll takes this long.
+    /// Returns how many polls a thread makes and how often it reads the clock until it stops spinning. Each
+    /// poll takes `poll`.
     fn spun(idle: &mut Idle, poll: Duration) -> (u32, u32) {
         let begun = Instant::now();
         let (mut polls, mut looks) = (0, 0);
@@ -122,7 +125,7 @@ mod tests {
     #[test]
     fn a_spin_lasts_as_long_whatever_a_poll_takes() {
         let mut idle = Idle::new(IdlePolicy::DEDICATED);
-        // The first look begins the 100 us, so there are the 32 polls before it, too.
+        // The first read of the clock starts the 100 us, so the 32 polls before that read come on top.
         assert_eq!(spun(&mut idle, Duration::from_nanos(50)), (32 + 2016, 64), "63 looks of 1.6 us each");
         assert!(idle.sleeps_next());
         idle.reset();

@@ -1,7 +1,7 @@
 //! The links of a port, by id: every transport keeps its links in this table.
 //!
-//! Owned by the port's thread. Knows what a link has reported and whether it was posted to, and not how its
-//! bytes cross.
+//! The port's thread owns it. The table knows what a link has reported and whether it was posted to. It does
+//! not know how the bytes cross.
 //!
 //! ```text
 //!   Open --(the peer left, an error)--> Closing --(closed())--> Reported
@@ -42,7 +42,7 @@ impl<L> Attached<L> {
     }
 }
 
-/// The links of a port. An id is the lowest that is free.
+/// The links of a port. A new link gets the lowest free id.
 #[derive(Debug)]
 pub(crate) struct Links<L> {
     slots: Vec<Option<Attached<L>>>,
@@ -64,7 +64,7 @@ impl<L> Links<L> {
         LinkId(self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len()) as u32)
     }
 
-    /// Adds an open link.
+    /// Adds an open link, and returns its id.
     pub fn insert(&mut self, link: L) -> LinkId {
         let id = self.next_id();
         let attached = Some(Attached { link, state: LinkState::Open, dirty: false });
@@ -78,7 +78,7 @@ impl<L> Links<L> {
         id
     }
 
-    /// Removes a link, whose id is then free.
+    /// Removes a link. The id is free from then on.
     pub fn remove(&mut self, id: LinkId) -> Option<Attached<L>> {
         let attached = self.slots.get_mut(id.index()).and_then(Option::take)?;
         self.dirty.retain(|&dirty| dirty != id);
@@ -116,7 +116,7 @@ impl<L> Links<L> {
         numbered.filter_map(|(index, slot)| Some((LinkId(index as u32), slot.as_mut()?)))
     }
 
-    /// Posts on an open link; the next [`flush`](Self::flush) visits a link that accepted.
+    /// Posts on an open link. If the link accepts the post, the next [`flush`](Self::flush) visits the link.
     #[inline]
     pub fn post<E>(
         &mut self,
@@ -153,8 +153,8 @@ impl<L> Links<L> {
         }
     }
 
-    /// Shows arrivals of all links. Each link gets an equal share of the room. A poll begins after the last link that showed
-    /// something in the poll before: links that found no room are therefore first.
+    /// Shows arrivals of all links. Each link gets an equal share of the room. A poll starts after the last
+    /// link that showed something in the previous poll. So links for which there was no room come first.
     #[inline]
     pub fn poll(
         &mut self,
@@ -184,7 +184,7 @@ impl<L> Links<L> {
         room.filled
     }
 
-    /// Returns the next link that closed and was not reported.
+    /// Returns the next link that closed and has not been reported.
     pub fn report_closed(&mut self) -> Option<Closed> {
         self.iter_mut().find_map(|(link, attached)| match &attached.state {
             LinkState::Closing(reason) => {
@@ -197,11 +197,11 @@ impl<L> Links<L> {
     }
 }
 
-/// Room for arrivals of one link, in a poll.
+/// The room for arrivals of one link in a poll.
 pub(crate) struct Room<'a> {
     into: &'a mut [Arrival],
     filled: usize,
-    /// The place where this link's share ends.
+    /// The index in `into` where this link's share ends.
     end: usize,
     link: LinkId,
 }
@@ -285,7 +285,7 @@ mod tests {
             assert_eq!(post(&mut links, id, Posted::Accepted), Posted::Closed);
         }
         assert_eq!(links.report_closed(), Some(Closed { link: LinkId(2), reason: CloseReason::PeerGone }));
-        assert_eq!(links.report_closed(), None, "the other one has arrivals to show");
+        assert_eq!(links.report_closed(), None, "the other link still has arrivals to show");
         links.get_mut(LinkId(0)).unwrap().state = LinkState::Closing(CloseReason::PeerGone);
         assert_eq!(links.report_closed().map(|closed| closed.link), Some(LinkId(0)));
     }
@@ -321,6 +321,6 @@ mod tests {
             seen.extend(shown[..count].iter().map(|arrival| arrival.link.0));
         }
         assert!(seen.iter().copied().eq((0..1600).map(|turn| turn % 100)), "16 times each, in turn");
-        assert_eq!(visits, 1600, "a poll that is full visits no link in vain");
+        assert_eq!(visits, 1600, "a full poll visits no further link");
     }
 }

@@ -1,4 +1,4 @@
-//! The links of a connection, as both ends plan them before they meet. Pure.
+//! The links of a connection, as both ends plan them before they meet. This module only computes.
 //!
 //! ```text
 //!   a worker (one port)          a hub that joins a hub
@@ -28,7 +28,7 @@ pub struct LinkPorts {
     pub hub: PortId,
 }
 
-/// A link that a connection is to have.
+/// A planned link of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedLink {
     /// The ports that the link joins.
@@ -49,8 +49,8 @@ pub struct Carries {
 }
 
 impl PlannedLink {
-    /// Plans links. Port `i` of the hub has a link with room for `capacities[i]` posts, or none if that is 0. At the end that
-    /// connects, the links end at the ports `joiner`, one after another. Each link may carry all of both windows.
+    /// Plans links. Port `i` of the hub has a link with room for `capacities[i]` posts, or none if that is 0. At
+    /// the connecting end, the links take the ports of `joiner` in turn. Each link may carry all of both windows.
     ///
     /// # Panics
     /// Panics if `joiner` is empty and there is a link.
@@ -63,8 +63,8 @@ impl PlannedLink {
         hub_ports.zip(0..).map(link).collect()
     }
 
-    /// Works like [`dealt`](Self::dealt), for a joiner with one port. A hub also uses this plan if
-    /// the joiner names the joiner's ports.
+    /// Works like [`dealt`](Self::dealt), for a joiner with one port. A hub also uses this plan,
+    /// because the hello names the joiner's ports.
     pub fn of_one_port(capacities: &[u32]) -> Vec<Self> {
         Self::dealt(capacities, &[PortId(0)])
     }

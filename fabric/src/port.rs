@@ -23,16 +23,17 @@ use crate::ids::{Imm, LinkId, Span};
 /// - `each_post_arrives_once`: every accepted post arrives exactly once, as long as the link lives.
 /// - `full_is_not_an_error`: a link holds at least its capacity of posts that the peer has not yet polled. Beyond that
 ///   `post` answers [`Posted::Full`]. Nothing is lost, and the same post is accepted after the peer polled.
-/// - `full_ends`: [`set_credit`](Port::set_credit) bounds the bytes that the transport holds of a link: accepted and
-///   not yet handed to the wire. Beyond it `post` answers `Full`. A link that holds nothing takes one post of any size,
-///   and a post without bytes is not bounded. Once the link has room again, `wait` returns, without any arrival.
+/// - `full_ends`: [`set_credit`](Port::set_credit) limits the bytes that the transport holds of a link: accepted and
+///   not yet handed to the wire. Beyond the limit, `post` answers `Full`. A link that holds nothing takes one post of
+///   any size, and a post without bytes is not limited. Once the link has room again, `wait` returns, without any
+///   arrival.
 /// - `links_do_not_mix`: an arrival names the link it came over.
 /// - `flush_makes_visible`: a post may be held back until [`flush`](Port::flush), and not longer. A transport that has
 ///   to wait for room sends the rest in later polls and waits. Nothing else is held back.
 /// - `wait_returns_on_arrival`: [`wait`](Port::wait) never sleeps past an arrival that it waits for,
 ///   and may return early for no reason.
-/// - `wait_times_out`: `wait` returns after its time-out when nothing happens.
-/// - `waker_ends_wait`: waking the [`waker`](Port::waker) ends the current `wait`, or the next one.
+/// - `wait_times_out`: `wait` returns after its timeout if nothing happens.
+/// - `waker_ends_wait`: using the [`waker`](Port::waker) ends the current `wait`, or the next one.
 /// - `closed_after_arrivals`: when the peer detaches or dies, all its earlier posts are still shown. Then
 ///   [`closed`](Port::closed) names the link once, and `wait` does not sleep past it.
 /// - `detached_is_silent`: after [`detach`](Port::detach) nothing more is shown of a link, and its
@@ -48,25 +49,25 @@ pub trait Port: Send {
     /// Closes a link and forgets it. The peer sees it closed.
     fn detach(&mut self, link: LinkId);
 
-    /// Makes the bytes of `span` in my window appear in the peer's, then shows the peer `imm`.
-    /// The bytes must stay as they are until the layer above knows that the peer has seen them.
+    /// Makes the bytes of `span` in this end's window appear in the peer's window, and then shows the peer `imm`.
+    /// The bytes must not change until the layer above knows that the peer has seen them.
     fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted;
 
-    /// Bounds the bytes that the transport may hold of a link from now on; a new link has no such bound. Bytes
-    /// that a transport holds cannot be overtaken: they are in the order of their posts.
+    /// Limits the bytes that the transport may hold of a link from now on. A new link has no such limit. Bytes
+    /// that a transport holds cannot be overtaken, because they leave in the order of their posts.
     fn set_credit(&mut self, link: LinkId, bytes: Option<usize>);
 
     /// Hands over the posts that `post` held back. A transport that lacks room sends the rest in later polls and
     /// waits, so the caller polls or waits until the peer has answered.
     fn flush(&mut self);
 
-    /// Hands over the posts that `post` held back, unless this costs less in the [`flush`](Port::flush) that follows
-    /// soon. A hand-over to a NIC costs as much for one post as for many.
+    /// Hands over the posts that `post` held back, before a [`flush`](Port::flush) that follows soon. Over NICs
+    /// it does nothing, because handing one post to a NIC costs as much as handing over many.
     fn flush_early(&mut self) {
         self.flush();
     }
 
-    /// Writes arrivals to the front of `into`, fairly over the links; returns how many.
+    /// Writes arrivals to the front of `into`, with an equal share for each link. Returns their number.
     fn poll(&mut self, into: &mut [Arrival]) -> usize;
 
     /// Returns a link that closed since the last call. The link stays attached, and shows nothing, until
@@ -123,8 +124,8 @@ pub enum Posted {
 pub enum Until {
     /// Any unread arrival on any link ends the wait.
     Any,
-    /// `count` unread arrivals on one link. A transport that cannot count may wake earlier. It is interrupt moderation:
-    /// a worker that needs 1600 chunks is woken once.
+    /// `count` unread arrivals on one link. A transport that cannot count may wake earlier. The count works like
+    /// interrupt moderation: a worker that needs 1600 chunks is woken once.
     Arrivals {
         /// The link.
         link: LinkId,

@@ -12,11 +12,12 @@ use crate::connection::Alarm;
 
 /// A bell that can wake a sleeping port.
 pub(crate) trait Ring: Send + Sync + std::fmt::Debug {
-    /// Rings the bell. The caller has stored its reason before.
+    /// Rings the bell. The caller must have stored its reason before.
     fn ring(&self);
 }
 
-/// The shared state of one port. `own` is the part of its transport, with the bell on which the port sleeps.
+/// The shared state of one port. `own` is the transport's part of the state, with the bell on which the port
+/// sleeps.
 #[derive(Debug)]
 pub(crate) struct PortState<T> {
     pub own: T,
@@ -31,18 +32,18 @@ impl<T> PortState<T> {
         Arc::new(PortState { own, woken: AtomicBool::new(false), changes: AtomicU32::new(0) })
     }
 
-    /// Whether the waker was used since the last call.
+    /// Whether a thread used the waker since the last call.
     pub fn take_woken(&self) -> bool {
         self.woken.swap(false, Ordering::Acquire) // [woken]
     }
 
-    /// Returns a count that differs from the last one if there is a change to look at.
+    /// Returns a count. If the count differs from the last one, the port must look for a change.
     #[inline]
     pub fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire) // [change]
     }
 
-    /// Notes a change that the port must look at. It need not wake for it.
+    /// Counts a change that the port must look at. The call does not wake the port.
     pub fn count_change(&self) {
         self.changes.fetch_add(1, Ordering::Release); // [change]
     }
@@ -83,7 +84,7 @@ impl EventBell {
 
 impl Ring for EventBell {
     fn ring(&self) {
-        // A counter that is full is not zero, so the sleep ends nevertheless.
+        // If the counter is full, the write fails. A full counter is not zero, so it ends the sleep, too.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }

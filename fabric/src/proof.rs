@@ -1,13 +1,14 @@
-//! The proof in a hello that its sender has the token of a join. The proof does not show the token: a reader learns nothing
-//! that helps to make another hello. A hello is valid once, because after it the link exists.
+//! The proof that the sender of a hello has the token of a join. The proof does not show the token: who reads
+//! it cannot make another valid hello from it. A hello is valid once, because after the hello the link
+//! exists.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// Bytes of a proof.
+/// The number of bytes of a proof.
 pub(crate) const PROOF: usize = 32;
 
-/// Returns the name that a hello uses for the join of this token. It is no secret.
+/// Returns the name by which a hello refers to the join of this token. The name is no secret.
 pub fn name_of(token: [u8; 16]) -> [u8; 16] {
     let proof = proof(token, b"phub name");
     *proof.first_chunk().expect("a proof is longer")
@@ -18,7 +19,8 @@ pub(crate) fn proof(token: [u8; 16], said: &[u8]) -> [u8; PROOF] {
     mac(token, said).finalize().into_bytes().into()
 }
 
-/// Checks that the sender of these bytes has the token. The time of the comparison does not depend on the right answer.
+/// Checks that the sender of these bytes has the token. The time of the comparison does not depend on
+/// the right proof.
 pub(crate) fn proves(token: [u8; 16], said: &[u8], proof: &[u8; PROOF]) -> bool {
     mac(token, said).verify_slice(proof).is_ok()
 }

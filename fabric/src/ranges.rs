@@ -1,4 +1,4 @@
-//! The ranges of a window that links carry. Pure, and the same at both ends of a link.
+//! The ranges of a window that links carry. Both ends of a link compute the same ranges.
 //!
 //! ```text
 //!   spans   [0 ][1 ]  [2 ]            [3 ]      the padding between 1 and 2 is smaller than a page
@@ -8,11 +8,13 @@
 use crate::ids::Span;
 use crate::memory::HUGE_PAGE;
 
-/// The gap below which two spans are in one range. Memory is pinned by pages, and a post over several small spans includes
-/// their padding. The gap is the same on all machines, so that both ends of a link count the same ranges.
+/// The gap below which two spans belong to one range. Memory is pinned in whole pages, and a post over
+/// several small spans includes the padding between them. The gap is the same on all machines, so both ends
+/// of a link compute the same ranges.
 const GAP: usize = 4096;
 
-/// The bytes outside of a range that a huge page may hold: a chunk at its beginning, a chunk at its end, and some padding.
+/// The number of bytes in a huge page that may lie outside of the range. They are a chunk at each end of the
+/// page, and some padding.
 const FOREIGN: usize = 64 * 1024;
 
 /// Parts of a window, in ascending order, with gaps between them.
@@ -20,7 +22,7 @@ const FOREIGN: usize = 64 * 1024;
 pub struct Ranges(Vec<Span>);
 
 impl Default for Ranges {
-    /// Returns the whole of every window.
+    /// Returns one range that contains the whole of any window.
     fn default() -> Self {
         Ranges(vec![Span { offset: 0, bytes: usize::MAX }])
     }
@@ -43,13 +45,13 @@ impl FromIterator<Span> for Ranges {
 }
 
 impl Ranges {
-    /// Returns the ranges, cut to a window of `bytes` bytes.
+    /// Returns the parts of the ranges that lie in a window of `bytes` bytes.
     pub(crate) fn within(&self, bytes: usize) -> Self {
         let cut = |span: &Span| Span { bytes: span.bytes.min(bytes.saturating_sub(span.offset)), ..*span };
         self.0.iter().map(cut).collect()
     }
 
-    /// Returns each range, ascending.
+    /// Returns all ranges, in ascending order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Span> {
         self.0.iter().copied()
     }
@@ -61,16 +63,16 @@ impl Ranges {
         (span.end()? <= end(self.0[place])).then_some(place)
     }
 
-    /// Returns the bytes that the kernel pins when the ranges are registered: whole pages, separately for each range. Windows
-    /// begin on a page.
+    /// Returns the number of bytes that the kernel pins when the ranges are registered. Each range pins whole
+    /// pages. Windows begin on a page.
     pub fn pinned_bytes(&self) -> u64 {
         let page = rustix::param::page_size();
         let pages = |range: Span| end(range).div_ceil(page) - range.offset / page;
         self.iter().map(|range| (pages(range) * page) as u64).sum()
     }
 
-    /// Returns the huge pages of a window of `window` bytes that lie in these ranges, except for [`FOREIGN`] bytes.
-    /// Neighbours are one part. Windows begin on a huge page.
+    /// Returns the huge pages of a window of `window` bytes of which all but [`FOREIGN`] bytes lie in these
+    /// ranges. Neighbouring pages form one span. Windows begin on a huge page.
     pub(crate) fn huge_pages(&self, window: usize) -> Vec<Span> {
         let mut pages: Vec<(usize, usize)> = Vec::new();
         for range in self.within(window).iter() {
@@ -91,13 +93,14 @@ impl Ranges {
         pages.chunk_by(|(page, _), (next, _)| page + 1 == *next).map(part).collect()
     }
 
-    /// Returns the bytes of these parts.
+    /// Returns how many bytes of a window of `window` bytes can lie in huge pages of these ranges.
     pub fn huge_bytes(&self, window: usize) -> u64 {
         self.huge_pages(window).iter().map(|part| part.bytes as u64).sum()
     }
 }
 
-/// Returns one past the last byte; if a range extends to the end of memory, the last byte.
+/// Returns the offset after the last byte. If the range extends to the end of memory, returns the offset of
+/// the last byte.
 fn end(range: Span) -> usize {
     range.end().unwrap_or(usize::MAX)
 }

@@ -1,6 +1,7 @@
-//! The watch: one thread per group that sleeps on the sockets of all its connections. It notifies the ports
-//! when a connection ends. A port learns of a peer's death without a system call of its own, and an idle port
-//! costs nothing. It also reads the events of NICs. Knows descriptors by number, and not their owners.
+//! The watch: one thread per group that sleeps on the sockets of all its connections. When a connection ends,
+//! the watch notifies the connection's ports. So a port learns of a peer's death without a system call of its
+//! own, and an idle port costs nothing. The watch also notifies a NIC's owner of the NIC's events. It knows
+//! descriptors by number, and not their owners.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,21 +12,21 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Key of the event that stops the thread. Watched descriptors are numbered from one.
+/// The key of the event that stops the thread. Watched descriptors have numbers from one.
 const STOP: u64 = 0;
 
 /// The owner of a descriptor that the watch sleeps on.
 pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
-    /// Notes that the descriptor is readable, or ended. The watch's thread calls this.
+    /// Handles a descriptor that is readable or ended. The watch's thread calls this.
     fn ready(&self);
 }
 
-/// The events at the end of a socket.
+/// The events that mean the end of a socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SocketEvents {
-    /// The peer sends nothing after the handshake: any event is the end.
+    /// Any event. The peer sends nothing after the handshake, so any event is the end.
     Any,
-    /// The event that a connection is shut in both directions, by whichever end.
+    /// The event that a connection is shut in both directions, no matter which end shut it.
     HangUp,
 }
 
@@ -93,12 +94,12 @@ impl Watch {
     ) -> std::io::Result<()> {
         let events = match events {
             SocketEvents::Any => EventFlags::IN | EventFlags::RDHUP,
-            SocketEvents::HangUp => EventFlags::empty(), // which epoll always reports
+            SocketEvents::HangUp => EventFlags::empty(), // epoll always reports a hang-up
         };
         self.add(number, fd, owner, events | EventFlags::ONESHOT)
     }
 
-    /// Watches a descriptor; its owner reads all events each time.
+    /// Watches a descriptor. Its owner must read all events at each call of `ready`.
     pub fn add_events(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
         self.add(number, fd, owner, EventFlags::IN)
     }
@@ -141,7 +142,8 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // The watch itself can drop the last reference to a group, through `find`.
+            // The watch's own thread can drop the last reference to a group, through `find`. It cannot join
+            // itself.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

@@ -1,5 +1,5 @@
-//! The conformance suite over a port of all transports: a hub, or a worker, with every other link on shared memory
-//! and every other over TCP, and with all links on either.
+//! The conformance suite over a port of all transports, for a hub and for a worker. In some runs the links
+//! alternate between shared memory and TCP; in others all links are on one of the two.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use fabric::any::{Address, Endpoint, Group, Listener, Port, connect, group};
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
 use fabric::{Joined, PlannedLink, Receive, RecvWindow, SendWindow, shm, tcp};
 
-/// The timeout of each handshake; the suite's watchdog is twice as patient.
+/// The timeout of each handshake. The suite's watchdog waits longer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ enum Over {
     Both,
 }
 
-/// A hub under test, its peers workers of this process. Each link is a connection of its own.
+/// A bed with a hub under test, whose peers are workers in this process. Each link is a separate connection.
 struct AnyBed(Over);
 
 impl Bed for AnyBed {

@@ -69,7 +69,7 @@ mod with_delay_and_reorder {
     });
 }
 
-/// The suite bites: a net that breaks the contract does not pass it.
+/// A net that breaks the contract does not pass the suite.
 #[test]
 #[should_panic = "sim with seed 0"]
 fn a_net_that_duplicates_is_caught() {

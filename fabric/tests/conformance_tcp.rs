@@ -11,14 +11,14 @@ use fabric::conformance::{Joined, Role, Transport};
 use fabric::tcp::{Frames, Gathered, Listener, Options, Port, connect};
 use fabric::{PlannedLink, Receive, SendWindow};
 
-/// The timeout of each handshake; the suite's watchdog is twice as patient.
+/// The timeout of each handshake. The suite's watchdog waits longer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fabric::conformance_of_hub_and_workers!(Tcp: [Tcp(Frames::Plain), Tcp(Frames::Summed)]);
 
 const SUMMED: &str = "tcp with checksums";
 
-/// The transport, with the frames that both ends ask for.
+/// The transport, with the frame format that both ends ask for.
 #[derive(Clone, Debug)]
 struct Tcp(Frames);
 
@@ -55,7 +55,7 @@ impl Transport for Tcp {
         bytes: usize,
         plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Port>) {
-        // The worker is whole with its last connection.
+        // All connections of the worker have arrived when the last one has.
         let hello = loop {
             let mut hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
             hello.identify(tokens::token_named);

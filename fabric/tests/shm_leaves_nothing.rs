@@ -1,6 +1,5 @@
-//! After `kill -9` of either end nothing is left, here or in the system: no process, no thread, no
-//! descriptor, no mapping, no file. It is the only test in its file, because it counts the process's
-//! resources.
+//! A test that `kill -9` of either end leaves nothing in the system: no process, no thread, no descriptor, no
+//! mapping, no file. The file has no other test, because this one counts the resources of its process.
 #![forbid(unsafe_code)]
 
 mod shm_bed;
@@ -15,7 +14,7 @@ use shm_bed::Shm;
 
 fabric::conformance_of_hub_and_workers!(@peer Shm);
 
-/// The traces that a process can leave behind.
+/// The resources that a process can leave behind.
 #[derive(Debug, PartialEq, Eq)]
 struct Traces {
     descriptors: usize,
@@ -46,8 +45,8 @@ impl Traces {
         }
     }
 
-    /// Asserts that nothing else is left. A joined thread is visible in /proc for a moment: looks again for a
-    /// while.
+    /// Asserts that nothing else is left. Checks again for a while, because /proc still shows a joined thread
+    /// for a moment.
     fn is_all_there_is(&self) {
         for _ in 0..1000 {
             if Traces::look() == *self {
@@ -98,7 +97,7 @@ fn killed_at_work(mut near: End<Port>, mut peers: Vec<Box<dyn Peer>>) {
     assert_eq!(seen, 4 * links);
 }
 
-/// Kills a worker when the hub has its hello, with its windows, and has not yet answered.
+/// Kills a worker when the hub has the worker's hello and windows, but has not answered yet.
 fn killed_before_the_welcome(shape: Shape) {
     let (listener, address) = Shm::listen();
     let bed = HubAndWorkers { transport: Shm, near: Role::Hub, far: Far::Process };

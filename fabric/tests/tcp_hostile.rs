@@ -1,5 +1,6 @@
-//! Bytes over a TCP connection that no correct peer sends: torn frames, lengths that do not fit, garbage as a
-//! handshake, half of the connections. Each costs its sender the link, and does no harm to others.
+//! Bytes over a TCP connection that no correct peer sends: incomplete frames, wrong lengths, a handshake of
+//! random bytes, and missing connections. In each case the sender loses its link, and other peers are not
+//! affected.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -19,7 +20,7 @@ const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(30);
 const TOKEN: [u8; 16] = [7; 16];
 
-/// A hub with one port, and the means to admit a worker.
+/// A hub with one port, which can admit workers.
 struct Hub {
     listener: Listener,
     port: Port,
@@ -49,7 +50,7 @@ impl Hub {
         hello.welcome(Frames::Plain, &self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
     }
 
-    /// Returns a peer that has shaken hands, and may send any bytes from then on.
+    /// Returns a peer after its handshake. The peer may then send any bytes.
     fn meets(&mut self) -> TcpStream {
         let mut peer = self.dial();
         peer.write_all(&hello_bytes(0, 1, WINDOW as u64)).unwrap();
@@ -107,14 +108,14 @@ impl Hub {
             assert_eq!(seen[0], Arrival { link, imm: Imm(5) });
             self.port.detach(link);
             while !worker.is_finished() {
-                self.port.poll(&mut []); // the detached link's own end
+                self.port.poll(&mut []); // the port handles the end of the detached link
             }
             worker.join().unwrap();
         });
     }
 }
 
-/// Identifies a hello by the token that it proves, and no other.
+/// Identifies a hello by the token that it proves. Panics if there is none.
 fn identified(mut hello: Hello) -> Hello {
     let name = hello.token();
     hello.identify(|_| Some([8; 16]));
@@ -155,7 +156,7 @@ fn lengths_that_do_not_fit_cost_the_link() {
     hub.lives();
 }
 
-/// A rule that takes 64 bytes for offset 64, and nothing else. It notes the empty posts of its own end.
+/// A rule that accepts only frames of 64 bytes for offset 64. It notes the empty posts of its own end.
 #[derive(Debug)]
 struct OneSpan(Arc<Mutex<Vec<Imm>>>);
 
@@ -170,7 +171,7 @@ impl FrameRule for OneSpan {
     }
 
     fn check_length(&mut self, _bytes: usize, _imm: Imm) -> Result<(), String> {
-        unreachable!("a frame says where it goes")
+        unreachable!("a frame names the place of its bytes")
     }
 }
 
@@ -258,7 +259,7 @@ fn a_handshake_of_others_is_refused_in_words() {
         let error = hub.hello().unwrap_err().to_string();
         assert!(error.contains(expected), "{error:?} lacks {expected:?}");
         let mut told = Vec::new();
-        let _ = peer.read_to_end(&mut told); // a reset may follow the words
+        let _ = peer.read_to_end(&mut told); // the connection may be reset after the refusal
         assert!(String::from_utf8_lossy(&told).contains(expected), "the peer is told {told:?}");
     }
     hub.lives();
@@ -324,7 +325,7 @@ fn a_worker_that_does_not_come_whole_is_ended_after_a_time() {
         let _ = peer.read_to_end(&mut told);
         assert!(String::from_utf8_lossy(&told).contains(expected), "the peer is told {told:?}");
     }
-    // The token is free again, and a worker that is whole in time is left alone.
+    // The token is free again. A worker whose connections all arrive in time is not closed.
     let (_first, gathered) = say(0);
     let Gathered::Waits(Some(pending)) = gathered else { panic!("the first again: {gathered:?}") };
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Peers that are silent or talk nonsense, to the data path's TCP listener: each a clear error in bounded
-//! time, and the listener lives on. Needs no RDMA device: nobody gets past the hello.
+//! Peers that send nothing, or nonsense, to the data path's TCP listener. Each causes a clear error in
+//! bounded time, and the listener continues. The tests need no RDMA device: no peer gets past the hello.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -36,7 +36,7 @@ fn good_hello() -> Vec<u8> {
     )
 }
 
-/// Returns a peer that says these bytes.
+/// Returns a peer that sends these bytes.
 fn peer(listener: &Listener, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(listener.address()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -48,7 +48,7 @@ fn hello(listener: &Listener, timeout: Duration) -> Result<Hello, ConnectError> 
     listener.accept().unwrap().unwrap().hello(timeout)
 }
 
-/// Returns the words with which a peer was refused.
+/// Returns the text with which a peer was refused.
 fn refusal(mut stream: &TcpStream) -> String {
     let mut head = [0; 13];
     stream.read_exact(&mut head).unwrap();

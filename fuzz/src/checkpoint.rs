@@ -1,4 +1,5 @@
-//! A checkpoint file, as it is and with a corrected digest. Without that, no input would pass the digest's check.
+//! A checkpoint file, as it is and with a corrected digest. Without the correction, no input would pass the
+//! check of the digest.
 
 use phub_server::checkpoint::decode;
 use xxhash_rust::xxh3::xxh3_128;
@@ -23,7 +24,7 @@ fn check_file(file: &[u8]) {
         assert!(error.to_string().len() < 20_000, "an error that repeats its input");
         return;
     }
-    // A file that is accepted is complete: it is refused with one byte less, or one byte more.
+    // An accepted file is complete: with one byte less or one byte more, it is refused.
     let short = &file[..file.len() - 1];
     assert!(decode(short, short.len() as u64).is_err());
     let long = [file, &[0]].concat();

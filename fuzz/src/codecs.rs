@@ -3,11 +3,12 @@
 use pbox_core::codec::Codec;
 use pbox_core::kernels::Kernels;
 
-/// The elements of the largest chunk: enough for every form of a payload, and for more than one bucket.
+/// The number of elements of the largest chunk. It is enough for every form of a payload, and for more than
+/// one bucket.
 const ELEMENTS: usize = 1100;
 
-/// Runs a codec. The first byte names the codec, two more its settings, two the number of elements; the rest is the
-/// payload.
+/// Runs a codec. The first byte names the codec, the next two its settings, and the next two the number of
+/// elements. The rest is the payload.
 pub fn run(bytes: &[u8]) {
     let Some((&[which, first, second, low, high], payload)) = bytes.split_first_chunk() else { return };
     let codec = codec(which, first, second);
@@ -20,7 +21,7 @@ pub fn run(bytes: &[u8]) {
         if accepted.is_ok() && !matches!(codec, Codec::F16 | Codec::Bf16) {
             assert!(sum.iter().all(|value| value.is_finite()), "{codec:?}: accepted but not finite");
         }
-        // The compiler chooses the bits of a NaN.
+        // The compiler chooses the bits of a NaN, so all NaNs count as equal.
         let bits = sum.iter().map(|value| if value.is_nan() { u32::MAX } else { value.to_bits() });
         let bits: Vec<u32> = bits.collect();
         assert_eq!(first.get_or_insert_with(|| bits.clone()), &bits, "{codec:?} {kernels:?}");

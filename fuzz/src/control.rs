@@ -1,7 +1,7 @@
 //! Bodies of the control port. The first byte chooses the kind of the body.
 //!
-//! A body that parses is checked as the hub checks it. If it is valid, it parses to the same value after it is
-//! written again. Must not know HTTP.
+//! A body that parses is checked as the hub checks it. If it is valid, it must parse to the same value after
+//! it is written again. This module must not know HTTP.
 
 use pbox_core::control::{
     Answer, ArrivedRequest, BeginsRequest, CheckpointRequest, CompareRequest, ErrorReply, FailedReply,
@@ -53,7 +53,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Whether JSON has all its numbers.
+/// Whether all numbers of the request can be written as JSON.
 fn is_plain(request: &OptimizerRequest) -> bool {
     let mut keys = request.keys.iter().flat_map(|keys| keys.iter().flatten());
     let groups = request.groups.iter().flat_map(|groups| &groups.optimizers);
@@ -69,7 +69,7 @@ fn join(body: &[u8]) {
     let terms = &request.terms;
     let valid = terms.check().is_ok();
     check_round_trip(&request, valid);
-    // A layout of millions of chunks is valid, but takes long.
+    // A layout with millions of chunks is valid, but takes long.
     let bytes: u64 = terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
     if valid
         && terms.chunk_bytes > 0
@@ -101,7 +101,7 @@ fn reply<T: DeserializeOwned + Serialize>(body: &[u8]) {
     }
 }
 
-/// Checks an answer, whose numbers a hub may say, or not.
+/// Checks an answer of a hub, whose numbers may be valid or not.
 fn answer<T: Answer + Serialize>(body: &[u8]) {
     if let Ok(answer) = serde_json::from_slice::<T>(body) {
         check_round_trip(&answer, true);
@@ -111,7 +111,7 @@ fn answer<T: Answer + Serialize>(body: &[u8]) {
     }
 }
 
-/// Checks that a joiner handles the answer without harm.
+/// Checks that a joiner can handle the answer.
 fn let_in(body: &[u8]) {
     answer::<JoinReply>(body);
     let Ok(reply) = serde_json::from_slice::<JoinReply>(body) else { return };

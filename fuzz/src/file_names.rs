@@ -1,11 +1,11 @@
-//! The names of files in a checkpoint directory: of jobs, generations, parts, and of anything else.
+//! The names of files in a checkpoint directory: files of jobs, generations and parts, and any other files.
 //!
-//! A name that is a checkpoint's says a job's name that a job can have, and there is one name for each job and round.
+//! If a name is that of a checkpoint, it names a valid job. Each job and round has exactly one name.
 
 use pbox_core::control::check_job_name;
 use phub_server::checkpoint::named;
 
-/// Reads the bytes as a name; then as a job, followed by the rest.
+/// Reads the bytes as a name, and then as a job followed by the rest of a name.
 pub fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     check(&text);

@@ -1,9 +1,9 @@
-//! The rule of frames on a TCP link: the spans that each immediate may come with. The first byte chooses the job and the end,
-//! and each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
+//! The rule for frames on a TCP link: the spans that may come with each immediate. The first byte chooses the
+//! job and the end. Each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
 //!
-//! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec it is the whole chunk at
-//! its place, or nothing. Each notice asks for one pull, each chunk's first weights are left out once, and bytes that came ahead
-//! are not sent again with their push.
+//! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec, a
+//! frame has the whole chunk at its place, or no bytes. Each notice allows one pull, each chunk's first
+//! weights are left out once, and bytes that came ahead are not sent again with their push.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -16,7 +16,8 @@ use pbox_core::{
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
 
-/// A plain job, one with pulls, a codec, Slim-DP, and hubs as members. Four chunks; the last two are a group.
+/// The jobs: a plain job, one with pulls, one with a codec, one with Slim-DP, and one with hubs as members.
+/// Each has four chunks, of which the last two are a group.
 static JOBS: LazyLock<Vec<(Wire, LevelTerms)>> = LazyLock::new(|| {
     let keys = vec![Key::f32("a", [35]), Key::f32("b", [2]), Key::f32("c", [1])];
     let layout = Arc::new(Layout::new(keys, 128).expect("a layout"));
@@ -46,7 +47,7 @@ pub fn run(bytes: &[u8]) {
     let (mut notices, mut ahead, mut left_out) = (HashMap::new(), HashMap::new(), HashSet::new());
     for frame in frames.chunks_exact(8) {
         let number = |at: usize| usize::from(u16::from_le_bytes([frame[at], frame[at + 1]]));
-        // A little more than the number of each.
+        // The numbers may be a little larger than those of existing chunks and rounds.
         let (chunk, round) = (u32::from(frame[4]) % 8, u32::from(frame[5]));
         let imm = Imm(round << 24 | chunk);
         let Immediate { round_bits, content, .. } = Immediate::decode(imm);
@@ -77,7 +78,7 @@ pub fn run(bytes: &[u8]) {
                 true => |wire: &Wire, chunk| wire.gradient_span(chunk),
                 false => |wire: &Wire, chunk| wire.weights_span(chunk),
             };
-            // Nothing has no bytes, and sums and answers do not come ahead.
+            // The content `Nothing` has no bytes. Sums and answers do not come ahead.
             let may_come = match content {
                 Content::Gradient | Content::Weights => true,
                 Content::Nothing => false,
@@ -88,7 +89,8 @@ pub fn run(bytes: &[u8]) {
                 "the right frame is refused"
             );
             if span.bytes == 0 && at_hub && content == Content::Gradient {
-                // The first question removes the answers that do not fit it.
+                // A refused empty frame removes what does not fit it: bytes that came ahead, and a notice of
+                // another round.
                 ahead.remove(&chunk);
                 if notices.get(&chunk) != Some(&round_bits) {
                     notices.remove(&chunk);
@@ -96,7 +98,7 @@ pub fn run(bytes: &[u8]) {
             }
             continue;
         }
-        // The link itself looks whether an empty frame is beyond the window.
+        // The link itself checks whether an empty frame is beyond the window.
         let is_in_window = span.bytes == 0 || span.offset + span.bytes <= window;
         assert!(exists && is_in_window, "{span:?} of chunk {chunk}, in {window} bytes");
         if !at_hub {

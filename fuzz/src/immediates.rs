@@ -1,8 +1,11 @@
-//! The cores of a hub against workers that post anything, compared with a model of the rules. In BSP one round of a
-//! chunk is in flight, and each worker pushes the chunk once, over the link of the core that owns it. In SSP and ASP
-//! each worker has one push in flight, and no worker is too far ahead. A push is a gradient, nothing or weights. The
-//! hub names a violation with its chunk or key. It drops only the link of the violation, unless pushes of a chunk do
-//! not go together. Then the job is over.
+//! The cores of a hub against workers that post anything, compared with a model of the rules.
+//!
+//! In BSP, one round of a chunk is in flight. Each worker pushes the chunk once, over the link of the core
+//! that owns it. In SSP and ASP, each worker has one push in flight, and no worker is too far ahead. A push
+//! is a gradient, nothing or weights.
+//!
+//! The hub names a violation with its chunk or key. It drops only the link of the violation. But if the
+//! pushes of a chunk do not fit together, the job ends.
 
 use std::sync::Arc;
 
@@ -19,7 +22,8 @@ const JOB: JobId = JobId(3);
 const KEYS: usize = 3;
 const CHUNKS: usize = 7;
 const STEPS: usize = 300;
-/// The posts that a link holds: fewer than the chunks of a core, so that answer rings get full.
+/// The number of posts that a link holds. It is less than the number of a core's chunks, so that the rings of
+/// answers get full.
 const CAPACITY: u32 = 3;
 
 #[derive(Arbitrary, Debug)]
@@ -30,8 +34,7 @@ enum Step {
         core: u8,
         imm: u32,
     },
-    /// A chunk that exists, in the round that is in flight, or near that round; most often with the right
-    /// content.
+    /// A chunk that exists, in the round that is in flight or near it. Most often the content is right.
     Push {
         rank: u8,
         chunk: u8,
@@ -55,7 +58,7 @@ struct Shape {
     optimizer: u8,
 }
 
-/// Runs a job. The bytes are its shape, and the steps of its workers.
+/// Runs a job. The bytes give its shape, and the steps of its workers.
 pub fn run(bytes: &[u8]) {
     let mut input = Unstructured::new(bytes);
     let Ok(shape) = Shape::arbitrary(&mut input) else { return };
@@ -71,21 +74,21 @@ pub fn run(bytes: &[u8]) {
 
 struct Bed {
     cores: Vec<Core<Port>>,
-    /// One port for each link of a worker, by rank and core.
+    /// The port of each link of a worker, by rank and core.
     workers: Vec<Vec<(Port, LinkId)>>,
     placement: Placement,
-    /// Links that the hub has dropped.
+    /// Whether the hub has dropped the link, by rank and core.
     dropped: Vec<Vec<bool>>,
-    /// The answers that a worker has not read, in the order in which it must see them.
+    /// The answers that a worker has not read yet, in the order in which it must see them.
     answers: Vec<Vec<Vec<Imm>>>,
     consistency: Consistency,
     wire: Wire,
     optimizer: Optimizer,
-    /// The worker's next round, and whether its last push is not answered yet, by chunk and rank.
+    /// The worker's next round, and whether its last push is unanswered, by chunk and rank.
     chunks: Vec<Vec<(Round, bool)>>,
     /// The content of the last push, by chunk and rank.
     contents: Vec<Vec<Content>>,
-    /// Whether its part of the job is over, by core.
+    /// Whether the core's part of the job has ended, by core.
     over: Vec<bool>,
 }
 
@@ -195,7 +198,7 @@ impl Bed {
         }
     }
 
-    /// Posts, lets the core see the post, and checks the result.
+    /// Posts, makes the core poll, and checks the result.
     fn post(&mut self, rank: usize, core: usize, imm: Imm) {
         let (port, link) = &mut self.workers[rank][core];
         let posted = port.post(*link, Span { offset: 0, bytes: 0 }, imm);
@@ -224,14 +227,14 @@ impl Bed {
             }
         }
         assert_eq!(drops.next(), None, "one notice for each dropped worker");
-        // The next turn detaches the links without another notice, and says why the job is over.
+        // The next turn detaches the links without another notice, and reports why the job ended.
         let mut notices = Vec::new();
         self.cores[core].turn(&mut notices);
         let is_over = matches!(notices[..], [Notice::JobFailed { job: JOB, .. }]);
         assert_eq!(is_over, self.over[core] && !was_over, "{imm:?} of rank {rank}: {notices:?}");
     }
 
-    /// Returns the model: the ranks that the hub drops for this post, and the words of each reason.
+    /// Computes the model's result: the ranks that the hub drops for this post, and the text of each reason.
     fn expected_drops(&mut self, rank: usize, core: usize, imm: Imm) -> Vec<(usize, String)> {
         let Immediate { chunk, round_bits, content } = Immediate::decode(imm);
         if chunk.index() >= CHUNKS || self.placement.owner(chunk) != core {
@@ -268,7 +271,7 @@ impl Bed {
         let answer = match content {
             _ if !is_whole => content,
             _ if all(Content::Weights) => Content::Weights,
-            // Ranks that push nothing leave the broadcast to another.
+            // Ranks that push nothing leave the broadcast to another rank.
             _ if is_first
                 && contents.contains(&Content::Weights)
                 && !contents.contains(&Content::Gradient) =>
@@ -303,7 +306,7 @@ impl Bed {
         full
     }
 
-    /// Returns the round of a chunk that a worker may push, or has pushed without an answer yet.
+    /// Returns the round of a chunk that a worker may push, or has pushed and that is not answered yet.
     fn round_in_flight(&self, chunk: usize, rank: usize) -> Round {
         let (next, waits) = self.chunks[chunk][rank];
         if waits { Round(next.0 - 1) } else { next }

@@ -1,13 +1,14 @@
-//! The header of a model file. The first eight bytes are the file's length, the rest is the start of the file.
+//! The header of a model file. The first eight bytes are the length of the file, and the rest is the start of
+//! the file.
 //!
-//! A header that is accepted is a valid manifest, and its data fills the file exactly.
+//! An accepted header is a valid manifest, and its data fills the file exactly.
 
 use pbox_core::manifest::{check, from_safetensors, header_bytes};
 
 /// Parses the bytes as a length, and the start of a file.
 pub fn run(bytes: &[u8]) {
     let Some((length, header)) = bytes.split_first_chunk() else { return };
-    // Most lengths are wrong. Half of them are corrected, for a header that fills the input.
+    // Most lengths are wrong. Half of them are corrected to a length at which the header fills the input.
     let claimed = u64::from_le_bytes(*length);
     let (file, file_bytes) = if claimed & 1 == 0 {
         (header.to_vec(), claimed >> 1)

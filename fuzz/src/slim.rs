@@ -4,11 +4,11 @@
 use pbox_core::slim::{Drawer, Explorer, Push, SlimDp, merge, set};
 use pbox_core::{ChunkId, Round};
 
-/// The elements of the largest chunk: a set has several words, and the last word is not full.
+/// The number of elements of the largest chunk. A set has several words, and the last word is not full.
 const ELEMENTS: usize = 300;
 
-/// Parses a push. The first bytes are settings, the number of elements, and the significant set; the rest is the
-/// payload.
+/// Parses a push. The first bytes are settings, the number of elements, and the significant set. The rest is
+/// the payload.
 pub fn run(bytes: &[u8]) {
     let Some((&[how, alpha, beta, low, high, dense], payload)) = bytes.split_first_chunk() else { return };
     let part = |byte: u8| (f32::from(byte) + 1.0) / 256.0;
@@ -21,7 +21,7 @@ pub fn run(bytes: &[u8]) {
         .filter(|place| (place * 89) as u8 <= dense)
         .for_each(|place| set::insert(&mut significant, place));
     let mut payload = payload.to_vec();
-    // A fuzzer cannot guess a digest.
+    // A fuzzer cannot guess a digest, so the digest is corrected.
     if how & 2 == 0 && payload.len() >= 8 {
         payload[..8].copy_from_slice(&set::signature(&significant).to_le_bytes());
     }
@@ -33,7 +33,7 @@ pub fn run(bytes: &[u8]) {
 fn check_push(slim: &SlimDp, elements: usize, significant: &[u64], payload: &[u8]) {
     let drawer = Drawer { seed: 1, rank: 2, round: Round(3), chunk: ChunkId(4) };
     let (mut sum, mut set) = (vec![0.0; elements], vec![0; significant.len()]);
-    // The payload is added without regard to its check.
+    // The payload is added whatever the result of its check.
     let whole = slim.add_push::<f32>(significant, &mut set, drawer, payload, &mut sum);
     let bits = |bytes: &[u8]| canonical(f32::from_le_bytes(bytes.try_into().expect("four bytes")));
     match slim.check_push(elements, 4, Some((significant, set::signature(significant))), payload) {
@@ -61,8 +61,8 @@ fn check_push(slim: &SlimDp, elements: usize, significant: &[u64], payload: &[u8
     }
 }
 
-/// Returns the bits of the value plus zero: all NaNs are the same, because the compiler chooses their bits, and zeros
-/// lose their sign.
+/// Returns the bits of the value plus zero. All NaNs are the same, because the compiler chooses their bits,
+/// and zeros lose their sign.
 fn canonical(value: f32) -> u32 {
     if value.is_nan() { u32::MAX } else { (0.0 + value).to_bits() }
 }

@@ -1,4 +1,4 @@
-//! The bytes of a TCP link: frames that a peer sends whole, cut short, too long, or not at all.
+//! The bytes of a TCP link: frames that a peer sends whole, incomplete, too long, or not at all.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -10,17 +10,18 @@ use fabric::{Arrival, CloseReason, Imm, Span};
 const WINDOW: usize = 1 << 10;
 const HEADER: usize = 16;
 
-/// The result of a simple parse of the whole stream.
+/// The result of a simple parser that sees the whole stream.
 struct Reading {
     shown: Vec<Imm>,
     window: Vec<u8>,
     corrupt: bool,
-    /// Whether the stream ends between two frames.
+    /// Whether the stream ends at the end of a frame.
     whole: bool,
 }
 
-/// Sends a stream. The first byte says how many bytes are sent at a time; the remaining bytes are the stream. Offsets
-/// and lengths are taken modulo a little more than the window, so that streams get past their first header.
+/// Sends a stream. The first byte says how many bytes are sent at a time, and the remaining bytes are the
+/// stream. Offsets and lengths are reduced modulo a little more than the window, so that streams get past
+/// their first header.
 pub fn run(bytes: &[u8]) {
     fabric::tcp::fuzzing::decode(bytes);
     let Some((&at_a_time, stream)) = bytes.split_first() else { return };
@@ -28,12 +29,12 @@ pub fn run(bytes: &[u8]) {
     let (shown, window, reason) = receive(Frames::Plain, &plain, at_a_time);
     assert_eq!(matches!(reason, CloseReason::Corrupt(_)), reading.corrupt, "{reason}");
     assert_eq!(shown, reading.shown);
-    // Any part of a frame that is cut short may be in the window.
+    // Of an incomplete frame, any part may be in the window.
     if reading.whole {
         assert!(window == reading.window);
     }
-    // Checksums are not a secret: a stream may have right ones. But no bit of a correct peer's is altered
-    // unseen.
+    // Checksums are no secret, so a stream may have correct ones. But no changed bit of a correct peer's
+    // stream may pass.
     receive(Frames::Summed, stream, at_a_time);
     if let [first, second, payload @ ..] = stream {
         let payload = &payload[..payload.len().min(WINDOW)];
@@ -68,7 +69,7 @@ fn receive(frames: Frames, stream: &[u8], at_a_time: u8) -> (Vec<Imm>, Vec<u8>, 
     };
     let mut peer = Some(peer);
     for piece in stream.chunks(usize::from(at_a_time) + 1) {
-        // A closed link takes no more bytes.
+        // A closed link receives no more bytes.
         if peer.as_mut().is_some_and(|peer| peer.write_all(piece).is_err()) {
             break;
         }
@@ -83,7 +84,7 @@ fn receive(frames: Frames, stream: &[u8], at_a_time: u8) -> (Vec<Imm>, Vec<u8>, 
     (shown, receiver.into_contents(), closed.reason)
 }
 
-/// Returns the stream with its offsets and lengths taken modulo, and its meaning.
+/// Returns the stream with reduced offsets and lengths, and what it means.
 fn parse_stream(stream: &[u8]) -> (Vec<u8>, Reading) {
     let mut sent = Vec::new();
     let mut reading = Reading { shown: Vec::new(), window: vec![0; WINDOW], corrupt: false, whole: true };

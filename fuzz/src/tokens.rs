@@ -1,6 +1,7 @@
 //! The credentials of a process: secrets, and tokens of a right to a job.
 //!
-//! No text opens a hub whose secret it does not contain. A token is read as it is written, and no error repeats a secret.
+//! No text may open a hub unless it contains the hub's secret. A token parses to what was written, and no
+//! error repeats a secret.
 
 use std::sync::LazyLock;
 
@@ -31,7 +32,7 @@ pub fn run(bytes: &[u8]) {
             assert!(!OURS.made(&token));
             if let Ok(secrets) = credential.secrets() {
                 assert!(secrets.made(&token));
-                // The first secret is also in the file of the others.
+                // The first secret is also in the text of the file.
                 assert!(text.contains(secrets.first().reveal()));
                 assert!(!format!("{credential:?} {secrets:?}").contains(secrets.first().reveal()));
             }
@@ -44,7 +45,7 @@ pub fn run(bytes: &[u8]) {
     altered(bytes);
 }
 
-/// Checks that a right contains those before it, and that a token is about its own job.
+/// Checks that a right includes the rights before it, and that a token is valid only for its own job.
 fn check_rights(token: &Token) {
     for (at, right) in RIGHTS.into_iter().enumerate() {
         assert_eq!(right.to_string().parse(), Ok(right));
@@ -56,7 +57,7 @@ fn check_rights(token: &Token) {
     }
 }
 
-/// Checks that a token of our own is refused after a change of one byte.
+/// Checks that one of the hub's own tokens is refused after a change of one byte.
 fn altered(bytes: &[u8]) {
     let [right, at, to, job @ ..] = bytes else { return };
     let job: String = job.iter().take(64).map(|byte| char::from(b'a' + byte % 26)).collect();
@@ -65,7 +66,7 @@ fn altered(bytes: &[u8]) {
     altered_proof(&token, *at, *to);
     let mut text = token.to_string().into_bytes();
     let place = usize::from(*at) % text.len();
-    // The case of the proof's digits is of no account.
+    // The case of the proof's digits does not matter.
     if text[place].eq_ignore_ascii_case(to) {
         return;
     }
@@ -75,7 +76,7 @@ fn altered(bytes: &[u8]) {
     }
 }
 
-/// Checks that a proof by a token of our own is refused after a change of one byte.
+/// Checks that a proof by one of the hub's own tokens is refused after a change of one byte.
 fn altered_proof(token: &Token, at: u8, to: u8) {
     let proof = token.prove("POST", PATH, b"{}").expect("the kernel has random bits");
     assert!(OURS.proved(&proof, "POST", PATH).as_ref() == Some(token));

@@ -1,5 +1,5 @@
-//! Runs every target on the inputs that the fuzzers kept, and on inputs that no corpus has, with a stable compiler
-//! and without libFuzzer.
+//! Runs every target with a stable compiler and without libFuzzer, on the inputs that the fuzzers kept, and
+//! on changed inputs.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -12,7 +12,7 @@ fn every_target_survives_its_corpus() {
         let files = std::fs::read_dir(&corpus).unwrap_or_else(|error| panic!("{corpus:?}: {error}"));
         let before = inputs;
         for file in files.flatten() {
-            // The last line of a failure names the input.
+            // The last line of output before a failure names the input.
             eprintln!("{name} {}", file.file_name().display());
             run(&std::fs::read(file.path()).unwrap());
             inputs += 1;
@@ -32,7 +32,7 @@ fn every_target_is_a_program() {
 
 #[test]
 fn every_target_survives_arbitrary_bytes() {
-    // A linear congruential generator (Knuth's MMIX constants): the same bytes on every run.
+    // A linear congruential generator (Knuth's MMIX constants) gives the same bytes in every run.
     let mut state = 1u64;
     let mut byte = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -44,9 +44,9 @@ fn every_target_survives_arbitrary_bytes() {
     }
 }
 
-/// Runs the inputs of a corpus with bytes that are changed, removed, repeated and joined. Without libFuzzer's eye for
-/// what is new, and much faster than it: `PHUB_FUZZ_EXECUTIONS=10000000 PHUB_FUZZ_TARGETS=tokens,control` makes so many
-/// of some.
+/// Runs the inputs of a corpus with bytes changed, removed, repeated and joined. The test does not see new
+/// coverage as libFuzzer does, but is much faster. With
+/// `PHUB_FUZZ_EXECUTIONS=10000000 PHUB_FUZZ_TARGETS=tokens,control`, it runs that number of inputs on these targets.
 #[test]
 fn every_target_survives_mutated_inputs() {
     let executions = std::env::var("PHUB_FUZZ_EXECUTIONS").map_or(2000, |count| count.parse().unwrap());
@@ -59,10 +59,10 @@ fn every_target_survives_mutated_inputs() {
         let mut files: Vec<_> = std::fs::read_dir(corpus).unwrap().map(|file| file.unwrap().path()).collect();
         files.sort();
         let inputs: Vec<Vec<u8>> = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
-        // Long inputs take long, and say little more.
+        // Long inputs take long and find little more.
         let inputs: Vec<_> = inputs.into_iter().filter(|input| input.len() <= 1024).collect();
         let begun = std::time::Instant::now();
-        // A target that makes sockets and windows is slower by far.
+        // A target that makes sockets and windows is much slower.
         let count: u64 = if ["handshake", "rings", "topology_xml", "topology_text"].contains(&name) {
             executions / 10
         } else {

@@ -1,6 +1,6 @@
 //! Amounts in units that people read.
 //!
-//! Must not know what is measured.
+//! This module must not know what is measured.
 
 /// Writes bytes as `97.5 MiB`: three significant digits, binary units.
 pub fn bytes(bytes: u64) -> String {
@@ -10,7 +10,7 @@ pub fn bytes(bytes: u64) -> String {
     }
     let mut value = bytes as f64;
     let mut unit = 0;
-    // 999.5 would print as 1000: take the next unit before that.
+    // 999.5 would be printed as 1000, so the next unit is used from there on.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;

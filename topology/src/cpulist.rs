@@ -1,12 +1,13 @@
 //! Linux's list format for cpu numbers: `0-3,8,10-11`.
 //!
-//! Must not know the name of a list's file.
+//! This module must not know which file has the list.
 
-/// No real machine has more cpus. A typo such as `0-4000000000` must not cost memory.
+/// The most numbers of a list. No real machine has more cpus, and a typo such as `0-4000000000` must not cost
+/// memory.
 const CPU_LIMIT: u32 = 65_536;
 
-/// Parses the numbers of a list, ascending and without repeats. Empty text is an empty list. `None` if the text is
-/// not a list.
+/// Parses the numbers of a list, in ascending order and without repeats. Empty text is an empty list. Returns
+/// `None` if the text is not a list.
 pub fn parse(text: &str) -> Option<Vec<u32>> {
     let text = text.trim();
     let mut cpus = Vec::new();
@@ -20,7 +21,7 @@ pub fn parse(text: &str) -> Option<Vec<u32>> {
             return None;
         }
         cpus.extend(first..=last);
-        // A list may name a cpu twice, so bound it here, not only at the end.
+        // A list may name a cpu twice, so the limit must hold during the loop, not only at the end.
         if cpus.len() > CPU_LIMIT as usize {
             return None;
         }
@@ -47,7 +48,7 @@ pub fn format(cpus: impl IntoIterator<Item = u32>) -> String {
 }
 
 fn number(text: &str) -> Option<u32> {
-    // `u32::from_str` would take a leading '+'.
+    // `u32::from_str` would accept a leading '+'.
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten().filter(|&cpu| cpu < CPU_LIMIT)
 }

@@ -15,7 +15,7 @@ pub fn xml_form(text: &str) -> bool {
     xml::check_form(text).is_ok()
 }
 
-/// Reads a list of cpu numbers as sysfs writes it, and writes it again.
+/// Parses a list of cpu numbers as sysfs writes it, and formats it again.
 pub fn cpulist(text: &str) -> Option<String> {
     crate::cpulist::parse(text).map(crate::cpulist::format)
 }

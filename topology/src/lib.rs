@@ -7,13 +7,13 @@
 //!   synthetic string     ─┘            └──────────────────┘
 //! ```
 //!
-//! A [`Host`] is plain data: sockets, NUMA nodes, cores, caches, NICs. [`place`](place::place) is a pure function from
-//! a host and a list of weights in bytes to a [`Plan`]. The plan has the owning core of every item, the NICs of every
-//! core, the balance reached, and the reasons in words. [`lpt`] is only the balancing rule: a process on another
-//! machine computes the same owner table with it.
+//! A [`Host`] is plain data: sockets, NUMA nodes, cores, caches, NICs. [`place`](place::place) is a pure
+//! function from a host and a list of weights in bytes to a [`Plan`]. The plan has the owning core of every
+//! item, the NICs of every core, the balance, and the reasons in words. [`lpt`] is only the rule for balance:
+//! a process on another machine computes the same owner table with it.
 //!
-//! Deliberately absent: what an item is. This crate sees weights, never chunks, tensors, peers or threads.
-//! It changes nothing on the machine that it reads.
+//! This crate does not know what an item is: it sees weights, never chunks, tensors, peers or threads. It
+//! changes nothing on the machine that it reads.
 
 #![forbid(unsafe_code)]
 

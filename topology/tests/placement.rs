@@ -176,12 +176,12 @@ fn nics_with_rdma_get_so_many_cores_that_they_are_even() {
     assert_eq!(of_nics(&rails), [4; 8]);
     let unlike = plan("sockets:2 cores:16 nics:1,2 nic_gbps:200,100 nic_kind:infiniband");
     assert_eq!(of_nics(&unlike), [4, 2, 2]);
-    // A core of another node is far from the NIC.
+    // A core of another node does not count for the NIC.
     let one = plan("sockets:2 cores:16 nics:1,0 nic_gbps:100 nic_kind:infiniband");
     assert_eq!(cpus(&one), [0, 1, 2, 3]);
-    // Too few cores: all of them work.
+    // There are too few cores, so all of them are used.
     assert_eq!(cpus(&plan("sockets:2 cores:9 nics:5 nic_gbps:56 nic_kind:infiniband")).len(), 18);
-    // The kernel's TCP wants every core.
+    // Every core is used, because the kernel's TCP needs them.
     assert_eq!(cpus(&plan("sockets:2 cores:14 nics:5 nic_gbps:56")).len(), 28);
 }
 
@@ -198,7 +198,7 @@ fn half_of_the_cores_are_no_more_than_nics_with_rdma_want() {
     assert_eq!(choose("sockets:2 cores:56 nics:4 nic_gbps:400").cores().len(), 56);
 }
 
-/// Returns an EPYC of one node and two threads a core, of whose cores eight share a cache of the third level.
+/// Returns an EPYC with one node and two threads per core. Eight cores share a third-level cache.
 fn epyc(nics: &str) -> Host {
     let mut host = host(&format!("cores:96 threads:2 {nics}"));
     let cache = |index: usize| {
@@ -280,7 +280,7 @@ fn slow_and_linkless_nics_are_left_out_unless_named() {
 
 #[test]
 fn nics_without_rdma_are_left_out_beside_others_that_have_it() {
-    // hwloc describes a machine in this way, with two ports of Ethernet and one of InfiniBand: no speed is
+    // hwloc describes a machine with two Ethernet ports and one InfiniBand port in this way. No speed is
     // known.
     let mut host = host("cores:6 nics:3");
     assert_eq!(place(&host, &Request::new(&[1; 6])).unwrap().nics().len(), 3);

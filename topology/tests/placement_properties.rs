@@ -74,7 +74,7 @@ proptest! {
 
     #[test]
     fn every_nic_has_a_core_and_every_core_a_nic((host, cores, _) in any_case()) {
-        // Equal items, many for each core and NIC.
+        // All items are equal, and each core and NIC has many.
         let weights = vec![4096; 64 * (host.cpus.len() + host.nics.len())];
         let plan = place(&host, &Request { cores, ..Request::new(&weights) }).unwrap();
         prop_assert_eq!(plan.nics().len(), host.nics.len());

@@ -131,7 +131,7 @@ fn network(machines: usize, members: usize, apart: usize) -> NetworkPicture {
     }
 }
 
-/// Texts of one height do not overlap, by an upper estimate of their widths.
+/// Asserts that texts in one line do not overlap, by an upper estimate of their widths.
 fn assert_texts_apart(svg: &str) {
     let mut texts = Vec::new();
     for tag in svg.split("<text").skip(1) {

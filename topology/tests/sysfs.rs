@@ -1,4 +1,4 @@
-//! The sysfs reader on a made-up tree: two nodes, every kind of device, and garbage.
+//! The sysfs reader on a made-up tree: two nodes, every kind of device, and invalid files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -137,7 +137,7 @@ fn nics_are_found_where_their_hardware_is() {
     let mlx = tree.pci("0000:81:00.0", "0\n");
     tree.net("ens1np0", Some(&mlx), "100000\n");
     tree.rdma("mlx5_0", Some(&mlx), "100 Gb/sec (4X EDR)\n", "ens1np0");
-    // A virtio device: the PCI function is its parent.
+    // A virtio device. Its parent is the PCI function.
     let function = tree.pci("0000:00:04.0", "1\n");
     let virtio = function.join("virtio2");
     tree.net("ens4", Some(&virtio), "-1\n");
@@ -164,7 +164,7 @@ fn nics_are_found_where_their_hardware_is() {
         (&["ens1np0".to_owned()][..], Some("mlx5_0"))
     );
     assert_eq!(mlx5_0.pci.unwrap().to_string(), "0000:81:00.0");
-    // Its locality and its speed come from the net device, not from the rate that it claims.
+    // Locality and speed come from the net device, and not from the rate that the RDMA device reports.
     assert_eq!((rxe0.kind, rxe0.node, rxe0.speed), (NicKind::Rxe, Some(NodeId(1)), None));
     assert_eq!(rxe0.pci.unwrap().to_string(), "0000:00:04.0");
     assert_eq!(host.nic_named("ens4"), host.nic_named("rxe0"));
@@ -268,7 +268,7 @@ fn a_kernel_without_numa_counts_as_one_node() {
     tree.net("eth0", Some(&ethernet), "1000\n");
     let host = tree.host().unwrap();
     assert_eq!((host.nodes.len(), host.nodes[0].memory_bytes), (1, None));
-    // With one node, the NIC must be on it.
+    // The machine has one node, so the NIC must be on it.
     assert_eq!(host.nics[0].node, Some(NodeId(0)));
 }
 

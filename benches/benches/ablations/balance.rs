@@ -1,11 +1,12 @@
-//! How much more than the mean the busiest core has, by the rule that places chunks. Arithmetic only.
+//! The load of the busiest core, compared with the mean, for each rule that places chunks. It is only
+//! computed, not measured.
 
 use pbox_core::models::{MODELS, model};
 use pbox_core::{ChunkId, Key, Layout, Placement};
 
 const CHUNK_BYTES: usize = 32 << 10;
 const CORES: [usize; 3] = [4, 10, 20];
-/// Orders of the dice, of which the median and the worst count.
+/// The number of random placements. The median and the worst of them are printed.
 const SEEDS: u64 = 101;
 
 /// Prints a row for each model, number of cores and rule.
@@ -28,7 +29,7 @@ pub fn print() {
             all.sort_by(f64::total_cmp);
             say("random", all[all.len() / 2]);
             say("random at worst", all[all.len() - 1]);
-            // Whole keys, as a parameter server without chunks has them.
+            // Whole keys are placed, as in a parameter server without chunks.
             let of_keys: Vec<u64> = layout.keys().iter().filter_map(Key::bytes).collect();
             let owners: Vec<usize> =
                 topology::lpt(&of_keys, cores).iter().map(|&core| core as usize).collect();

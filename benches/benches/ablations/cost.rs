@@ -1,4 +1,5 @@
-//! The cost to step one chunk of 32 KiB in cache: in place, in halves by rayon, or handed over to a thread of rayon's.
+//! The cost of stepping one chunk of 32 KiB in cache: in place, in halves by rayon, or in a thread of
+//! rayon's.
 
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ const ELEMENTS: usize = CHUNK_BYTES / size_of::<f32>();
 const TIMES: u32 = 1000;
 const BATCHES: u32 = 20;
 
-/// Prints the nanoseconds of a chunk by way.
+/// Prints the nanoseconds per chunk for each way.
 pub fn print(cores: usize) {
     let slab = || Slab::zeroed("an ablation", ELEMENTS).expect("memory");
     let gradients: [Slab; WORKERS] = std::array::from_fn(|_| slab());
@@ -31,7 +32,7 @@ pub fn print(cores: usize) {
     pool.install(|| say("in parts", || halves(kernels, &step, gradients, &mut parts)));
 }
 
-/// The fastest of some batches counts.
+/// Prints the time of the fastest of some batches.
 fn say(variant: &str, mut once: impl FnMut() + Send) {
     let batch = |_| {
         let begun = Instant::now();

@@ -1,4 +1,5 @@
-//! A model in private memory, whose chunks some cores sum and step in one of several ways.
+//! A model in private memory, whose chunks are summed and stepped by some cores. There are several ways to
+//! divide the work.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,21 +13,22 @@ use pbox_core::{Key, Layout, Optimizer, Placement, Round};
 
 pub const WORKERS: usize = 4;
 pub const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
-/// Timed passes, after one that is not.
+/// The number of timed passes. They follow one that is not timed.
 const PASSES: usize = 7;
 
-/// How the cores share the work.
+/// The way in which the cores divide the work. Tall: each core has whole chunks. Wide: each core has a part
+/// of every chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// Tall, in the hub's runs of neighbours.
+    /// Tall, in runs of neighbouring chunks, as in the hub.
     Runs,
-    /// Tall, each core every n-th chunk.
+    /// Tall, each core has every n-th chunk.
     InTurn,
-    /// Tall, chunks dealt at random.
+    /// Tall, with chunks assigned at random.
     Random,
-    /// Wide: all cores a part of each chunk. Each counts its part in, and the last to come would answer.
+    /// Wide. Each core counts its part as done, and the last one would send the answer.
     WideCounted,
-    /// Wide: a core begins the next chunk when all have ended this one.
+    /// Wide. A core begins the next chunk when all cores have ended this one.
     WideInStep,
     /// Wide, with rayon's `join`.
     WideRayon,
@@ -58,7 +60,7 @@ impl Variant {
     }
 }
 
-/// A part of a chunk, or a whole one, which one core steps.
+/// A part of a chunk, or a whole chunk, that one core steps.
 pub struct Part<'a> {
     pub chunk: usize,
     pub start: usize,
@@ -84,7 +86,7 @@ impl Memory {
         Memory { gradients: std::array::from_fn(filled), weights: filled(100), kept: filled(101) }
     }
 
-    /// Panics unless each variant gives the bits of the first one.
+    /// Panics unless all variants give the same bits.
     pub fn check(&self, cpus: &[usize]) {
         let bytes = size_of_val(self.weights.as_slice());
         let after = |variant| {
@@ -99,7 +101,7 @@ impl Memory {
         }
     }
 
-    /// Returns the times of passes over the model.
+    /// Returns the time of each pass over the model.
     pub fn passes(&mut self, variant: Variant, chunk_bytes: usize, cpus: &[usize]) -> Vec<Duration> {
         let chunks = size_of_val(self.weights.as_slice()).div_ceil(chunk_bytes);
         let gradients: [&[f32]; WORKERS] = self.gradients.each_ref().map(Slab::as_slice);
@@ -112,7 +114,7 @@ impl Memory {
     }
 }
 
-/// Cuts the model into the parts of each core.
+/// Divides the model into the parts of each core.
 fn deal<'a>(
     variant: Variant,
     chunk_bytes: usize,
@@ -128,12 +130,12 @@ fn deal<'a>(
     for number in 0..layout.chunks().len() {
         let of_core = if variant.is_wide() { chunk / cores } else { chunk };
         for part in 0..if variant.is_wide() { cores } else { 1 } {
-            // The last part of a chunk has the rest.
+            // The last part of a chunk gets the remainder.
             let len = if part + 1 == cores && variant.is_wide() { chunk - part * of_core } else { of_core };
             let (of_weights, rest) = weights.split_at_mut(len);
             let (of_kept, rest_of_kept) = kept.split_at_mut(len);
             (weights, kept) = (rest, rest_of_kept);
-            // Knuth's MMIX generator; the high bits are good.
+            // Knuth's MMIX generator. Only its high bits are used, because they are the better ones.
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let core = match variant {
                 Variant::Runs => placement.owner(pbox_core::ChunkId(number as u32)),
@@ -158,7 +160,8 @@ pub fn step() -> Step {
     Step::new(&NESTEROV, WORKERS as u32, Round(1), 1e-6, 1.0, 1.0)
 }
 
-/// All threads begin and end each pass at the same time, as rounds do.
+/// Steps the model with one thread per core. All threads begin and end each pass at the same time, as in
+/// rounds.
 fn by_threads(
     variant: Variant,
     gradients: [&[f32]; WORKERS],
@@ -205,7 +208,7 @@ fn by_threads(
     })
 }
 
-/// Each chunk is one `join` of rayon's; with two cores it has two sides.
+/// Steps the model with one `join` of rayon's per chunk. With two cores, the `join` has two sides.
 fn by_rayon(gradients: [&[f32]; WORKERS], parts: Vec<Vec<Part>>, cpus: &[usize]) -> Vec<Duration> {
     let pool = pool(cpus.len());
     let (kernels, step) = (Kernels::detect(), step());
@@ -226,7 +229,7 @@ fn by_rayon(gradients: [&[f32]; WORKERS], parts: Vec<Vec<Part>>, cpus: &[usize])
     (0..=PASSES).map(&mut one).skip(1).collect()
 }
 
-/// Steps the parts of a chunk, as rayon divides them.
+/// Steps the parts of a chunk in two halves, which rayon may divide further.
 pub fn halves(kernels: &Kernels, step: &Step, gradients: [&[f32]; WORKERS], parts: &mut [Part]) {
     match parts {
         [] => {}
@@ -241,7 +244,7 @@ pub fn halves(kernels: &Kernels, step: &Step, gradients: [&[f32]; WORKERS], part
     }
 }
 
-/// A pool with a thread for each core.
+/// Returns a pool with a thread for each core.
 pub fn pool(cores: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(cores).build().expect("a pool")
 }

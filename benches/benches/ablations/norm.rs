@@ -1,4 +1,4 @@
-//! The price of a norm between sum and step: the mean is kept, or the slots are summed twice.
+//! The cost of a norm between sum and step. Either the mean is kept, or the slots are summed twice.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -13,10 +13,11 @@ use pbox_core::kernels::Kernels;
 use crate::memory::{NESTEROV, pin};
 
 const CHUNK_BYTES: usize = 32 << 10;
-/// One chunk is in the cache, and 512 are 16 MiB a buffer.
+/// The places of the data, with the number of chunks. One chunk is in the cache, and 512 are 16 MiB per
+/// buffer.
 const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
 const WORKERS: [usize; 5] = [1, 2, 4, 8, 32];
-/// Chunks of a timed pass, or more.
+/// The least number of chunks of a timed pass.
 const TIMED: usize = 512;
 const REPEATS: usize = 15;
 
@@ -24,7 +25,7 @@ const REPEATS: usize = 15;
 enum Variant {
     /// No norm: the slots are summed and stepped at once.
     AtOnce,
-    /// The mean is kept.
+    /// The mean is kept for the step.
     Kept,
     /// The slots are summed for the norm, and again for the step.
     Twice,
@@ -33,7 +34,8 @@ enum Variant {
 const VARIANTS: [(Variant, &str); 3] =
     [(Variant::AtOnce, "without a norm"), (Variant::Kept, "mean kept"), (Variant::Twice, "summed twice")];
 
-/// Prints the time of each variant over the time without a norm: the median of passes that alternate.
+/// Prints the time of each variant, divided by the time without a norm. It is the median of passes that
+/// alternate.
 pub fn print(cpus: &[usize]) {
     of::<f32>(cpus);
     of::<bf16>(cpus);
@@ -53,7 +55,7 @@ fn of<E: Element>(cpus: &[usize]) {
     }
 }
 
-/// Returns the times of all variants, repeat by repeat. Each core has memory of its own.
+/// Returns the times of all variants, for each repeat. Each core has its own memory.
 fn times<E: Element>(cpus: &[usize], chunks: usize, workers: usize) -> Vec<[Duration; 3]> {
     let barrier = Barrier::new(cpus.len());
     let core = |cpu: usize| {
@@ -83,7 +85,8 @@ fn times<E: Element>(cpus: &[usize], chunks: usize, workers: usize) -> Vec<[Dura
     })
 }
 
-/// All chunks go through the first half before one goes through the second: the norm is that of the whole gradient.
+/// Makes one pass. All chunks go through the first half before any goes through the second, because the norm
+/// is that of the whole gradient.
 fn pass<E: Element>(memory: &mut PrivateMemory<E>, variant: Variant, means: &mut [f32], of_chunk: usize) {
     let (kernels, mut step) = (Kernels::detect(), memory.step());
     let rescale = std::mem::replace(&mut step.rescale, 1.0);

@@ -6,22 +6,22 @@ use training::MAX_WORKERS;
 
 /// Train a small network on real data over a parameter hub, and compare with one process.
 ///
-/// The data are 1359 red wines (UCI Wine Quality, from the package linfa-datasets): from 11 chemical
-/// measurements, tell whether tasters gave a wine 6 points or more. The training set is shared out
-/// by rank among worker processes; the hub sums their gradients in worker order and steps
-/// (Nesterov). Then one process trains on the same shards, one after another, in plain arithmetic.
+/// The data are 1359 red wines (UCI Wine Quality, from the package linfa-datasets). The task is to tell from
+/// 11 chemical measurements whether tasters gave a wine 6 points or more. The training set is divided by rank
+/// among worker processes. The hub sums their gradients in worker order, and steps (Nesterov). Then one process
+/// trains on the same shards, one after another, in plain arithmetic.
 ///
-/// Ends with an error if any weight of any worker differs in any bit from that of the one process, or if the
-/// accuracy on the test set is below --min-accuracy.
+/// Ends with an error if any weight of any worker differs in any bit from that of the one process. Also ends
+/// with an error if the accuracy on the test set is below --min-accuracy.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "train", version)]
 pub struct Args {
-    /// Worker processes.
+    /// Number of worker processes.
     #[arg(long, default_value_t = 4, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     pub workers: u32,
 
-    /// Times through the training set.
+    /// Number of passes over the training set.
     #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub epochs: u32,
 
@@ -61,7 +61,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Returns the command line of a worker's process: this one's, with the worker's place.
+    /// Returns the command line of a worker's process: that of this process, with the worker's hub, rank and
+    /// job.
     pub fn for_worker(&self, rank: u32, hub: &str, job: &str) -> Vec<String> {
         let rank = rank.to_string();
         let own = ["--role", "worker", "--rank", &rank, "--job", job];

@@ -1,5 +1,5 @@
-//! Trains a small network on real data over a parameter hub, with a process for each worker, and proves that the result is
-//! that of one process: the same weights, bit for bit.
+//! Trains a small network on real data over a parameter hub, with a process for each worker. It then proves
+//! that the result is bit for bit that of one process.
 //!
 //! ```text
 //!                 +-- hub process: sums gradients in worker order, steps, returns weights

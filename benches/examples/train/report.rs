@@ -1,4 +1,4 @@
-//! The example's output: lines while it runs, a table at the end.
+//! The example's output: lines while it runs, and a table at the end.
 
 use std::io::Write as _;
 
@@ -8,16 +8,17 @@ use training::{Samples, Weights};
 use crate::args::Args;
 use crate::task::Task;
 
-/// Prints a line at once. A reader that closed the pipe wants no more.
+/// Prints a line at once. Ignores a closed pipe, whose reader needs no more.
 pub fn tell(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Prints the table of a run. `weights` are the last of every worker and, without compression, of the one-process run.
+/// Prints the table of a run. `weights` are the last weights of every worker and, without compression, of the
+/// one-process run.
 ///
 /// # Errors
-/// Returns an error if too few samples of the test set are classified right.
+/// Returns an error if too few samples of the test set are classified correctly.
 pub fn report(args: &Args, task: &Task, weights: &Weights, seconds: f64) -> Result<()> {
     let accuracy = |samples: &Samples| {
         let classes = task.network.classify(samples, |key| weights.key(key));

@@ -1,5 +1,5 @@
-//! The parent: starts hub and workers, prints the loss, and compares with the one-process run, or with compression the
-//! workers with each other.
+//! The parent. It starts hub and workers, prints the loss, and compares the workers' weights with those of
+//! the one-process run. With compression, it compares the workers' weights with each other.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::report::{report, tell};
 use crate::task::Task;
 use crate::worker::Word;
 
-/// Trains over a hub, trains again in one process, and compares.
+/// Trains over a hub, trains again in one process, and compares the weights.
 pub fn run(args: &Args) -> Result<()> {
     let task = Task::new(args)?;
     announce(&task);
@@ -49,7 +49,7 @@ fn announce(task: &Task) {
     ));
 }
 
-/// Returns each worker's last weights, by rank.
+/// Trains over a hub. Returns each worker's last weights, by rank.
 fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     let (own_hub, address) = match &args.hub {
         Some(address) => (None, address.clone()),
@@ -59,7 +59,7 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
             (Some(hub), address)
         }
     };
-    // The job's name has the parent's process id, because a hub may serve several runs at once.
+    // The job's name contains the parent's process id, because a hub may serve several runs at once.
     let job = format!("train-{}", std::process::id());
     let start = |rank| ChildProcess::start(format!("worker {rank}"), &args.for_worker(rank, &address, &job));
     let mut workers = (0..args.workers).map(start).collect::<Result<Vec<_>>>()?;
@@ -81,7 +81,8 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     Ok(weights)
 }
 
-/// Returns the mean over all workers' shards: all batches have one size, so all workers weigh the same.
+/// Returns the mean loss over all workers' shards. All batches have the same size, so all workers count the
+/// same.
 fn mean_loss(workers: &mut [ChildProcess]) -> Result<f64> {
     let mut sum = 0.0;
     for worker in workers.iter_mut() {
@@ -93,7 +94,7 @@ fn mean_loss(workers: &mut [ChildProcess]) -> Result<f64> {
     Ok(sum / workers.len() as f64)
 }
 
-/// Compares every element of every worker bit by bit.
+/// Compares all elements of all workers, bit by bit.
 fn compare(args: &Args, trained: &[Weights], expected: &Weights, task: &Task) -> Result<()> {
     let other = if args.compress.is_some() { "worker 0" } else { "the one-process run" };
     for (rank, weights) in trained.iter().enumerate() {

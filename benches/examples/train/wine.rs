@@ -9,13 +9,14 @@ use std::collections::HashSet;
 
 use training::Samples;
 
-/// A wine with this many points of 10 is good. This split is the nearest to the middle: about 53% of the wines are good.
+/// The number of points, of 10, from which a wine counts as good. This limit gives the most even split: about
+/// 53% of the wines are good.
 const GOOD: usize = 6;
 
-/// Returns all wines, each once: label 1 for the good ones.
+/// Returns all wines, each once. Good wines have the label 1.
 ///
-/// 240 of the file's 1599 lines repeat an earlier line. Only the first of each is kept: a copy on both sides of the split
-/// would test what was learnt by heart.
+/// Of the file's 1599 lines, 240 repeat an earlier line, and are left out. A line that is in the training set
+/// and in the test set would only test what the network has memorized.
 pub fn wines() -> Samples {
     let dataset = linfa_datasets::winequality();
     let features = dataset.records().ncols();

@@ -1,4 +1,4 @@
-//! A worker's process: rounds on its own shard. The hub sums and steps.
+//! A worker's process. It makes rounds on its own shard, and the hub sums and steps.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use worker_shim::{Session, SessionConfig};
 use crate::args::Args;
 use crate::task::Task;
 
-/// Small, so that even this network's keys have several chunks, on several of the hub's cores.
+/// The size of a chunk. It is so small that the keys of this small network have several chunks, on several of
+/// the hub's cores.
 const CHUNK_BYTES: usize = 1024;
 /// The time that a round may take before this worker gives up.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
@@ -19,9 +20,9 @@ const WAIT_LIMIT: Duration = Duration::from_secs(60);
 /// A message from a worker to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Word {
-    /// An epoch is over. The mean loss of its batches, each before its step.
+    /// An epoch has ended. `loss` is the mean loss of its batches, each computed before the batch's step.
     Epoch { loss: f64 },
-    /// The training is done. The bits of the weights, by key.
+    /// The training has ended. `weights` has the bits of the weights, by key.
     Done { weights: Vec<Vec<u32>> },
 }
 
@@ -60,15 +61,15 @@ impl<'a> Worker<'a> {
         let mut config = SessionConfig::new(hub, &*args.job, args.rank, args.workers, keys, optimizer);
         config.terms.chunk_bytes = CHUNK_BYTES;
         config.wait_limit = WAIT_LIMIT;
-        config.hub_wait = Duration::ZERO; // its hub is another process of the example
+        config.hub_wait = Duration::ZERO; // the hub is another process of the example
         (config.terms.level.compression, config.terms.seed) = (args.compress, args.seed);
         let mut session = Session::join(config)?;
         session.broadcast_weights(|key, values| task.network.fill_weights(args.seed, key, values))?;
         Ok(Worker { session, pass: NetworkPass::new(&task.network) })
     }
 
-    /// Begins an epoch. The new step size holds from the next round on, so all workers must have finished the last
-    /// round.
+    /// Begins an epoch. The new step size applies from the next round on, so all workers must have finished
+    /// the last round.
     fn begin_epoch(&mut self, learning_rate: f32) -> Result<()> {
         self.session.wait_all()?;
         Ok(self.session.set_learning_rate(learning_rate)?)

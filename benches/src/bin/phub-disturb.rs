@@ -1,5 +1,5 @@
-//! The `phub-disturb` program: times each round of a small job while large jobs join and end at the same hub, in processes of
-//! their own.
+//! The `phub-disturb` program. It times each round of a small job, while large jobs join and end at the same
+//! hub. The large jobs run in separate processes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -26,7 +26,7 @@ struct Args {
     /// How often each large job joins and ends.
     #[arg(long, default_value_t = 3)]
     times: u32,
-    /// Be a large job of this size, until standard input ends.
+    /// Act as a large job of this size, until standard input ends.
     #[arg(long, hide = true)]
     large: Option<u64>,
 }
@@ -62,7 +62,7 @@ fn join(hub: &str, job: &str, bytes: u64) -> Result<Session> {
     Ok(session)
 }
 
-/// Notes the time of each round of the small job.
+/// Records the time of each round of the small job.
 fn measure(hub: &str, rounds: &Mutex<Vec<Duration>>, ends: &AtomicBool) -> Result<()> {
     let mut session = join(hub, "small", 256 << 10)?;
     while !ends.load(Ordering::Relaxed) {
@@ -89,7 +89,7 @@ fn disturb(args: &Args, rounds: &Mutex<Vec<Duration>>) -> Result<()> {
         Ok::<(), anyhow::Error>(())
     };
     let pause = |seconds| std::thread::sleep(Duration::from_secs(seconds));
-    pause(1); // the small job joins
+    pause(1); // lets the small job join first
     for _ in 0..args.times {
         phase("nothing beside", &mut || {
             pause(3);
@@ -121,7 +121,7 @@ fn disturb(args: &Args, rounds: &Mutex<Vec<Duration>>) -> Result<()> {
     Ok(())
 }
 
-/// Starts a large job, which has joined then.
+/// Starts a large job. It has joined when this returns.
 fn start(args: &Args, mb: u64) -> Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command

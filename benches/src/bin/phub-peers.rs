@@ -1,5 +1,5 @@
-//! The `phub-peers` program: the probe and other systems on the same model with as many workers, interleaved in one session,
-//! as ratios with their spread.
+//! The `phub-peers` program. It runs the probe and other systems on the same model with the same number of
+//! workers, in turn, and prints ratios with their spread.
 
 use std::process::ExitCode;
 

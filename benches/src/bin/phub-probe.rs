@@ -1,4 +1,5 @@
-//! The `phub-probe` program: what a parameter hub can do on this machine, with no compute.
+//! The `phub-probe` program: it measures what a parameter hub can do on this machine when computing takes no
+//! time.
 
 use std::process::ExitCode;
 

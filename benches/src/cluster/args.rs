@@ -17,11 +17,11 @@ pub struct Args {
     #[arg(long, default_value = "vgg19-22k", value_name = "TRACE")]
     pub compute: String,
 
-    /// Multiplies the trace's times.
+    /// Multiply the trace's times by this factor.
     #[arg(long, default_value_t = 1.0, value_name = "X")]
     pub time_scale: f64,
 
-    /// Each tensor has an Nth of its size.
+    /// Divide the size of each tensor by this number.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub shrink: u64,
 
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, default_value_t = 0.0, value_name = "MS")]
     pub latency_ms: f64,
 
-    /// Gradients leave when the whole backward pass has ended, instead of layer by layer.
+    /// Send gradients when the whole backward pass has ended, instead of layer by layer.
     #[arg(long)]
     pub push_at_the_end: bool,
 
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, default_value = "hubs", value_enum)]
     pub spread: Spread,
 
-    /// Neighbouring layers whose names are equal up to this character are one layer.
+    /// Join neighbouring layers whose names are equal up to this character.
     #[arg(long, value_name = "CHAR")]
     pub join_by: Option<char>,
 
@@ -58,7 +58,7 @@ pub struct Args {
     pub chunk_bytes: usize,
 }
 
-/// Simulates and prints.
+/// Runs the simulation, and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let mut keys = models::model(&args.compute)?.keys;
     for key in keys.iter_mut().filter(|_| args.shrink > 1) {
@@ -85,15 +85,15 @@ pub fn run(args: &Args) -> Result<()> {
         let ran = simulate(&cluster, &batches, ITERATIONS);
         json!({
             "batching": batching.to_string(),
-            "batches": batches.iter().map(ExactSizeIterator::len).collect::<Vec<_>>(), // layers of each
+            "batches": batches.iter().map(ExactSizeIterator::len).collect::<Vec<_>>(), // layers in each batch
             "iteration": ms(ran.iteration),
             "pull": ms(ran.pull),
             "pull_and_forward": ms(ran.pull_and_forward),
             "to_last_layer": ms(ran.to_last_layer),
         })
     };
-    // All times are milliseconds. Computing is forward and backward without communication, and no schedule is faster than
-    // the bound.
+    // All times are in milliseconds. `computing` is forward and backward without communication. No schedule
+    // is faster than the bound.
     let answer = json!({
         "compute": args.compute,
         "nodes": args.nodes,

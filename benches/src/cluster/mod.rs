@@ -1,12 +1,13 @@
-//! The timeline of a simulated cluster: how fast machines with known links, compute times and start-up times would train, for
-//! more machines than there are (iBatch's 72). For the figures. It is checked against measurements on few machines.
+//! The timeline of a simulated cluster: how fast machines with known links, compute times and start-up times
+//! would train. It can have more machines than are available (iBatch's paper has 72), and is used for the
+//! figures. It was checked against measurements on few machines.
 //!
 //! ```text
 //!   trace (compute times) + placement (which hub has which bytes) + links -> Cluster
 //!   pulled layer by layer -> profile -> batches -> pulled in batches -> time of an iteration
 //! ```
 //!
-//! Owned by its caller. Must not know sessions, transports, or a real clock.
+//! The caller owns the simulation, which must not know sessions, transports, or a real clock.
 
 mod args;
 mod network;
@@ -20,20 +21,20 @@ use worker_shim::batch::{LayerCost, Profile};
 
 use crate::compute::{ComputePlan, ComputeStep, shortest_iteration};
 
-/// Iterations of a run. The last one counts: from the second on they are equal.
+/// The number of iterations of a run. The last one counts; from the second on, they are equal.
 const ITERATIONS: u32 = 3;
 
-/// The way in which tensors lie on a cluster's hubs.
+/// The placement of tensors on a cluster's hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Spread {
-    /// The baseline of this hub: large tensors in parts on all hubs, each small tensor on one hub.
+    /// The baseline of this hub: large tensors in parts on all hubs, and each small tensor on one hub.
     Hubs,
     /// Each tensor is spread evenly over all hubs, as in systems that cut one long vector of all tensors.
     Even,
 }
 
-/// Joins neighbouring layers whose names are equal up to a character: the modules of a network that the paper counts as one
-/// layer.
+/// Joins neighbouring layers whose names are equal up to a character. So the modules of a network become one
+/// layer where the paper counts them as one.
 fn join(plan: ComputePlan, by: char) -> ComputePlan {
     let module = |name: &str| name.split(by).next().unwrap_or_default().to_owned();
     let mut steps: Vec<ComputeStep> = Vec::new();
@@ -50,8 +51,8 @@ fn join(plan: ComputePlan, by: char) -> ComputePlan {
     ComputePlan { steps, ..plan }
 }
 
-/// Returns the layers of a plan on hubs that have these bytes of each key. A layer without keys computes as a part of
-/// the layer before it.
+/// Returns the layers of a plan. `bytes` has each hub's bytes of each key. A layer without keys computes as a
+/// part of the layer before it.
 fn layers(plan: &ComputePlan, bytes: &[Vec<f64>], hubs: usize) -> Vec<ClusterLayer> {
     let mut layers: Vec<ClusterLayer> = Vec::new();
     for step in &plan.steps {
@@ -88,7 +89,7 @@ fn key_bytes_by_hub(layout: &Layout, spread: Spread, hubs: usize, split_above: u
 }
 
 impl Cluster {
-    /// Returns the profile that a session would measure, pulling layer by layer.
+    /// Returns the profile that a session would measure if it pulled layer by layer.
     pub fn profile(&self) -> Profile {
         let each: Vec<_> = (0..self.layers.len()).map(|layer| layer..layer + 1).collect();
         let pulls = simulate(self, &each, ITERATIONS).pulls;
@@ -100,7 +101,7 @@ impl Cluster {
         Profile { start_up, layers: pulls.iter().zip(&self.layers).map(cost).collect() }
     }
 
-    /// Returns the shortest iteration of any schedule on these links, which gradients out and weights in share.
+    /// Returns the shortest iteration of any schedule, if gradients and weights cross these links.
     pub fn bound(&self, plan: &ComputePlan, key_bytes: &[u64]) -> f64 {
         let crossing = 2.0 * (self.nodes - 1) as f64 / self.nodes as f64;
         shortest_iteration(plan, key_bytes, self.link_bytes_per_s / crossing).as_secs_f64()

@@ -1,24 +1,25 @@
-//! The rates of flows that share links. Pure; knows no layers and no workers.
+//! The rates of flows that share links. This module only computes, and knows neither layers nor workers.
 //!
-//! A flow uses several links at once, each by a share of its rate. A batch that comes from four hubs uses each of their
-//! links by a quarter, and the worker's link by all of its rate. Rates are max-min fair, as those of TCP should be. All
-//! rates rise equally until a link is full; then the flows on this link keep their rates.
+//! A flow uses several links at once, each by a share of the flow's rate. For example, a batch from four hubs
+//! uses each of their links by a quarter of its rate. It uses the worker's link by all of its rate. Rates are
+//! max-min fair, as those of TCP should be. All rates rise equally until a link is full, and then the flows
+//! on that link keep their rates.
 
-/// One direction of a machine's link, by number.
+/// The number of one direction of a machine's link.
 pub(super) type LinkId = usize;
 
-/// Bytes that are being sent.
+/// Bytes that are being sent over some links.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
-    /// Bytes that are left.
+    /// The number of bytes that are left to send.
     pub bytes: f64,
-    /// The links that it uses, each with the share of its rate.
+    /// The links that the flow uses, each with its share of the flow's rate.
     pub shares: Vec<(LinkId, f64)>,
-    /// The rate in bytes a second; [`share_out`] sets it.
+    /// The rate in bytes per second. [`share_out`] sets it.
     pub rate: f64,
 }
 
-/// Sets the rates of flows on `links` links of one capacity, in bytes a second.
+/// Sets the rates of flows, in bytes per second. There are `links` links with the same capacity.
 pub(super) fn share_out(flows: &mut [Flow], links: usize, capacity: f64) {
     let mut free = vec![capacity; links];
     let mut rising: Vec<usize> = (0..flows.len()).collect();
@@ -35,7 +36,7 @@ pub(super) fn share_out(flows: &mut [Flow], links: usize, capacity: f64) {
             flows[flow].rate += rise;
             flows[flow].shares.iter().for_each(|&(link, share)| free[link] -= rise * share);
         }
-        // Without a link, the rate of the flow would rise forever.
+        // A flow without a link would rise for ever.
         rising.retain(|&flow| {
             !flows[flow].shares.is_empty() && !flows[flow].shares.iter().any(|&(link, _)| full[link])
         });
@@ -63,7 +64,8 @@ mod tests {
     #[test]
     fn flows_share_a_link_and_leave_what_they_cannot_use() {
         assert_eq!(rates(&[&[(0, 1.0)], &[(0, 1.0)], &[(1, 1.0)]]), [6.0, 6.0, 12.0]);
-        // Link 1, which it shares with two others, limits the second flow. The first flow has the rest of link 0.
+        // The second flow shares link 1 with two others, which limits its rate. The first flow gets the rest
+        // of link 0.
         assert_eq!(
             rates(&[&[(0, 1.0)], &[(0, 1.0), (1, 1.0)], &[(1, 1.0)], &[(1, 1.0)]]),
             [8.0, 4.0, 4.0, 4.0]

@@ -1,14 +1,14 @@
-//! The simulation of events: machines with a worker and a hub each, which train in BSP and pull in batches.
+//! A simulation by events: machines with a worker and a hub each, which train in BSP and pull in batches.
 //!
 //! The rules are those of the exchange, on a simulated clock:
 //!
 //! ```text
 //!   backward, last layer first -> a layer's gradients queue at the worker's link
-//!   all workers' gradients of a layer have come -> notice -> batch due -> start-up -> pull -> there -> next batch due
-//!   a batch's layers compute forward when the batch is there and the batch before is computed
+//!   all workers' gradients of a layer have arrived -> notice -> batch due -> start-up -> pull -> arrival -> next batch due
+//!   a batch's layers compute forward when the batch has arrived and the batch before is computed
 //! ```
 //!
-//! Sums and steps take no time. Deterministic. Must not know how batches are chosen.
+//! Sums and steps take no time. The simulation is deterministic. It must not know how batches are chosen.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
@@ -19,11 +19,11 @@ use super::network::{Flow, share_out};
 /// A layer of every worker.
 #[derive(Clone, Debug)]
 pub struct ClusterLayer {
-    /// Seconds.
+    /// The time of the forward pass, in seconds.
     pub forward: f64,
-    /// Seconds.
+    /// The time of the backward pass, in seconds.
     pub backward: f64,
-    /// The bytes of the layer on each machine's hub.
+    /// The number of the layer's bytes on each machine's hub.
     pub by_hub: Vec<f64>,
 }
 
@@ -32,11 +32,11 @@ pub struct ClusterLayer {
 pub struct Cluster {
     /// The number of machines.
     pub nodes: usize,
-    /// Rate of each link, each way.
+    /// The rate of each link in each direction.
     pub link_bytes_per_s: f64,
-    /// Seconds from the moment when a batch can be pulled to its request.
+    /// The time in seconds from the moment when a batch can be pulled to its request.
     pub start_up: f64,
-    /// Seconds of a message without bytes.
+    /// The time in seconds of a message without bytes.
     pub latency: f64,
     /// Whether gradients leave only when the whole backward pass is done.
     pub push_at_the_end: bool,
@@ -53,9 +53,9 @@ pub struct Ran {
     pub pull: f64,
     /// The time from the moment when the first batch can be pulled to the end of the forward pass.
     pub pull_and_forward: f64,
-    /// The time from the same moment to the beginning of the last layer.
+    /// The time from the moment when the first batch can be pulled to the beginning of the last layer.
     pub to_last_layer: f64,
-    /// The time of each batch from the moment when it can be pulled to its arrival, by batch.
+    /// The time of each batch from the moment when it can be pulled to its arrival.
     pub pulls: Vec<f64>,
 }
 
@@ -71,7 +71,8 @@ enum Event {
     Asked(usize, usize),
 }
 
-/// Earlier events first. Of events at the same time, the one that was planned first.
+/// An event with its time. Earlier events come first, and of events at the same time, the one that was
+/// planned first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Planned(f64, u64, Event);
 
@@ -91,18 +92,19 @@ impl PartialOrd for Planned {
 
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// Layers whose gradients wait for the link. The first of them is on the link.
+    /// The layers whose gradients wait for the link. The gradients of the first are on the link.
     pushes: VecDeque<usize>,
-    /// One entry for each layer.
+    /// Whether the worker has been notified of each layer.
     noticed: Vec<bool>,
-    /// The batch that is pulled next or now, and whether its pull has begun.
+    /// The batch that is being pulled or is pulled next, and whether its pull has begun.
     batch: usize,
     is_pulling: bool,
-    /// Batches that have arrived, and batches that are computed or being computed.
+    /// The number of batches that have arrived, and the number that are computed or being computed.
     there: usize,
     computed: usize,
     is_computing: bool,
-    /// The time when the first batch of the round could be pulled, and the batch that is pulled.
+    /// The time when the first batch of the round could be pulled, and the time when the present batch could
+    /// be pulled.
     first_due_at: f64,
     due_at: f64,
     forward_at: f64,
@@ -130,8 +132,8 @@ struct Simulation<'a> {
     iterations: u32,
 }
 
-/// Simulates `iterations` iterations after a first one, before which all weights have arrived. Returns the
-/// last.
+/// Simulates a first iteration, before which all weights have arrived, and then `iterations` more. Returns
+/// the last one.
 pub fn simulate(cluster: &Cluster, batches: &[Range<usize>], iterations: u32) -> Ran {
     let layers = cluster.layers.len();
     let ran = Ran { pulls: vec![0.0; batches.len()], ..Ran::default() };
@@ -166,7 +168,7 @@ pub fn simulate(cluster: &Cluster, batches: &[Range<usize>], iterations: u32) ->
 }
 
 impl Simulation<'_> {
-    /// Advances to the next event or the next end of a flow.
+    /// Advances to the next event, or to the next end of a flow.
     fn step(&mut self) {
         let flow_ends =
             self.flows.iter().map(|flow| self.now + flow.bytes / flow.rate).fold(f64::INFINITY, f64::min);
@@ -177,7 +179,8 @@ impl Simulation<'_> {
         self.flows.iter_mut().for_each(|flow| flow.bytes -= flow.rate * passed);
         self.now = next;
         let before = self.flows.len();
-        // Times within a billionth of a second are equal, so that equal workers stay in step.
+        // Times that differ by less than a billionth of a second count as equal, so that equal workers stay
+        // in step.
         let mut ended = Vec::new();
         for index in (0..self.flows.len()).rev() {
             if self.flows[index].bytes <= self.flows[index].rate * 1e-9 {
@@ -204,8 +207,9 @@ impl Simulation<'_> {
         self.planned.push(Reverse(Planned(self.now + after, self.count, event)));
     }
 
-    /// Sends the bytes of these layers between a worker and the hubs of all other machines, over its own link `here`
-    /// and each hub's link `there`. The bytes of its own hub cross no link.
+    /// Sends the bytes of these layers between a worker and the hubs of all other machines. They use the
+    /// worker's own link `here`, and each hub's link `there`. The bytes of the worker's own hub cross no
+    /// link.
     fn send(&mut self, layers: Range<usize>, worker: usize, [here, there]: [usize; 2], cargo: Cargo) {
         let nodes = self.cluster.nodes;
         let by_hub = |hub: usize| {

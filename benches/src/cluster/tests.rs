@@ -1,4 +1,4 @@
-//! The simulation against results by hand, and against the timelines from which plans are made.
+//! The simulation compared with results computed by hand, and with the timelines from which plans are made.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use worker_shim::batch::{Batching, Timeline};
 
 use super::*;
 
-/// Creates machines with links of a byte a second. Each layer is given as bytes, forward and backward seconds, and lies
-/// evenly on all hubs.
+/// Creates machines whose links carry one byte per second. Each layer is given as bytes, forward seconds and
+/// backward seconds, and is spread evenly over all hubs.
 fn cluster(nodes: usize, start_up: f64, layers: &[(f64, f64, f64)]) -> Cluster {
     let layer = |&(bytes, forward, backward): &(f64, f64, f64)| ClusterLayer {
         forward,
@@ -34,30 +34,33 @@ fn one_machine_computes_and_waits_for_start_ups() {
     assert!(near(run(&alone, &[0..2; 1]).iteration, 6.0 + 0.5));
 }
 
-/// Half of each layer crosses a link: 4 seconds for the first, 2 for the second.
+/// Checks two machines. Half of each layer crosses a link: 4 seconds for the first layer, and 2 for the
+/// second.
 #[test]
 fn two_machines_by_hand() {
     let two = cluster(2, 0.5, &[(8.0, 1.0, 2.0), (4.0, 3.0, 5.0)]);
-    // Backward 5 + 2, 4 for the first layer's gradients, start-up, 6 for all weights, forward 4.
+    // The times are backward 5 + 2, the first layer's gradients 4, the start-up, all weights 6, and forward
+    // 4.
     let all = run(&two, &[0..2; 1]);
     assert!(near(all.iteration, 7.0 + 4.0 + 0.5 + 6.0 + 4.0), "{all:?}");
     assert!(near(all.pull, 6.5) && near(all.pull_and_forward, 10.5) && near(all.to_last_layer, 7.5));
-    // Then 4 for the first layer's weights, and 2.5 for those of the second layer beside the first layer's compute.
+    // After the gradients, the first layer's weights take 4. The second layer's take 2.5, while the first
+    // layer computes.
     let layer = run(&two, &[0..1, 1..2]);
     assert!(near(layer.iteration, 7.0 + 4.0 + 4.5 + 2.5 + 3.0), "{layer:?}");
     assert!(near(layer.pulls[0], 4.5) && near(layer.pulls[1], 2.5), "{layer:?}");
-    // 2 and 4 for the gradients after the backward pass, the last layer's first.
+    // After the backward pass, the gradients take 2 and 4. Those of the last layer come first.
     let sequential = run(&Cluster { push_at_the_end: true, ..two }, &[0..2; 1]);
     assert!(near(sequential.iteration, 7.0 + 6.0 + 6.5 + 4.0), "{sequential:?}");
 }
 
-/// A layer on one hub comes to all other machines over that hub's link.
+/// Checks that a layer on one hub goes to all other machines over that hub's link.
 #[test]
 fn a_layer_on_one_hub_waits_for_its_link() {
     let mut four = cluster(4, 0.0, &[(8.0, 1.0, 1.0)]);
     assert!(near(run(&four, &[0..1; 1]).pull, 6.0));
     four.layers[0].by_hub = vec![8.0, 0.0, 0.0, 0.0];
-    // Three times 8. Its own worker has it at once.
+    // Three times 8 bytes cross. The hub's own worker has the layer at once.
     assert!(near(run(&four, &[0..1; 1]).pull, 24.0 * 3.0 / 4.0));
 }
 
@@ -77,7 +80,7 @@ fn modules_are_one_layer_and_no_byte_is_lost() {
 }
 
 proptest! {
-    /// Equal machines run as the plan of one of them predicts.
+    /// Checks that equal machines run as the plan of one of them predicts.
     #[test]
     fn a_cluster_runs_as_its_timeline_says(
         nodes in 2usize..6,

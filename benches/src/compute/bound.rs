@@ -1,6 +1,6 @@
-//! The shortest iteration that a link allows with any schedule.
+//! The shortest iteration that a link allows, whatever the schedule.
 //!
-//! A pure function of plan, sizes and link. Must not know what was measured.
+//! The bound is a pure function of plan, sizes and link. It must not know what was measured.
 //!
 //! ```text
 //!    backward                           forward
@@ -10,17 +10,19 @@
 //!                |<- computing inside: layers 0 and 1 ---->|
 //! ```
 //!
-//! So an iteration takes at least the compute time outside of a layer's window, and the longer of computing and sending
-//! inside it. The last layer's window has all bytes: while this layer computes, the link has nothing to carry.
+//! So an iteration takes at least two times: the compute time outside of a layer's window, and the longer of
+//! computing and sending inside it. The last layer's window contains all bytes. While the last layer
+//! computes, the link has nothing to carry.
 
 use std::time::Duration;
 
 use super::trace::ComputePlan;
 
-/// Returns the bound of a worker whose link carries `bytes_per_s` each way. `key_bytes` are the bytes of each key, by
-/// its number.
+/// Returns the bound for a worker whose link carries `bytes_per_s` in each direction. `key_bytes` has the
+/// number of bytes of each key.
 ///
-/// It assumes that both directions are busy at once, and that layers are cut as finely as needed.
+/// The bound assumes that both directions are busy at the same time, and that layers are cut as finely as
+/// needed.
 pub fn shortest_iteration(plan: &ComputePlan, key_bytes: &[u64], bytes_per_s: f64) -> Duration {
     let computing = plan.compute().as_secs_f64();
     let (mut inside, mut bytes, mut shortest) = (0.0, 0, computing);
@@ -41,7 +43,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Creates layers of 1 ms forward and 2 ms backward, each with a key.
+    /// Creates a plan with layers of 1 ms forward and 2 ms backward, each with a key.
     fn plan(layers: u32) -> ComputePlan {
         let step = |layer: u32| ComputeStep {
             name: layer.to_string(),
@@ -52,7 +54,7 @@ mod tests {
         ComputePlan { name: "test".into(), batch: 1, steps: (0..layers).map(step).collect() }
     }
 
-    /// Returns the bound at 1000 bytes a millisecond.
+    /// Returns the bound in milliseconds for a link with 1000 bytes per millisecond.
     fn ms(key_bytes: &[u64]) -> f64 {
         shortest_iteration(&plan(key_bytes.len() as u32), key_bytes, 1e6).as_secs_f64() * 1e3
     }
@@ -60,7 +62,7 @@ mod tests {
     #[test]
     fn a_fast_link_leaves_computing() {
         assert_eq!(ms(&[0, 0, 0]), 9.0);
-        // 2 ms of the last layer pass while the two others compute for 6.
+        // 2 ms of the last layer's bytes cross the link while the two other layers compute for 6 ms.
         assert_eq!(ms(&[0, 0, 2000]), 9.0);
     }
 
@@ -72,14 +74,15 @@ mod tests {
 
     #[test]
     fn the_slow_link_waits_for_the_last_layer_to_compute() {
-        // 12 ms of bytes, and 3 ms without bytes to send.
+        // The bytes take 12 ms, and in 3 ms there are no bytes to send.
         assert_eq!(ms(&[4000, 4000, 4000]), 15.0);
         assert_eq!(ms(&[0, 0, 12_000]), 15.0);
         // The second layer's window has 3 ms of computing and 6 ms of bytes.
         assert_eq!(ms(&[0, 6000, 0]), 9.0 - 3.0 + 6.0);
     }
 
-    /// A simulated link and processor, which are idle only if they must be, are not faster than the bound.
+    /// Checks that a simulated link and processor, which never idle without need, are not faster than the
+    /// bound.
     #[test]
     fn no_schedule_is_faster() {
         for first in [0, 1000, 5000] {
@@ -90,10 +93,11 @@ mod tests {
         }
     }
 
-    /// Returns the period of first-layer-first in milliseconds, byte by byte, after some iterations.
+    /// Returns the period of the schedule first-layer-first in milliseconds, simulated byte by byte, after
+    /// some iterations.
     fn perfect(sizes: &[u64]) -> f64 {
-        let mut free_at = 0.0; // the processor
-        let mut there = vec![0.0; sizes.len()]; // weights
+        let mut free_at = 0.0; // the time when the processor is free
+        let mut there = vec![0.0; sizes.len()]; // the time when the layer's weights are there
         let mut last_begin = 0.0;
         let mut period = 0.0;
         for _ in 0..4 {
@@ -108,7 +112,7 @@ mod tests {
                 free_at += 2.0;
                 *ready = free_at;
             }
-            // A thousand bytes in each step of 1 ms, of the first layer that has bytes to send.
+            // Each step of 1 ms sends a thousand bytes of the first layer that has bytes to send.
             let mut left: Vec<u64> = sizes.to_vec();
             let mut now = gradients[sizes.len() - 1];
             there.copy_from_slice(&gradients);

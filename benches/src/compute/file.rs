@@ -6,9 +6,9 @@
 //! {"layer": "fc2", "keys": ["fc2.weight", "fc2.bias"], "forward_us": 40, "backward_us": 80}
 //! ```
 //!
-//! The first line names the trace and the samples of a worker's batch. Each other line is a layer, in the order of the
-//! forward pass. A layer without weights has no keys. Empty lines are skipped. Must not know a job: [`Trace::plan`]
-//! checks whether the keys are the job's.
+//! The first line has the name of the trace, and the number of samples in a worker's batch. Each other line
+//! is a layer, in the order of the forward pass. A layer without weights has no keys. Empty lines are
+//! skipped. This module must not know a job: [`Trace::plan`] checks whether the keys are the job's.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -21,7 +21,7 @@ use serde::Deserialize;
 use super::built_in::BUILT_IN;
 use super::trace::{Layer, Trace, at_most};
 
-/// A hundred thousand layers need less.
+/// The largest file. A hundred thousand layers need less.
 const MOST_BYTES: u64 = 16 << 20;
 
 const HEAD: &str = r#"a first line like {"trace": "my network", "batch": 32}"#;
@@ -94,7 +94,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Trace> {
     Ok(Trace { name: trace, batch, layers })
 }
 
-/// Returns the parser's error without its line number: the parser sees one line at a time.
+/// Returns the parser's error without its line number, because the parser gets one line at a time.
 fn words(error: &serde_json::Error) -> String {
     let words = error.to_string();
     at_most(words.split(" at line ").next().unwrap_or_default())

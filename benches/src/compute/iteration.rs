@@ -1,8 +1,10 @@
-//! An iteration of a worker that waits instead of computing, and the layers that held it up.
+//! An iteration of a worker that waits instead of computing, with the time for which it waited for each
+//! layer.
 //!
-//! The imitated GPU has its own clock, `computed_until`. A layer begins when the layer before has ended and its own
-//! weights have arrived, not when this thread wakes. A late wake-up therefore delays a push, as with a real GPU, but
-//! delays do not add up. Owned by the worker's thread; generic over the worker, so that tests have their own clock.
+//! The imitated GPU has its own clock, `computed_until`. A layer begins when the previous layer has ended and
+//! the layer's own weights have arrived, not when this thread wakes. A late wake-up therefore delays a push,
+//! as with a real GPU, but delays do not add up. The worker's thread owns it. It is generic over the worker,
+//! so that tests can have their own clock.
 
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ pub trait Worker {
     /// The error.
     type Error;
 
-    /// Returns the time since any beginning.
+    /// Returns the time since some fixed beginning.
     fn now(&self) -> Duration;
 
     /// Whether a key's weights have arrived.
@@ -27,11 +29,11 @@ pub trait Worker {
     /// Sends a key's gradient.
     fn push(&mut self, key: KeyId) -> Result<(), Self::Error>;
 
-    /// Lets the exchange continue until this time.
+    /// Continues the exchange until this time.
     fn compute_until(&mut self, until: Duration) -> Result<(), Self::Error>;
 
-    /// Checks the state after all weights of the last iteration have arrived, and before the next one pushes
-    /// anything.
+    /// Checks the state. It is called when all weights of an iteration have arrived, and before the next
+    /// iteration pushes anything.
     fn look(&mut self) -> Result<(), Self::Error>;
 }
 
@@ -40,7 +42,8 @@ pub trait Worker {
 pub struct Iteration<'a> {
     plan: &'a ComputePlan,
     computed_until: Duration,
-    /// The time for which the worker waited for each layer's weights with nothing to compute, over all iterations.
+    /// The time for which the worker waited for each layer's weights without anything to compute, over all
+    /// iterations.
     stalled: Vec<Duration>,
 }
 
@@ -64,7 +67,7 @@ impl<'a> Iteration<'a> {
         Ok(())
     }
 
-    /// Forgets all counts.
+    /// Resets all counts.
     pub fn restart(&mut self) {
         self.stalled.fill(Duration::ZERO);
     }

@@ -1,5 +1,5 @@
-//! Compute that takes time: traces of a model's forward and backward pass, layer by layer, and a worker that waits instead of
-//! computing.
+//! Compute that takes time: traces of a model's forward and backward pass, layer by layer, and a worker that
+//! waits instead of computing.
 //!
 //! ```text
 //!   a file, or a built-in network and a device        Trace     the time of each layer
@@ -11,7 +11,7 @@
 //!                                                      Times    what the probe reports
 //! ```
 //!
-//! Owned by the worker's thread. Must not know a transport, nor how gradients are summed.
+//! The worker's thread owns all of this. It must not know a transport, or how gradients are summed.
 
 mod bound;
 mod built_in;

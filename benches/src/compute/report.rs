@@ -1,5 +1,5 @@
-//! The report of a run with compute: samples a second, the layers that the workers waited for, and how much of the
-//! communication their computing hid.
+//! The report of a run with compute. It has samples per second, the layers for which the workers waited, and
+//! the share of the communication that their computing hid.
 
 use std::fmt::Write as _;
 
@@ -8,39 +8,41 @@ use serde::{Deserialize, Serialize};
 use super::bound::shortest_iteration;
 use super::trace::ComputePlan;
 
-/// Rows of the table: the layers with the longest waits.
+/// The number of rows of the table, which has the layers with the longest waits.
 const WORST: usize = 8;
 const BAR: f64 = 30.0;
 
-/// The measurements of one worker; nanoseconds.
+/// The measurements of one worker, in nanoseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Times {
     /// The time of each iteration.
     pub iterations: Vec<u64>,
-    /// The time for which the worker waited for each layer's weights with nothing to compute, over all iterations.
+    /// The time for which the worker waited for each layer's weights without anything to compute, over all
+    /// iterations.
     pub stalled: Vec<u64>,
-    /// The time of each exchange of the whole model without compute, in the same run.
+    /// The time of each exchange of the whole model without compute. The exchanges are of the same run.
     pub exchanges: Vec<u64>,
 }
 
-/// The result of a run. Means over iterations and workers; `docs/compute.md` has the formulas.
+/// The result of a run, as means over iterations and workers. `docs/compute.md` has the formulas.
 #[derive(Clone, Debug, Serialize)]
 pub struct ComputeReport {
     trace: String,
     batch: u32,
     time_scale: f64,
-    /// The sum over all workers.
+    /// The number of samples per second of all workers together.
     pub samples_per_s: f64,
     iteration_ms: f64,
     compute_ms: f64,
-    /// Waits for weights in the forward pass.
+    /// The time of waiting for weights in the forward pass.
     pub stalled_ms: f64,
-    /// Time without compute or wait for weights: threads that woke late or had no core.
+    /// The time without compute and without waiting for weights: threads woke late, or had no core.
     late_ms: f64,
     exchange_ms: f64,
     /// The share of an exchange that computing hid.
     pub overlap: f64,
-    /// The most samples a second, when computing and the link are as busy as they can be and each layer follows its weights.
+    /// The most samples per second if computing and the link are as busy as possible, and each layer waits
+    /// for its weights.
     bound_samples_per_s: Option<f64>,
     bound_ratio: Option<f64>,
     /// The layers, in the order of the forward pass.
@@ -56,13 +58,13 @@ pub struct LayerReport {
     key_bytes: Vec<u64>,
     forward_ms: f64,
     backward_ms: f64,
-    /// Time in an iteration.
+    /// The time of waiting for the layer's weights, per iteration.
     pub stalled_ms: f64,
 }
 
 impl ComputeReport {
-    /// Makes the report of the workers' measurements, for a model with keys of `key_bytes`. Each worker's link carries
-    /// `bandwidth_gbps` of the model each way, if that is known.
+    /// Makes the report from the workers' measurements, for a model with keys of `key_bytes`. Each worker's
+    /// link carries the model at `bandwidth_gbps` in each direction, if that is known.
     pub fn new(
         plan: &ComputePlan,
         time_scale: f64,
@@ -111,7 +113,7 @@ impl ComputeReport {
         }
     }
 
-    /// Names and values of rows in the probe's table.
+    /// Returns names and values of rows for the probe's table.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let alone = self.iteration_ms.recip() * self.compute_ms;
         let mut rows = vec![

@@ -1,5 +1,5 @@
-//! A session as a worker that takes time to compute, on the real clock. The exchange continues while it
-//! computes.
+//! A session as a worker whose computing takes time, on the real clock. The exchange continues while the
+//! worker computes.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use worker_shim::Session;
 
 use super::iteration::Worker;
 
-/// A session, and a check that runs once in an iteration.
+/// A session, and a check that runs once per iteration.
 pub struct Clocked<'a, L> {
     session: &'a mut Session,
     begun: Instant,
@@ -17,7 +17,7 @@ pub struct Clocked<'a, L> {
 }
 
 impl<'a, L: FnMut(&mut Session) -> Result<()>> Clocked<'a, L> {
-    /// Creates a worker whose time begins now.
+    /// Creates a worker whose time starts now.
     pub fn new(session: &'a mut Session, look: L) -> Self {
         Clocked { session, begun: Instant::now(), look }
     }

@@ -1,4 +1,5 @@
-//! Trace files are read or refused by line; built-in traces have the published multiply-adds and samples a second.
+//! Trace files are read, or refused with the line. Built-in traces have the published multiply-adds and
+//! samples per second.
 
 use std::path::Path;
 
@@ -67,10 +68,11 @@ fn networks_of_a_kind_use_as_much_of_the_device() {
 fn layers_that_are_bound_by_arithmetic_take_their_share_of_it() {
     let trace = built_in("vgg19").unwrap();
     let us = |name: &str| trace.layers.iter().find(|layer| layer.name == name).unwrap().forward_us;
-    // 3x3 from 512 to 512 channels at 28x28, and the same at 14x14: a quarter of the outputs.
+    // One layer is 3x3 from 512 to 512 channels at 28x28, and the other is the same at 14x14, with a quarter
+    // of the outputs.
     let ratio = us("features.21") / us("features.30");
     assert!((ratio / 4.0 - 1.0).abs() < 0.05, "{ratio}");
-    // The largest layer of the model is bound by reading its weights, and is not one of the longest.
+    // The largest layer of the model is bound by the reading of its weights, and is not one of the slowest.
     assert!(us("classifier.0") < us("features.2"));
 }
 

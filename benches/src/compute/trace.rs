@@ -1,6 +1,6 @@
 //! A trace, and the plan that it gives for a job's keys.
 //!
-//! Plain data, owned by its reader. Must not know its source.
+//! This module has only data, which its reader owns. It must not know where a trace comes from.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use pbox_core::{Key, KeyId};
 
-/// The longest time of a layer: a longer time is a mistake in the unit.
+/// The longest time of a layer. A longer time means that the unit is wrong.
 const LONGEST_US: f64 = 3600.0 * 1e6;
 
 /// The compute times of a model's layers.
@@ -22,20 +22,20 @@ pub struct Trace {
     pub layers: Vec<Layer>,
 }
 
-/// Keys that are needed at the same time and have their gradients at the same time.
+/// Keys whose weights are needed at the same time, and whose gradients are ready at the same time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// Unique in its trace.
+    /// The name, unique in its trace.
     pub name: String,
     /// Names of its keys.
     pub keys: Vec<String>,
     /// The time from a layer's weights and inputs to its outputs, in microseconds.
     pub forward_us: f64,
-    /// The time from the gradients of a layer's outputs to all of its own, in microseconds.
+    /// The time from the gradients of a layer's outputs to all gradients of the layer, in microseconds.
     pub backward_us: f64,
 }
 
-/// A trace of a job: keys by number, times scaled.
+/// The trace for one job: keys by number, times scaled.
 #[derive(Clone, Debug)]
 pub struct ComputePlan {
     /// The trace's name.
@@ -60,11 +60,11 @@ pub struct ComputeStep {
 }
 
 impl Trace {
-    /// Returns the plan for a job with these keys, with all times multiplied by `time_scale`.
+    /// Returns the plan for a job with these keys. All times are multiplied by `time_scale`.
     ///
     /// # Errors
-    /// Returns an error if the trace names an unknown key, names a key twice, or leaves a key out. Returns an error if a time is
-    /// out of range.
+    /// Returns an error if the trace names an unknown key, names a key twice, or leaves a key out. Also
+    /// returns an error if a time is out of range.
     pub fn plan(&self, keys: &[Key], time_scale: f64) -> Result<ComputePlan> {
         let trace = &self.name;
         ensure!(
@@ -126,7 +126,7 @@ impl Trace {
     }
 }
 
-/// Errors repeat this much of a name from a file.
+/// The number of characters of a name from a file that errors repeat.
 const ECHOED_CHARS: usize = 64;
 
 pub(super) fn at_most(name: &str) -> String {

@@ -18,15 +18,15 @@ pub struct Args {
     #[command(flatten)]
     pub source: ModelSource,
 
-    /// Workers, and ranks.
+    /// Number of workers, and of ranks.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
 
-    /// Measured rounds in each run.
+    /// Number of measured rounds in each run.
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rounds: u32,
 
-    /// Runs of each system.
+    /// Number of runs of each system.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
 
@@ -48,7 +48,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Returns the systems of `--peers`, each once; all, if none is named.
+    /// Returns the systems of `--peers`, each once. Returns all systems if the flag is not set.
     pub fn systems(&self) -> Vec<System> {
         let asked = |system: &System| self.peers.is_empty() || self.peers.contains(system);
         System::value_variants().iter().copied().filter(asked).collect()

@@ -1,5 +1,5 @@
-//! The guard of a peer: a process of this program that starts the peer. It ends all processes which the peer started, in
-//! any process group and session (as MPI's ranks).
+//! The guard of a peer: a process of this program that starts the peer. The guard ends all processes that the
+//! peer started, in any process group and session (as MPI's ranks are).
 //!
 //! ```text
 //!   phub-peers --- stdin, a pipe ---> guard ---> the peer, leader of a group ---> its processes
@@ -9,8 +9,8 @@
 //!                                            when the pipe closes because phub-peers ended
 //! ```
 //!
-//! The guard has its own process group, so Ctrl-C ends only phub-peers, and the pipe notifies the guard. Orphans become
-//! the guard's children. The guard has one thread, and must not know what a peer is.
+//! The guard has its own process group, so Ctrl-C ends only phub-peers, and the closed pipe notifies the
+//! guard. Orphans become children of the guard. The guard has one thread, and must not know what a peer is.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -26,15 +26,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 
 /// The guard's exit status after the time limit.
 const LATE: u8 = 124;
-/// More than any result. A peer that prints more loses its pipe.
+/// The most bytes of output, which is more than any result. A peer that prints more loses its pipe.
 const MOST_OUTPUT_BYTES: u64 = 1 << 20;
 
-/// A peer that runs under a guard. The drop kills all its processes.
+/// A peer that runs under a guard. Dropping it kills all processes of the peer.
 #[derive(Debug)]
 pub struct Guarded {
     name: String,
     guard: Child,
-    /// The guard kills the peer when this closes.
+    /// The pipe to the guard. The guard kills the peer when the pipe closes.
     stdin: Option<ChildStdin>,
 }
 
@@ -45,7 +45,7 @@ pub enum Ending {
     Good,
     /// The peer ended with another status.
     Bad(ExitStatus),
-    /// The guard ended the peer, after the limit.
+    /// The guard ended the peer, because the time limit was over.
     Late,
 }
 
@@ -67,7 +67,7 @@ impl Guarded {
         Ok(Guarded { name: name.to_owned(), guard, stdin })
     }
 
-    /// Waits for the end of all its processes. Returns the end of the peer and its output.
+    /// Waits until all processes of the peer have ended. Returns how the peer ended, and its output.
     pub fn end(mut self) -> Result<(Ending, Vec<u8>)> {
         let mut printed = Vec::new();
         let stdout = self.guard.stdout.take().expect("stdout is a pipe");
@@ -85,7 +85,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        drop(self.stdin.take()); // ends the guard and its peer
+        drop(self.stdin.take()); // closes the pipe, which ends the guard and its peer
         let _ = self.guard.wait();
     }
 }
@@ -125,7 +125,7 @@ fn watch(command: &[OsString], limit: Duration) -> Result<ExitCode> {
     })
 }
 
-/// Returns the exit status by which a shell says how a process ended.
+/// Returns the exit status with which a shell reports how a process ended.
 fn shell_status(status: WaitStatus) -> u8 {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code as u8, // the kernel keeps eight bits
@@ -150,13 +150,14 @@ fn wait(peer: &Child, limit: Duration) -> Result<Stop> {
             return Ok(Stop::Ended);
         }
         if !fds[1].revents().is_empty() {
-            return Ok(Stop::ParentGone); // the parent never writes: the pipe has closed
+            return Ok(Stop::ParentGone); // the parent never writes, so the event means a closed pipe
         }
     }
 }
 
-/// Kills the peer's group, and then all that are left: orphans become children of this process, whatever their group
-/// is. Returns how the peer ended. No other process can get the peer's id before the first wait here.
+/// Kills the peer's group, and then all processes that are left. They have become children of this process,
+/// whatever their group is. Returns how the peer ended. No other process can get the peer's id before the
+/// first wait in this function.
 fn kill_all(peer: Pid) -> Option<WaitStatus> {
     let _ = rustix::process::kill_process_group(peer, Signal::KILL);
     let mut status = None;
@@ -164,8 +165,8 @@ fn kill_all(peer: Pid) -> Option<WaitStatus> {
         for pid in children() {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
-        // A process becomes an orphan by the death of a process of this list. That death ends this wait, and the next list
-        // has the orphan.
+        // A process becomes an orphan when its parent, which is in this list, dies. That death ends the wait,
+        // and the next list contains the orphan.
         match retry_on_intr(|| rustix::process::wait(WaitOptions::empty())) {
             Ok(Some((pid, ended))) if pid == peer => status = Some(ended),
             Ok(_) => {}

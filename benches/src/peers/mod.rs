@@ -1,8 +1,8 @@
-//! Peers: other systems that do the same work, for comparison with the probe.
+//! Peers: other systems that do the same work as the probe, for comparison.
 //!
-//! A peer is a command that prints one JSON object with `goodput_gb_per_s`, workers x model / median round.
-//! Runs are interleaved, because machines are shared. Only the ratio within one repeat counts, and its spread
-//! over the repeats. Must not know how a peer does its work.
+//! A peer is a command that prints one JSON object with `goodput_gb_per_s`, which is workers x model / median
+//! round. Runs of all systems alternate, because machines are shared. Only the ratio within one repeat
+//! counts, and its spread over the repeats. This module must not know how a peer does its work.
 
 mod args;
 mod guard;
@@ -20,16 +20,17 @@ use guard::{Ending, Guarded};
 use report::Report;
 use system::{Contender, Work};
 
-/// The part of a peer's output that is used here.
+/// The part of a peer's output that this program uses.
 #[derive(Debug, serde::Deserialize)]
 struct Said {
     goodput_gb_per_s: f64,
     checked: bool,
-    /// The instruction set of the hub's kernels; only the hub prints it.
+    /// The instruction set of the hub's kernels. Only the hub prints it.
     kernels: Option<String>,
 }
 
-/// Runs every system `repeats` times, one after another, and prints the ratios, or guards one command.
+/// Runs every system `repeats` times, one after another, and prints the ratios. With the hidden flag, guards
+/// one command instead.
 pub fn run(args: &Args) -> ExitCode {
     match &args.guard {
         Some(command) => guard::run(command, Duration::from_secs(args.limit_s)),

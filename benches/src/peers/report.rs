@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::args::Args;
 use super::system::{Missing, Work};
 
-/// The result of a session.
+/// The result of all runs.
 #[derive(Debug, Serialize)]
 pub struct Report {
     machine: Machine,
@@ -23,7 +23,7 @@ pub struct Report {
     missing: Vec<Missing>,
 }
 
-/// The machine of the session.
+/// The machine of the runs.
 #[derive(Debug, Serialize)]
 struct Machine {
     processor: String,
@@ -36,13 +36,13 @@ struct Machine {
 struct Row {
     name: String,
     goodput_gb_per_s: Spread,
-    /// The goodput of the first system over this one's, within each repeat.
+    /// The goodput of the first system divided by this system's, within each repeat.
     hub_is_faster_by: Spread,
     /// The goodput of every run, in order.
     runs_gb_per_s: Vec<f64>,
 }
 
-/// Median, lowest and highest.
+/// The median, the lowest and the highest of some values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Spread {
     median: f64,
@@ -51,7 +51,8 @@ struct Spread {
 }
 
 impl Report {
-    /// Makes the report of each system's goodput in each repeat. The other systems are compared with the first.
+    /// Makes the report from each system's goodput in each repeat. The first system is compared with the
+    /// others.
     pub fn new(
         args: &Args,
         work: &Work,
@@ -76,7 +77,7 @@ impl Report {
     /// Prints the report.
     pub fn print(&self, json: bool) -> Result<()> {
         let text = if json { serde_json::to_string(self)? + "\n" } else { self.table() };
-        // A reader that closed the pipe wants no more.
+        // A closed pipe is ignored: its reader needs no more.
         let _ = std::io::stdout().write_all(text.as_bytes());
         Ok(())
     }
@@ -110,7 +111,7 @@ impl Machine {
     }
 }
 
-/// Returns the processor's name, if the kernel tells it (on ARM it does not).
+/// Returns the processor's name, if the kernel reports it. On ARM it does not.
 fn processor(cpuinfo: &str) -> Option<&str> {
     let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, name)| name.trim()).filter(|name| !name.is_empty())
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_repeat() {
-        // The machine halves its speed in the second repeat: the ratio does not move.
+        // In the second repeat the machine has half of its speed. The ratio stays the same.
         let rows = rows(&["hub", "peer"], &[vec![8.0, 4.0], vec![2.0, 1.0]]);
         assert_eq!(rows[0].hub_is_faster_by, Spread { median: 1.0, lowest: 1.0, highest: 1.0 });
         assert_eq!(rows[1].hub_is_faster_by, Spread { median: 4.0, lowest: 4.0, highest: 4.0 });

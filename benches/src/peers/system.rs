@@ -1,6 +1,6 @@
-//! The systems to compare with: whether each can run here, and its commands.
+//! The systems for the comparison: whether each can run here, and its commands.
 //!
-//! Each is a script in `benches/peers` that installs nothing and has an option `--ready`.
+//! Each system is a script in `benches/peers`. It installs nothing, and has an option `--ready`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -37,7 +37,7 @@ impl System {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
     }
 
-    /// Returns the rows of the table: name, and the script's options.
+    /// Returns the rows of the table: the name of each, and the script's options.
     fn variants(self) -> &'static [(&'static str, &'static [&'static str])] {
         match self {
             System::OpenMpi => &[
@@ -54,12 +54,12 @@ impl System {
     }
 }
 
-/// A system that cannot run here.
+/// A system that cannot run on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Missing {
     /// The name.
     pub system: &'static str,
-    /// The missing package or program and how to get it, as its script says.
+    /// The missing package or program, and how to get it. The script gives the text.
     pub how: String,
 }
 
@@ -69,21 +69,21 @@ impl std::fmt::Display for Missing {
     }
 }
 
-/// The work of every system.
+/// The work that every system does.
 #[derive(Debug)]
 pub struct Work {
     /// The model's name.
     pub model: String,
-    /// Elements of all keys.
+    /// The number of elements of all keys.
     pub elements: u64,
-    /// The file or name by which the probe finds the model.
+    /// The flag and the value by which the probe finds the model.
     source: [String; 2],
     workers: String,
     rounds: String,
 }
 
 impl Work {
-    /// Creates the work that the settings ask for.
+    /// Creates the work from the settings.
     pub fn new(args: &Args) -> Result<Self> {
         let (model, keys) = args.source.keys_or("resnet50")?;
         let layout = Layout::new(keys, pbox_core::DEFAULT_CHUNK_BYTES)?;
@@ -118,7 +118,8 @@ pub struct Contender {
     pub args: Vec<String>,
 }
 
-/// Sorts systems into those that can run here and those that cannot. With `by_name` a missing system is an error.
+/// Divides systems into those that can run here and those that cannot. With `by_name`, a missing system is an
+/// error.
 pub fn present(
     asked: &[System],
     by_name: bool,
@@ -138,9 +139,9 @@ pub fn present(
     Ok((systems, missing))
 }
 
-/// Returns the thing that is missing here for a script; `None` if nothing is.
+/// Returns what is missing for a script on this machine, or `None` if nothing is.
 pub fn ready(script: &Path) -> Result<Option<String>> {
-    /// A script's exit status when something must be installed first.
+    /// The exit status of a script for which something must be installed first.
     const MISSING: i32 = 3;
     let output = Command::new(script).arg("--ready").stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("starting {}", script.display()))?;
@@ -156,7 +157,7 @@ pub fn ready(script: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Returns the probe first, then the others.
+/// Returns the probe, and after it the other systems.
 pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Contender>> {
     let probe = std::env::current_exe()?.with_file_name("phub-probe");
     ensure!(probe.exists(), "{} is not built: cargo build --release --bins", probe.display());

@@ -26,8 +26,8 @@ use super::trace::part;
 use crate::child::ChildRole;
 use crate::compute::{BUILT_IN, ComputePlan};
 
-/// Headings of the help, in their order. Flags without a heading come first: those that a first run wants to
-/// change.
+/// The headings of the help, in order. Flags without a heading come first: they are the ones to change in a
+/// first run.
 const JOB: &str = "What the hub and the workers do";
 const ORDER: &str = "In what order bytes leave";
 const COMPUTE: &str = "When computing takes time";
@@ -36,13 +36,13 @@ const ELSEWHERE: &str = "With a hub that runs elsewhere";
 
 /// Measure what a parameter hub does on this machine when computing takes no time.
 ///
-/// Without --hub, the probe starts a hub and its workers as processes, and measures the machine's
-/// limit in the same run: the same kernels over private memory on the same cores, without exchange.
+/// Without --hub, the probe starts a hub and its workers as processes. In the same run it measures the
+/// machine's limit: the same kernels over private memory on the same cores, without exchange.
 /// Every result is checked against the exact sum. With --compute, computing takes time.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-probe", version)]
 pub struct Args {
-    /// Worker processes.
+    /// Number of worker processes.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub workers: u32,
 
@@ -76,8 +76,8 @@ pub struct Args {
     #[arg(long, value_name = "NORM", help_heading = JOB)]
     pub clip_norm: Option<f32>,
 
-    /// Scale the mean gradient of each round down by the factor by which the norm of the round before was
-    /// above this one.
+    /// Scale the mean gradient of each round down by one factor: that by which the norm of the round before was
+    /// above this norm.
     #[arg(long, value_name = "NORM", conflicts_with = "clip_norm", help_heading = JOB)]
     pub clip_norm_last: Option<f32>,
 
@@ -86,7 +86,8 @@ pub struct Args {
     #[arg(long, help_heading = JOB)]
     pub skip_nonfinite: bool,
 
-    /// Leave out rounds whose norm is above this many times the running mean of norms. The probe pushes none.
+    /// Leave out rounds whose norm is above this many times the running mean of norms. The probe
+    /// pushes no such gradient.
     #[arg(long, value_name = "TIMES", help_heading = JOB)]
     pub skip_spikes: Option<f32>,
 
@@ -110,11 +111,13 @@ pub struct Args {
     #[arg(long, default_value = "shared", value_enum, help_heading = JOB)]
     pub weights: WeightsChoice,
 
-    /// How gradients and weights are made smaller: a codec, and its settings after colons. f16 and bf16: half the bytes.
-    /// qsgd:BITS:BUCKET, terngrad: levels at random, right on average. onebit: signs and two means. topk:RATIO,
-    /// randomk:RATIO, dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS: a share of the values, the rest later. Results are not
-    /// exact with these, and the probe checks that all workers have the same bits. slim:ALPHA:BETA:Q:C:EXPLORER: the
-    /// most significant values, exactly; workers keep the rest, and the probe checks nothing.
+    /// Codec for gradients and weights, and its settings after colons. With f16 and bf16, values have half the bytes.
+    /// With qsgd:BITS:BUCKET and terngrad, values are rounded at random to levels, and are right on average. With
+    /// onebit, signs and two means are sent. With topk:RATIO, randomk:RATIO and
+    /// dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS, a share of the values is sent, and the rest later. Results are not exact
+    /// with these codecs, so the probe only checks that all workers have the same bits. With
+    /// slim:ALPHA:BETA:Q:C:EXPLORER, the most significant values are sent exactly. Workers keep the rest, and the probe
+    /// checks nothing.
     #[arg(long, value_name = "CODEC[:SETTING...]", help_heading = JOB)]
     pub compress: Option<Compression>,
 
@@ -127,12 +130,13 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub chunk_bytes: Option<usize>,
 
-    /// The order in which gradients and weights leave. kvstore: whole layers, notify and pull. layerwise: whole layers.
-    /// sliced: slices as they are pushed. p3: slices, first layer first. Default: sliced; with --pull kvstore.
+    /// The order in which gradients and weights leave. With kvstore, whole layers are sent, with notify and pull. With
+    /// layerwise, whole layers are sent. With sliced, slices are sent as they are pushed. With p3, slices are sent,
+    /// those of the first layer first. Default: sliced, or kvstore with --pull.
     #[arg(long, value_name = "kvstore|layerwise|sliced|p3", help_heading = ORDER)]
     pub schedule: Option<Schedule>,
 
-    /// The most bytes of a slice, the unit of sliced and p3; default one chunk. P3's paper has 200000, 50,000 f32.
+    /// The most bytes of a slice, the unit of sliced and p3; default one chunk. P3's paper uses 200000, which is 50,000 f32.
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub slice_bytes: Option<usize>,
 
@@ -197,8 +201,9 @@ pub struct Args {
     #[arg(long, value_name = "R", requires = "hub", help_heading = ELSEWHERE)]
     pub rank: Option<u32>,
 
-    /// Place of this machine, with --hub and a hub on each machine: this machine's number, the number of machines, and the first machine's hub,
-    /// like 1/4@10.0.0.1:7077. The hubs are then a mesh, and --rank and --workers are those on this machine.
+    /// Place of this machine, with --hub and a hub on each machine, like 1/4@10.0.0.1:7077. The parts are this machine's
+    /// number, the number of machines, and the first machine's hub. The hubs are then a mesh, and --rank and --workers
+    /// are those on this machine.
     #[arg(long, value_name = "N/COUNT@HOST:PORT", requires = "hub", help_heading = ELSEWHERE)]
     pub mesh: Option<Mesh>,
 
@@ -210,7 +215,7 @@ pub struct Args {
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = ELSEWHERE)]
     pub join_limit_s: u64,
 
-    /// The time that workers wait for a lost hub, or for lost links: a rate with a pause in it says nothing.
+    /// How long workers wait for a lost hub, or for lost links. A wait makes the measured rate useless.
     #[arg(long, default_value_t = 0, value_name = "SECONDS", help_heading = ELSEWHERE)]
     pub hub_wait_s: u64,
 
@@ -219,7 +224,8 @@ pub struct Args {
     pub role: Option<ChildRole>,
 }
 
-/// Returns an optimizer by its name, with the usual settings for ResNet-50; Adam and its kin with PyTorch's defaults.
+/// Returns an optimizer by its name, with the usual settings for ResNet-50. Adam and its variants have
+/// PyTorch's defaults.
 fn optimizer(name: &str) -> Result<Optimizer, String> {
     let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
     let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
@@ -256,16 +262,16 @@ pub enum WeightsChoice {
     Private,
 }
 
-/// The choice whether the machine's limit is measured.
+/// The choice between measuring the machine's limit and leaving it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitChoice {
-    /// The limit is measured between the rounds, if it can be compared with them.
+    /// Measure the limit between the rounds, if it can be compared with the rounds.
     On,
-    /// Never.
+    /// Do not measure the limit.
     Off,
 }
 
-/// The work that the hub leaves out.
+/// The part of its work that the hub leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum AblateChoice {
     /// The sum.
@@ -275,8 +281,8 @@ pub enum AblateChoice {
 }
 
 impl Args {
-    /// Returns the model's name and keys, all of one element type. Default: the model of the built-in trace, or
-    /// ResNet-50.
+    /// Returns the model's name and keys, all of one element type. If no model is chosen, returns the model
+    /// of the built-in trace, or ResNet-50.
     pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
         let traced = self.compute.compute.as_deref().filter(|name| BUILT_IN.contains(name));
         let (model, mut keys) = self.source.keys_or(traced.unwrap_or("resnet50"))?;
@@ -316,8 +322,9 @@ impl Args {
         }
     }
 
-    /// Whether the machine's limit is asked for, and can be compared with the rounds. A hub that leaves work out, decodes, clips, averages,
-    /// or steps once a push does other work than the limit, and a hub that waits for compute does less.
+    /// Whether the limit is requested, and can be compared with the rounds. It cannot if the hub does other
+    /// work than the limit: if it leaves work out, decodes, clips, averages, or steps once per push. It also
+    /// cannot if the hub waits for compute.
     pub fn has_limit(&self) -> bool {
         self.limit == LimitChoice::On
             && self.compute.compute.is_none()
@@ -332,7 +339,7 @@ impl Args {
             && !self.consistency.steps_alone()
     }
 
-    /// Returns the workers of this run, of all machines.
+    /// Returns the number of workers of this run, on all machines together.
     pub fn all_workers(&self) -> u32 {
         self.workers * self.machines.unwrap_or(1)
     }
@@ -390,15 +397,15 @@ impl Args {
         config.tcp_congestion = self.tcp_congestion.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
-        // A run never continues from an earlier run, and leaves nothing behind. Weights that must outlive the hub need a
-        // checkpoint.
+        // A run must not continue from an earlier run, and must leave nothing behind. But weights that must
+        // survive a restart of the hub need a checkpoint.
         config.trial = self.hub_wait_s == 0;
         config.trace = self.trace_part();
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,
             WeightsChoice::Private => WeightsMode::Private,
         };
-        // The hub's cores and the workers run on this machine.
+        // The hub's cores and the workers share this machine.
         config.idle = IdlePolicy::SHARED;
         config
     }

@@ -1,12 +1,12 @@
-//! The gradients of the probe's workers, and the exact weights that must come back.
+//! The gradients of the probe's workers, and the exact weights that the hub must return.
 //!
-//! Gradients and first weights repeat with a small period over a key's elements. One period of the oracle therefore gives the
-//! exact result of every round for a model of any size.
+//! Gradients and first weights repeat with a small period over a key's elements. So one period of the oracle
+//! gives the exact result of every round, for a model of any size.
 //!
-//! LARS and LAMB adapt each key to its own norms: there every key has a period.
+//! LARS and LAMB adapt each key to its own norms, so there every key has its own period.
 //!
-//! In SSP and ASP the order of pushes is not known. All workers push the same gradients there: weights depend only on the
-//! number of steps, and `allowed` returns the numbers that are possible.
+//! In SSP and ASP, the order of pushes is not known. All workers push the same gradients there, so weights
+//! depend only on the number of steps. `allowed` returns the possible numbers.
 
 mod norms;
 
@@ -19,7 +19,7 @@ use pbox_core::{
 
 use norms::Norms;
 
-/// A prime: a wrong address that is off by a power of two hits another value.
+/// The period. It is a prime, so an address that is wrong by a power of two leads to another value.
 const PERIOD: usize = 61;
 
 /// The weights and the hub's state, and the gradients that move them.
@@ -27,21 +27,21 @@ const PERIOD: usize = 61;
 pub struct Expected<E> {
     optimizer: Optimizer,
     ablate: Ablate,
-    /// The ranks of each machine that have a gradient in a step.
+    /// The number of workers of each machine whose gradients are in a step.
     workers: u32,
-    /// The machines that have a sum in a step, in a mesh, each with the same gradients.
+    /// The number of machines whose sums are in a step, in a mesh. All have the same gradients.
     machines: Option<u32>,
-    /// Steps are of one rank, or machine, each; all push rank 0's gradient.
+    /// Whether each step is of one worker or machine alone. Then all push the gradient of rank 0.
     alone: bool,
-    /// The factor of a mean gradient that is clipped, and the first step that has it.
+    /// The factor by which the mean gradient is clipped, and the first step with the factor.
     scale: Option<(Round, f32)>,
-    /// Whether results must be the oracle's.
+    /// Whether results must equal the oracle's.
     exact: bool,
-    /// The next step.
+    /// The number of the next step.
     next: Round,
-    /// One period for all keys; with `norms` one period for each key.
+    /// One period for all keys, or with `norms` one period for each key.
     periods: Vec<Period<E>>,
-    /// The norms of keys, if steps are adapted to them.
+    /// The norms of keys, if the optimizer uses them.
     norms: Option<Norms>,
 }
 
@@ -49,20 +49,21 @@ pub struct Expected<E> {
 #[derive(Clone, Debug)]
 struct Period<E> {
     weights: [E; PERIOD],
-    /// Master weight, `m` and `v` of each element, as far as the optimizer has them.
+    /// The master weight, `m` and `v` of each element, as far as the optimizer has them.
     kept: [[f32; 3]; PERIOD],
-    /// Weights after each number of steps that a worker may still see, lowest first.
+    /// The weights after each number of steps that a worker may still see, the lowest number first.
     possible: VecDeque<[E; PERIOD]>,
 }
 
-/// Returns how many steps a worker's weights may contain after `round` of its own rounds, if each worker pushes `total`
-/// rounds.
+/// Returns how many steps a worker's weights may contain after `round` of its own rounds. Each worker pushes
+/// `total` rounds.
 pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -> RangeInclusive<u32> {
     let others = workers - 1;
     match consistency {
         Consistency::Bsp => round..=round,
-        // Another worker has pushed at least all but the last S rounds, and at most S + 1 rounds more than this worker. This
-        // worker may be the slowest, and the other worker may have waited for its push.
+        // Every other worker has pushed at least all but the last S of this worker's rounds, and at most S +
+        // 1 rounds more than this worker. The second holds because this worker may be the slowest, and the
+        // other worker may have waited for its push.
         Consistency::Ssp { staleness } => {
             let most = round.saturating_add(staleness).saturating_add(1).min(total);
             round + others * round.saturating_sub(staleness)..=round + others * most
@@ -71,13 +72,14 @@ pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -
     }
 }
 
-/// Returns the phase of an element: neighbouring keys begin at different phases.
+/// Returns the phase of an element. Neighbouring keys begin at different phases.
 fn phase(key: KeyId, element: usize) -> usize {
     (element + 13 * key.index()) % PERIOD
 }
 
-/// Computes a gradient by a division, which rounds. So the last bits of sums depend on the order of the workers, and a
-/// wrong order shows. (A library's sine would not do: compilers fold it to other last bits.)
+/// Computes a gradient by a division, which rounds. So the last bits of a sum depend on the order of the
+/// workers, and a wrong order is detected. A library's sine would not do, because compilers may compute other
+/// last bits.
 fn gradient<E: Element>(rank: u32, phase: usize) -> E {
     E::from_f32(((phase * 29 + rank as usize * 17) % 127) as f32 / 61.0 - 1.0)
 }
@@ -94,8 +96,8 @@ fn fill<E: Element>(key: KeyId, values: &mut [E], value: impl Fn(usize) -> E) {
 }
 
 impl<E: Element> Expected<E> {
-    /// Creates the state after the broadcast, before the first round. `machines` are those of a mesh, with
-    /// this number of workers each.
+    /// Creates the state after the broadcast, before the first round. `machines` is the number of machines of
+    /// a mesh, each with this number of workers.
     pub fn new(
         optimizer: Optimizer,
         ablate: Ablate,
@@ -125,17 +127,17 @@ impl<E: Element> Expected<E> {
         self
     }
 
-    /// Whether each step takes too long to expect it between two rounds.
+    /// Whether a step takes too long to be computed between two rounds.
     pub fn is_slow(&self) -> bool {
         self.norms.is_some()
     }
 
-    /// Returns the number of a key's period.
+    /// Returns the index of a key's period.
     fn period(&self, key: KeyId) -> usize {
         if self.norms.is_some() { key.index() } else { 0 }
     }
 
-    /// Clips gradients to a norm from a step on. Every round has the same.
+    /// Clips gradients to a norm from a step on. Every round has the same gradients, and so the same norm.
     pub fn clipped(mut self, layout: &Layout, most: f32, from: Round) -> Self {
         let rescale = self.numbers(Round(1)).rescale;
         let means: [f32; PERIOD] = std::array::from_fn(|phase| self.sum(phase) * rescale);
@@ -152,7 +154,7 @@ impl<E: Element> Expected<E> {
         self
     }
 
-    /// Returns the numbers of a step.
+    /// Returns the numbers of a step for the oracle.
     fn numbers(&self, round: Round) -> oracle::Step {
         let optimizer = if self.ablate.optimize { Optimizer::Average } else { self.optimizer };
         let gradients = self.workers * self.machines.unwrap_or(1);
@@ -165,12 +167,12 @@ impl<E: Element> Expected<E> {
         let ranks = (0..of(self.workers)).map(|rank| if self.alone { 0 } else { rank });
         let sum = oracle::sum(ranks.map(|rank| gradient::<E>(rank, phase).to_f32()));
         let Some(machines) = self.machines else { return sum };
-        // The sum crosses in the key's type.
+        // The sum crosses the network in the key's type.
         let of_a_machine = E::from_f32(sum).to_f32();
         oracle::sum((0..of(machines)).map(|_| of_a_machine))
     }
 
-    /// Accepts any result with compression.
+    /// Accepts any result if there is compression.
     pub fn compressed(self, compression: Option<Compression>) -> Self {
         Expected { exact: compression.is_none(), ..self }
     }
@@ -206,7 +208,7 @@ impl<E: Element> Expected<E> {
         }
         let optimizer = if optimize { Optimizer::Average } else { self.optimizer };
         let step = self.numbers(self.next);
-        // Clips and norms are of the mean.
+        // Clipping and norms apply to the mean.
         let scale = self.scale.map(|(from, scale)| if self.next < from { 1.0 } else { scale });
         let of_mean = scale.or(self.norms.is_some().then_some(1.0));
         let mean = of_mean.map(|scale| (step.rescale, oracle::Step { rescale: scale, ..step }));
@@ -229,7 +231,8 @@ impl<E: Element> Expected<E> {
         }
     }
 
-    /// Checks the elements of a chunk, from the key's element `first` on: all contain the same number of steps.
+    /// Checks the elements of a chunk, which begins at the key's element `first`. All must contain the same
+    /// number of steps.
     fn check_part(&self, layout: &Layout, key: KeyId, first: usize, seen: &[E]) -> anyhow::Result<()> {
         let differs = |weights: &[E; PERIOD]| {
             let bits = |value: E| value.to_f32().to_bits();
@@ -263,7 +266,7 @@ impl<E: Element> Expected<E> {
         Ok(())
     }
 
-    /// Checks one cache line of every `stride`-th chunk from `from` on. `round` moves the line.
+    /// Checks one cache line of every `stride`-th chunk from `from` on. `round` selects the line.
     pub fn check_lines<'a>(
         &self,
         layout: &Layout,
@@ -286,7 +289,7 @@ impl<E: Element> Expected<E> {
 }
 
 impl<E: Element> Period<E> {
-    /// Returns the elements that the compared norms are of: the weights, and the gradient or update.
+    /// Returns the elements whose norms are compared: the weights, and the gradient or update.
     fn measured(
         &self,
         optimizer: &Optimizer,
@@ -327,7 +330,7 @@ mod tests {
             expected.expect(allowed(ssp, 3, round, 5));
         }
         let passes = |seen: &[f32]| expected.check(&layout, KeyId(0), seen).is_ok();
-        // Four of its own steps, and three to five of each other worker.
+        // The weights contain four steps of the worker itself, and three to five of each other worker.
         let steps: Vec<u32> = (0..30).filter(|&steps| passes(&after(steps, 100))).collect();
         assert_eq!(steps, (10..=14).collect::<Vec<_>>());
         let mut two_chunks = after(10, 100);

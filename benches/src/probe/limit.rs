@@ -1,5 +1,5 @@
-//! The machine's limit: the hub's kernels over private memory, on the hub's cores, with the hub's
-//! placement, without exchange.
+//! The machine's limit: the hub's kernels over private memory, without exchange. They run on the hub's cores,
+//! with the hub's placement.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier};
@@ -13,8 +13,8 @@ use pbox_core::{ChunkId, Element, Layout, Placement};
 use super::args::Args;
 use crate::private_memory::PrivateMemory;
 
-/// The threads that measure. Each is pinned to one of the hub's cpus, has its share in memory, and sleeps between
-/// measurements.
+/// The threads that measure. Each is pinned to one of the hub's cpus, has its share of the model in memory,
+/// and sleeps between measurements.
 #[derive(Debug)]
 pub(super) struct Limit {
     asks: Vec<Sender<u32>>,
@@ -63,7 +63,8 @@ impl Limit {
         Ok(Limit { asks, times, threads })
     }
 
-    /// Makes `passes` passes over the whole model after one that is not counted. Returns the time of each.
+    /// Makes `passes` passes over the whole model, after one pass that does not count. Returns the time of
+    /// each.
     pub fn measure(&self, passes: u32) -> Result<Vec<Duration>> {
         for ask in &self.asks {
             ask.send(passes).context("a thread of the limit ended")?;
@@ -74,12 +75,12 @@ impl Limit {
 
 impl Drop for Limit {
     fn drop(&mut self) {
-        self.asks.clear(); // ends the threads' loops
+        self.asks.clear(); // closes the channels, which ends the threads
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 
-/// Times passes: all threads begin and end each pass at the same time, as rounds do.
+/// Measures passes. All threads begin and end each pass at the same time, as in rounds.
 fn timed<E: Element>(memory: &mut PrivateMemory<E>, passes: u32, barrier: &Barrier) -> Vec<Duration> {
     let kernels = Kernels::detect();
     memory.pass(kernels);

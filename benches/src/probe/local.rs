@@ -1,6 +1,7 @@
-//! The parent of a run. A probe of this machine has hub processes, worker processes, and the machine's limit, in legs: some
-//! rounds, some passes of the limit, some rounds again. On a shared machine the memory's speed changes from second to second, so
-//! the ratio within a leg counts. A probe of a hub that runs elsewhere has one worker process and one leg.
+//! The parent of a run. A probe of this machine has hub processes, worker processes, and the machine's limit.
+//! It runs in legs: some rounds, some passes of the limit, and some rounds again. On a shared machine, the
+//! memory's speed changes from second to second, so only the ratio within a leg counts. A probe of a hub that
+//! runs elsewhere has one worker process and one leg.
 
 use std::path::PathBuf;
 
@@ -19,7 +20,7 @@ use crate::child::ChildProcess;
 const LEGS: u32 = 10;
 const ROUNDS_PER_LEG: u32 = 5;
 
-/// Returns the report, and the path of the timeline.
+/// Runs the probe. Returns the report, and the path of the timeline.
 pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
     let (_, keys) = args.keys()?;
     let wire = Wire::of_terms(&args.terms(keys.clone()))?;
@@ -71,7 +72,7 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
         }
     }
     progress.set_message("rounds, and the machine's limit");
-    // Iterations of a trace overlap, so they are measured without a break.
+    // The iterations of a trace overlap, so they are measured in one leg.
     let in_legs = is_here && args.compute.compute.is_none();
     let count = if in_legs { (args.rounds / ROUNDS_PER_LEG).clamp(1, LEGS) } else { 1 };
     let mut computed = Vec::new();
@@ -111,7 +112,7 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
             other => bail!("expected the last look from a worker, read {other:?}"),
         }
     }
-    // Workers of other machines may not have made all rounds yet.
+    // Workers on other machines may still have rounds to make.
     let last = if is_here { "check the total" } else { "leave" };
     workers.iter_mut().try_for_each(|worker| worker.send(last))?;
     workers.into_iter().try_for_each(ChildProcess::finish)?;
@@ -137,19 +138,21 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
     Ok((Report::new(args, measured)?, traced))
 }
 
-/// Refuses a run that needs more memory than there is, before the kernel kills a process. The run needs a gradient window for
-/// each worker, the weights and the state, a weights window for each worker if pushes step alone, and copies of private
-/// weights. The limit needs the first two once more.
+/// Returns an error if a run needs more memory than is available, before the kernel kills a process. The run
+/// needs a gradient window for each worker, the weights and the state. It also needs a weights window for
+/// each worker if pushes step alone, and copies of private weights. The limit needs gradients, weights and
+/// state once more.
 fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
     let layout = wire.layout();
-    // With compression a worker has gradients and weights in its own memory.
+    // With compression, a worker has its own gradients and weights, in its own memory.
     let private =
         u32::from(args.weights == WeightsChoice::Private).max(2 * u32::from(args.compress.is_some()));
     let of_a_worker = 1 + private + u32::from(args.consistency.steps_alone());
     // Without shared memory, each window exists at both ends.
     let of_a_worker =
         of_a_worker + if matches!(args.transport, Some(Transport::Tcp | Transport::Verbs)) { 2 } else { 0 };
-    // A machine of a mesh has a window of sums, and its share of the job above has as many as there are machines.
+    // A machine of a mesh has a window of sums. Its share of the job above has a part of such a window for
+    // each machine, which is one window in total.
     let of_levels = args.machines.map_or(0, |machines| 2 * machines);
     let copies = of_a_worker * args.all_workers() + of_levels + 1;
     let windows = u64::from(copies) * wire.weights_window_bytes() as u64;

@@ -1,6 +1,6 @@
-//! The zero-compute probe (PHub's ZeroComputeEngine): workers push and wait with nothing in between.
-//! The probe therefore measures the exchange alone, and the machine's limit for comparison. With a trace, workers wait for
-//! the times of compute between rounds. The probe then measures what training would see.
+//! The zero-compute probe (PHub's ZeroComputeEngine): workers push and wait, without anything in between. So
+//! the probe measures the exchange alone, and the machine's limit for comparison. With a trace, workers wait
+//! for the times of compute between pushes. The probe then measures what a training would see.
 
 /// Calls a function that is generic over the element type.
 macro_rules! in_dtype {
@@ -28,14 +28,14 @@ use anyhow::ensure;
 
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    phub_server::program::log("warn", None)?; // RUST_LOG=info shows what hub and workers say
+    phub_server::program::log("warn", None)?; // RUST_LOG=info shows the logs of hub and workers
     args.terms(args.keys()?.1).check()?;
     match args.role {
         Some(ChildRole::Hub) => return child::run_hub(args.hub_settings()),
         Some(ChildRole::Worker) => return worker::run(&args),
         None => {}
     }
-    args.plan()?; // before anything is started
+    args.plan()?; // finds errors before any process is started
     ensure!(
         args.hub.is_none() || args.hubs == 1 && args.machines.is_none(),
         "--hubs and --machines: hubs are started here only without --hub; leave one of the two out"

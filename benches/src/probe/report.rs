@@ -36,18 +36,18 @@ pub struct Report {
     optimizer: &'static str,
     consistency: String,
     schedule: Schedule,
-    /// The most bytes of a slice; `None` if whole layers are the unit.
+    /// The most bytes of a slice, or `None` if whole layers are sent.
     slice_bytes: Option<usize>,
-    /// The credit, as it was given.
+    /// The credit, as the user gave it.
     credit: String,
     /// The credit of rank 0.
     credit_bytes: Option<usize>,
     credit_tried: Vec<Tried>,
     #[serde(skip)]
     credit_words: String,
-    /// The way in which gradients and weights are made smaller.
+    /// The codec of gradients and weights.
     compression: Option<String>,
-    /// Bytes of a worker in a round.
+    /// The number of bytes that a worker sends in a round.
     sent_bytes: f64,
     received_bytes: f64,
     #[serde(skip)]
@@ -64,13 +64,13 @@ pub struct Report {
     goodput_gb_per_s: f64,
     limit_gb_per_s: Option<f64>,
     limit_ratio: Option<f64>,
-    /// The lowest and the highest of the legs.
+    /// The lowest and the highest ratio of the legs.
     limit_ratio_spread: Option<[f64; 2]>,
     checked: bool,
     hub_rss_mb: f64,
     worker_rss_mb: f64,
     compute: Option<ComputeReport>,
-    /// Rank 0's.
+    /// The pulls of rank 0.
     pull: Option<PullReport>,
     per_core: Vec<CoreShare>,
 }
@@ -79,7 +79,7 @@ pub struct Report {
 #[derive(Debug, Serialize)]
 struct CoreShare {
     cpu: u32,
-    /// The NIC of its chunks, with RDMA.
+    /// The NIC over which its chunks cross, with RDMA.
     #[serde(skip_serializing_if = "Option::is_none")]
     nic: Option<String>,
     chunks: u64,
@@ -88,7 +88,8 @@ struct CoreShare {
     waiting_s: f64,
 }
 
-/// Some rounds, and the same number of passes of the machine's limit right after them. Times in ns, sorted.
+/// Some rounds, and the same number of passes of the machine's limit right after them. Times are in ns, and
+/// sorted.
 #[derive(Debug)]
 pub(super) struct Leg {
     rounds: Vec<u64>,
@@ -96,7 +97,8 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    /// Makes a leg of each worker's times. A round is over when the last worker has it; workers differ by a wake-up.
+    /// Makes a leg from each worker's times. A round ends when the last worker has its weights. The workers'
+    /// times differ by a wake-up.
     pub fn new(by_worker: &[Vec<u64>], passes: Vec<Duration>) -> Self {
         let rounds = by_worker.iter().map(Vec::len).min().unwrap_or(0);
         let slowest = |round: usize| by_worker.iter().map(|worker| worker[round]).max().unwrap_or(0);
@@ -107,7 +109,7 @@ impl Leg {
         Leg { rounds, passes }
     }
 
-    /// Returns the limit's time over the rounds' time; `None` without a limit.
+    /// Returns the limit's time divided by the rounds' time, or `None` without a limit.
     fn ratio(&self) -> Option<f64> {
         (!self.passes.is_empty()).then(|| quantile(&self.passes, 0.5) / quantile(&self.rounds, 0.5))
     }
@@ -122,7 +124,7 @@ pub(super) struct Measured<'a> {
     pub worker_rss: u64,
     /// The hub's descriptions before and after each leg.
     pub hub: &'a [(HubReply, HubReply)],
-    /// Rank 0's credit, traffic and pulls.
+    /// The credit, traffic and pulls of rank 0.
     pub credit: CreditReport,
     pub crossed: Crossed,
     pub pull: Option<PullReport>,
@@ -131,7 +133,7 @@ pub(super) struct Measured<'a> {
 }
 
 impl Report {
-    /// Makes the report of the measurements.
+    /// Makes the report from the measurements.
     pub(super) fn new(args: &Args, measured: Measured) -> Result<Self> {
         let Measured { layout, legs, hub, credit, crossed, .. } = measured;
         let (model, _) = args.keys()?;
@@ -150,7 +152,7 @@ impl Report {
         let compute = |plan| ComputeReport::new(&plan, scale, &key_bytes, bandwidth, measured.computed);
         let mut ratios: Vec<f64> = legs.iter().filter_map(Leg::ratio).collect();
         ratios.sort_by(f64::total_cmp);
-        // By default the links of a peer share its credit.
+        // By default, the links to one peer share a credit.
         let asked = args.credit.or(credit.bytes.map(Credit::Bytes)).unwrap_or(Credit::None);
         Ok(Report {
             model,
@@ -191,7 +193,7 @@ impl Report {
             limit_gb_per_s: (!passes.is_empty()).then(|| moved / quantile(&passes, 0.5)),
             limit_ratio: ratios.get(ratios.len() / 2).copied(),
             limit_ratio_spread: ratios.first().copied().zip(ratios.last().copied()).map(Into::into),
-            // A wrong result has ended the run with an error.
+            // A wrong result would have ended the run with an error.
             checked: args.compress.is_none() || args.ends_alike(),
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: measured.worker_rss as f64 / 1e6,
@@ -204,7 +206,7 @@ impl Report {
     /// Prints the report.
     pub(super) fn print(&self, json: bool) -> Result<()> {
         let text = if json { serde_json::to_string(self)? + "\n" } else { self.table() };
-        // A reader that closed the pipe wants no more.
+        // A closed pipe is ignored: its reader needs no more.
         let _ = std::io::stdout().write_all(text.as_bytes());
         Ok(())
     }
@@ -309,8 +311,8 @@ impl Report {
 }
 
 impl CoreShare {
-    /// Returns the work of each core between the two descriptions of each pair, in rounds that took `seconds`. The hub
-    /// counts a wait when it ends, so a wait includes the time in which the limit was measured.
+    /// Returns the work of each core in rounds that took `seconds`, from the pairs of descriptions. The hub
+    /// counts a wait when the wait ends, so a wait includes the time in which the limit was measured.
     fn of(hub: &[(HubReply, HubReply)], seconds: f64) -> Vec<Self> {
         let cores = hub.first().map_or(0, |(before, _)| before.cores.len());
         let sum = |core: usize, count: fn(&CoreReply) -> u64| {

@@ -1,14 +1,14 @@
-//! The trace of a run: hubs and workers write theirs, and their parent makes one file of them.
+//! The trace of a run. Hubs and workers write their traces, and their parent merges them into one file.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use timeline::{TraceFile, merge};
 
-/// The file, and the files of the children, which are removed with it.
+/// The file, and the files of the children. Dropping the value removes the children's files.
 pub(super) struct Trace {
     file: TraceFile,
-    /// The path that the children got; they derive the names of their files from it.
+    /// The path that the children get. Each derives the name of its file from it.
     told: PathBuf,
     parts: Vec<PathBuf>,
 }
@@ -29,8 +29,8 @@ fn of_rank(path: &Path, rank: u32) -> PathBuf {
 }
 
 impl Trace {
-    /// Makes the file, before anything is started. For one rank of a hub that runs elsewhere, the name has the rank,
-    /// as a worker's file has. All ranks may get the same path.
+    /// Creates the file before any child is started. For one rank of a hub that runs elsewhere, the name
+    /// contains the rank, as a worker's file does. So all ranks may get the same path.
     pub fn create(path: &Path, rank: Option<u32>) -> Result<Self> {
         let file = rank.map_or_else(|| path.to_owned(), |rank| of_rank(path, rank));
         Ok(Trace { file: TraceFile::create(file)?, told: path.to_owned(), parts: Vec::new() })
@@ -51,7 +51,7 @@ impl Trace {
         self.parts.push(part(&self.told, pid).with_extension(format!("rank{rank}.part")));
     }
 
-    /// Ends the trace, when all children have ended well.
+    /// Merges the files. All children must have ended well.
     pub fn finish(mut self) -> Result<PathBuf> {
         let (processes, _) = merge(&self.parts)?;
         self.file.write(&processes)?;

@@ -1,5 +1,5 @@
-//! The probe's worker: in each round it pushes in the order of a backward pass and waits for everything, or it computes in
-//! between.
+//! The probe's worker. In each round it pushes in the order of a backward pass, and waits for everything.
+//! With compute, it waits for the times of a trace in between.
 
 mod computing;
 
@@ -18,14 +18,15 @@ use super::report::{CreditReport, Crossed, PullReport, digest};
 use crate::child;
 use crate::compute::{ComputePlan, Times};
 
-/// A worker checks a line of each chunk once in this many rounds, and all elements after the last round. A wrong bit
-/// is kept in weights and state. A line of every chunk in every round cost a miss of cache and TLB each: 4% of the
-/// processors' time, and half of the hub's wait for pushes.
+/// The number of rounds between two checks of a chunk. A check reads one line of each chunk, and all elements
+/// after the last round. A wrong bit stays in weights and state, so a later check finds it. A line of every
+/// chunk in every round cost a miss of cache and TLB for each line. The misses took 4% of the processors'
+/// time, and were half of the hub's wait for pushes.
 const ROUNDS_PER_LOOK: u32 = 16;
 
-/// Rounds before the measured ones.
+/// The number of rounds before the measured ones.
 const WARM_UP: u32 = 2;
-/// The time that a hub may take to describe itself.
+/// The timeout of a hub's description of itself.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(30);
 /// The interval at which a child sends its progress to its parent.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -33,26 +34,26 @@ const PROGRESS: Duration = Duration::from_millis(100);
 /// A message from a worker process to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Word {
-    /// All workers have joined and are warm.
+    /// All workers have joined, and have made the warm-up rounds.
     Ready {
         /// The transport to the hub.
         transport: String,
     },
-    /// This many rounds are done.
+    /// This number of rounds is done.
     Rounds(u32),
     /// The rounds of a leg are done, with the time of each.
     Leg(Vec<u64>),
-    /// The iterations of a leg are done, with compute that takes time.
+    /// The iterations of a leg are done, in a run with compute.
     Computed(Times),
     /// Every element was right after the last round, as far as the probe can know.
     Right {
         /// The process's resident memory.
         rss_bytes: u64,
-        /// The credit of its links.
+        /// The credit of the worker's links.
         credit: CreditReport,
-        /// The bytes that crossed on them.
+        /// The bytes that crossed these links.
         crossed: Crossed,
-        /// The pulls in batches.
+        /// The pulls, if weights are pulled in batches.
         pull: Option<PullReport>,
     },
 }
@@ -66,18 +67,18 @@ struct Worker<E> {
     consistency: Consistency,
     rank: u32,
     workers: u32,
-    /// The number of parties that push if pushes step alone: workers, or in a mesh machines.
+    /// The number of members that push, if pushes step alone: workers, or machines in a mesh.
     steppers: u32,
     round: u32,
-    /// The number of rounds that are pushed, here and before.
+    /// The number of rounds that the job has at the end, those before this run included.
     rounds: u32,
-    /// The round with which the job begins, from its checkpoint.
+    /// The round with which this run begins, because the job continues from a checkpoint.
     begins: u32,
-    /// Exchanges before the iterations of a trace.
+    /// The number of exchanges before the iterations of a trace.
     exchanges: u32,
     /// The traffic before the measured rounds.
     before: Traffic,
-    /// The rounds before the measured ones.
+    /// The number of rounds before the measured ones.
     lead_in: u32,
 }
 
@@ -111,7 +112,8 @@ impl<E: Element> Worker<E> {
         let rounds = WARM_UP + more + args.rounds + u32::from(consistency.steps_alone());
         let before = session.traffic();
         let at_first = expected.clone();
-        // If pushes step alone, weights depend on the number of steps, and a run is a trial.
+        // If pushes step alone, weights depend on the number of steps. Such a run is a trial, which
+        // begins with round 0.
         let begins = if consistency.steps_alone() { 0 } else { steps_of(&session, optimizer) };
         let mut worker = Worker {
             session,
@@ -144,16 +146,16 @@ impl<E: Element> Worker<E> {
         if self.expected.is_slow() {
             self.session.wait_all()?;
             self.go_where_the_job_is();
-            return Ok(()); // a wrong bit is kept, and is detected after the last round
+            return Ok(()); // a wrong bit stays, and the check after the last round finds it
         }
-        // Computes the expected weights while the hub works.
+        // The expected weights are computed while the hub works.
         self.expect();
         self.session.wait_all()?;
         self.go_where_the_job_is();
         check_lines(&self.session, &self.expected, self.rank, self.workers, self.round)
     }
 
-    /// Computes the weights that this round is expected to make.
+    /// Computes the weights that are expected after this round.
     fn expect(&mut self) {
         self.expected.expect(allowed(self.consistency, self.steppers, self.round, self.rounds));
     }
@@ -209,8 +211,8 @@ impl<E: Element> Worker<E> {
         ))
     }
 
-    /// Makes one more round if pushes step alone, after all workers have made all measured rounds. So every worker has
-    /// every push of those.
+    /// Makes one more round, if pushes step alone. All workers have then made all measured rounds, so each
+    /// worker gets the weights with all of their pushes.
     fn check_total(&mut self) -> Result<()> {
         if self.consistency.steps_alone() {
             self.session.push_keys(self.session.keys())?;
@@ -222,7 +224,8 @@ impl<E: Element> Worker<E> {
     }
 }
 
-/// Returns the steps of a job before its next round: the first round of a job with weights is the broadcast.
+/// Returns the number of steps that a job has made. The first round of a job with weights is the broadcast,
+/// which is no step.
 fn steps_of(session: &Session, optimizer: Optimizer) -> u32 {
     session.next_round().0.saturating_sub(u32::from(optimizer.keeps_weights()))
 }
@@ -240,7 +243,7 @@ fn check_lines<E: Element>(
     expected.check_lines(session.layout(), first, stride, round, |key| Ok(session.weights(key)?))
 }
 
-/// Runs a worker process.
+/// Runs as a worker process.
 pub(super) fn run(args: &Args) -> Result<()> {
     child::die_with_parent();
     in_dtype!(args.keys()?.1[0].dtype, child_of(args))
@@ -286,7 +289,7 @@ fn transports(session: &Session) -> String {
     names.join(", ")
 }
 
-/// Returns the descriptions of all hubs as one: their cores one after another.
+/// Returns the descriptions of all hubs as one description, which has the cores of all hubs.
 pub(super) fn describe_hubs(hubs: &str) -> Result<HubReply> {
     let replies = hubs.split(',').map(|hub| describe_hub(hub.trim()));
     let together = |mut all: HubReply, one: HubReply| {

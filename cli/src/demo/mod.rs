@@ -1,4 +1,4 @@
-//! `phub-server demo`: a hub, workers that train something small, and one of them becomes slow.
+//! `phub-server demo`: a hub, and workers that train a small network. One of the workers becomes slow.
 
 mod spirals;
 mod team;
@@ -23,7 +23,7 @@ use crate::out::line;
 use spirals::Task;
 use team::{JOB, SLOW, Team};
 
-/// The time limit of an answer, and of the workers' leave.
+/// The timeout of an answer, and of the end of the workers.
 const PATIENCE: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_secs(1);
 
@@ -34,7 +34,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// name it. Ctrl-C ends the demo and everything that it has started.
 #[derive(Clone, Debug, Parser)]
 pub struct DemoArgs {
-    /// Workers.
+    /// Number of workers.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16))]
     workers: u32,
 
@@ -58,7 +58,7 @@ struct Stops {
 }
 
 impl DemoArgs {
-    /// Shows the demonstration.
+    /// Runs the demo.
     ///
     /// # Errors
     /// Returns an error if a hub cannot start here, or a worker fails.
@@ -88,7 +88,7 @@ impl DemoArgs {
         let address = hub.address().to_string();
         let mut team = Team::start(&task, &address, &credential)?;
         let shown = runtime.block_on(self.show(&task, &mut team, &address, &token, &mut stops));
-        // A worker that leaves late finds that the hub is gone.
+        // A worker that leaves after this finds that the hub is gone.
         hub.stop("the demo is over");
         let named = shown?;
         if let Some(seen) = team.seen() {

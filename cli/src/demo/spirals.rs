@@ -1,17 +1,18 @@
-//! The demo's task: which of two spirals a point lies on. A small network needs some seconds to learn it, and its answer is a picture.
+//! The demo's task: to which of two spirals a point belongs. A small network learns that within seconds, and
+//! its answer is a picture.
 
 use std::f32::consts::{PI, TAU};
 use std::fmt::Write as _;
 
 use training::{Network, Random, Samples, TrainingPlan, Weights};
 
-/// Samples of both spirals together.
+/// The number of samples of both spirals together.
 const SAMPLES: usize = 2000;
 const TEST_EVERY: usize = 5;
-/// Samples of one worker in a round.
+/// The number of samples of one worker in a round.
 const BATCH: usize = 100;
 const TURNS: f32 = 1.75;
-/// The largest distance of points from their spiral, in units of the picture's half width.
+/// The largest distance of a point from its spiral, in units of half the picture's width.
 const NOISE: f32 = 0.02;
 const WIDTHS: [usize; 4] = [2, 96, 96, 2];
 const SEED: u64 = 1;
@@ -19,7 +20,7 @@ const SEED: u64 = 1;
 const COLUMNS: usize = 64;
 const ROWS: usize = 26;
 
-/// The network, and the samples that it learns from and is tested with.
+/// The network, its training samples, and its test samples.
 #[derive(Debug)]
 pub struct Task {
     pub network: Network,
@@ -29,7 +30,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Deals the samples to the workers.
+    /// Creates the task, and divides the samples among the workers.
     ///
     /// # Errors
     /// Returns an error if there are more workers than the plan allows.
@@ -40,14 +41,14 @@ impl Task {
         Ok(Task { network: Network::new(WIDTHS), plan, train, test })
     }
 
-    /// Returns the part of the test's samples that the network classifies correctly.
+    /// Returns the part of the test samples that the network classifies correctly.
     pub fn accuracy(&self, weights: &Weights) -> f64 {
         let classes = self.network.classify(&self.test, |key| weights.key(key));
         let right = classes.iter().zip(self.test.labels()).filter(|(seen, label)| seen == label).count();
         right as f64 / self.test.len() as f64
     }
 
-    /// Draws which spiral the network sees at each place.
+    /// Draws the spiral that the network chooses for each point of the picture.
     pub fn picture(&self, weights: &Weights) -> String {
         let place = |index: usize, of: usize| (2 * index + 1) as f32 / of as f32 - 1.0;
         let places = (0..ROWS).flat_map(|row| (0..COLUMNS).map(move |column| (row, column)));

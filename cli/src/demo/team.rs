@@ -1,4 +1,4 @@
-//! The demo's workers: threads that train together, as processes would.
+//! The demo's workers: threads that train together, as processes would do.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,13 +18,14 @@ const OPTIMIZER: Optimizer =
     Optimizer::Adam { learning_rate: 3e-4, weight_decay: 0.0, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 /// The time that the slow worker adds to each round.
 pub const SLOW: Duration = Duration::from_millis(40);
-/// The time between two looks at the weights.
+/// The time between two reads of the weights.
 const LOOK: Duration = Duration::from_millis(500);
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
-/// A round takes milliseconds. A worker that waits longer than this waits for a worker that is gone.
+/// The limit of a worker's wait. A round takes milliseconds, so a worker that waits longer waits for a worker
+/// that is gone.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// The state of the training, as worker 0 saw it last.
+/// The state of the training, as worker 0 has seen it last.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub round: u32,
@@ -42,7 +43,7 @@ pub struct Team {
 struct Shared {
     task: Arc<Task>,
     ends: AtomicBool,
-    /// The last round; worker 0 decides on it.
+    /// The number of the last round, on which worker 0 decides.
     last: AtomicU32,
     is_slow: AtomicBool,
     seen: Mutex<Option<Seen>>,
@@ -99,7 +100,7 @@ impl Team {
         }
     }
 
-    /// Returns the state of the training; nothing before the first look.
+    /// Returns the state of the training, or `None` before worker 0 has read the weights.
     pub fn seen(&self) -> Option<Seen> {
         self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -118,7 +119,7 @@ impl Shared {
                 shard.begin_epoch(number / plan.rounds_per_epoch as u32);
             }
             if rank == 0 && self.ends.swap(false, Ordering::Relaxed) {
-                // No worker is beyond this round before worker 0 has pushed it.
+                // No other worker can be beyond this round, because worker 0 has not pushed it yet.
                 self.last.store(number, Ordering::SeqCst);
             }
             if number > self.last.load(Ordering::SeqCst) {

@@ -1,16 +1,16 @@
-//! A check: one prerequisite, its state, and the fix if it is not well. Plain data.
+//! A check: one prerequisite, its state, and the fix if it is not met. This module has only data.
 
 use serde::Serialize;
 
-/// The state of a prerequisite. The worst is last.
+/// The state of a prerequisite, from the best to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    /// Everything is as it should be.
+    /// The prerequisite is met.
     Pass,
-    /// Worth knowing. The settings do not need it.
+    /// A fact that is of interest. The settings do not need the prerequisite.
     Note,
-    /// The hub works, but more slowly or in another way than it could.
+    /// The hub works, but more slowly than it could, or in another way.
     Warn,
     /// The hub or the job will not work.
     Fail,
@@ -21,7 +21,7 @@ pub(crate) enum Verdict {
 pub(crate) struct Check {
     pub name: String,
     pub verdict: Verdict,
-    /// The observation, with figures. Several lines if there is a table.
+    /// The observation, with figures. It has several lines if there is a table.
     pub seen: String,
     /// The command or setting that repairs it.
     #[serde(skip_serializing_if = "Option::is_none")]

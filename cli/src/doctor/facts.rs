@@ -1,5 +1,5 @@
-//! Facts from /proc, /sys and the limits of this process. They are read only here, so that the judgements can be tested with
-//! made-up facts.
+//! Facts from /proc, /sys and the limits of this process. Only this file reads them, so the judgements can be
+//! tested with made-up facts.
 
 use std::fs::read_to_string;
 
@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use topology::cpulist;
 
-/// Locked memory.
+/// The facts about locked memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Memlock {
     /// RLIMIT_MEMLOCK; `None` means no limit.
@@ -16,7 +16,8 @@ pub(crate) struct Memlock {
     pub hard: Option<u64>,
     /// Whether CAP_IPC_LOCK is effective.
     pub capable: bool,
-    /// Whether capabilities are those of the machine. Drivers ignore those of a user namespace.
+    /// Whether the capabilities are those of the machine. Drivers ignore the capabilities of a user
+    /// namespace.
     pub first_namespace: bool,
 }
 
@@ -33,14 +34,14 @@ impl Memlock {
     }
 }
 
-/// Huge pages.
+/// The facts about huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HugePages {
     /// The setting for shared memory: the word in brackets. `None` if the kernel has no such setting.
     pub shared: Option<String>,
     /// The setting for private memory.
     pub private: Option<String>,
-    /// Whether a window has huge pages.
+    /// Whether a window gets huge pages.
     pub windows: bool,
 }
 
@@ -60,7 +61,7 @@ fn chosen(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-/// The other threads that may run on each cpu, and the speed of the cpus.
+/// The other threads that may run on each cpu, and the governors of the cpus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cpus {
     pub online: Vec<u32>,

@@ -1,9 +1,9 @@
-//! The doctor's job: its model, and the memory that a hub registers for it. Pure.
+//! The doctor's job: its model, and the memory that a hub registers for it.
 
 use fabric::{Ranges, Span};
 use pbox_core::{Key, Layout, LayoutError, Placement, default_chunk_bytes};
 
-/// The job that memory, cpus and descriptors must suffice for.
+/// The job for which memory, cpus and descriptors must be enough.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Job {
     pub name: String,
@@ -18,20 +18,22 @@ impl Job {
         Ok(Job { name, workers, layout, keys })
     }
 
-    /// Returns the bytes that the hub registers of one window of a worker, as the kernel counts them. Each NIC
-    /// registers the chunks of its lanes (decision 49). `nodes` and `nics` have the NUMA node and the NIC of each lane.
+    /// Returns the bytes that the hub registers of one window of a worker, as the kernel counts them. Each
+    /// NIC registers the chunks of its lanes (decision 49). `nodes` and `nics` have the NUMA node and the NIC
+    /// of each lane.
     pub fn window_bytes<N: PartialEq>(&self, nodes: &[u32], nics: &[N]) -> u64 {
         self.sum(nodes, nics, Ranges::pinned_bytes)
     }
 
-    /// Returns the bytes of one window, and how many of them huge pages hold where each lane's memory is on its node.
-    /// `nodes` has the node of each lane.
+    /// Returns the bytes of one window, and the number of them in huge pages if each lane's memory is on the
+    /// lane's node. `nodes` has the node of each lane.
     pub fn huge_bytes(&self, nodes: &[u32]) -> (u64, u64) {
         let window = self.layout.window_bytes();
         (window as u64, self.sum(nodes, nodes, |ranges| ranges.huge_bytes(window)))
     }
 
-    /// Returns the most chunks of any lane on these nodes. The links of the lane must have room for them.
+    /// Returns the number of chunks of the lane with the most chunks. The links of the lane must have room
+    /// for them.
     pub fn deepest_lane(&self, nodes: &[u32]) -> u32 {
         self.spans_by_lane(nodes).iter().map(|spans| spans.len() as u32).max().unwrap_or(0)
     }
@@ -44,7 +46,8 @@ impl Job {
         Placement::new(&self.layout, nodes.to_vec()).spans_by_core(|chunk| self.layout.chunk(chunk).span)
     }
 
-    /// Adds up `bytes` for the lanes of each NIC, or of each node. `of_lanes` has the NIC or node of each lane.
+    /// Returns the sum of `bytes` over the lanes of each NIC, or of each node. `of_lanes` has the NIC or node
+    /// of each lane.
     fn sum<N: PartialEq>(&self, nodes: &[u32], of_lanes: &[N], bytes: impl Fn(&Ranges) -> u64) -> u64 {
         let lanes = self.spans_by_lane(nodes);
         let each = of_lanes.iter().enumerate().filter(|(lane, one)| !of_lanes[..*lane].contains(one));
@@ -55,8 +58,8 @@ impl Job {
         each.map(|(_, one)| bytes(&ranges(one))).sum()
     }
 
-    /// Returns the bytes that the hub registers: gradients and weights of each worker, in a protection domain of their
-    /// own (decision 12).
+    /// Returns the bytes that the hub registers: gradients and weights of each worker, each worker in its own
+    /// protection domain (decision 12).
     pub fn registered_bytes(&self, window_bytes: u64) -> u64 {
         const WINDOWS: u64 = 2;
         u64::from(self.workers).saturating_mul(WINDOWS).saturating_mul(window_bytes)
@@ -69,7 +72,7 @@ mod tests {
 
     #[test]
     fn all_nics_together_register_each_window_once() {
-        // Chunks begin on a page, and b has half of one.
+        // Chunks begin on a page, and the chunk of b takes half of a page.
         let job = Job::new("two".into(), vec![Key::f32("a", [1 << 20]), Key::f32("b", [512])], 3).unwrap();
         let (page, whole) = (rustix::param::page_size() as u64, (4 << 20) + 2048_u64);
         for nics in [vec!["a"], vec!["a", "a"], vec!["a", "b"], vec!["a", "b", "a", "b"]] {

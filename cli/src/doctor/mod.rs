@@ -5,7 +5,8 @@
 //!                                   trials (bytes, sockets) ──────────────────┘
 //! ```
 //!
-//! Takes the settings of `serve`. Judges the settings, the machine, and a job of a given size. Changes nothing.
+//! The doctor takes the settings of `serve`. It judges the settings, the machine, and a job of a given size,
+//! and changes nothing.
 
 mod check;
 mod checks;
@@ -50,7 +51,8 @@ container, because limits belong to a process):
   phub-server doctor --peer 10.0.0.1                             also at a worker: how good is the way to that hub?
   phub-server doctor --json | jq '.checks[] | select(.verdict == \"fail\")'
 
-A line each: pass, note (worth knowing), warn (the hub works, but not as well as it could), FAIL, with the fix.
+Each check prints a line: pass, note (worth knowing), warn (the hub works, but not as well as it could) or FAIL, with
+the fix.
 Exit status: 0 if nothing fails, 1 if something fails, 2 for wrong settings. RDMA is needed if --transports names \
 verbs, or if this machine has NICs for it.")]
 pub struct DoctorArgs {
@@ -62,21 +64,20 @@ pub struct DoctorArgs {
     #[command(flatten)]
     model: ModelSource,
 
-    /// Workers of the job that the limits must allow.
+    /// Number of workers of the job, for which the limits must be enough.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
 
-    /// Measure the path from here to a hub that runs there, too: the path MTU, and each pair of RDMA NICs. The port is 7077
-    /// unless it is given.
+    /// Also measure the path to the hub at this address: the path MTU, and each pair of RDMA NICs. Default port: 7077.
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
 
-    /// One JSON object instead of lines: verdict, and name, verdict, seen and fix of each check.
+    /// Print one JSON object instead of lines. It has the verdict, and name, verdict, seen and fix of each check.
     #[arg(long)]
     json: bool,
 }
 
-/// The facts about RDMA that its checks have found.
+/// The facts about RDMA that its checks have found, for the later checks.
 struct Rdma {
     plan: Option<OnNics>,
     /// The NICs that the hub would use and that carry data.
@@ -84,7 +85,7 @@ struct Rdma {
 }
 
 impl DoctorArgs {
-    /// Prints a line for each check. True if nothing fails.
+    /// Runs the checks, and prints a line for each. Returns true if none of them fails.
     pub fn run(&self) -> anyhow::Result<bool> {
         let settings = &self.settings;
         let (model, keys) = self.model.keys_or("resnet50")?;
@@ -143,7 +144,7 @@ fn subject(settings: &HubSettings, job: &Job) -> String {
     )
 }
 
-/// Checks RDMA from the library to the GIDs. Each step needs the step before.
+/// Checks RDMA, from the library to the GIDs. Each step needs the step before.
 fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &Nccl) -> Rdma {
     let nothing = Rdma { plan: None, ready: Vec::new() };
     if !settings.offers(Transport::Verbs) {
@@ -159,7 +160,7 @@ fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &N
         return nothing;
     }
     let list = &lanes::nic_list(settings, nccl);
-    // The checks of the settings report a value that is impossible.
+    // The checks of the settings report an invalid value.
     let traffic_class = settings.paths.0.traffic_class().unwrap_or(0);
     let kernel = KernelRdma::read();
     let has_nics = !kernel.devices.is_empty() || host.nics.iter().any(|nic| nic.kind != NicKind::Ethernet);
@@ -176,7 +177,7 @@ fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &N
         Ok(plan) => Some(plan),
         Err(error) => {
             let fix = "phub-server topology shows cores and NICs; --cores and --nics choose among them";
-            // `serve` does the same: it goes without RDMA if no setting asks for it.
+            // `serve` does the same: it starts without RDMA if no setting asks for RDMA.
             let verdict = if asked { Verdict::Fail } else { Verdict::Warn };
             report.add(Check { verdict, ..Check::fail("NICs to use", error.to_string(), fix) });
             None
@@ -197,7 +198,7 @@ fn check_nics(
 ) -> Vec<NicOptions> {
     let used = plan.map(OnNics::nics).unwrap_or_default();
     let (mut ready, mut facts) = (Vec::new(), Vec::new());
-    // A device that the list leaves out gets its line, too.
+    // A device that the list excludes also gets a line.
     let nics_of = |device: &Device| match list.nics(device) {
         nics if nics.is_empty() => vec![None],
         nics => nics.into_iter().map(Some).collect(),
@@ -241,7 +242,7 @@ fn check_memory(report: &mut Report, job: &Job, plan: Option<&OnNics>) {
     report.add(memory::memlock(job, nics, job.window_bytes(&nodes, &of_lanes), &Memlock::read()));
 }
 
-/// Checks the cores of the hub, and the pages of their memory. Returns the NUMA node of each of the hub's lanes.
+/// Checks the cores of the hub, and the pages of their memory. Returns the NUMA node of each lane.
 fn check_cores(
     report: &mut Report,
     settings: &HubSettings,
@@ -276,7 +277,7 @@ fn check_cores(
     nodes
 }
 
-/// Checks the control port and the data paths.
+/// Checks the control port, and the addresses of the data paths.
 fn check_ways(report: &mut Report, settings: &HubSettings, rdma: &Rdma, seen: &Seen) {
     report.add(control_port::judge(settings.listen, seen));
     if settings.offers(Transport::Shm) {

@@ -1,13 +1,14 @@
-//! Facts about the slot and the network of a NIC, below a root, so that tests have trees of their own.
+//! Facts about the slot and the network of a NIC. They are read below a root, so that each test can have its
+//! own tree.
 
 use std::fs::{read, read_to_string};
 use std::path::Path;
 
 /// The class of a PCI device that is a bridge between buses.
 const BRIDGE: &str = "0x0604";
-/// The extended capability "Access Control Services".
+/// The number of the extended capability "Access Control Services".
 const ACS: u32 = 0x000d;
-/// The control bit by which requests from one device to another go up to the root complex.
+/// The control bit with which a bridge sends requests between two devices up to the root complex.
 pub(crate) const REQUEST_REDIRECT: u16 = 0x04;
 
 /// The kernel's facts about a NIC. A fact that the kernel does not give is absent.
@@ -15,17 +16,19 @@ pub(crate) const REQUEST_REDIRECT: u16 = 0x04;
 pub(crate) struct NicFacts {
     /// The RDMA device, with its port if it has several.
     pub name: String,
-    /// The network interface.
+    /// The PCI link of the NIC as it is now, and the best link that the NIC could have.
     pub netdev: Option<String>,
-    /// The link to the machine now, and the best that it could have.
+    /// The PCI link to the machine as it is now, and the best link of which both ends are capable.
     pub slot: Option<(PciLink, PciLink)>,
-    /// The way in which the IOMMU treats it: `identity`, or a kind of translation.
+    /// The kind of IOMMU domain of the NIC: `identity`, or a kind of translation.
     pub iommu: Option<String>,
-    /// The bridges of PCI Express above it, with the value of their ACS; empty if this user may not read it.
+    /// The PCI Express bridges above the NIC, with the value of their ACS. The value is `None` if this user
+    /// may not read it.
     pub bridges: Vec<(String, Option<u16>)>,
     /// The subnets of the NIC's interface: destination and mask, as in /proc/net/route.
     pub subnets: Vec<(String, String)>,
-    /// The larger value of the interface's setting and the setting for all interfaces: ARP, and the filter of return paths.
+    /// ARP's setting, and the filter of return paths. Each is the larger value of the interface's setting and
+    /// the setting for all interfaces.
     pub arp_ignore: Option<u32>,
     pub rp_filter: Option<u32>,
     /// Whether flow control is on, for each priority.
@@ -42,7 +45,7 @@ pub(crate) struct PciLink {
 }
 
 impl PciLink {
-    /// Returns its rate each way, before the headers of its packets.
+    /// Returns the link's rate in each direction, before the headers of packets.
     pub fn gbps(self) -> f64 {
         let coded = if self.gigatransfers > 5.0 { 128.0 / 130.0 } else { 0.8 };
         self.gigatransfers * coded * f64::from(self.lanes)
@@ -81,7 +84,8 @@ impl NicFacts {
     }
 }
 
-/// Returns the bridges above a device, the nearest first, each with the control bits of its ACS: 0 if it has none.
+/// Returns the bridges above a device, the nearest first. Each has the control bits of its ACS, or 0 if it
+/// has no ACS.
 fn bridges(slot: &Path) -> Vec<(String, Option<u16>)> {
     let Ok(slot) = slot.canonicalize() else { return Vec::new() };
     let bridge = |at: &Path| {
@@ -92,14 +96,15 @@ fn bridges(slot: &Path) -> Vec<(String, Option<u16>)> {
     slot.ancestors().skip(1).filter_map(bridge).collect()
 }
 
-/// Returns the control bits of ACS in a device's configuration. Users other than root see only its first 64 bytes.
+/// Returns the control bits of ACS in a device's configuration. Users other than root see only the first 64
+/// bytes of it.
 fn acs(config: &[u8]) -> Option<u16> {
     if config.len() <= 64 {
         return None;
     }
     let word = |at: usize| Some(u32::from_le_bytes(*config.get(at..)?.first_chunk()?));
-    let mut at = 0x100; // of the first extended capability
-    // The loop has a bound, so a list that forms a circle ends, too.
+    let mut at = 0x100; // the offset of the first extended capability
+    // The loop has a bound, so that it ends even if the list is a circle.
     for _ in 0..(4096 - 0x100) / 8 {
         let head = word(at).filter(|&head| head != 0 && head != u32::MAX);
         match head {

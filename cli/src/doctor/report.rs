@@ -1,6 +1,6 @@
-//! The doctor's output: a line for each check at once, or one JSON object at the end.
+//! The doctor's output: a line for each check when it is done, or one JSON object at the end.
 //!
-//! Must not know the checks.
+//! This module must not know the checks.
 
 use std::io::{IsTerminal, Write as _};
 
@@ -21,7 +21,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Colours are for terminals.
+    /// Returns JSON if `json`, and otherwise text. Text has colours if the output is a terminal.
     pub fn of(json: bool) -> Self {
         if json { Form::Json } else { Form::Text { colours: std::io::stdout().is_terminal() } }
     }
@@ -45,7 +45,7 @@ impl Report {
         report
     }
 
-    /// Adds a check, and prints its line at once.
+    /// Adds a check. As text, its line is printed at once.
     pub fn add(&mut self, check: Check) {
         if let Form::Text { colours } = self.form {
             say(&line(&check, colours));
@@ -53,7 +53,7 @@ impl Report {
         self.checks.push(check);
     }
 
-    /// Prints the end, and returns the worst verdict.
+    /// Prints the end of the report, and returns the worst verdict.
     pub fn end(self) -> Verdict {
         let verdict = self.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Pass);
         match self.form {
@@ -69,7 +69,7 @@ impl Report {
     }
 }
 
-/// Prints, and ignores a closed pipe: its reader has ended, and the exit status still counts.
+/// Prints a text. Ignores a closed pipe: its reader has ended, but the exit status is still of use.
 fn say(text: &str) {
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

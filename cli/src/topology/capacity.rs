@@ -1,5 +1,6 @@
-//! `phub-server topology --workers-for MODEL`: the workers of a model that this machine carries as their hub. It says which
-//! resource limits the machine first, and which one would be next (PHub, section 2: "up to 120 workers").
+//! `phub-server topology --workers-for MODEL`: the number of workers of a model that this machine can serve
+//! as their hub. It names the resource that limits the machine first, and the one that would be next (PHub,
+//! section 2: "up to 120 workers").
 
 use std::fmt::Write as _;
 
@@ -9,15 +10,15 @@ use topology::{Host, Plan};
 
 use super::machines::mb;
 
-/// The share of a NIC's rating that is left for values after headers.
+/// The share of a NIC's rated speed that is left for values after headers.
 const WITHOUT_HEADERS: f64 = 0.97;
 
-/// Settings of `topology` for the workers that a hub carries.
+/// Settings of `topology` for the number of workers that a hub can serve.
 #[derive(Debug, clap::Args)]
 pub(super) struct CapacityArgs {
-    /// Print how many workers of this published network the machine carries as their hub, and its first limit.
+    /// Print how many workers with this published network the machine can serve as their hub, and what limits it first.
     ///
-    /// A bound on paper: NICs by their ratings, and the memory by --memory-gb-s.
+    /// The bound is computed from the rated speeds of NICs, and from --memory-gb-s.
     #[arg(long, value_name = "NAME", requires = "samples_per_s",
           conflicts_with_all = ["machines", "racks", "workers", "model", "manifest", "json", "svg"])]
     workers_for: Option<String>,
@@ -52,7 +53,7 @@ struct Limit {
 }
 
 impl CapacityArgs {
-    /// Whether the user asked for it.
+    /// Whether the user asked for the number of workers.
     pub fn are_given(&self) -> bool {
         self.workers_for.is_some()
     }
@@ -109,7 +110,7 @@ impl CapacityArgs {
     }
 }
 
-/// Returns the sum of the rates of a plan's NICs each way, if the speed of each is known.
+/// Returns the sum of the rates of a plan's NICs in each direction, if the speed of each NIC is known.
 fn nic_gb_s(host: &Host, plan: &Plan) -> Option<f64> {
     let speed = |nic: &topology::PlacedNic| host.nics.iter().find(|of| of.name == nic.name)?.speed;
     let speeds: Option<Vec<f64>> =
@@ -118,11 +119,11 @@ fn nic_gb_s(host: &Host, plan: &Plan) -> Option<f64> {
     (bits > 0.0).then_some(bits / 8e9 * WITHOUT_HEADERS)
 }
 
-/// Returns the number of workers that the memory can serve, if it carries `pushes` times the bytes that one
-/// worker pushes.
+/// Returns the number of workers that the memory can serve. `pushes` is the memory's speed, divided by the
+/// rate at which one worker pushes.
 ///
-/// For each byte that `w` workers push, a NIC writes one byte to memory and the sum reads one. The step reads 2/w and writes 2/w
-/// (Nesterov). The cache saves nothing here.
+/// For each byte that `w` workers push, a NIC writes one byte to memory, and the sum reads one byte. The step
+/// reads 2/w bytes and writes 2/w bytes (Nesterov). The bound assumes that the cache saves nothing.
 fn by_memory(pushes: f64) -> f64 {
     ((pushes - 4.0) / 2.0).max(0.0)
 }

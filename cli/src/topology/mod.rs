@@ -1,5 +1,5 @@
-//! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and as a picture (as PHub's
-//! figure 2). With `--machines`, a job on several machines.
+//! `phub-server topology`: this machine or another, and the placement of a job's chunks, as text and as a
+//! picture (like PHub's figure 2). With `--machines`, it shows a job on several machines.
 
 mod capacity;
 mod machines;
@@ -92,7 +92,7 @@ pub struct TopologyArgs {
     svg: Option<PathBuf>,
 }
 
-/// Returns a plan, for programs.
+/// Returns a plan as JSON, for programs.
 fn as_json(host: &Host, plan: &Plan) -> serde_json::Value {
     let nic_name = |id| host.nic(id).map(|nic| nic.name.as_str());
     let core = |core: &topology::PlacedCore| {
@@ -106,7 +106,7 @@ fn as_json(host: &Host, plan: &Plan) -> serde_json::Value {
 }
 
 impl TopologyArgs {
-    /// Prints the text, and writes the picture if a file for it is named.
+    /// Prints the text. Writes the picture if the arguments name a file for it.
     pub fn run(&self) -> anyhow::Result<()> {
         let host = match (&self.xml, &self.synthetic) {
             (Some(path), _) => Host::from_xml(path)?,
@@ -133,7 +133,7 @@ impl TopologyArgs {
                 let _ = writeln!(text, "\nPicture: {}", path.display());
             }
         }
-        // A closed pipe is not an error: the reader has seen enough.
+        // A closed pipe is not an error: the reader needs no more.
         let mut out = std::io::stdout();
         let _ = out.write_all(text.as_bytes());
         if out.is_terminal() {
@@ -142,7 +142,7 @@ impl TopologyArgs {
         Ok(())
     }
 
-    /// Returns text and picture of the machine, and of a plan for it if there is a model.
+    /// Returns text and picture of the machine. If there is a model, they include a plan for the model.
     fn of_one(&self, host: &Host) -> anyhow::Result<(String, String)> {
         let mut text = String::new();
         let model = self.model.keys()?;
@@ -153,7 +153,7 @@ impl TopologyArgs {
                     "--chunk-bytes needs a model, which has chunks; add --model resnet50, or --manifest FILE.safetensors"
                 )
             }
-            // Without a job, the cores and NICs are chosen nevertheless.
+            // Without a job, the plan still chooses cores and NICs.
             None if self.chooses() || self.json => Some(topology::place(host, &self.request(&[]))?),
             None => None,
             Some((name, keys)) => {
@@ -184,7 +184,7 @@ impl TopologyArgs {
         self.cores.is_some() || self.nics.is_some() || !self.except_nics.is_empty()
     }
 
-    /// Returns the model's name and keys, which this setting needs.
+    /// Returns the model's name and keys. Returns an error if there is no model, because `setting` needs one.
     fn needed_model(&self, setting: &str) -> anyhow::Result<(String, Vec<Key>)> {
         self.model.keys()?.with_context(|| {
             format!("{setting} needs a model to say what crosses the links; add --model resnet50, or --manifest FILE.safetensors")
@@ -201,7 +201,7 @@ impl TopologyArgs {
     }
 
     fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {
-        // The first pass finds the cores; the hub's own rule then places runs on them.
+        // The first placement finds the cores. The hub's own rule then places runs on them.
         let cores = topology::place(host, &self.request(&[]))?;
         let nodes: Vec<u32> = cores.cores().iter().map(|core| core.node.0).collect();
         let run_bytes =

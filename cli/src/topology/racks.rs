@@ -1,5 +1,6 @@
-//! `phub-server topology --racks R --workers-per-rack W`: workers with links of their own, and a hub that is a box in each rack
-//! (PHub, figure 5). It prints the bytes on each link in a round, and whether one hub is enough.
+//! `phub-server topology --racks R --workers-per-rack W`: workers with separate links, and a hub on its own
+//! machine in each rack (PHub, figure 5). It prints the bytes on each link in a round, and whether one hub is
+//! enough.
 
 use std::fmt::Write as _;
 
@@ -38,12 +39,12 @@ pub(super) struct RacksArgs {
 }
 
 impl RacksArgs {
-    /// Whether the job is in racks.
+    /// Whether the settings for racks are given.
     pub fn are_given(&self) -> bool {
         self.racks.is_some()
     }
 
-    /// Returns the report on the job in racks, as text.
+    /// Returns the report on the job over several racks, as text.
     pub fn text(&self, (name, keys): (String, Vec<Key>), chunk_bytes: usize) -> anyhow::Result<String> {
         let given = (self.racks, self.workers_per_rack, self.worker_gbps, self.hub_gbps, self.uplink_gbps);
         let (Some(racks), Some(workers), Some(worker), Some(hub), Some(uplink)) = given else {
@@ -54,7 +55,7 @@ impl RacksArgs {
         let terms = JobTerms { chunk_bytes, ..JobTerms::new(workers, keys, NESTEROV) };
         terms.check()?;
         let wire = Wire::of_terms(&terms)?;
-        // Which core owns a chunk does not matter for links.
+        // For the load of links it does not matter which core owns a chunk.
         let shares = Level::new((&terms, &wire), racks, racks, 1)?.volumes;
         let flat = || Shape::flat_racks(&shares, workers, speeds);
         let mesh = Shape::mesh_of_racks(&shares, workers, speeds);

@@ -26,7 +26,7 @@ impl PullArgs {
     /// Writes the file.
     ///
     /// # Errors
-    /// Returns an error if the hub is not reached or refuses, or the file cannot be written.
+    /// Returns an error if the hub is not reached, the hub refuses, or the file cannot be written.
     pub fn run(&self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.to.exists(), "{} exists already; give a new file", self.to.display());
         let (origin, weights) = self.source.source()?.fetch()?;

@@ -1,5 +1,5 @@
-//! This test program as a child process. A test needs its own process to kill it, to limit it, or to give it a file
-//! system.
+//! This test program as a child process. A test needs a separate process to kill it, to limit it, or to give
+//! it a file system.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -8,8 +8,7 @@ use fabric::conformance::rerun;
 
 const VARIABLE: &str = "PHUB_CHECKPOINT_CHILD";
 
-/// Returns `command` with the arguments that run this program as `role`, on a directory. Its arguments are
-/// the last ones.
+/// Returns `command`, extended by the arguments that run this program as `role` on a directory.
 pub fn child(mut command: Command, role: &str, dir: &Path) -> Command {
     let again = rerun(child_process);
     command.arg(again.get_program()).args(again.get_args());
@@ -23,7 +22,7 @@ pub fn prepared(mut command: Command, preparation: &str, dir: &Path) -> Command 
     command
 }
 
-/// Returns a shell whose mounts nobody else sees and that end with it; `None`, with a message, if this
+/// Returns a shell with private mounts, which end with the shell. Prints a message and returns `None` if this
 /// machine does not permit that.
 pub fn shell_with_mounts() -> Option<Command> {
     for flags in [&["--mount"][..], &["--user", "--map-root-user", "--mount"]] {
@@ -41,17 +40,17 @@ pub fn shell_with_mounts() -> Option<Command> {
     None
 }
 
-/// Runs a child to its end, which must be good.
+/// Runs a child until it ends, and asserts that it succeeds.
 #[track_caller]
 pub fn succeeds(command: &mut Command) {
     let Output { status, stdout, stderr } = command.output().expect("the child starts");
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     assert!(status.success(), "{command:?}: {status}\n{stdout}\n{stderr}");
-    // The harness also succeeds when it finds nothing to run.
+    // The harness also succeeds if it finds no test to run.
     assert!(stdout.contains("1 passed"), "{command:?} ran nothing:\n{stdout}");
 }
 
-/// Not a test: the main function of a child process. Without its variable it does nothing.
+/// The main function of a child process. It is not a test, and does nothing without its variable.
 #[test]
 fn child_process() {
     let Ok(what) = std::env::var(VARIABLE) else { return };

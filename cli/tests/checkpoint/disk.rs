@@ -1,5 +1,5 @@
-//! Disks that are full, read-only or limited, and directories that are in use: a clear error, and the
-//! former checkpoint is whole.
+//! Disks that are full, read-only or limited, and directories that are in use. Each causes a clear error, and
+//! the previous checkpoint stays whole.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use super::children::{child, prepared, shell_with_mounts, succeeds};
 use super::generations::not_finite;
 use super::snapshots::{Job, SGD, files, says};
 
-/// Returns a file of 600 KB.
+/// Returns a job whose file has 600 KB.
 fn job() -> Job {
     Job::new(vec![Key::f32("a", [100_000]), Key::f32("b", [50_000])], SGD)
 }
@@ -24,11 +24,11 @@ fn a_full_disk_keeps_the_former_checkpoint() {
     succeeds(&mut child(prepared(shell, mount, dir.path()), "full", dir.path()));
 }
 
-/// Runs the part of the test above that is on the small disk.
+/// Runs the part of the test above that uses the small disk.
 pub fn on_a_small_disk(dir: &Path) {
     let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
     let bytes = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap();
-    // Room for one, not for two.
+    // The disk has room for one file, but not for two.
     let error = store.save("job", Share::WHOLE, &job.snapshot(Round(2))).unwrap_err();
     let needed = format!("{bytes} bytes needed");
     let words =
@@ -49,24 +49,24 @@ fn a_disk_for_fewer_files_than_generations_keeps_the_newest() {
     succeeds(&mut child(prepared(shell, mount, dir.path()), "room for two", dir.path()));
 }
 
-/// Runs the part of the test above that is on a disk for two checkpoints.
+/// Runs the part of the test above that uses a disk for two checkpoints.
 pub fn on_a_disk_for_two(dir: &Path) {
     let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
-    // Three are kept, and two have room.
+    // The store would keep three files, and the disk has room for two.
     for round in 1..=4 {
         store.save("job", Share::WHOLE, &job.snapshot(Round(round))).unwrap();
         job.check(&job.load(&store, "job").unwrap(), Round(round));
     }
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
-    // A state that is not finite is not a reason to remove a finite one.
+    // A state that is not finite must not displace a finite one.
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(5), &[(0, f32::NAN)])).unwrap_err();
     says(error, &["job.safetensors", "No space left", "as it was"]);
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
-    // A file that no job continues from is removed before those.
+    // A file that no job continues from is removed first.
     std::fs::rename(dir.join("job@3.safetensors"), dir.join("job@not-finite.safetensors")).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(6))).unwrap();
     assert_eq!(files(dir), ["job.safetensors", "job@4.safetensors"]);
-    // Without a newest file the newest generation is kept: it is all that the job has.
+    // If there is no newest file, the newest generation is kept, because the job has nothing else.
     std::fs::remove_file(store.path("job").unwrap()).unwrap();
     std::fs::write(dir.join("filler"), vec![1; 800_000]).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(7))).unwrap_err();
@@ -86,7 +86,7 @@ fn a_directory_that_was_replaced_is_locked_before_it_is_written() {
     says(error, &["/here", "in use by another hub"]);
     assert_eq!(files(&dir), [""; 0]);
     second.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap();
-    // Once it is free, it is locked and written.
+    // When the directory is free, the store locks it and writes.
     drop(second);
     store.save("job", Share::WHOLE, &job.snapshot(Round(2))).unwrap();
     says(CheckpointStore::open(&dir).unwrap_err(), &["in use by another hub"]);
@@ -110,7 +110,7 @@ pub fn on_a_read_only_disk(dir: &Path) {
 #[test]
 fn a_limit_on_file_sizes_is_an_error_and_no_signal() {
     let dir = tempfile::tempdir().unwrap();
-    // In blocks of 512 or 1024 bytes, as the shell has it.
+    // The unit is 512 or 1024 bytes, depending on the shell.
     let shell = prepared(Command::new("sh"), "ulimit -f 500", dir.path());
     succeeds(&mut child(shell, "limited", dir.path()));
 }
@@ -133,12 +133,13 @@ fn one_hub_at_a_time_has_a_directory() {
     let error = CheckpointStore::open(dir.path()).unwrap_err();
     let process = format!("process {} has it locked", std::process::id());
     says(error, &[dir.path().to_str().unwrap(), "in use by another hub", &process, "another directory"]);
-    // The directory is locked, not the file.
+    // The lock is on the directory, not on the file.
     std::fs::remove_file(dir.path().join(".phub-lock")).unwrap();
     says(CheckpointStore::open(dir.path()).unwrap_err(), &["in use by another hub", &process]);
     assert!(half_written.exists());
     drop(first);
-    // A program that another test starts at this moment has the lock's descriptor until it is executed.
+    // Another test may be starting a program now. The child holds the lock's descriptor until it executes the
+    // program.
     let mut again = CheckpointStore::open(dir.path());
     for _ in 0..1000 {
         if again.is_ok() {

@@ -1,4 +1,4 @@
-//! The files before the newest, and the states that never become one.
+//! The checkpoint files before the newest one, and the states that are never saved.
 
 use std::path::Path;
 
@@ -32,12 +32,13 @@ fn the_newest_has_the_name_and_those_before_it_their_rounds() {
     let kept = ["job.safetensors", "job@10.safetensors", "job@15.safetensors"];
     assert_eq!(files(dir.path()), kept);
     job.check(&job.load(&store, "job").unwrap(), Round(20));
-    // A generation is a whole checkpoint: its copy goes on, and the rounds that the job went back from are gone.
+    // A generation is a whole checkpoint. A job continues from a copy of it, and the later rounds are then
+    // dropped.
     std::fs::copy(dir.path().join("job@10.safetensors"), store.path("job").unwrap()).unwrap();
     job.check(&job.load(&store, "job").unwrap(), Round(10));
     store.save("job", Share::WHOLE, &job.snapshot(Round(12))).unwrap();
     assert_eq!(files(dir.path()), ["job.safetensors", "job@10.safetensors"]);
-    // One alone.
+    // The store keeps one file only.
     let store = store.keeping(std::num::NonZeroU32::MIN);
     store.save("job", Share::WHOLE, &job.snapshot(Round(13))).unwrap();
     assert_eq!(files(dir.path()), ["job.safetensors"]);
@@ -53,13 +54,13 @@ fn a_damaged_newest_falls_back_and_only_all_damaged_are_refused() {
     job.check(&loaded.restored, Round(10));
     let words = ["continues from", "job@10.safetensors", "digest", "job@damaged.safetensors"];
     says(loaded.warning.unwrap(), &words);
-    // The job continues any number of times, and the damaged file is not a generation.
+    // The job can continue any number of times. The damaged file does not count as a generation.
     let loaded = job.loaded(&store, "job").unwrap();
     says(loaded.warning.unwrap(), &["there is no", "job.safetensors"]);
     store.save("job", Share::WHOLE, &job.snapshot(Round(12))).unwrap();
     let names = ["job.safetensors", "job@10.safetensors", "job@5.safetensors", "job@damaged.safetensors"];
     assert_eq!(files(dir.path()), names);
-    // All.
+    // All files are damaged.
     for name in ["job.safetensors", "job@10.safetensors"] {
         damage(&dir.path().join(name));
     }
@@ -87,8 +88,8 @@ fn a_flipped_bit_in_the_version_is_damage_and_a_newer_version_is_not() {
         job.check(&loaded.restored, Round(5));
         says(loaded.warning.unwrap(), &["continues from", "job@5.safetensors", "job@damaged.safetensors"]);
     }
-    // A newer program's file, with the digest that belongs to it, is not damaged: an older generation would hide
-    // the mistake.
+    // The file of a newer program has a matching digest and is not damaged. Loading an older generation would
+    // hide the mistake.
     let mut bytes = whole;
     bytes[at] = b'2';
     bytes[35..67].fill(b'0');
@@ -129,7 +130,8 @@ fn a_state_that_is_not_finite_replaces_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let job = Job::small(ADAM);
     let store = saved(dir.path(), &job, &[5]);
-    // Of core 0's first chunk, of 16 elements, a weight and a value of the optimizer's second state.
+    // A weight and a value of the optimizer's second state are not finite, both in core 0's first chunk of 16
+    // elements.
     for (round, bad) in [(6, f32::NAN), (7, f32::INFINITY), (8, f32::NEG_INFINITY)] {
         let state = not_finite(&job, Round(round), &[(0, bad), (40, bad)]);
         let error = store.save("job", Share::WHOLE, &state).unwrap_err();
@@ -138,10 +140,10 @@ fn a_state_that_is_not_finite_replaces_nothing() {
         assert_eq!(files(dir.path()), ["job.safetensors", "job@not-finite.safetensors"]);
         job.check(&job.load(&store, "job").unwrap(), Round(5));
     }
-    // In the optimizer's state alone.
+    // Only a value of the optimizer's state is not finite.
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(9), &[(40, f32::NAN)]));
     says(error.unwrap_err(), &["1 value", "optimizer/exp_avg_sq/fc.weight"]);
-    // No job continues from it, not even a job without a checkpoint.
+    // No job continues from that file, not even a job without another checkpoint.
     std::fs::remove_file(store.path("job").unwrap()).unwrap();
     assert!(job.load(&store, "job").is_none());
 }

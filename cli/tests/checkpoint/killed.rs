@@ -1,4 +1,4 @@
-//! A hub that is killed while it saves: the old checkpoint or the new one, never a part of one.
+//! A hub that is killed while it saves leaves the old checkpoint or the new one, and never a part of one.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -11,13 +11,13 @@ use phub_server::checkpoint::{CheckpointStore, Loaded};
 use super::children::child;
 use super::snapshots::{Job, SGD, files};
 
-/// Returns a file of 12 MB: several writes.
+/// Returns a job whose file has 12 MB, which takes several writes.
 fn job() -> Job {
     let keys = vec![Key::f32("a", [2_000_001]), Key::f32("b", [1_000_001])];
     Job { chunk_bytes: 32 * 1024, ..Job::new(keys, SGD) }
 }
 
-/// The number of kills that must leave a file half written. Other kills come between two saves.
+/// The number of kills that must leave a half-written file. Other kills happen between two saves.
 const HALF_WRITTEN: usize = 3;
 
 /// The number of kills; at least `HALF_WRITTEN` of them leave a half-written file.
@@ -35,7 +35,7 @@ fn a_killed_hub_leaves_a_whole_checkpoint() {
             saved = saver.hear();
         }
         assert!(saved > last, "saves continue with the round after the checkpoint's");
-        // Somewhere in the next saves: the child does nothing else.
+        // The kill happens at some point of the next saves, because the child only saves.
         (0..kill * 300_000 % 2_000_003).for_each(|_| std::hint::spin_loop());
         drop(saver);
 
@@ -43,7 +43,7 @@ fn a_killed_hub_leaves_a_whole_checkpoint() {
         let store = CheckpointStore::open(dir.path()).unwrap();
         let names = files(dir.path());
         assert!(names.iter().any(|name| name == "job.safetensors"), "{names:?}");
-        // A kill between a save and the removal of the oldest leaves one more.
+        // If the kill comes between a save and the removal of the oldest file, there is one file more.
         assert!(names.len() <= 4 && names.iter().all(|name| name.ends_with(".safetensors")), "{names:?}");
         let Loaded { restored, warning } = job.loaded(&store, "job").unwrap();
         assert_eq!(warning, None);
@@ -57,7 +57,7 @@ fn a_killed_hub_leaves_a_whole_checkpoint() {
     panic!("{KILLS} kills left {half_written} files half written, not {HALF_WRITTEN}: they hit nothing");
 }
 
-/// Saves round after round, and prints each round. Runs in the child.
+/// Saves one round after another, and prints each round. The child runs this.
 pub fn save_for_ever(dir: &Path) {
     let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
     let mut round = job.load(&store, "job").map_or(Round(0), |restored| restored.round());
@@ -68,7 +68,7 @@ pub fn save_for_ever(dir: &Path) {
     }
 }
 
-/// The child, as the test has it; killed and reaped when dropped.
+/// The child of the test. Dropping it kills and reaps the process.
 struct Saver {
     child: Child,
     stdout: BufReader<std::process::ChildStdout>,
@@ -82,7 +82,7 @@ impl Saver {
         Saver { child, stdout }
     }
 
-    /// Returns the next round that it saved. The harness of the child writes its own lines, which name no
+    /// Returns the next round that the child has saved. Skips the lines of the test harness, which name no
     /// rounds.
     fn hear(&mut self) -> Round {
         let mut lines = self.stdout.by_ref().lines();

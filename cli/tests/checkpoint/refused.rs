@@ -1,4 +1,4 @@
-//! Files that are damaged, foreign, or of another job: each is refused, with words that help.
+//! Files that are damaged, foreign, or from another job. Each is refused, with a helpful text.
 
 use pbox_core::{Key, Optimizer, Round, Share};
 use phub_server::checkpoint::{CheckpointStore, DecodeError, decode};
@@ -7,14 +7,14 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::snapshots::{ADAM, Job, SGD, says};
 
-/// The place of the digest in a file.
+/// The byte range of the digest in a file.
 const DIGEST: std::ops::Range<usize> = 35..67;
 
 fn decoded(bytes: &[u8]) -> Result<(), DecodeError> {
     decode(bytes, bytes.len() as u64).map(drop)
 }
 
-/// Returns a file with this header and these values, and the digest that belongs to it.
+/// Returns a file with this header, these values, and the matching digest.
 fn file(header: &str, values: &[u8]) -> Vec<u8> {
     let mut bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), values].concat();
     bytes[DIGEST].fill(b'0');
@@ -23,13 +23,13 @@ fn file(header: &str, values: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns header and values of a file.
+/// Returns the header and the values of a file.
 fn taken_apart(bytes: &[u8]) -> (String, Vec<u8>) {
     let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     (String::from_utf8(bytes[8..8 + length].to_vec()).unwrap(), bytes[8 + length..].to_vec())
 }
 
-/// Returns why a whole file of a faulty program is refused: `from` in its header is `to`.
+/// Returns why a file from a faulty program is refused. In its header, `from` is replaced by `to`.
 #[track_caller]
 fn forged(from: &str, to: &str) -> String {
     let (header, values) = taken_apart(&Job::small(SGD).bytes());
@@ -50,7 +50,7 @@ fn a_file_cut_anywhere_is_refused() {
     let bytes = Job::small(ADAM).bytes();
     for length in 0..bytes.len() {
         assert!(decoded(&bytes[..length]).is_err(), "cut to {length} of {} bytes", bytes.len());
-        // Cut while it was being read.
+        // The file was cut while a program read it.
         let late = decode(&bytes[..length], bytes.len() as u64);
         assert!(late.is_err(), "cut to {length} of {} bytes", bytes.len());
     }
@@ -143,7 +143,7 @@ fn sizes_that_lie_are_refused() {
     let huge = 90_000_000u64;
     let bytes = [&huge.to_le_bytes()[..], &Job::small(SGD).bytes()[8..]].concat();
     says(decoded(&bytes).unwrap_err(), &["ends at byte 90000008"]);
-    // A caller with a wrong length gets no room for it either: the header must fit it.
+    // A caller with a wrong length gets no memory for it either, because the header must match the length.
     let bytes = Job::small(SGD).bytes();
     says(decode(&bytes[..], u64::MAX).unwrap_err(), &["cut off or padded"]);
 }
@@ -155,7 +155,8 @@ proptest! {
         prop_assert!(decoded(&bytes).is_err());
     }
 
-    /// Mutated headers have the right digest, so that the checks after the digest are reached.
+    /// Checks mutated headers. They have the matching digest, so that the checks after the digest are
+    /// reached.
     #[test]
     fn a_mutated_header_never_panics(
         place in 67usize..900,
@@ -205,7 +206,7 @@ fn keys_that_collide_with_the_files_own_names_are_refused() {
         says(saved, &["job \"job\"", name, "rename it"]);
         says(job.refusal(&store, "job"), &["job \"job\"", name, "rename it"]);
     }
-    // Short enough for a key, too long with the words before it.
+    // The name is short enough for a key, but too long with the prefix of an optimizer's tensor.
     let job = Job::new(vec![Key::f32("x".repeat(1010), [1])], ADAM);
     says(job.refusal(&store, "job"), &["optimizer's state", "shorten it"]);
     let job = Job::new(vec![Key::f32("optimizer.exp_avg", [1])], ADAM);

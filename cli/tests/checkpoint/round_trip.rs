@@ -17,7 +17,7 @@ fn jobs() -> impl Strategy<Value = Job> {
     let rates = proptest::collection::btree_map(0u32..1000, 0.0f32..1e3, 1..4);
     let all = (keys, settings, 1usize..20, 1usize..5, rates);
     all.prop_map(|(keys, (which, rate, momentum), chunk_lines, cores, rates)| {
-        // Any finite number from 0 is a learning rate.
+        // A learning rate is any finite number that is not negative.
         let rate = Some(f32::from_bits(rate).abs()).filter(|rate| *rate < 1e30);
         let (learning_rate, weight_decay) = (rate.unwrap_or(0.1), momentum / 7.0);
         let (beta1, beta2, epsilon) = (f64::from(momentum), f64::from(momentum) / 3.0, 1e-8);
@@ -48,7 +48,7 @@ fn jobs() -> impl Strategy<Value = Job> {
     })
 }
 
-/// Asserts that the safetensors library finds every tensor of `job` in `bytes`, and nothing else.
+/// Asserts that the safetensors library finds exactly the tensors of `job` in `bytes`.
 fn check_with_the_library(job: &Job, bytes: &[u8], round: Round) {
     let file = SafeTensors::deserialize(bytes).unwrap();
     let mut names = BTreeSet::new();
@@ -99,7 +99,8 @@ proptest! {
 
 #[test]
 fn pieces_of_the_file_do_not_show() {
-    // Three tensors a key, of odd lengths, over several of the pieces in which a file is read and written.
+    // Each key has three tensors of odd lengths. They span several of the pieces in which files are read and
+    // written.
     let keys = vec![Key::f32("a", [1_300_001]), Key::f32("b", [3, 7]), Key::f32("c", [777_777])];
     let job = Job { chunk_bytes: 32 * 1024, cores: 3, ..Job::new(keys, ADAM) };
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +130,8 @@ fn the_metadata_is_for_people_too() {
     assert_eq!(metadata, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
 }
 
-/// A job without other numbers and steps does not write them, so that older programs read its file to the letter.
+/// Checks that a job without the newer numbers and steps does not write them, so that older programs can read
+/// its file.
 #[test]
 fn other_numbers_and_steps_stand_in_the_metadata() {
     let mut job = Job::small(SGD).with_rates([(0, 0.5), (6, 0.25)]);
@@ -203,7 +205,7 @@ fn checkpoints_are_the_hubs_users_alone_unless_the_hub_is_told_otherwise() {
         assert_eq!(mode(&dir.join(".phub-lock")), 0o600, "{asked}");
     }
     assert_eq!(FileMode::default().to_string(), "600");
-    // An existing directory is not changed.
+    // An existing directory keeps its mode.
     let dir = parent.path().join("shared");
     std::fs::create_dir(&dir).unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -219,7 +221,7 @@ fn a_copy_under_another_name_is_that_jobs_checkpoint() {
     store.save("old", Share::WHOLE, &job.snapshot(Round(7))).unwrap();
     std::fs::copy(store.path("old").unwrap(), store.path("new").unwrap()).unwrap();
     job.check(&job.load(&store, "new").unwrap(), Round(7));
-    // Other chunks and cores make no difference.
+    // Other chunks and cores make no difference to the file.
     (job.chunk_bytes, job.cores) = (128, 4);
     job.check(&job.load(&store, "new").unwrap(), Round(7));
 }

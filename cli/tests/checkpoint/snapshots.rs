@@ -1,4 +1,4 @@
-//! Snapshots of invented jobs: the place of each value determines the value.
+//! Snapshots of made-up jobs. The value of each element is computed from its place.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,9 +25,9 @@ pub struct Job {
     pub cores: usize,
     /// One entry for each round.
     pub numbers: Vec<(Round, Numbers)>,
-    /// The number of steps that chunks of some keys have made, if not one a round.
+    /// The number of steps of keys that have not made one step per round.
     pub steps: BTreeMap<String, u32>,
-    /// The norm that the next round follows, in a job with `clip_norm_last`.
+    /// The norm of the last round, in a job with `clip_norm_last`. The next round uses it.
     pub last_norm: Option<f32>,
     /// The mean of the norms so far, in a job with `skip_spikes`.
     pub norm_mean: Option<NormMean>,
@@ -84,7 +84,7 @@ impl Job {
         let mut slab = Slab::zeroed("test", values.len()).unwrap();
         slab.as_mut_slice().copy_from_slice(&values);
         let of = |&id: &ChunkId| self.steps_of(&self.keys[layout.chunk(id).key.index()], round);
-        // The first chunk's core has all of it.
+        // The core of the first chunk holds the whole norm.
         let norm = |norm: f32| if chunks.contains(&ChunkId(0)) { f64::from(norm) } else { 0.0 };
         let squares = self.last_norm.map(norm).map(|norm| {
             let mut sum = ExactSum::default();
@@ -95,7 +95,7 @@ impl Job {
         SnapshotPart { steps, squares, norm_mean, chunks, values: slab }
     }
 
-    /// Loads the job's checkpoint, with the warning if it is not the newest.
+    /// Loads the job's checkpoint, with a warning if it is not the newest one.
     pub fn loaded(&self, store: &CheckpointStore, name: &str) -> Option<Loaded> {
         store.load(name, &self.keys, &self.tensors()).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -111,7 +111,7 @@ impl Job {
         store.load(name, &self.keys, &self.tensors()).expect_err("it must be refused").to_string()
     }
 
-    /// Returns the file of its snapshot.
+    /// Returns the bytes of the file with its snapshot.
     pub fn bytes(&self) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
@@ -119,7 +119,7 @@ impl Job {
         std::fs::read(store.path("job").unwrap()).unwrap()
     }
 
-    /// Asserts that `restored` is the state before `round`, every bit of it.
+    /// Asserts that `restored` is bit for bit the state before `round`.
     #[track_caller]
     pub fn check(&self, restored: &Restored, round: Round) {
         assert_eq!(restored.round(), round);
@@ -147,13 +147,13 @@ impl Job {
     }
 }
 
-/// Returns an arbitrary finite value, which differs by place and by round.
+/// Returns a made-up finite value, which differs by place and by round.
 pub fn value(round: Round, key: KeyId, tensor: Tensor, element: usize) -> f32 {
     let place = [round.0, key.0, tensor.place() as u32, element as u32];
     let bits = place
         .iter()
         .fold(0x9e37_79b9, |bits: u32, part| (bits ^ part).wrapping_mul(0x85eb_ca6b).rotate_left(13));
-    f32::from_bits(bits & !0x0080_0000) // not the exponent of NaN and infinity
+    f32::from_bits(bits & !0x0080_0000) // avoids the exponent of NaN and infinity
 }
 
 /// Returns the files of a directory, except the lock, sorted.
@@ -165,7 +165,7 @@ pub fn files(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Asserts that an error says all of this.
+/// Asserts that an error contains all of these texts.
 #[track_caller]
 pub fn says(error: impl std::fmt::Display, words: &[&str]) {
     let error = error.to_string();

@@ -1,4 +1,4 @@
-//! `phub-server checkpoint`: the output about the files of a hub.
+//! `phub-server checkpoint`: what it prints about the files of a hub.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use super::snapshots::{ADAM, Job, value};
 use crate::support::{phub_server, says};
 
-/// Returns its output, and whether it says that all is well.
+/// Returns the program's output, and whether it reports success.
 fn checkpoint(arguments: &[&str]) -> (bool, String) {
     let output = phub_server(&[&["checkpoint"], arguments].concat()).output().unwrap();
     let said = [output.stdout, output.stderr].concat();
@@ -33,7 +33,7 @@ fn files_are_listed_verified_and_exported() {
     let (newest, older) = (store.path("train").unwrap(), dir.path().join("train@3.safetensors"));
     std::fs::write(dir.path().join("other.safetensors"), "not a checkpoint").unwrap();
 
-    // While the hub holds the directory.
+    // The hub still holds the directory.
     let (well, said) = checkpoint(&["list", text(dir.path())]);
     assert!(well, "{said}");
     let line = |name: &str| said.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
@@ -69,7 +69,7 @@ fn files_are_listed_verified_and_exported() {
     assert_eq!(SafeTensors::deserialize(&bytes).unwrap().len(), 3 * job.keys.len());
 }
 
-/// A process that opens a FIFO would wait forever.
+/// Checks that a FIFO is not opened, because opening it would wait for ever.
 #[test]
 fn what_is_no_directory_and_what_is_no_file_is_said_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
-//! The shared parts of the program's tests: starting it, reading its errors, and a hub as a process.
+//! The common parts of the program's tests: starting the program, reading its errors, and a hub as a process.
 
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Returns the program with these arguments; nothing of the caller's environment sets it up.
+/// Returns the program with these arguments. The caller's environment has no effect on it.
 pub fn phub_server(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phub-server"));
     for (variable, _) in std::env::vars_os() {
@@ -28,7 +28,7 @@ pub fn failure(arguments: &[&str]) -> String {
     stderr
 }
 
-/// Asserts that an error says all of this.
+/// Asserts that an error contains all of these texts.
 #[track_caller]
 pub fn says(error: impl std::fmt::Display, words: &[&str]) {
     let error = error.to_string();
@@ -37,11 +37,11 @@ pub fn says(error: impl std::fmt::Display, words: &[&str]) {
     }
 }
 
-/// `phub-server serve` on a free port. Killed and reaped when dropped.
+/// A `phub-server serve` on a free port. Dropping it kills and reaps the process.
 pub struct Serve {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    /// The place where its control port is.
+    /// The address of its control port.
     pub address: String,
 }
 
@@ -76,7 +76,7 @@ impl Serve {
         kill_process(pid, signal).expect("the process is there");
     }
 
-    /// Waits for its end. Returns its status, and the rest of its output.
+    /// Waits until the program ends. Returns its status, and the rest of its output.
     pub fn end(&mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();

@@ -1,5 +1,5 @@
-//! The ring and the bell of `fabric`, the same file, over loom's atomics: `tests/` runs them under every
-//! interleaving.
+//! The ring and the bell of `fabric`, from the same source file, with loom's atomics. `tests/` runs them
+//! under every interleaving.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ pub mod ring;
 
 pub use ring::bell;
 
-/// The door to atomics. In this crate it leads to loom's.
+/// The module through which the ring gets its atomics. In this crate they are loom's.
 mod sync {
     pub use loom::sync::atomic::{AtomicU32, Ordering, fence};
 }

@@ -1,5 +1,5 @@
-//! The ring and the bell under loom: every interleaving, and every value that a weaker machine than
-//! ours may show.
+//! Tests of the ring and the bell under loom: every interleaving, and every value that a machine with a
+//! weaker memory model may show.
 //!
 //! Loom's cells stand for the window: a post's bytes are plain memory, and loom fails a test that
 //! reads or writes them without a happens-before.
@@ -27,7 +27,7 @@ struct Window([UnsafeCell<u32>; 3]);
 
 // SAFETY: loom checks each access to a cell; a race fails the test.
 unsafe impl Sync for Window {}
-// SAFETY: as above.
+// SAFETY: loom checks each access to a cell.
 unsafe impl Send for Window {}
 
 impl Window {
@@ -63,7 +63,8 @@ fn every_item_comes_once_whole_and_in_order() {
                 written.write(item, 10 + item);
                 push(&mut producer, item);
             }
-            // Two slots, and item 2 is in: item 0 was taken, its bytes are free again.
+            // There are two slots, and item 2 is in the ring. So item 0 was taken, and its bytes are free
+            // again.
             written.write(0, 20);
         });
         let mut seen = Vec::new();
@@ -109,8 +110,8 @@ fn a_full_ring_comes_free_again() {
 #[derive(Clone)]
 struct Bell {
     asleep: Arc<AtomicU32>,
-    /// The number of datagrams that its receiver has. The kernel's queue has a lock: the thread that takes a
-    /// datagram sees all that its sender did before.
+    /// The number of datagrams in the receiver's queue. The kernel's queue has a lock: a thread that takes a
+    /// datagram sees everything that its sender did before sending it.
     datagrams: Arc<AtomicU32>,
 }
 
@@ -126,8 +127,7 @@ impl Bell {
             return;
         }
         match bell::claim_wake(&self.asleep) {
-            // The futex wakes the thread that sleeps while the word is set; here the sleeper checks it
-            // itself.
+            // A futex wake needs no code here: the sleeper checks the word itself.
             Some(Place::Futex) | None => {}
             Some(Place::Descriptors) => {
                 self.datagrams.fetch_add(1, Ordering::Release);
@@ -135,8 +135,8 @@ impl Bell {
         }
     }
 
-    /// Does the same as a port in `wait`: sleeps until `ready`, or until it is woken. A sleeper that nobody wakes
-    /// reaches loom's limit of branches, which fails the test.
+    /// Waits as a port does: sleeps until `ready`, or until a thread wakes the port. A sleeper that nobody
+    /// wakes reaches loom's limit of branches, which fails the test.
     fn wait(&self, place: Place, mut ready: impl FnMut() -> bool) {
         bell::announce(&self.asleep, place);
         if !ready() {
@@ -158,8 +158,8 @@ impl Bell {
     }
 }
 
-/// Checks that nobody sleeps past an item: a producer publishes `items`, flushing after each; a consumer sleeps at a
-/// place until all are there.
+/// Checks that no consumer sleeps past an item. The producer publishes `items` items, and flushes after each.
+/// The consumer sleeps at `place` until all have arrived.
 fn nobody_sleeps_past(items: u32, place: Place) {
     loom::model(move || {
         let (mut producer, mut consumer) = ring(2);
@@ -204,7 +204,7 @@ fn who_wakes_does_so_where_the_sleeper_is_now() {
                 push(&mut producer, 7);
                 rung.flush(&producer);
             });
-            // A sleep at the other place is over at once, by its time-out.
+            // A sleep at the other place ends at once, by its timeout.
             bell::announce(&bell.asleep, earlier);
             bell::awake(&bell.asleep);
             while consumer.unread().unwrap() == 0 {
@@ -222,7 +222,7 @@ fn the_mark_of_an_earlier_sleep_does_no_harm() {
         let (mut producer, mut consumer) = ring(2);
         let bell = Bell::new();
         let rung = bell.clone();
-        // The port waited for another ring before, and was woken for that.
+        // The port has waited for another ring before, and the waker has ended that wait.
         consumer.wake_when(1 << 30);
         let writer = thread::spawn(move || {
             push(&mut producer, 7);
@@ -240,10 +240,11 @@ fn the_mark_of_an_earlier_sleep_does_no_harm() {
 
 #[test]
 fn two_producers_of_one_bell_wake_one_sleeper() {
-    // At the futex only. Loom does not know that nothing comes between a swap and what it read: the 0 of a producer that came
-    // too late for one sleep passes for later than the announcement of the next. A sleeper who looks at the word sees that 0, too.
-    // Three threads have too many interleavings to see them all: those with at most three switches
-    // away from a thread that could run on.
+    // Only the place `Futex` is tested. A swap in hardware is atomic, but loom lets another store come
+    // between the swap and the value that it read. So loom lets the 0 of a late producer, meant for one
+    // sleep, overwrite the announcement of the next sleep. A sleeper at the futex sees that 0, because it
+    // looks at the word. Three threads have too many interleavings to test all: the model has at most three
+    // switches away from a thread that could run on.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {

@@ -1,4 +1,4 @@
-//! Listening and connecting for any transport: the common part of their handshakes.
+//! The interface for listening and connecting over any transport.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,12 +21,14 @@ pub struct Group {
 }
 
 impl Group {
-    /// Sets the options for TCP. Only TCP has frames: shared memory moves no bytes, and a NIC checks the bytes that it moves.
+    /// Sets the options for TCP. Only TCP has frames: shared memory moves no bytes, and a NIC checks the
+    /// bytes that it moves.
     pub fn with_tcp(self, tcp: tcp::Options) -> Self {
         Group { tcp, ..self }
     }
 
-    /// Returns the reason why nobody can connect by shared memory, if nobody can: this process may not make shareable memory.
+    /// Returns the reason why nobody can connect by shared memory: this process may not make shareable
+    /// memory. Returns `None` if peers can connect.
     pub fn unshared(&self) -> Option<String> {
         self.shm.unshared()
     }
@@ -37,8 +39,8 @@ impl Group {
     }
 }
 
-/// Makes `ports` ports that connect together: one for each core of a hub, or one for a worker. With `rdma`, a group of as
-/// many RDMA ports, they also use RDMA.
+/// Makes a group of `ports` ports: one for each core of a hub, or one for a worker. With `rdma`, which has
+/// the same number of RDMA ports, the ports also use RDMA.
 ///
 /// # Errors
 /// Returns an error if memory, descriptors or threads run out.
@@ -56,10 +58,10 @@ pub fn group(ports: usize, rdma: Option<Rdma>) -> std::io::Result<(Group, Vec<Po
     Ok((Group { shm, verbs, tcp: tcp::Options::default() }, ports))
 }
 
-/// The RDMA part of a group, as [`verbs::group`] makes it for a hub.
+/// The RDMA part of a group. [`verbs::group`] makes it for a hub.
 pub type Rdma = (Arc<verbs::Group>, Vec<verbs::Port>);
 
-/// A handshake failed.
+/// The error of a handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The error of a connection by shared memory.
@@ -74,8 +76,9 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether another transport may reach the hub. Either this transport did not reach the hub at all, or no NIC of one end
-    /// reaches a NIC of the other end. A failure of shared memory concerns only this machine.
+    /// Whether another transport may reach the hub. This holds if the transport did not reach the hub at all,
+    /// or if no NIC of one end reaches a NIC of the other. A failure of shared memory concerns only this
+    /// machine.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
@@ -92,7 +95,7 @@ impl ConnectError {
 pub enum Address {
     /// Shared memory, by the name of an abstract Unix socket.
     Shm(String),
-    /// TCP: where each of the hub's ports listens.
+    /// TCP: the address at which each of the hub's ports listens.
     Tcp(Vec<SocketAddr>),
     /// RDMA: the address of its handshake, over TCP.
     Verbs(SocketAddr),
@@ -119,7 +122,7 @@ impl Listener {
         })
     }
 
-    /// Ends `accept` in any thread that waits in it.
+    /// Ends `accept` in each thread that waits in it.
     pub fn stop(&self) {
         match self {
             Listener::Shm(listener) => listener.stop(),
@@ -146,8 +149,8 @@ impl Accepted {
         self.hello_then(timeout, || ())
     }
 
-    /// Reads the peer's hello. Calls `heard` once there is something to read or no more to wait for, before anything is
-    /// closed that the peer sent.
+    /// Reads the peer's hello. Calls `heard` once the hello can be read, or the wait for it is over.
+    /// Descriptors that the peer sent are closed only after that call.
     pub fn hello_then(self, timeout: Duration, heard: impl FnOnce()) -> Result<Hello, ConnectError> {
         Ok(match self {
             Accepted::Shm(accepted) => Hello::Shm(accepted.hello_then(timeout, heard)?),
@@ -165,7 +168,7 @@ impl Accepted {
     }
 }
 
-/// The socket.
+/// Borrows the socket.
 impl AsFd for Accepted {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
@@ -181,7 +184,8 @@ impl AsFd for Accepted {
 pub enum Gathered {
     /// All connections of the peer have arrived.
     Whole(Hello),
-    /// Connections of the peer are missing. With the first connection comes the duty to wait for the rest.
+    /// Connections of the peer are missing. The caller that added the first connection gets a `Pending`, with
+    /// which it must wait for the missing ones.
     Waits(Option<tcp::Pending>),
 }
 
@@ -215,8 +219,9 @@ impl Hello {
         }
     }
 
-    /// Takes the descriptors that arrived with the hello, or adds this connection to the peer's other connections, once the
-    /// token is known. Closes wrong descriptors, which may block: no thread may wait for the caller.
+    /// Completes the hello, once the token is known. Over shared memory, takes the descriptors that arrived
+    /// with the hello. Over TCP, adds this connection to the peer's other connections. Closes wrong
+    /// descriptors, which may block: no thread may wait for the caller.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Ok(match self {
             Hello::Tcp(hello) => match hello.gather()? {
@@ -237,10 +242,12 @@ impl Hello {
         }
     }
 
-    /// Admits the peer. `ours` is sent to the peer, and the peer's bytes arrive in a window of `recv_bytes`. The links are
-    /// those of `plan`, which the hello must name, too. If the window is this end's own memory, `place` gets it before any
-    /// bytes arrive, so that the owners of its pages can touch them. `no_path` is called if no NIC of the peer reaches a NIC of
-    /// this end, or memory cannot be shared. Then the peer may connect by another transport, and is notified after the call.
+    /// Admits the peer. The hub's posts come from `ours`, and the peer's posts arrive in a window of
+    /// `recv_bytes`. The links are those of `plan`, and the hello must name the same links. If the receiving
+    /// window is memory of this end, `place` gets the window before any bytes arrive. So the owners of its
+    /// pages can touch the pages first. If no NIC of the peer reaches a NIC of this end, or memory cannot be
+    /// shared, `no_path` is called. After that call the peer is notified, and may connect by another
+    /// transport.
     pub fn welcome(
         self,
         group: &Group,
@@ -265,11 +272,11 @@ impl Hello {
     }
 }
 
-/// Connects to a hub. `ours` is sent to the hub, and the links are those of `plan`.
+/// Connects to a hub. This end's posts come from `ours`, and the links are those of `plan`.
 ///
 /// # Panics
-/// Panics if the hub is on shared memory, and its window is to be received [into](Receive::Into) memory of this
-/// end.
+/// Panics if `address` is RDMA and `group` has no RDMA ports. Also panics if the hub is on shared memory, and
+/// its window is to be received [into](Receive::Into) memory of this end.
 pub fn connect(
     address: &Address,
     token: [u8; 16],

@@ -1,7 +1,7 @@
 //! The identity of this machine, so that two processes know whether they share one.
 
-/// Returns the running kernel's name for this boot; empty if the kernel does not tell it. Two processes with the same
-/// name have the same kernel, though containers may keep them apart.
+/// Returns the running kernel's name for this boot, or an empty string if the kernel does not give it. Two
+/// processes with the same name run on the same kernel, though containers may separate them.
 pub fn machine() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

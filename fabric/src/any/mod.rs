@@ -1,5 +1,5 @@
-//! All transports behind one port. A hub serves workers on its own machine, with RDMA and without RDMA at the same
-//! time, each core from one loop. A worker takes the best transport that reaches the hub.
+//! All transports behind one port. A hub serves workers on its own machine and on other machines, with and
+//! without RDMA, each core from one loop. A worker takes the best transport that reaches the hub.
 //!
 //! ```text
 //!   core's loop -- any::Port --+-- shm::Port   rings, one bell
@@ -7,8 +7,8 @@
 //!                              +-- tcp::Port   an epoll
 //! ```
 //!
-//! A link's id is made of its transport and its id there. A transport without links costs nothing. Must not know who
-//! connects, or the reason for the choice of a transport.
+//! A link's id consists of its transport and its id at that transport. A transport without links costs
+//! nothing. This module must not know who connects, or why a transport was chosen.
 
 mod connect;
 mod machine;

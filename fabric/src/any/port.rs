@@ -1,4 +1,4 @@
-//! The port over all transports. It asks the transports that have links, one after another.
+//! The port over all transports. It polls the transports that have links, one after another.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, Closed, Crossed, FrameRule, Posted, Until};
 use crate::{shm, tcp, verbs};
 
-/// A link's transport: its id modulo [`TRANSPORTS`].
+/// The numbers of the transports. A link's transport is its id modulo [`TRANSPORTS`].
 const SHM: u32 = 0;
 const TCP: u32 = 1;
 const VERBS: u32 = 2;
@@ -38,7 +38,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether a post copies its bytes to the peer, so that the owner may write other bytes and post them again.
+    /// Whether a post copies its bytes to the peer. If so, the owner may write other bytes to the span and post
+    /// it again.
     pub fn carries_drafts(&self) -> bool {
         match self {
             Endpoint::Shm(_) => false,
@@ -56,8 +57,9 @@ impl Endpoint {
         }
     }
 
-    /// Sets the rule that closes the link when it refuses a frame. With RDMA the NIC writes at the peer's address, and only the
-    /// length is known. With shared memory no bytes move.
+    /// Sets the rule for frames. The link closes when the rule refuses a frame. With RDMA the NIC writes at
+    /// the address that the peer names, so the rule only sees the length. With shared memory no bytes move,
+    /// and the rule is not used.
     pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {
         match self {
             Endpoint::Shm(_) => {}
@@ -66,8 +68,9 @@ impl Endpoint {
         }
     }
 
-    /// Makes the link end with its NIC's port, for a link that is replaced when it is lost. With RDMA the link then ends when
-    /// the port is down for as long as packets are retried, even if the link is idle.
+    /// Makes the link end when its NIC's port goes down, for a link that is replaced when it is lost. With
+    /// RDMA the link then ends after the port was down for as long as packets are retried, even if the link
+    /// is idle.
     pub fn end_with_port(&mut self) {
         if let Endpoint::Verbs(endpoint) = self {
             endpoint.end_with_port();
@@ -90,7 +93,7 @@ pub struct Port {
     pub(super) tcp: tcp::Port,
     /// The port for RDMA, if there is one.
     pub(super) verbs: Option<verbs::Port>,
-    /// The transport that the next poll asks first.
+    /// The transport that the last poll asked first.
     first: u32,
 }
 
@@ -109,12 +112,12 @@ impl Port {
     }
 }
 
-/// Returns the id at this port of a transport's link.
+/// Returns the id that this port gives to a link of a transport.
 fn outer(transport: u32, LinkId(inner): LinkId) -> LinkId {
     LinkId(inner * TRANSPORTS + transport)
 }
 
-/// Returns the transport of a link, and its id there.
+/// Returns the transport of a link, and the link's id at that transport.
 fn inner(LinkId(outer): LinkId) -> (u32, LinkId) {
     (outer % TRANSPORTS, LinkId(outer / TRANSPORTS))
 }
@@ -125,7 +128,7 @@ impl crate::Port for Port {
     fn attach(&mut self, endpoint: Endpoint) -> LinkId {
         match endpoint {
             Endpoint::Shm(endpoint) => {
-                // If this fails, the peer does not end a sleep here. The sleep has a timeout.
+                // If this fails, the peer cannot end a sleep of this port. The sleep has a timeout.
                 let _ = self.tcp.sleep_beside_edges(endpoint.woken_by().as_fd());
                 outer(SHM, self.shm.attach(endpoint))
             }
@@ -141,7 +144,7 @@ impl crate::Port for Port {
         match inner(link) {
             (SHM, link) => {
                 let left = self.shm.take_off(link);
-                // A peer may keep the descriptor open, and with it the entry of the epoll.
+                // The peer may keep the descriptor open, and then the epoll would keep its entry.
                 left.into_iter().for_each(|woken_by| self.tcp.sleep_without(woken_by.as_fd()));
             }
             (TCP, link) => self.tcp.detach(link),
@@ -213,7 +216,8 @@ impl crate::Port for Port {
             Until::Arrivals { link, count } if inner(link).0 == transport => {
                 Until::Arrivals { link: inner(link).1, count }
             }
-            // The awaited arrivals come over another transport. An arrival here wakes the port early, which is allowed.
+            // The awaited arrivals come over another transport. An arrival of this transport may wake the
+            // port early: `wait` allows it.
             _ => Until::Any,
         };
         let (no_shm, no_tcp) = (self.shm.is_bare(), self.tcp.is_bare());
@@ -230,8 +234,8 @@ impl crate::Port for Port {
     }
 }
 
-/// The wakers of a port, for each transport on which it may sleep. The waker of shared memory also wakes TCP, if a port
-/// sleeps for all transports.
+/// The wakers of a port, one for each transport on which the port may sleep. If the port sleeps on all
+/// transports, the waker of shared memory also wakes the sleep in TCP's epoll.
 struct Wakers([Option<Waker>; 2]);
 
 impl Wake for Wakers {

@@ -1,6 +1,6 @@
-//! Sleep on several transports at once, in TCP's epoll. It also watches the descriptors of RDMA, and the descriptors by
-//! which peers on shared memory wake a port that sleeps here. A port with links only on shared memory sleeps on its
-//! futex, which is cheaper.
+//! Sleep on several transports at once, in TCP's epoll. The epoll also watches RDMA's descriptors, and the
+//! descriptors by which peers on shared memory wake the port. A port with links only on shared memory sleeps
+//! on its futex, which is cheaper.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::port::Port;
 use crate::port::{Port as _, Until};
 use crate::{shm, tcp, verbs};
 
-/// Makes the port over TCP sleep for the ports of the other transports. Called once.
+/// Prepares the port over TCP to sleep for the ports of the other transports, too. Called once.
 pub(super) fn sleep_together(
     shm: &shm::Port,
     tcp: &tcp::Port,

@@ -1,18 +1,18 @@
-//! A test in a process of its own: it counts the resources of its process, or puts limits on it.
+//! A test in a separate process, because it counts the resources of its process or limits them.
 
 use std::process::Command;
 
-/// Set in the process that runs one test.
+/// The variable that is set in the process of such a test.
 const ALONE: &str = "PHUB_TEST_ALONE";
 
-/// Runs the body of a test in a process of its own. The process runs this test program, with the name of the test as its
-/// argument.
+/// Runs the body of a test in a separate process. The process runs this test program, with the name of the
+/// test as its argument.
 ///
-/// Call it from the test itself with a closure: the test's name is read from the closure's type.
+/// The test must call this function itself, with a closure: the test's name is read from the closure's type.
 ///
 /// # Panics
 ///
-/// When the body does, or when the program that was started ran no test.
+/// Panics if the body does, or if the process ran no test.
 pub fn alone<F: FnOnce()>(body: F) {
     if std::env::var_os(ALONE).is_some() {
         return body();
@@ -25,8 +25,8 @@ pub fn alone<F: FnOnce()>(body: F) {
     assert!(output.status.success() && ran, "{name}, alone: {}\n{said}\n{complaints}", output.status);
 }
 
-/// Starts this test program again, to run `test` and no other. `test` is a function with `#[test]`: the main function
-/// of the new process, which does nothing unless a variable tells it to.
+/// Returns a command that runs `test` alone, in a new process of this test program. `test` is a function with
+/// `#[test]`. It is the main function of the new process, and does nothing unless a variable tells it to.
 pub fn rerun<F: Fn()>(_test: F) -> Command {
     rerun_named(test_name::<F>())
 }
@@ -37,7 +37,7 @@ fn rerun_named(test: &str) -> Command {
     command
 }
 
-/// Returns the name by which the test program knows a test, or the test that a closure is in: `module::test`.
+/// Returns the test program's name for a test, or for the test that contains a closure: `module::test`.
 fn test_name<F>() -> &'static str {
     let name = std::any::type_name::<F>();
     let test = name.split("::{{closure}}").next().unwrap_or(name);

@@ -6,8 +6,8 @@ use super::peer::FOR_EVER;
 use super::{Bed, End, Seen, Shape, Watchdog, pair};
 use crate::{Arrival, Port, Posted, Until};
 
-/// Checks that the bytes of a span are in the local window when `poll` shows its immediate. The writer runs beside the
-/// reader, and every chunk is large enough to be caught half written.
+/// Checks that the bytes of a span are in the local window when `poll` shows its immediate. The writer runs
+/// at the same time as the reader, and chunks are so large that the reader would catch a half-written chunk.
 pub fn bytes_before_immediate<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { chunk_bytes: 16 << 10, ..Shape::SMALL };
@@ -19,7 +19,7 @@ pub fn bytes_before_immediate<B: Bed>(bed: &B) {
         let sender = scope.spawn(move || {
             (1..shape.chunks).for_each(|value| peer.insist(0, value));
             while !read.load(Ordering::Relaxed) {
-                assert_eq!(peer.poll(), []); // a transport may send on in here
+                assert_eq!(peer.poll(), []); // a transport may continue to send during a poll
             }
             peer
         });
@@ -40,7 +40,8 @@ pub fn bytes_before_immediate<B: Bed>(bed: &B) {
     assert_eq!(values(&there, 0), (1..shape.chunks).collect::<Vec<_>>());
 }
 
-/// Checks that every accepted post arrives exactly once: many times round a small ring, both ways at once.
+/// Checks that every accepted post arrives exactly once. The posts go many times round a small ring, in both
+/// directions at once.
 pub fn each_post_arrives_once<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { capacity: 3, chunks: 300, ..Shape::SMALL };
@@ -74,17 +75,17 @@ pub fn each_post_arrives_once<B: Bed>(bed: &B) {
         here.extend(near.collect(left));
         other.join().expect("the peer posts and polls")
     });
-    here.extend((0..200).flat_map(|_| near.poll())); // posts that arrive twice would arrive now
+    here.extend((0..200).flat_map(|_| near.poll())); // the second arrival of a post would come now
     for seen in [here, there] {
         assert_eq!(values(&seen, 0), (0..shape.chunks).collect::<Vec<_>>(), "{}", bed.name());
     }
 }
 
-/// Checks that a link holds at least its capacity of posts that the peer has not yet polled. Beyond that `post` answers
-/// `Full`, nothing is lost, and the same post is accepted after the peer polled.
+/// Checks that a link holds at least its capacity of posts that the peer has not yet polled. Beyond the
+/// capacity, `post` answers `Full` and nothing is lost. After the peer has polled, the same post is accepted.
 pub fn full_is_not_an_error<B: Bed>(bed: &B) {
-    /// More than any transport may buffer for a link of this capacity: over TCP, Linux 6.18 buffers up to 36 MiB, which are 2.4
-    /// million frames of 16 bytes.
+    /// More posts than any transport may buffer for a link of this capacity. Over TCP, Linux 6.18 buffers up
+    /// to 36 MiB, which are 2.4 million frames of 16 bytes.
     const TOO_MANY: u32 = 1 << 22;
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { capacity: 5, ..Shape::SMALL };
@@ -102,7 +103,7 @@ pub fn full_is_not_an_error<B: Bed>(bed: &B) {
         let mut seen = Vec::new();
         while near.signal(0, accepted) == Posted::Full {
             seen.extend(peer.poll());
-            near.poll(); // a transport may take credits in here, or send on
+            near.poll(); // a transport may take credits or send during a poll
         }
         near.port.flush();
         while seen.len() <= accepted as usize {
@@ -113,8 +114,8 @@ pub fn full_is_not_an_error<B: Bed>(bed: &B) {
     }
 }
 
-/// Checks that an arrival names the link it came over, at both ends; and that a poll for one arrival at a time sees
-/// them all.
+/// Checks that an arrival names the link over which it came, at both ends. Also checks that polls for one
+/// arrival at a time see all arrivals.
 pub fn links_do_not_mix<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { peers: 2, links: 3, capacity: 4, ..Shape::SMALL };
@@ -122,7 +123,7 @@ pub fn links_do_not_mix<B: Bed>(bed: &B) {
     let near = &mut meeting.near;
     near.attach_all();
     let links = shape.near_links();
-    // A value of its own for each post, so that no two posts share a chunk: link + 6 * turn.
+    // Each post has its own value, so that no two posts share a chunk: link + 6 * turn.
     let value = |link: usize, turn: usize| (link + links * turn) as u32;
     for turn in 0..4 {
         for link in 0..links {
@@ -155,7 +156,8 @@ pub fn links_do_not_mix<B: Bed>(bed: &B) {
     assert!(here.iter().all(|seen| seen.whole), "{name}: {here:?}");
 }
 
-/// Checks that a post is held back until `flush`, never longer: after it the near end does nothing more.
+/// Checks that posts wait for `flush` at the latest: they arrive although the near end does nothing after
+/// `flush`.
 pub fn flush_makes_visible<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let (mut near, mut peer) = pair(bed, Shape { links: 2, ..Shape::SMALL });
@@ -175,21 +177,22 @@ fn post_all<P: Port>(end: &mut End<P>, link: usize, values: impl Iterator<Item =
     }
 }
 
-/// Returns the values that came over a link, sorted: the contract promises no order.
+/// Returns the values that came over a link. They are sorted, because the contract promises no order.
 fn values(seen: &[Seen], link: usize) -> Vec<u32> {
     let mut values: Vec<u32> = seen.iter().filter(|seen| seen.link == link).map(|seen| seen.value).collect();
     values.sort_unstable();
     values
 }
 
-/// Checks that a link that holds all that it may answers `Full`, and still takes a post without bytes. It ends a sleep
-/// when it has room again, even if nothing arrives. A transport that holds nothing is never full.
+/// Checks a link that holds as many bytes as its credit allows. It answers `Full`, and still accepts a post
+/// without bytes. It ends a sleep when it has room again, even if nothing arrives. A transport that holds no
+/// bytes is never full.
 pub fn full_ends<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
-    // More than sockets hold for a peer that does not read.
+    // More bytes than sockets hold for a peer that does not read.
     let shape = Shape { capacity: 64, chunks: 64, chunk_bytes: 128 << 10, ..Shape::SMALL };
     let (mut near, mut peer) = pair(bed, shape);
-    // Less than a post: one at a time.
+    // The credit is less than a post, so the link takes one post at a time.
     near.port.set_credit(near.id(0), Some(1));
     let mut posted = 0;
     while posted < shape.chunks && near.post(0, posted) == Posted::Accepted {
@@ -217,7 +220,7 @@ pub fn full_ends<B: Bed>(bed: &B) {
             near.port.flush();
         }
         while !reader.is_finished() {
-            assert_eq!(near.poll(), []); // a transport may send on in here
+            assert_eq!(near.poll(), []); // a transport may continue to send during a poll
         }
         reader.join().expect("the peer polls")
     });

@@ -1,4 +1,5 @@
-//! The bullets about the end of a link: it shows after all arrivals, posts on it fail, and a detached link is silent.
+//! The bullets about the end of a link: the end shows after all arrivals, posts then fail, and a detached
+//! link is silent.
 
 use std::time::Duration;
 
@@ -6,8 +7,8 @@ use super::peer::FOR_EVER;
 use super::{Bed, End, Meeting, Peer, Shape, Watchdog, pair};
 use crate::{CloseReason, Imm, LinkId, Port, Posted, Span, Until};
 
-/// Checks the end of a peer that detaches or dies. Everything it posted before is still shown. Then `closed` names the
-/// link once, and `wait` does not sleep past it.
+/// Checks the end of a peer that detaches or dies. Everything that it posted before is still shown. Then
+/// `closed` names the link once, and `wait` does not sleep past the end.
 pub fn closed_after_arrivals<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { links: 2, ..Shape::SMALL };
@@ -28,7 +29,7 @@ pub fn closed_after_arrivals<B: Bed>(bed: &B) {
         peer.detach(1);
         expect(&mut near, &[1]);
 
-        // Dead before the near end takes the links in.
+        // The peer is dead before the near end attaches the links.
         let Meeting { mut near, mut peers } = bed.meet(shape);
         post_all(&mut *peers[0]);
         peers.remove(0).die();
@@ -50,10 +51,10 @@ pub fn closed_after_arrivals<B: Bed>(bed: &B) {
     }
 }
 
-/// Long enough for another thread to get where it goes, most of the time.
+/// The time in which another thread most likely has done its next step.
 const PROBABLY: Duration = Duration::from_millis(5);
 
-/// The end of an end's two links, as it sees that.
+/// The record of what an end with two links has seen of their end.
 struct Ending {
     /// The number of posts on each link.
     posts: u32,
@@ -67,7 +68,7 @@ impl Ending {
         Ending { posts, seen: [Vec::new(), Vec::new()], closed: [false; 2], name }
     }
 
-    /// Polls and sleeps until `links` closed.
+    /// Polls and sleeps until `links` have closed.
     fn comes<P: Port>(mut self, near: &mut End<P>, links: &[usize]) {
         while links.iter().any(|&link| !self.closed[link]) {
             if !self.look(near) {
@@ -81,7 +82,7 @@ impl Ending {
 
     /// Polls the near port once. Returns whether it had arrivals or a closed link.
     fn look<P: Port>(&mut self, near: &mut End<P>) -> bool {
-        // Asked before the poll: a link must not close while it has arrivals to show.
+        // `closed` is called before the poll: a link must not close while it still has arrivals to show.
         let closed = near.port.closed();
         if let Some(close) = &closed {
             let link = near.index(close.link);
@@ -104,14 +105,15 @@ impl Ending {
     }
 }
 
-/// Checks that after `detach` nothing more is shown of a link, and that its number may be given to the next one.
+/// Checks that nothing more is shown of a link after `detach`, and that the link's number may be given to the
+/// next link.
 pub fn detached_is_silent<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let Meeting { mut near, mut peers } = bed.meet(Shape { peers: 2, ..Shape::SMALL });
     let id = near.attach(0);
     (0..8).for_each(|value| peers[0].insist(0, value));
-    while near.port.poll(&mut [Default::default()]) == 0 {} // one of eight: the others wait
-    assert_eq!(near.post(0, 1), Posted::Accepted); // not flushed: must not disturb later
+    while near.port.poll(&mut [Default::default()]) == 0 {} // shows one of eight arrivals
+    assert_eq!(near.post(0, 1), Posted::Accepted); // never flushed: must not disturb the next link
     near.detach(0);
     near.port.flush();
     assert_eq!(near.port.poll(&mut [Default::default(); 8]), 0, "{}", bed.name());
@@ -129,8 +131,8 @@ pub fn detached_is_silent<B: Bed>(bed: &B) {
     assert_eq!(peers[1].collect(1)[0].value, 51, "{}", bed.name());
 }
 
-/// Checks that `post` answers `Closed` on a link that is not open: one that never was, one detached, one whose peer is
-/// gone.
+/// Checks that `post` answers `Closed` on a link that is not open. Such links are one that never existed, a
+/// detached one, and one whose peer is gone.
 pub fn post_on_closed_link<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let nothing = Span { offset: 0, bytes: 0 };

@@ -1,6 +1,6 @@
 //! One end of a meeting: a port, its links, and their windows.
 //!
-//! On the `unsafe` list, for one look into a receive window.
+//! This file is on the `unsafe` list, because it reads a receive window.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::{Arrival, Imm, LinkId, Port, Posted, RecvWindow, Span, Spans};
 
 use super::Shape;
 
-/// An end: the state of a thread of the layer above. Links are known by their index in the shape, peer by
-/// peer, whatever number the port gives them.
+/// An end: the state of a thread of the layer above. A test names links by their index in the shape, peer by
+/// peer, whatever ids the port gives them.
 pub struct End<P: Port> {
     /// The port, to test it directly.
     pub port: P,
@@ -24,10 +24,10 @@ struct Link<P: Port> {
     recv: Arc<RecvWindow>,
 }
 
-/// An arrival, and the bytes of the window when it was shown.
+/// An arrival, and whether its bytes were in the window when it was shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Index of the link.
+    /// The index of the link.
     pub link: usize,
     /// The immediate.
     pub value: u32,
@@ -36,7 +36,8 @@ pub struct Seen {
 }
 
 impl<P: Port> End<P> {
-    /// Creates an end whose `links` are connected and not attached. `spans` are all of [`Shape::spans`].
+    /// Creates an end whose `links` are connected but not attached. `spans` must be all spans of
+    /// [`Shape::spans`].
     pub fn new(shape: Shape, port: P, spans: Spans, links: Vec<(P::Endpoint, Arc<RecvWindow>)>) -> Self {
         let links = links
             .into_iter()
@@ -60,7 +61,7 @@ impl<P: Port> End<P> {
         }
     }
 
-    /// Returns the port's number for a link.
+    /// Returns the port's id of a link.
     pub fn id(&self, link: usize) -> LinkId {
         self.links[link].id.expect("the link is attached")
     }
@@ -71,19 +72,19 @@ impl<P: Port> End<P> {
         self.port.detach(id);
     }
 
-    /// Writes `value` all over its chunk and posts the chunk. The chunk must not be in flight.
+    /// Fills the value's chunk with `value` and posts the chunk. The chunk must not be in flight.
     pub fn post(&mut self, link: usize, value: u32) -> Posted {
         let chunk = self.shape.chunk(link, value);
         self.spans.elements_mut::<f32>(chunk).fill(value as f32);
         self.port.post(self.id(link), self.spans.span(chunk), Imm(value))
     }
 
-    /// Posts a value with no bytes.
+    /// Posts a value without bytes.
     pub fn signal(&mut self, link: usize, value: u32) -> Posted {
         self.port.post(self.id(link), Span { offset: 0, bytes: 0 }, Imm(value))
     }
 
-    /// Posts until it is accepted.
+    /// Posts a value again until the port accepts it.
     pub fn insist(&mut self, link: usize, value: u32) {
         loop {
             match self.post(link, value) {
@@ -123,16 +124,16 @@ impl<P: Port> End<P> {
         found.unwrap_or_else(|| panic!("{id:?} is none of this port's links"))
     }
 
-    /// Returns an arrival, with a look into the window.
+    /// Returns an arrival, after a check of its bytes in the window.
     pub fn seen(&self, arrival: Arrival) -> Seen {
         let link = self.index(arrival.link);
         let value = arrival.imm.0;
         let chunk = self.spans.span(self.shape.chunk(link, value));
         let (start, elements) =
             self.links[link].recv.elements_ptr::<f32>(chunk).expect("windows are of one size");
-        // SAFETY: `f32_ptr` checked the bounds. The reads are volatile and their values are only
-        // compared: should the transport or the peer break the contract and write at this moment,
-        // then the test fails and no reference is there to be broken.
+        // SAFETY: `elements_ptr` checked the bounds. The reads are volatile, and their values are only
+        // compared. If the transport or the peer breaks the contract and writes at this moment, the test
+        // fails, but no reference becomes invalid.
         let whole = (0..elements).all(|i| unsafe { start.add(i).read_volatile() } == value as f32);
         Seen { link, value, whole }
     }

@@ -1,5 +1,5 @@
-//! A bed for transports on which workers join a listening hub: either end under test, with peers in this process
-//! or in others.
+//! A bed for transports on which workers connect to a listening hub. Either end is under test, and its peers
+//! are in this process or in others.
 //!
 //! ```text
 //!   near is a hub:     one port <== a connection a link ==  one port     a worker, peer 0
@@ -7,8 +7,9 @@
 //!   near is a worker:  one port == one connection, all links ==> a port a link     a hub, peer 0
 //! ```
 //!
-//! A hub says where it listens before anybody connects. A peer process runs the test binary again, and a variable
-//! tells it to be a peer: see [`conformance_of_hub_and_workers!`](crate::conformance_of_hub_and_workers).
+//! A hub reports its address before anybody connects. A peer process runs the test binary again, and a
+//! variable tells it to be a peer: see
+//! [`conformance_of_hub_and_workers!`](crate::conformance_of_hub_and_workers).
 
 use std::process::Command;
 use std::sync::Arc;
@@ -21,31 +22,33 @@ use crate::{PlannedLink, Port, RecvWindow, SendWindow};
 
 const VARIABLE: &str = "PHUB_TEST_PEER";
 
-/// The yield of a handshake: the window that the peer writes, and links that no port polls yet.
+/// The result of a handshake: the window that the peer writes, and links that no port polls yet.
 pub type Joined<P> = (Arc<RecvWindow>, Vec<<P as Port>::Endpoint>);
 
-/// A transport, as a hub and its workers need it. When something fails, the test fails.
+/// The operations of a transport that a hub and its workers need. Any failure fails the test.
 pub trait Transport: Clone + Send + 'static {
     /// The port.
     type Port: Port;
     /// The state that the ports of a process share.
     type Group;
-    /// The place where workers connect.
+    /// A hub's socket, to which workers connect.
     type Listener: Send;
 
-    /// Returns the name and its parts, on one line.
+    /// Returns the name and the settings of the transport, on one line.
     fn name(&self) -> String;
 
-    /// Returns the transport with this [`name`](Self::name), in another process.
+    /// Returns the transport with this [`name`](Self::name). A peer process calls it.
     fn named(name: &str) -> Self;
 
-    /// Returns a hub's ports, or those of an end that joins: one, or as many as a hub that joins hubs has.
+    /// Returns `count` ports of a hub, or of an end that joins hubs: a worker has one, a hub that joins hubs
+    /// has several.
     fn ports(&self, role: Role, count: usize) -> (Self::Group, Vec<Self::Port>);
 
     /// Listens at a free address, and returns it.
     fn listen() -> (Self::Listener, String);
 
-    /// Lets the next worker in: its token, and the links of the plan. Windows have `bytes` bytes both ways.
+    /// Admits the next worker. Returns its token, and the links of the plan. Windows have `bytes` bytes in
+    /// both directions.
     fn welcome(
         listener: &Self::Listener,
         group: &Self::Group,
@@ -152,7 +155,7 @@ impl<T: Transport> HubAndWorkers<T> {
         }
     }
 
-    /// Returns a hub that listens when this returns, and where.
+    /// Starts a hub, and returns it with its address. The hub listens when this returns.
     fn start_hub(&self, shape: Shape) -> (Starting, String) {
         match self.far {
             Far::Here => {
@@ -176,7 +179,7 @@ impl<T: Transport> HubAndWorkers<T> {
     }
 }
 
-/// Runs the main function of a peer process; does nothing in any other process.
+/// Runs the main function of a peer process. In any other process, does nothing.
 pub fn peer_process<T: Transport>() {
     let Ok(told) = std::env::var(VARIABLE) else { return };
     let (transport, what) = told.split_once('\n').expect("start_process wrote two lines");
@@ -195,7 +198,7 @@ pub fn peer_process<T: Transport>() {
     serve(&mut *peer, std::io::stdin(), std::io::stdout()).expect("the test listens");
 }
 
-/// A peer that is not yet connected. Dropped, a process is killed.
+/// A peer that is not connected yet. Dropping it kills its process, if it has one.
 #[derive(Debug)]
 pub enum Starting {
     /// A peer on a thread.
@@ -256,8 +259,9 @@ fn only<L>(mut links: Vec<L>) -> L {
     links.remove(0)
 }
 
-/// Runs the suite over a [`Transport`](crate::conformance::Transport): hub or worker under test, peers here and in
-/// processes. It must be at the root of a test binary, because peer processes run that binary with `peer_process`.
+/// Runs the suite over a [`Transport`](crate::conformance::Transport): hub or worker under test, with peers
+/// on threads and in processes. The macro must be at the root of a test binary, because peer processes run
+/// that binary with `peer_process`.
 #[macro_export]
 macro_rules! conformance_of_hub_and_workers {
     ($transport:ty: $each:expr) => {
@@ -277,7 +281,7 @@ macro_rules! conformance_of_hub_and_workers {
         }
     };
     (@peer $transport:ty) => {
-        /// Not a test: the main function of a peer process.
+        /// The main function of a peer process. It is not a test.
         #[test]
         fn peer_process() {
             $crate::conformance::peer_process::<$transport>();

@@ -1,6 +1,6 @@
 //! The conformance suite: one test for each bullet of the contract on [`Port`], of the same name.
 //!
-//! A transport brings a [`Bed`], and runs the suite in a file of `tests/`:
+//! A transport provides a [`Bed`], and runs the suite in a file of `tests/`:
 //!
 //! ```text
 //! fabric::conformance_tests!(MyBed::new());
@@ -15,8 +15,8 @@
 //!                             [    ] ==links==> peer 1     process, which obeys over a pipe
 //! ```
 //!
-//! The near end is under test; the test decides about the peers. No test asserts a time: every test that
-//! could hang has a [`Watchdog`]. The suite knows no transport.
+//! The near end is under test, and the test controls the peers. No test asserts a time. Every test that could
+//! hang has a [`Watchdog`]. The suite knows no transport.
 
 mod alone;
 mod arrivals;
@@ -48,16 +48,16 @@ pub use watchdog::Watchdog;
 
 use crate::Port;
 
-/// A transport with its settings, as the suite needs it.
+/// A transport with its settings, for the tests of the suite.
 pub trait Bed {
     /// The transport's port.
     type Port: Port;
 
-    /// Returns the name for messages: the transport, its settings, its seed.
+    /// Returns the name for messages: transport, settings and seed.
     fn name(&self) -> String;
 
-    /// Makes a near end and `shape.peers` peers, all connected to it. No link of the near end is
-    /// attached yet, all links of the peers are.
+    /// Makes a near end and `shape.peers` peers, all connected to the near end. The peers' links are
+    /// attached, the near end's are not.
     fn meet(&self, shape: Shape) -> Meeting<Self::Port>;
 }
 
@@ -69,7 +69,7 @@ pub struct Meeting<P: Port> {
     pub peers: Vec<Box<dyn Peer>>,
 }
 
-/// Returns a meeting with one peer, attached.
+/// Returns a meeting with one peer, whose links are attached.
 fn pair<B: Bed>(bed: &B, shape: Shape) -> (End<B::Port>, Box<dyn Peer>) {
     let Meeting { mut near, mut peers } = bed.meet(Shape { peers: 1, ..shape });
     near.attach_all();

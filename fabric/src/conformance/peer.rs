@@ -5,11 +5,11 @@ use std::time::Duration;
 use super::{End, Seen};
 use crate::{Port, Posted, Until};
 
-/// Longer than any test: a wait that sleeps past its event meets the watchdog.
+/// A timeout that is longer than any test. If a wait sleeps past its event, the watchdog ends the test.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(3600);
 
-/// The other end of a meeting, in this process or in another. Links count from zero, also for the
-/// second peer.
+/// The other end of a meeting, in this process or in another. Links are numbered from zero, for each peer
+/// anew.
 pub trait Peer: Send {
     /// Posts like [`End::post`].
     fn post(&mut self, link: usize, value: u32) -> Posted;
@@ -20,13 +20,13 @@ pub trait Peer: Send {
     /// Polls like [`End::poll`].
     fn poll(&mut self) -> Vec<Seen>;
 
-    /// Posts back `count` arrivals over the links that they came by, sleeping when there is none.
+    /// Posts `count` arrivals back over the links on which they came. Sleeps while there is none.
     fn echo(&mut self, count: usize);
 
     /// Detaches a link.
     fn detach(&mut self, link: usize);
 
-    /// Dies without a word, as by `kill -9`.
+    /// Ends without any message, as after `kill -9`.
     fn die(self: Box<Self>);
 }
 
@@ -65,8 +65,8 @@ pub struct Local<P: Port> {
 }
 
 impl<P: Port> Local<P> {
-    /// Creates a peer at an end, all of whose links get attached. `death` makes the process at this end look
-    /// dead; then the end is dropped.
+    /// Creates a peer from an end, and attaches all links of the end. `death` makes the process of this end
+    /// look dead. After `death`, the end is dropped.
     pub fn new(mut end: End<P>, death: impl FnOnce() + Send + 'static) -> Self {
         end.attach_all();
         Local { end, death: Box::new(death) }
@@ -113,13 +113,13 @@ impl<P: Port> Peer for Local<P> {
     }
 }
 
-/// A hub with a port for each link, each with the chunks of its own link.
+/// A hub with one port for each link. Each port has the chunks of its own link.
 pub struct Hub<P: Port> {
     cores: Vec<Local<P>>,
 }
 
 impl<P: Port> Hub<P> {
-    /// Creates a hub of these cores, in the order of their links.
+    /// Creates a hub of these cores. They are in the order of their links.
     pub fn new(cores: Vec<Local<P>>) -> Self {
         Hub { cores }
     }
@@ -142,7 +142,7 @@ impl<P: Port> Peer for Hub<P> {
     }
 
     fn echo(&mut self, count: usize) {
-        // A hub does the same: a thread for each core. The suite deals evenly over the links.
+        // Each core has its own thread, as in a hub. The suite spreads arrivals evenly over the links.
         let share = count / self.cores.len();
         std::thread::scope(|scope| {
             self.cores.iter_mut().for_each(|core| drop(scope.spawn(move || core.echo(share))));

@@ -1,4 +1,4 @@
-//! Links of one connection between several ports of either end, as a hub needs them that joins a hub.
+//! Links of one connection between several ports of both ends, as for a hub that joins a hub.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use super::hub_and_workers::{Role, Transport};
 use crate::plan::{Carries, LinkPorts, PlannedLink, PortId};
 use crate::{Arrival, Imm, LinkId, Port, Posted, SendWindow, Span, Until};
 
-/// Two ports at either end, and not all pairs of them.
+/// The number of ports of each end. Not all pairs of ports have links.
 const PORTS: usize = 2;
 const JOINED: [(u16, u16); 3] = [(0, 1), (1, 0), (1, 1)];
 const BYTES: usize = 64;
-/// The watchdog is less patient: a port that nobody wakes fails the test.
+/// A timeout that is longer than the watchdog's: a port that nobody wakes fails the test.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Checks that each link joins the two ports that the plan names: a post shows there, and wakes a thread that sleeps
-/// there.
+/// Checks that each link joins the two ports that the plan names. A post must show at that port, and wake a
+/// thread that sleeps on it.
 pub fn links_end_at_the_ports_of_the_plan<T: Transport>(transport: &T) {
     let _watchdog = Watchdog::start();
     let plan = JOINED.map(|(joiner, hub)| PlannedLink {
@@ -41,7 +41,8 @@ pub fn links_end_at_the_ports_of_the_plan<T: Transport>(transport: &T) {
     joiner.join().expect("the joiner sees as much");
 }
 
-/// Posts its number over each link, and sees the peer's at the port of that link. Each port has a thread.
+/// Posts a link's number over each link, and checks that the peer's number shows at the port of that link.
+/// Each port has a thread.
 fn post_and_see<P: Port>(ports: Vec<P>, endpoints: Vec<P::Endpoint>, at: [PortId; JOINED.len()]) {
     assert_eq!(endpoints.len(), at.len(), "one link for each of the plan");
     let mut links: Vec<(Imm, PortId, P::Endpoint)> = Vec::new();
@@ -77,7 +78,7 @@ fn post_and_see<P: Port>(ports: Vec<P>, endpoints: Vec<P::Endpoint>, at: [PortId
                 port
             }));
         }
-        // All ports live until all of them have seen their arrivals: the end of one is the end of the
+        // All ports live until each of them has seen its arrivals, because the end of one port ends the
         // connection.
         let ports: Vec<P> = threads.into_iter().map(|thread| thread.join().expect("it saw all")).collect();
         drop(ports);

@@ -1,12 +1,13 @@
-//! A peer in another process, which obeys line by line over its standard input and output.
+//! A peer in another process, which executes commands from its standard input, and replies on its standard
+//! output.
 //!
 //! ```text
 //!   test  -- "post 0 17\n" -->  child: serve(Local)
 //!         <-- "@Accepted\n" --
 //! ```
 //!
-//! A reply is the text after an `@`, because a child that is a re-executed test binary also writes the
-//! harness's own lines. Trusts the child: it is the test's own.
+//! A reply is the text after an `@`, because the child is the test binary, and the test harness also prints
+//! lines. The child belongs to the test, so its output is trusted.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -14,13 +15,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use super::{Peer, Seen};
 use crate::Posted;
 
-/// Writes a line for the test, which reads it by [`Remote::told`].
+/// Writes a line for the test. The test reads it by [`Remote::told`].
 pub(super) fn say(output: &mut impl Write, text: &str) -> std::io::Result<()> {
     writeln!(output, "@{text}")?;
     output.flush()
 }
 
-/// Obeys a [`Remote`] until it hangs up: the child's main loop.
+/// Executes the commands of a [`Remote`] until the remote closes the pipe. It is the child's main loop.
 pub(super) fn serve(peer: &mut dyn Peer, input: impl Read, mut output: impl Write) -> std::io::Result<()> {
     let mut reply = |text: String| say(&mut output, &text);
     reply("ready".into())?;
@@ -54,7 +55,7 @@ pub(super) fn serve(peer: &mut dyn Peer, input: impl Read, mut output: impl Writ
     Ok(())
 }
 
-/// The test's handle of a peer process. Dropped, it kills the process and reaps it.
+/// The test's handle of a peer process. Dropping the handle kills the process and reaps it.
 #[derive(Debug)]
 pub struct Remote {
     child: Child,
@@ -63,8 +64,8 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts a process that is a [`peer_process`](super::peer_process); returns without waiting for it, since it may
-    /// have to connect first.
+    /// Starts a [`peer_process`](super::peer_process). Does not wait for it, because the process may have to
+    /// connect first.
     pub fn start(mut command: Command) -> std::io::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let to = child.stdin.take().expect("piped");
@@ -77,7 +78,7 @@ impl Remote {
         self.told()
     }
 
-    /// Returns the next line that it says.
+    /// Returns the next line from the process.
     pub(super) fn told(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -125,7 +126,7 @@ impl Peer for Remote {
         self.ask(format_args!("detach {link}"));
     }
 
-    fn die(self: Box<Self>) {} // by drop
+    fn die(self: Box<Self>) {} // dropping kills the process
 }
 
 impl Drop for Remote {

@@ -1,4 +1,4 @@
-//! The shape of a meeting: how many peers and links, and how their windows are laid out.
+//! The shape of a meeting: the numbers of peers and links, and the layout of their windows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,22 +6,22 @@ use std::sync::Arc;
 
 use crate::{SendWindow, Span, Spans};
 
-/// The number of peers, links and bytes a test wants. Written and read as text, for peers in other processes.
+/// The numbers of peers, links and bytes that a test needs. Its text form is for peers in other processes.
 ///
 /// ```text
 ///   every window:   link 0 [chunk 0][chunk 1]...   link 1 [chunk 0][chunk 1]...
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Peers of the near end.
+    /// The number of peers of the near end.
     pub peers: usize,
-    /// Links to each peer.
+    /// The number of links to each peer.
     pub links: usize,
-    /// Posts that each link has room for, at least.
+    /// The number of posts for which each link has room, at least.
     pub capacity: u32,
-    /// Chunks of each link in every window. A value is posted from chunk `value % chunks`.
+    /// The number of chunks of each link in every window. A value is posted from chunk `value % chunks`.
     pub chunks: u32,
-    /// Size of each, a multiple of 64.
+    /// The size of each chunk, a multiple of 64.
     pub chunk_bytes: usize,
 }
 
@@ -52,7 +52,7 @@ impl Shape {
             .collect()
     }
 
-    /// Returns the number of the chunk, over all links of a window, that a value is posted from.
+    /// Returns the number, over all links of a window, of the chunk from which a value is posted.
     pub(super) fn chunk(&self, link: usize, value: u32) -> usize {
         link % self.links * self.chunks as usize + (value % self.chunks) as usize
     }

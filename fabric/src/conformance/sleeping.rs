@@ -7,8 +7,8 @@ use super::peer::FOR_EVER;
 use super::{Bed, Shape, Watchdog, pair};
 use crate::{Port, Until};
 
-/// Checks that `wait` never sleeps past an arrival that it waits for: both ends sleep again and again without a
-/// time limit, and only their posts wake them.
+/// Checks that `wait` never sleeps past an arrival that it waits for. Both ends sleep again and again without
+/// a timeout, and only their posts wake them.
 pub fn wait_returns_on_arrival<B: Bed>(bed: &B) {
     const ROUNDS: u32 = 100;
     let _watchdog = Watchdog::on(bed.name());
@@ -62,7 +62,7 @@ pub fn waker_ends_wait<B: Bed>(bed: &B) {
     let waker = near.port.waker();
     for _ in 0..3 {
         waker.wake_by_ref();
-        near.port.wait(until, FOR_EVER); // the next one
+        near.port.wait(until, FOR_EVER); // the next wait
     }
     for _ in 0..100 {
         let done = AtomicBool::new(false);
@@ -73,7 +73,7 @@ pub fn waker_ends_wait<B: Bed>(bed: &B) {
                 waker.wake();
             });
             while !done.load(Ordering::Acquire) {
-                near.port.wait(Until::Any, FOR_EVER); // the current one
+                near.port.wait(Until::Any, FOR_EVER); // the current wait
             }
         });
     }

@@ -7,11 +7,12 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Long enough for the slowest test on a loaded machine with one core; a hang, not slowness.
+/// The time after which a test counts as hanging. It is long enough for the slowest test on a loaded machine
+/// with one core.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The panics in this process. The test harness shows a panic when its test ends, but a test that waits for a panicked
-/// thread does not end.
+/// The panics in this process. The test harness shows a panic only when its test ends. A test that waits for
+/// a panicked thread does not end.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 const MOST_PANICS: usize = 16;
 
@@ -28,7 +29,7 @@ impl Watchdog {
         Self::over(String::new())
     }
 
-    /// Returns the same, and names the object under test, such as a bed with its seed.
+    /// Starts to watch like `new`, and also names the object under test, such as a bed with its seed.
     #[track_caller]
     pub fn on(what: impl std::fmt::Display) -> Self {
         Self::over(format!(" on {what}"))
@@ -39,12 +40,13 @@ impl Watchdog {
         static HOOK: Once = Once::new();
         HOOK.call_once(keep_panics);
         let (alive, dropped) = channel::<()>();
-        // The test harness names a test's thread by the test.
+        // The test harness gives a test's thread the name of the test.
         let (place, current) = (Location::caller(), thread::current());
         let test = format!("{}{what} ({place})", current.name().unwrap_or("a test"));
         thread::spawn(move || {
             if dropped.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                // Not eprintln, which the test harness keeps to itself and an abort loses.
+                // `eprintln` does not work here: the test harness captures its output, and the abort loses
+                // it.
                 let mut stderr = std::io::stderr();
                 let _ = writeln!(stderr, "watchdog: {test} did not end within {LIMIT:?}");
                 for panic in PANICS.lock().unwrap_or_else(PoisonError::into_inner).iter() {

@@ -1,6 +1,7 @@
-//! Memory that a dma-buf describes, such as a GPU's. NICs read it by its descriptor. This process needs no address in it.
+//! Memory that a dma-buf describes, such as a GPU's. NICs access it by its descriptor. This process needs no
+//! address of it.
 //!
-//! On the `unsafe` list: a descriptor that comes as a number, from another language.
+//! This file is on the `unsafe` list, because a descriptor may come as a number from another language.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -9,17 +10,17 @@ use std::sync::Arc;
 
 use rustix::fs::{SeekFrom, fstatfs, seek};
 
-/// The file system of dma-bufs, by its magic number (linux/magic.h).
+/// The file system type of dma-bufs: its magic number (linux/magic.h).
 const DMA_BUF_FS: u64 = 0x444d_4142;
 
-/// A dma-buf, from one of its bytes on. Its text form is `DESCRIPTOR` or `DESCRIPTOR:OFFSET`.
+/// A dma-buf, starting at one of its bytes. Its text form is `DESCRIPTOR` or `DESCRIPTOR:OFFSET`.
 #[derive(Clone, Debug)]
 pub struct DmaBuf {
     fd: Arc<OwnedFd>,
     offset: u64,
 }
 
-/// Memory that does not belong to a window.
+/// The error of a dma-buf that cannot be a window.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaBufError {
     /// The text is not a descriptor's number and an offset.
@@ -56,27 +57,27 @@ pub enum DmaBufError {
 }
 
 impl DmaBuf {
-    /// Creates the dma-buf of a descriptor, from byte `offset` on.
+    /// Creates the dma-buf of a descriptor. It starts at byte `offset`.
     pub fn new(fd: OwnedFd, offset: u64) -> Self {
         DmaBuf { fd: Arc::new(fd), offset }
     }
 
-    /// Works like [`new`](Self::new), for a descriptor that the caller keeps: this makes a duplicate.
+    /// Works like [`new`](Self::new), but duplicates the descriptor, so that the caller keeps its own.
     ///
     /// # Errors
     /// Returns an error if the process has no such descriptor.
     pub fn of_number(fd: RawFd, offset: u64) -> Result<Self, DmaBufError> {
-        // SAFETY: it touches no memory, and the kernel checks the number.
+        // SAFETY: the call accesses no memory, and the kernel checks the number.
         let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
         if own < 0 {
             let error = std::io::Error::last_os_error().to_string();
             return Err(DmaBufError::NotOpen { fd, error });
         }
-        // SAFETY: made above, and nobody else has it.
+        // SAFETY: the descriptor was made above, and nothing else owns it.
         Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(own) }, offset))
     }
 
-    /// Checks that a window of `bytes` bytes fits in.
+    /// Checks that a window of `bytes` bytes fits in the dma-buf.
     pub(super) fn check(&self, bytes: usize) -> Result<(), DmaBufError> {
         let seen = fstatfs(&self.fd).map_or(0, |found| found.f_type as u64);
         if seen != DMA_BUF_FS {

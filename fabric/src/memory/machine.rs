@@ -5,10 +5,11 @@ use super::window::SendWindow;
 use crate::ids::Span;
 use crate::ranges::Ranges;
 
-/// The file with Linux's setting for huge pages in shared memory. Every mapping gives the advice for them.
+/// The file with Linux's setting for huge pages in shared memory. Every mapping asks for huge pages
+/// by `madvise`.
 pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Whether windows can have huge pages on this machine, by advice or by collapse.
+/// Whether windows can have huge pages on this machine, by `madvise` or by collapse.
 pub fn shared_huge_pages() -> bool {
     // The chosen word stands in brackets: "always within_size advise [never] deny force".
     let words = std::fs::read_to_string(SHARED_HUGE_PAGES).unwrap_or_default();
@@ -18,7 +19,8 @@ pub fn shared_huge_pages() -> bool {
     advised || SendWindow::sparse(HUGE_PAGE).is_ok_and(|window| window.collapse_by_node(&[page], |_| ()) > 0)
 }
 
-/// Returns the resident memory of this process, including shared pages; `None` if the kernel does not report it.
+/// Returns the resident memory of this process, including shared pages. Returns `None` if the kernel does not
+/// report it.
 pub fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;

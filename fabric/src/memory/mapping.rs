@@ -1,7 +1,7 @@
 //! Mappings: the RAII types behind windows, rings and private state.
 //!
-//! On the `unsafe` list. Each mapping has one owner that unmaps it on drop. The types that hold a mapping decide
-//! which bytes are read or written, and when.
+//! This file is on the `unsafe` list. Each mapping has one owner, which unmaps it on drop. The types that
+//! hold a mapping decide which bytes are read or written, and when.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -14,23 +14,23 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use crate::ids::Span;
 use crate::ranges::Ranges;
 
-/// Size of a huge page on x86-64, and on Arm with small pages of 4 KiB.
+/// The size of a huge page on x86-64, and on Arm with pages of 4 KiB.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// Windows, slabs and rings start on a boundary of this many bytes or more.
+/// The alignment of windows, slabs and rings, in bytes: they start at a multiple of it.
 pub(crate) const ALIGN: usize = 64;
 
-/// A mapping could not be made.
+/// The error of a mapping that could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot map {bytes} bytes of {what}: {errno}; {advice}")]
 pub struct MapError {
     /// The purpose of the memory.
     pub what: &'static str,
-    /// The bytes that were asked for.
+    /// The requested number of bytes.
     pub bytes: usize,
     /// The kernel's answer.
     pub errno: Errno,
-    /// The remedy.
+    /// The advice for the user.
     pub advice: &'static str,
 }
 
@@ -58,7 +58,7 @@ pub(crate) enum Access {
     ReadWrite,
 }
 
-/// Pages mapped into this process; unmapped on drop.
+/// Pages that are mapped into this process until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -77,22 +77,22 @@ impl Mapping {
         let len = at_least_one(bytes);
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let mapping = Self::aligned(what, len, |start, flags| {
-            // SAFETY: `aligned` asks for a part of its reservation, or for an address that the kernel chooses: no memory that
-            // anybody has.
+            // SAFETY: `aligned` asks for a part of its reservation, or for an address that the kernel
+            // chooses. No other owner has that memory.
             unsafe { mmap_anonymous(start, len.get(), prot, MapFlags::PRIVATE | flags) }
         })?;
         mapping.stay();
         Ok(mapping)
     }
 
-    /// Stops the kernel's NUMA balancing for private pages. Balancing takes pages out of the page table now and then,
-    /// to see which node touches them, so that cores fault. It also tries to move them, which fails for a NIC's pages.
-    /// It concerns memory without a policy. The policy set here keeps the default: pages lie where they are touched
-    /// first.
+    /// Stops the kernel's NUMA balancing for private pages. Balancing sometimes removes pages from the page
+    /// table to see which node accesses them, so cores get page faults. It also tries to move the pages,
+    /// which fails for pages that a NIC uses. Balancing applies only to memory without a policy. The policy
+    /// that is set here is the default one: a page lies on the node that touches it first.
     fn stay(&self) {
         let none = std::ptr::null::<libc::c_ulong>();
-        // SAFETY: the range is this mapping's own, and its contents stay as they are. If the kernel refuses (containers), nothing
-        // changes.
+        // SAFETY: the range is this mapping's own, and its contents do not change. If the kernel refuses (as
+        // in containers), nothing changes.
         let _ = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -106,7 +106,7 @@ impl Mapping {
         };
     }
 
-    /// Maps pages of a file shared with other processes, from its start.
+    /// Maps the start of a file whose pages other processes share.
     pub fn shared(
         what: &'static str,
         fd: BorrowedFd,
@@ -119,15 +119,17 @@ impl Mapping {
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         Self::aligned(what, len, |start, flags| {
-            // SAFETY: `aligned` asks for a part of its reservation, or for an address that the kernel chooses: no memory
-            // that anybody has. The callers have checked that the file is sealed against shrinking.
+            // SAFETY: `aligned` asks for a part of its reservation, or for an address that the kernel
+            // chooses. No other owner has that memory. The callers have checked that the file is sealed
+            // against shrinking.
             unsafe { mmap(start, len.get(), prot, MapFlags::SHARED | flags, fd.as_fd(), 0) }
         })
     }
 
-    /// Returns the mapping that `map` makes. A mapping as long as a huge page begins at a multiple of a huge page's size. Only
-    /// there can the kernel map a huge page. By default the kernel chooses such an address only if huge pages are switched on,
-    /// or in later versions. So a larger range of addresses is reserved first, and the rest is given back.
+    /// Returns the mapping that `map` makes. If its size is at least that of a huge page, it begins at a
+    /// multiple of that size. Only there the kernel can map a huge page. By default, the kernel chooses such
+    /// an address only in later versions, or if huge pages are switched on. So a larger range of addresses is
+    /// reserved first, and the rest is released.
     fn aligned(
         what: &'static str,
         len: NonZeroUsize,
@@ -159,29 +161,30 @@ impl Mapping {
             [(start, reserved), (start, 0)]
         };
         for (start, bytes) in whole.into_iter().filter(|&(_, bytes)| bytes > 0) {
-            // SAFETY: the range is the rest of the reservation on either side of the mapping, or all of it if
-            // there is no mapping; nobody has it.
+            // SAFETY: the range is the part of the reservation on one side of the mapping, or the whole
+            // reservation if there is no mapping. No other owner has it.
             let result = unsafe { munmap(start.cast(), bytes) };
             debug_assert!(result.is_ok(), "munmap of our own reservation: {result:?}");
         }
         Self::checked(what, len, mapped)
     }
 
-    /// Replaces this mapping's pages by the pages of another file, at the same addresses and read-only. If the kernel refuses,
-    /// the range reads as zeros, because the kernel may have removed the old pages before it failed.
+    /// Replaces this mapping's pages by the pages of another file, read-only at the same addresses. If the
+    /// kernel refuses, the range reads as zeros, because the kernel may have removed the old pages before it
+    /// failed.
     pub fn replace(&self, what: &'static str, fd: BorrowedFd) -> Result<(), MapError> {
         let (start, bytes) = (self.start.as_ptr().cast(), self.bytes.get());
-        // SAFETY: the range is this mapping's own and remains so. Its bytes are shared memory, which readers read
-        // as bytes that may change at any time. The callers have checked that the file is sealed against
-        // shrinking.
+        // SAFETY: the range is this mapping's own, and it stays so. Its bytes are shared memory, which
+        // readers treat as bytes that may change at any time. The callers have checked that the file is
+        // sealed against shrinking.
         let replaced =
             unsafe { mmap(start, bytes, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
         if let Err(errno) = replaced {
-            // SAFETY: as above. A hole in the range would be an address that somebody else may get from the kernel.
+            // SAFETY: as above. Without this call, the kernel could give the free range to another mapping.
             let filled =
                 unsafe { mmap_anonymous(start, bytes, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED) };
             if filled.is_err() {
-                std::process::abort(); // this value, and all that borrow from it, would name other memory
+                std::process::abort(); // this value and its borrowers would point to foreign memory
             }
             return Err(MapError::new(what, bytes, errno));
         }
@@ -189,17 +192,18 @@ impl Mapping {
         Ok(())
     }
 
-    /// Makes huge pages if all memory is on one node. With several nodes, one huge page would hold chunks of cores on several
-    /// nodes.
+    /// Makes huge pages if the machine has one node only. With several nodes, one huge page would hold chunks
+    /// of cores on different nodes.
     pub fn collapse_on_one_node(&self) {
         if one_node() {
             self.collapse(&Ranges::default(), Access::Read);
         }
     }
 
-    /// Collapses to huge pages, on their node, the pages in ranges of one node. Pages elsewhere stay small, on the node where
-    /// they are touched first. `nodes` has the ranges of each node, and `go_to` moves the calling thread to a node by its place
-    /// there. Returns how many bytes have huge pages. `access` is as for [`collapse`](Self::collapse).
+    /// Makes huge pages where a whole page belongs to one node, and places each of them on that node. Other
+    /// pages stay small, on the node that touches them first. `nodes` has the ranges of each node. `go_to`
+    /// moves the calling thread to a node, by its index in `nodes`. Returns how many bytes have huge pages.
+    /// `access` has the meaning that it has in [`collapse`](Self::collapse).
     pub fn collapse_by_node(&self, nodes: &[Ranges], access: Access, mut go_to: impl FnMut(usize)) -> usize {
         let mut collapsed = 0;
         for (node, ranges) in nodes.iter().enumerate() {
@@ -207,35 +211,37 @@ impl Mapping {
             collapsed += self.collapse(ranges, access);
         }
         if nodes.len() > 1 {
-            // The advice is for all ranges: advice for some would cut the mapping in pieces, and a process may have
-            // 65,530 at most. SAFETY: the range is this mapping's own; the advice changes no contents.
+            // The call covers the whole mapping: calls for single ranges would split the mapping, and a
+            // process may have at most 65,530 mappings. SAFETY: the range is this mapping's own, and the
+            // advice does not change contents.
             let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes(), Advice::LinuxNoHugepage) };
         }
         collapsed
     }
 
-    /// Makes pages huge, on the node of the calling thread, if almost all of the page lies in one range. It works with any
-    /// setting of the machine for huge pages (Linux 6.1). Returns how many bytes have huge pages. `access` is how missing pages
-    /// are made: a file's pages by reading, private pages also by writing. The contents stay as they are.
+    /// Makes each page huge, on the node of the calling thread, if almost all of the page lies in one range.
+    /// The call works with any setting of the machine for huge pages (Linux 6.1). Returns how many bytes have
+    /// huge pages. `access` says how missing pages are made: a file's pages by reading, private pages also by
+    /// writing. Contents do not change.
     fn collapse(&self, ranges: &Ranges, access: Access) -> usize {
-        /// The constant of linux/mman.h; not in every libc yet.
+        /// The constant of linux/mman.h, which some C libraries do not have yet.
         const MADV_COLLAPSE: i32 = 25;
         /// The number of tries: the kernel returns EAGAIN while another thread holds a page.
         const TRIES: u32 = 3;
         let collapse = |part: Span| {
             let start = self.start.as_ptr().wrapping_add(part.offset);
             for offset in (0..part.bytes).step_by(HUGE_PAGE) {
-                // The first small page of each huge page must exist before the kernel can collapse it. The huge page then lies on
-                // the node of most of its small pages.
+                // The first small page of each huge page must exist, or the kernel cannot collapse it. The
+                // huge page then lies on the node of most of its small pages.
                 let page = start.wrapping_add(offset);
                 match access {
-                    // SAFETY: inside this mapping, which is readable.
+                    // SAFETY: the address is inside this mapping, which is readable.
                     Access::Read => drop(unsafe { page.read_volatile() }),
                     Access::ReadWrite => self.populate(Span { offset: part.offset + offset, bytes: 1 }),
                 }
             }
             for _ in 0..TRIES {
-                // SAFETY: the range is this mapping's own; contents stay as they are.
+                // SAFETY: the range is this mapping's own, and its contents do not change.
                 if unsafe { libc::madvise(start.cast(), part.bytes, MADV_COLLAPSE) } == 0 {
                     return part.bytes;
                 }
@@ -248,8 +254,8 @@ impl Mapping {
         ranges.huge_pages(self.bytes()).into_iter().map(collapse).sum()
     }
 
-    /// Makes the kernel allocate the pages of a span for writing (Linux 5.14). The contents do not change, even if other
-    /// threads read and write them meanwhile.
+    /// Makes the kernel allocate the pages of a span for writing (Linux 5.14). The contents do not change,
+    /// even if other threads access them at the same time.
     ///
     /// # Panics
     /// Panics if the span ends beyond the mapping.
@@ -264,9 +270,10 @@ impl Mapping {
         }
     }
 
-    /// Leaves this memory out of forked processes. Otherwise private pages that a NIC uses would be copied for each child.
+    /// Excludes this memory from forked processes. Otherwise the kernel would copy private pages that a NIC
+    /// uses for each child.
     pub fn keep_from_children(&self) {
-        // SAFETY: the range is this mapping's own; this process has it as before.
+        // SAFETY: the range is this mapping's own, and this process keeps it.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes(), Advice::LinuxDontFork) };
     }
 
@@ -282,10 +289,11 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Asks for huge pages: a 32 KiB chunk is 8 small pages, and each
-    /// worker's slot is another stream of them through the TLB.
+    /// Asks the kernel for huge pages. A 32 KiB chunk is 8 small pages, and the slot of each worker would use
+    /// further TLB entries.
     fn advise_huge_pages(&self) {
-        // SAFETY: the range is this mapping's own; the advice changes no contents. Refusal is fine.
+        // SAFETY: the range is this mapping's own, and the advice does not change contents. The kernel may
+        // refuse.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes.get(), Advice::LinuxHugepage) };
     }
 
@@ -294,7 +302,7 @@ impl Mapping {
         self.start.as_ptr()
     }
 
-    /// Returns the length in bytes; at least one.
+    /// Returns the length in bytes, which is at least one.
     pub fn bytes(&self) -> usize {
         self.bytes.get()
     }
@@ -302,25 +310,26 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range came from mmap in `checked`, nobody else unmaps it, and whoever borrowed
-        // from it borrowed from `self`.
+        // SAFETY: `checked` got the range from mmap, no other code unmaps it, and every borrower of the range
+        // borrows `self`.
         let result = unsafe { munmap(self.start.as_ptr().cast(), self.bytes.get()) };
         debug_assert!(result.is_ok(), "munmap of our own mapping: {result:?}");
     }
 }
 
-/// Returns free pages of the heap to the machine. The C library keeps free pages that lie below a live allocation.
+/// Returns free pages of the heap to the kernel. Without this call, the C library keeps free pages that lie
+/// below a live allocation.
 pub fn trim_heap() {
-    // SAFETY: it takes the allocator's own locks, and touches only memory that nobody has.
+    // SAFETY: the call takes the allocator's locks, and accesses only memory that is free.
     #[cfg(target_env = "gnu")]
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Makes the C library use two heaps for all threads of this process. Must be called before they begin. The default is
-/// eight heaps per core, and each heap keeps pages around a few live bytes. Without this call, a hub with many threads that
-/// save checkpoints grew for hours.
+/// Makes the C library use two heaps for all threads of this process. Must be called before the threads
+/// start. The default is eight heaps per core, and each heap keeps pages around a few live bytes. Without
+/// this call, the memory of a hub whose many threads save checkpoints grew for hours.
 pub fn few_heaps() {
-    // SAFETY: it sets a number of the allocator, which takes its own lock.
+    // SAFETY: the call sets a number of the allocator, which takes its own lock.
     #[cfg(target_env = "gnu")]
     let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
 }
@@ -331,6 +340,6 @@ fn at_least_one(bytes: usize) -> NonZeroUsize {
 
 /// Whether all memory is on one NUMA node.
 fn one_node() -> bool {
-    // A list of ranges, "0" or "0-1"; absent in kernels that know no nodes.
+    // The file has a list of ranges, such as "0" or "0-1". It is absent in kernels without NUMA.
     std::fs::read_to_string("/sys/devices/system/node/online").map_or(true, |nodes| nodes.trim() == "0")
 }

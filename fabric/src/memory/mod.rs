@@ -1,6 +1,6 @@
 //! Memory: mappings, and the windows that links mirror.
 //!
-//! Knows pages and descriptors, and not what the bytes mean.
+//! This module knows pages and descriptors, and not what the bytes mean.
 
 #[allow(unsafe_code)]
 mod dma_buf;

@@ -1,15 +1,16 @@
-//! The memory that this process may still use. It is the least of the machine's available memory and of the rest that each
-//! control group leaves.
+//! The memory that this process may still use: the minimum of the machine's available memory and of what the
+//! limit of each control group leaves.
 //!
-//! A control group (cgroup) is a directory. Its limit holds for all processes in it and below it, so the groups above count,
-//! too:
+//! A control group (cgroup) is a directory. Its limit holds for all processes in the directory and below it.
+//! So the limits of the groups above this process's group count, too:
 //!
 //! ```text
 //!   version 2   memory.max, memory.high     less memory.current
 //!   version 1   memory.limit_in_bytes       less memory.usage_in_bytes
 //! ```
 //!
-//! Pages of files that the kernel would drop first (`inactive_file`) are not taken for used, as in the machine's own number.
+//! Pages of files that the kernel would drop first (`inactive_file`) count as free, as they do in the
+//! machine's own number.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -19,7 +20,7 @@ use std::path::{Component, Path, PathBuf};
 pub struct MemoryRoom {
     /// The number of bytes.
     pub bytes: u64,
-    /// The bound that allows no more.
+    /// The bound that leaves this number of bytes.
     pub bound: MemoryBound,
 }
 
@@ -53,17 +54,19 @@ impl fmt::Display for MemoryRoom {
     }
 }
 
-/// Returns the memory that this process may still use, with its bounds; `None` if the kernel does not report it.
+/// Returns the memory that this process may still use, with its bound. Returns `None` if the kernel does not
+/// report it.
 pub fn memory_room() -> Option<MemoryRoom> {
     room_in(Path::new("/"))
 }
 
-/// Returns the memory that this process may still use, in bytes; `None` if the kernel does not report it.
+/// Returns the number of bytes that this process may still use. Returns `None` if the kernel does not report
+/// it.
 pub fn available_bytes() -> Option<u64> {
     memory_room().map(|room| room.bytes)
 }
 
-/// Works like [`memory_room`], with another root of all files.
+/// Works like [`memory_room`], with the files below `root`.
 fn room_in(root: &Path) -> Option<MemoryRoom> {
     let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let machine = number_of(&text("proc/meminfo"), "MemAvailable:");
@@ -73,12 +76,12 @@ fn room_in(root: &Path) -> Option<MemoryRoom> {
     machine.into_iter().chain(groups).min_by_key(|room| room.bytes)
 }
 
-/// Returns the directories of the control groups that may limit this process's memory: its own groups and all groups above
-/// them that are visible.
+/// Returns the directories of the control groups that may limit this process's memory: its own groups, and
+/// all visible groups above them.
 fn groups(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     let mut groups = Vec::new();
     for mount in mountinfo.lines() {
-        // 36 35 0:31 ROOT POINT options ... - TYPE source OPTIONS
+        // A line has the form: 36 35 0:31 ROOT POINT options ... - TYPE source OPTIONS
         let Some((of_mount, of_system)) = mount.split_once(" - ") else { continue };
         let mut fields = of_mount.split(' ').skip(3);
         let (Some(top), Some(point)) = (fields.next(), fields.next()) else { continue };
@@ -89,14 +92,14 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
             Some("cgroup") if system.nth(1).is_some_and(is_named) => "memory",
             _ => continue,
         };
-        // 4:memory:PATH in version 1, 0::PATH in version 2
+        // A line has the form 4:memory:PATH in version 1, and 0::PATH in version 2.
         let of_this = |line: &&str| {
             let named = line.split(':').nth(1).unwrap_or_default();
             if controllers.is_empty() { named.is_empty() } else { is_named(named) }
         };
         let Some(line) = cgroup.lines().find(of_this) else { continue };
         let path = Path::new(line.splitn(3, ':').nth(2).unwrap_or("/"));
-        // In a container, its own group may appear as the top, under another path.
+        // In a container, the container's group may be mounted as the top, under another path.
         let below = path.strip_prefix(top).unwrap_or(Path::new(""));
         let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
         let below = if is_plain { below } else { Path::new("") };
@@ -112,7 +115,7 @@ fn limits<'a>(root: &'a Path, group: &'a Path) -> impl Iterator<Item = MemoryRoo
         let directory = root.join(group.strip_prefix("/").unwrap_or(group));
         std::fs::read_to_string(directory.join(name)).ok()
     };
-    let number = move |name: &str| read(name)?.trim().parse::<u64>().ok(); // "max" is no limit
+    let number = move |name: &str| read(name)?.trim().parse::<u64>().ok(); // "max" means no limit
     let used = move |name: &str| {
         let stat = read("memory.stat").unwrap_or_default();
         let cache = number_of(&stat, "total_inactive_file").or(number_of(&stat, "inactive_file"));
@@ -219,7 +222,8 @@ mod tests {
         assert_eq!(room_in(tree(&files).path()), Some(MemoryRoom { bytes: 1000, bound }));
     }
 
-    /// A container mounts its own group. /proc may give the group's path on the host, or one outside the container.
+    /// A container mounts its own group. /proc may show the group's path on the host, or a path outside the
+    /// container.
     #[test]
     fn a_container_sees_its_group_at_the_mount() {
         let bind = "30 24 0:26 /pod/7 /sys/fs/cgroup ro - cgroup2 cgroup rw\n";

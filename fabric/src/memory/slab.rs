@@ -1,13 +1,13 @@
 //! Private memory of a core.
 //!
-//! On the `unsafe` list.
+//! This file is on the `unsafe` list.
 
 use rustix::io::Errno;
 
 use super::mapping::{MapError, Mapping};
 
-/// Zeroed private memory for a core's own state, e.g. momentum; f32, 64-byte aligned. The thread that touches a page
-/// first binds it to its NUMA node.
+/// Zeroed private memory for a core's own state, such as momentum: f32, aligned to 64 bytes. Each page lies
+/// on the NUMA node of the thread that touches it first.
 #[derive(Debug)]
 pub struct Slab {
     mapping: Mapping,
@@ -30,9 +30,9 @@ impl Slab {
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast::<f32>(), self.elements) }
     }
 
-    /// Returns the memory, to write.
+    /// Returns the memory for writing.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        // SAFETY: as in `as_slice`; `&mut self` excludes everybody else.
+        // SAFETY: as in `as_slice`, and `&mut self` excludes all other references.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().cast::<f32>(), self.elements) }
     }
 }

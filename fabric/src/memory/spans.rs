@@ -1,8 +1,8 @@
-//! Spans of windows, as memory that is read and written. This end owns spans of a window that it writes, and reads
-//! spans of the window that the peer writes.
+//! Spans of windows, as memory that this process reads and writes. This end owns spans of the window that it
+//! writes, and reads spans of the window that the peer writes.
 //!
-//! On the `unsafe` list. The peer's window is, on shared memory, a read-only view of its pages. On other transports it is
-//! memory of this end, which the transport writes.
+//! This file is on the `unsafe` list. On shared memory, the window that the peer writes is a read-only view
+//! of the peer's pages. On other transports it is memory of this end, which the transport writes.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -24,7 +24,7 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// Creates the spans of one owner. `split` has checked them, and that no other owner has them.
+    /// Creates the spans of one owner. `split` has checked the spans, and that no other owner has them.
     pub(super) fn new(window: &Arc<SendWindow>, spans: Vec<Span>) -> Self {
         Spans { window: Arc::clone(window), spans }
     }
@@ -44,13 +44,13 @@ impl Spans {
         self.spans.is_empty()
     }
 
-    /// Returns the place of the span.
+    /// Returns the span as a byte range of the window.
     pub fn span(&self, index: usize) -> Span {
         self.spans[index]
     }
 
-    /// Adds a span that covers all of these spans, if each begins where the one before it ends. Returns its
-    /// index.
+    /// Adds a span that covers these spans. Each must begin where the previous one ends; otherwise returns
+    /// `None`. Returns the index of the new span.
     pub fn join(&mut self, spans: Range<usize>) -> Option<usize> {
         let joined = self.spans.get(spans).filter(|spans| !spans.is_empty())?;
         let follows = |pair: &[Span]| pair[0].end() == Some(pair[1].offset);
@@ -59,7 +59,7 @@ impl Spans {
         Some(self.spans.len() - 1)
     }
 
-    /// Gives the spans from this index on to another owner. Returns them.
+    /// Removes the spans from `index` on, and returns them for another owner.
     pub fn split_off(&mut self, index: usize) -> Spans {
         Spans { window: Arc::clone(&self.window), spans: self.spans.split_off(index) }
     }
@@ -70,20 +70,21 @@ impl Spans {
     /// Panics if the span does not hold whole elements, or if the window is in a dma-buf.
     pub fn elements<T: Plain>(&self, index: usize) -> &[T] {
         let (start, elements) = self.start(index);
-        // SAFETY: `split` checked bounds, alignment and disjointness of the span, or `join` put it together from such spans;
-        // `&self` excludes the one writer, `elements_mut`; the kernel initialised the pages, and any bits are a `T`.
+        // SAFETY: `split` checked bounds, alignment and disjointness of the span, or `join` made it from such
+        // spans. `&self` excludes `elements_mut`, the only writer. The kernel initialised the pages, and any
+        // bits are a valid `T`.
         unsafe { std::slice::from_raw_parts(start, elements) }
     }
 
-    /// Returns the span's elements, to write. The peer reads them. The protocol above separates write and
-    /// read in time (post after write, no write before the peer's answer).
+    /// Returns the span's elements for writing. The peer reads them. The protocol above separates writing and
+    /// reading in time: the owner posts after it has written, and writes again only after the peer's answer.
     ///
     /// # Panics
     /// Panics like [`elements`](Self::elements).
     pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
         let (start, elements) = self.start(index);
-        // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because `split`
-        // gave its bytes only to this value.
+        // SAFETY: as in `elements`. `&mut self` makes this the only reference into the span, because `split`
+        // gave the span's bytes to this value alone.
         unsafe { std::slice::from_raw_parts_mut(start, elements) }
     }
 
@@ -95,51 +96,55 @@ impl Spans {
     }
 }
 
-/// The file system of memfds, by its magic number (statfs(2)).
+/// The file system type of memfds: its magic number (statfs(2)).
 const TMPFS: u64 = 0x0102_1994;
 
 /// The window that the peer writes and this end reads.
 #[derive(Debug)]
 pub struct RecvWindow {
-    /// The mapping. It is shared with registered regions: it must stay mapped while a NIC may write it.
+    /// The mapping. Registered regions share it: it must stay mapped while a NIC may write it.
     mapping: Arc<Mapping>,
     bytes: usize,
-    /// Whether this is memory of this end, which a transport may write. Otherwise it is a read-only view.
+    /// Whether the window is memory of this end, which a transport may write. Otherwise it is a read-only
+    /// view.
     local: bool,
-    /// The window that shows this memory to other peers. Its owners write spans of it.
+    /// The window that shows this memory to other peers. Its owners write their spans of it.
     shown: Option<Arc<SendWindow>>,
 }
 
 impl RecvWindow {
-    /// Returns a view of a peer's [`SendWindow`](crate::SendWindow) on this machine. The file comes from outside. So this
-    /// checks its size, and its seal against shrinking: without the seal a read could raise SIGBUS.
+    /// Maps a peer's [`SendWindow`](crate::SendWindow) on this machine as a read-only view. The file comes
+    /// from outside, so this function checks its size and its seal against shrinking. Without the seal, a
+    /// read could raise SIGBUS.
     pub fn open(fd: BorrowedFd, bytes: usize) -> Result<Self, WindowError> {
         check_file(fd, bytes)?;
         let mapping = Mapping::shared("a peer's window", fd, bytes, Access::Read)?;
         Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false, shown: None })
     }
 
-    /// Shows another peer's window at the addresses of this view. Nobody may be reading it, because the bytes change.
+    /// Maps another peer's window at the addresses of this view. The bytes change, so nobody may be reading
+    /// them.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open). If the pages could not be mapped, the view reads as zeros.
     ///
     /// # Panics
-    /// Panics if the view is of memory of this end.
+    /// Panics if the window is memory of this end.
     pub(crate) fn reopen(&self, fd: BorrowedFd) -> Result<(), WindowError> {
         assert!(!self.local, "only a view can be mapped again, not memory of this end");
         check_file(fd, self.bytes)?;
         Ok(self.mapping.replace("a peer's window", fd)?)
     }
 
-    /// Allocates memory of this end, for transports that copy the bytes over.
+    /// Allocates memory of this end, for transports that copy the bytes.
     pub fn local(bytes: usize) -> Result<Self, WindowError> {
         let mapping = Arc::new(Mapping::private("a receive window", bytes)?);
         Ok(RecvWindow { mapping, bytes, local: true, shown: None })
     }
 
-    /// Returns the memory of a window that other peers read: they see the received bytes. For a hub between hubs above and its
-    /// workers. A transport does not receive into spans that an owner at this end writes.
+    /// Returns the memory of a window that other peers read, so that they see the received bytes. A hub
+    /// between upper hubs and its own workers uses it. A transport does not receive into spans that an owner
+    /// at this end writes.
     pub fn shown(window: &Arc<SendWindow>) -> Self {
         let (mapping, bytes) = (Arc::clone(window.mapping()), window.bytes());
         RecvWindow { mapping, bytes, local: true, shown: Some(Arc::clone(window)) }
@@ -160,7 +165,8 @@ impl RecvWindow {
         &self.mapping
     }
 
-    /// Returns the address and number of the elements of a span; bounds and alignment are checked, reading is not.
+    /// Returns a span's address and number of elements. Checks bounds and alignment, but the caller must
+    /// check that it may read.
     pub fn elements_ptr<T: Plain>(&self, span: Span) -> Result<(*const T, usize), SpanError> {
         check(span, self.bytes)?;
         let start = self.mapping.as_ptr().wrapping_add(span.offset).cast_const();
@@ -170,12 +176,12 @@ impl RecvWindow {
     /// Returns the elements of a span.
     ///
     /// # Safety
-    /// While the slice lives, the peer must not write the span. The protocol guarantees that to a
-    /// caller that has seen the peer's post of the span and has not yet answered it.
+    /// While the slice lives, the peer must not write the span. By the protocol, this holds from the time
+    /// that the caller has seen the peer's post of the span, until the caller answers it.
     pub unsafe fn elements<T: Plain>(&self, span: Span) -> Result<&[T], SpanError> {
         let (start, elements) = self.elements_ptr(span)?;
-        // SAFETY: bounds and alignment by `elements_ptr`, any bits are a `T`, the kernel initialised
-        // the pages, and the caller vouches for the peer.
+        // SAFETY: `elements_ptr` checked bounds and alignment, any bits are a valid `T`, the kernel
+        // initialised the pages, and the caller guarantees that the peer does not write.
         Ok(unsafe { std::slice::from_raw_parts(start, elements) })
     }
 
@@ -185,50 +191,51 @@ impl RecvWindow {
         self.mapping.collapse_by_node(nodes, access, go_to)
     }
 
-    /// Allocates every page of a span. A page that nobody has touched yet is allocated on the node of the calling core. For
-    /// memory of this end, before a transport writes it. The contents stay as they are. Before Linux 5.14 it does nothing.
+    /// Allocates every page of a span that has no page yet, on the node of the calling core. Only for memory
+    /// of this end, before a transport writes it. The contents do not change. Before Linux 5.14 the call does
+    /// nothing.
     pub fn populate(&self, span: Span) {
         if self.place(span).is_some() {
             self.mapping.populate(span);
         }
     }
 
-    /// Touches every page of a span for reading. A page that nobody has touched yet is then allocated on the node of the
-    /// calling core.
+    /// Reads every page of a span. If no thread has touched a page yet, the kernel allocates it on the node
+    /// of the calling core.
     pub fn touch(&self, span: Span) {
         const PAGE: usize = 4096;
         let Some(end) = span.end().filter(|&end| end <= self.bytes) else { return };
         let mut offset = span.offset;
         while offset < end {
-            // SAFETY: in bounds by the check above; a volatile read of one byte that the peer may
-            // be writing has no meaning here and is not used.
+            // SAFETY: in bounds by the check above. The peer may be writing the byte, but its value is not
+            // used.
             unsafe { self.mapping.as_ptr().add(offset).read_volatile() };
             offset = (offset / PAGE + 1) * PAGE;
         }
     }
 
-    /// Returns the place of a span, for a transport to write. `None` if it is out of bounds, if the memory is not
-    /// this end's, or if an owner at this end writes there.
+    /// Returns the address of a span, for a transport that writes it. Returns `None` if the span is out of
+    /// bounds, if the memory is not this end's, or if an owner at this end writes there.
     pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
         let is_owned = || self.shown.as_ref().is_some_and(|window| window.owns(span));
         let inside = self.local && span.end()? <= self.bytes && !is_owned();
         inside.then(|| self.mapping.as_ptr().wrapping_add(span.offset))
     }
 
-    /// Copies `source` into the window at `span`, for transports that copy the bytes over.
+    /// Copies `source` into the window at `span`, for transports that copy the bytes.
     ///
     /// # Safety
-    /// The window is [`local`](Self::local); `source` is readable for `span.bytes`; and by the
-    /// protocol nobody reads the span until the transport has shown the post's immediate.
+    /// The window must be [`local`](Self::local), and `source` must be readable for `span.bytes`. By the
+    /// protocol, nobody reads the span until the transport has shown the post's immediate.
     pub(crate) unsafe fn write(&self, span: Span, source: *const u8) -> Result<(), SpanError> {
         let place = self.place(span).ok_or(SpanError::OutOfBounds { span, bytes: self.bytes })?;
-        // SAFETY: in bounds and writable by `place`; the caller guarantees the rest.
+        // SAFETY: `place` checked that the span is in bounds and writable; the caller guarantees the rest.
         unsafe { std::ptr::copy_nonoverlapping(source, place, span.bytes) };
         Ok(())
     }
 }
 
-/// Checks that a file is a window of `bytes` bytes.
+/// Checks that a file can be a window of `bytes` bytes.
 fn check_file(fd: BorrowedFd, bytes: usize) -> Result<(), WindowError> {
     let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
     let seals = fcntl_get_seals(fd).map_err(memfd("reading seals"))?;
@@ -246,8 +253,8 @@ fn check_file(fd: BorrowedFd, bytes: usize) -> Result<(), WindowError> {
     Ok(())
 }
 
-/// Checks that the pages of a peer's memfd are not huge pages of a pool. The pool can be empty when a page is first
-/// touched. This raises SIGBUS, and no seal prevents it.
+/// Checks that the pages of a peer's memfd are not huge pages from a pool. If the pool is empty when a page
+/// is first touched, the kernel raises SIGBUS, and no seal prevents that.
 pub(crate) fn check_plain(fd: BorrowedFd) -> Result<(), WindowError> {
     let kind = fstatfs(fd).map_err(|errno| WindowError::Memfd { call: "fstatfs", bytes: 0, errno })?;
     match kind.f_type as u64 {
@@ -261,7 +268,7 @@ pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
 
-/// Spans of a window that overlap, stick out, or are not aligned.
+/// The error of spans that overlap, end beyond the window, or are not aligned.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpanError {
     /// The span ends after the window.
@@ -272,7 +279,7 @@ pub enum SpanError {
         /// Size of the window.
         bytes: usize,
     },
-    /// The span is not on a boundary of 64 bytes.
+    /// The span does not start on a multiple of 64 bytes.
     #[error("span {span:?} must start on a multiple of 64 bytes")]
     Misaligned {
         /// The span.
@@ -283,7 +290,7 @@ pub enum SpanError {
     NotWhole {
         /// The span.
         span: Span,
-        /// Size of the type as which the span was to be read.
+        /// The size of the element type.
         element_bytes: usize,
     },
     /// Two spans share a byte.
@@ -306,7 +313,7 @@ pub(super) fn check(span: Span, bytes: usize) -> Result<(), SpanError> {
     Ok(())
 }
 
-/// Returns how many `T` a span holds.
+/// Returns the number of `T` in a span.
 pub(super) fn elements<T: Plain>(span: Span) -> Result<usize, SpanError> {
     const { assert!(align_of::<T>() <= ALIGN && size_of::<T>() > 0, "spans start on a multiple of ALIGN") };
     let element_bytes = size_of::<T>();
@@ -420,7 +427,7 @@ mod tests {
     #[test]
     fn a_window_of_huge_pages_is_refused() {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
-        // A kernel without them has no such file to offer.
+        // A kernel without huge pages has no such file.
         let Ok(fd) = memfd_create("test", flags) else { return };
         if ftruncate(&fd, 1 << 30).is_err() {
             return;
@@ -446,7 +453,7 @@ mod tests {
             // SAFETY: one thread, no writer while the slice lives.
             assert_eq!(unsafe { window.elements::<u8>(place) }.unwrap(), source);
         }
-        window.populate(span(BYTES, 64)); // out of bounds: nothing
+        window.populate(span(BYTES, 64)); // out of bounds: does nothing
         window.populate(span(0, 0));
     }
 

@@ -1,6 +1,7 @@
 //! The window that an end writes and its peer reads.
 //!
-//! A window is split once: its spans are disjoint, and each has one owner. Must not know what the bytes mean.
+//! A window is split once. Its spans are disjoint, and each has one owner. This module must not know what the
+//! bytes mean.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,11 +15,11 @@ use super::spans::{SpanError, Spans, check};
 use crate::ids::Span;
 use crate::ranges::Ranges;
 
-/// The seals of a window: its size is final, and nobody but its owner gets a writable mapping.
+/// The seals of a window: its size is final, and only its owner has a writable mapping.
 const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
-/// A window could not be made or opened.
+/// The error of a window that could not be made or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
     /// Mapping failed.
@@ -74,28 +75,29 @@ pub struct SendWindow {
     owned: Box<[Span]>,
 }
 
-/// The place of a window's bytes.
+/// The memory of a window.
 #[derive(Debug)]
 enum Memory {
     /// The bytes are in a memfd that this process has mapped.
     Memfd(Arc<Mapping>, OwnedFd),
-    /// The bytes are in memory that only this process has, because the process may not make a memfd, for this reason.
+    /// The bytes are in private memory of this process. The process may not make a memfd, for this reason.
     Own(Arc<Mapping>, Errno),
     /// The bytes are in a dma-buf, which only NICs can access.
     DmaBuf(DmaBuf),
 }
 
 impl SendWindow {
-    /// Creates a zeroed window of `bytes`, in a sealed memfd. It has no name in any file system, and is freed with its last
-    /// holder. If this process may not make a memfd, as in some containers, the memory is not shared.
+    /// Creates a zeroed window of `bytes` bytes, in a sealed memfd. The memfd has no name in any file system,
+    /// and is freed when its last holder ends. If this process may not make a memfd, as in some containers,
+    /// the memory is private.
     pub fn new(bytes: usize) -> Result<Self, WindowError> {
         let window = Self::sparse(bytes)?;
         window.mapping().collapse_on_one_node();
         Ok(window)
     }
 
-    /// Works like [`new`](Self::new), for a window that is used only in part. Its pages are small, and pages that
-    /// nobody touches take no memory.
+    /// Works like [`new`](Self::new), for a window of which only parts are used. Its pages are small, and
+    /// pages that nobody touches take no memory.
     pub fn sparse(bytes: usize) -> Result<Self, WindowError> {
         let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
         let fd = match memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING) {
@@ -111,8 +113,8 @@ impl SendWindow {
         Ok(SendWindow { memory: Memory::Memfd(mapping, fd), bytes, owned: Box::default() })
     }
 
-    /// Returns a window of `bytes` in a dma-buf, only for links over RDMA. Other uses of its bytes panic. Another party than
-    /// this process writes the bytes, such as a GPU.
+    /// Returns a window of `bytes` bytes in a dma-buf. Only links over RDMA can use it: any other access to
+    /// its bytes panics. A device such as a GPU writes the bytes, not this process.
     ///
     /// # Errors
     /// Returns an error if the descriptor is not a dma-buf, or if the window does not fit into it.
@@ -122,9 +124,10 @@ impl SendWindow {
         Ok(SendWindow { memory, bytes, owned: Box::default() })
     }
 
-    /// Makes huge pages where a whole page belongs to one NUMA node; other pages stay small. `nodes` has the ranges of each
-    /// node, and `go_to` moves the calling thread to a node by its place in `nodes`. Call it before the owners touch their
-    /// pages, and before a NIC registers them. Returns how many bytes have huge pages.
+    /// Makes huge pages where a whole page belongs to one NUMA node; other pages stay small. `nodes` has the
+    /// ranges of each node. `go_to` moves the calling thread to a node, by its index in `nodes`. Call it
+    /// before the owners touch their pages, and before a NIC registers them. Returns how many bytes have huge
+    /// pages.
     pub fn collapse_by_node(&self, nodes: &[Ranges], go_to: impl FnMut(usize)) -> usize {
         self.mapping().collapse_by_node(nodes, Access::Read, go_to)
     }
@@ -134,7 +137,7 @@ impl SendWindow {
         self.bytes
     }
 
-    /// Returns the descriptor, to be passed to a peer on this machine, or the reason why there is none.
+    /// Returns the descriptor to pass to a peer on this machine, or the reason why there is none.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
         match &self.memory {
             Memory::Memfd(_, fd) => Ok(fd.as_fd()),
@@ -145,7 +148,7 @@ impl SendWindow {
         }
     }
 
-    /// Returns the dma-buf that it is in.
+    /// Returns the dma-buf that holds the window, if it is in one.
     pub fn dma_buf(&self) -> Option<&DmaBuf> {
         match &self.memory {
             Memory::Memfd(..) | Memory::Own(..) => None,
@@ -153,7 +156,7 @@ impl SendWindow {
         }
     }
 
-    /// Returns the memory itself.
+    /// Returns the mapping. Panics if the window is in a dma-buf.
     pub(super) fn mapping(&self) -> &Arc<Mapping> {
         match &self.memory {
             Memory::Memfd(mapping, _) | Memory::Own(mapping, _) => mapping,
@@ -177,13 +180,15 @@ impl SendWindow {
         self.mapping().as_ptr()
     }
 
-    /// Returns the address of a span's first byte, for a transport to move; `None` if the span is out of bounds.
+    /// Returns the address of a span's first byte, for a transport that sends it. Returns `None` if the span
+    /// is out of bounds.
     pub(crate) fn bytes_of(&self, span: Span) -> Option<*const u8> {
         (span.end()? <= self.bytes).then(|| self.start().wrapping_add(span.offset).cast_const())
     }
 
-    /// Gives each owner its own spans to write: one list of spans for each owner, all disjoint. Only this method checks that
-    /// spans are disjoint, so that writing a span needs no check. It takes the window, so that there is no second split.
+    /// Gives each owner its own spans: one list of spans per owner, all disjoint. This method alone checks
+    /// that spans are disjoint, so writing a span needs no check. It consumes the window, so a window cannot
+    /// be split twice.
     pub fn split(mut self, owners: Vec<Vec<Span>>) -> Result<(Arc<Self>, Vec<Spans>), SpanError> {
         let mut all: Vec<Span> = owners.iter().flatten().copied().collect();
         for &span in &all {

@@ -3,14 +3,14 @@
 //!
 //! ```text
 //!   head                    tail            wake_at
-//!     |  taken by consumer    |  published      |  the position whose publication the
-//!     v                       v  by producer    v  sleeping consumer wants to be told of
+//!     |  taken by consumer    |  published      |  the position that wakes a sleeping
+//!     v                       v  by producer    v  consumer when it is published
 //!   ..[ unread .............. ][ free .......... ]..     positions are free-running u32
 //! ```
 //!
-//! Safe code over atomics: the memory of the cells (a memfd, the heap, loom) is the caller's business through
-//! [`Cells`]. The consumer distrusts the producer's tail, the producer the consumer's head. A value that no correct
-//! peer writes is [`Corrupt`], never an index out of bounds.
+//! The code is safe code over atomics. The caller provides the memory of the cells (a memfd, the heap, loom)
+//! through [`Cells`]. The consumer checks the producer's tail, and the producer checks the consumer's head. A
+//! value that no correct peer writes is the error [`Corrupt`], never an index out of bounds.
 
 use std::fmt;
 
@@ -22,20 +22,20 @@ mod tests;
 
 /// The shared words of one ring.
 pub trait Cells {
-    /// Returns the position after the last published item; the producer writes it.
+    /// Returns the position after the last published item. The producer writes it.
     fn tail(&self) -> &AtomicU32;
-    /// Returns the position after the last taken item; the consumer writes it.
+    /// Returns the position after the last taken item. The consumer writes it.
     fn head(&self) -> &AtomicU32;
-    /// Returns the position that the tail must reach before a sleeping consumer wants to be woken. The consumer writes it.
+    /// Returns the position at which the tail wakes a sleeping consumer. The consumer writes it.
     fn wake_at(&self) -> &AtomicU32;
-    /// Returns the items; their number is a power of two, at most [`MAX_CAPACITY`].
+    /// Returns the items. Their number is a power of two, at most [`MAX_CAPACITY`].
     fn slots(&self) -> &[AtomicU32];
 }
 
-/// The largest ring: 16 Mi posts in flight. Positions would allow half their range.
+/// The capacity of the largest ring: 16 Mi posts in flight. Positions would allow half of their range.
 pub const MAX_CAPACITY: u32 = 1 << 24;
 
-/// The peer's position cannot be true.
+/// The error of a position that no correct peer writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corrupt {
     /// The position that this end wrote.
@@ -62,7 +62,7 @@ pub struct Producer<C> {
 }
 
 impl<C: Cells> Producer<C> {
-    /// Takes the sending end of a fresh ring.
+    /// Creates the sending end of a fresh ring.
     pub fn new(cells: C) -> Self {
         let mask = capacity(&cells) - 1;
         Producer { cells, mask, tail: 0, head_seen: 0 }
@@ -71,7 +71,8 @@ impl<C: Cells> Producer<C> {
     /// Publishes `item`. Returns `Ok(false)` if the ring is full.
     pub fn push(&mut self, item: u32) -> Result<bool, Corrupt> {
         if self.tail.wrapping_sub(self.head_seen) > self.mask {
-            // [ring-release]: pairs with the consumer's store of head; the slot may be written again.
+            // [ring-release]: pairs with the consumer's store of head. Slots before that head may be written
+            // again.
             self.head_seen = self.cells.head().load(Ordering::Acquire);
             let used = self.tail.wrapping_sub(self.head_seen);
             if used > self.mask + 1 {
@@ -83,13 +84,13 @@ impl<C: Cells> Producer<C> {
         }
         self.cells.slots()[(self.tail & self.mask) as usize].store(item, Ordering::Relaxed);
         self.tail = self.tail.wrapping_add(1);
-        // [ring-publish]: the slot, and the window bytes behind it, before the tail.
+        // [ring-publish]: the slot, and the window bytes of the item, become visible before the tail does.
         self.cells.tail().store(self.tail, Ordering::Release);
         Ok(true)
     }
 
-    /// Whether the consumer, if it sleeps, wants to be woken for the entries published so far. Only meaningful after a
-    /// sequentially consistent fence that follows the push (see `bell`).
+    /// Whether the published items have reached the position at which the consumer wants to be woken. The
+    /// answer is only meaningful after a sequentially consistent fence that follows the push (see `bell`).
     pub fn due(&self) -> bool {
         let wake_at = self.cells.wake_at().load(Ordering::Relaxed);
         reached(self.tail, wake_at)
@@ -105,7 +106,7 @@ pub struct Consumer<C> {
 }
 
 impl<C: Cells> Consumer<C> {
-    /// Takes the receiving end of a fresh ring.
+    /// Creates the receiving end of a fresh ring.
     pub fn new(cells: C) -> Self {
         let mask = capacity(&cells) - 1;
         Consumer { cells, mask, head: 0, tail_seen: 0 }
@@ -127,7 +128,7 @@ impl<C: Cells> Consumer<C> {
         Ok(count)
     }
 
-    /// Returns how many items are published and not taken.
+    /// Returns how many items are published and not yet taken.
     pub fn unread(&mut self) -> Result<u32, Corrupt> {
         self.unread_at_least(usize::MAX)
     }
@@ -137,7 +138,8 @@ impl<C: Cells> Consumer<C> {
         self.cells.wake_at().store(self.head.wrapping_add(unread), Ordering::Relaxed);
     }
 
-    /// Looks at the shared tail only when the last look does not already show `wanted` items.
+    /// Returns the number of unread items. Reads the shared tail only if the last read does not already show
+    /// `wanted` items.
     fn unread_at_least(&mut self, wanted: usize) -> Result<u32, Corrupt> {
         let known = self.tail_seen.wrapping_sub(self.head);
         if known as usize >= wanted {
@@ -171,10 +173,11 @@ fn reached(position: u32, mark: u32) -> bool {
 pub mod bell {
     //! The bell: how a producer wakes a consumer that sleeps, without a system call when it does not.
     //!
-    //! One word per port, shared by all its producers. Before the consumer sleeps, it writes the ring
-    //! positions to be woken for (`wake_at`), sets the word to its place, and looks once more. A producer publishes first and looks at the word afterwards. The two fences make it impossible
-    //! that both look too early. The thread that clears the word wakes the sleeper, at the place that the
-    //! word had then.
+    //! Each port has one word, which all its producers share. Before the consumer sleeps, it writes the
+    //! positions at which it wants to be woken (`wake_at`). Then it sets the word to its place of sleep, and
+    //! checks the rings once more. A producer publishes first and reads the word afterwards. The two fences
+    //! exclude that each end misses what the other has written. The thread that clears the word wakes the
+    //! sleeper, at the place that the word named.
     //!
     //! ```text
     //!   consumer                         producer
@@ -184,12 +187,13 @@ pub mod bell {
     //!   nothing unread? sleep there         place = swap(asleep, 0), wake there
     //! ```
     //!
-    //! A hostile producer can wake the consumer for nothing, or write another word. The consumer's sleep has
-    //! a time-out, so it can cause delay and nothing worse.
+    //! A hostile producer can wake the consumer without a reason, or write another word. The consumer's sleep
+    //! has a timeout, so such a producer can only cause a delay.
 
     use super::super::sync::{AtomicU32, Ordering, fence};
 
-    /// The place where a consumer sleeps: the value of its word, which is 0 as long as it is awake.
+    /// The place where a consumer sleeps. It is the value of the consumer's word, which is 0 while the
+    /// consumer is awake.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Place {
         /// The consumer sleeps at the word itself, a futex.
@@ -198,26 +202,27 @@ pub mod bell {
         Descriptors = 2,
     }
 
-    /// Announces that the consumer is about to sleep at a place. The caller must set its rings' `wake_at` before, and look at
-    /// the rings once more after.
+    /// Announces that the consumer is about to sleep at `place`. The caller must set `wake_at` of its rings
+    /// before this call, and check the rings once more after it.
     pub fn announce(asleep: &AtomicU32, place: Place) {
         asleep.store(place as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst); // [bell]
     }
 
-    /// Notes that the consumer is awake again. Called by the consumer, or by a thread of its process that is about to
-    /// wake it.
+    /// Notes that the consumer is awake again. The consumer calls this, or a thread of its process that is
+    /// about to wake it.
     pub fn awake(asleep: &AtomicU32) {
         asleep.store(0, Ordering::Relaxed);
     }
 
-    /// Orders the producer's publications before its look at the bell. Once per flush.
+    /// Orders the producer's publications before its read of the word. The producer calls this once per
+    /// flush.
     pub fn published() {
         fence(Ordering::SeqCst); // [bell]
     }
 
-    /// Returns the place at which the caller, a producer, must wake the consumer, if it must. The read-modify-write is made
-    /// only if the consumer sleeps.
+    /// Returns the place at which the caller, a producer, must wake the consumer. Returns `None` if the
+    /// caller need not wake it. The word is swapped only if the consumer sleeps.
     pub fn claim_wake(asleep: &AtomicU32) -> Option<Place> {
         const DESCRIPTORS: u32 = Place::Descriptors as u32;
         if asleep.load(Ordering::Relaxed) == 0 {
@@ -226,7 +231,8 @@ pub mod bell {
         match asleep.swap(0, Ordering::Relaxed) {
             0 => None,
             DESCRIPTORS => Some(Place::Descriptors),
-            // A correct peer writes no other value. A futex at which nobody sleeps wakes nobody.
+            // A correct peer writes no other value. The wake-up does no harm: a futex on which nobody sleeps
+            // wakes nobody.
             _ => Some(Place::Futex),
         }
     }

@@ -35,7 +35,8 @@ enum Step {
     Push(u32),
     Take(usize),
     Unread,
-    /// The consumer goes to sleep for this many items, and the producer looks whether to wake it.
+    /// The consumer announces a sleep until this many items are unread, and the producer checks whether to
+    /// wake it.
     Sleep(u32),
 }
 
@@ -71,7 +72,8 @@ proptest! {
                     let mut taken = Vec::new();
                     let count = consumer.take(limit, |item| taken.push(item)).unwrap();
                     prop_assert_eq!(count, taken.len());
-                    // A read may overlook entries since its last look, but only if it has enough.
+                    // `take` may miss items published since its last read of the tail, but only if it has
+                    // enough without them.
                     prop_assert_eq!(count, limit.min(model.len()));
                     prop_assert_eq!(taken, model.drain(..count).collect::<Vec<_>>());
                 }
@@ -127,8 +129,8 @@ proptest! {
         }
     }
 
-    /// Both positions and the mark change under the ends at any time. The ends may answer anything that the words
-    /// say, but never panic, and never take more than the ring holds.
+    /// Both positions and `wake_at` change at any time. The ends may return anything that fits the words, but
+    /// they never panic, and never take more items than the ring holds.
     #[test]
     fn no_sequence_of_lies_does_more_than_lie(
         start in position(),

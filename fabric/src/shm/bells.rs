@@ -15,7 +15,7 @@ use crate::ring::bell::{self, Place};
 #[derive(Debug)]
 pub(super) struct OwnBell {
     word: Bell,
-    /// Ends a sleep at descriptors, from this process.
+    /// The waker for this process, if the port sleeps at descriptors.
     beside: OnceLock<Waker>,
 }
 
@@ -35,8 +35,9 @@ impl OwnBell {
 }
 
 impl Ring for OwnBell {
-    /// Rings without checking whether anybody sleeps, or where. A peer that is killed after it cleared the word and before it
-    /// woke the sleeper leaves the sleeper asleep. So does a hostile peer. The call is rare enough for its system calls.
+    /// Wakes the port without checking whether the port sleeps, or where, because the word may be wrong. If a
+    /// peer was killed between clearing the word and waking the port, the port still sleeps. A hostile peer
+    /// can cause the same. The call is rare, so the additional system calls do not matter.
     fn ring(&self) {
         bell::published();
         bell::awake(self.asleep());
@@ -52,12 +53,13 @@ impl Ring for OwnBell {
 pub(super) struct PeerBells(Arc<Words>);
 
 impl PeerBells {
-    /// Opens the bells of a peer with `ports` ports, and checks the descriptors that the peer handed over.
+    /// Maps the bells of a peer with `ports` ports, and checks the descriptor that the peer handed over.
     pub fn open(whose: &'static str, ports: usize, words: OwnedFd) -> Result<Self, String> {
         Ok(PeerBells(Words::open(whose, words, Bell::bytes(ports))?))
     }
 
-    /// Returns the bell of a port, with the `waker` for a port that sleeps at descriptors. Panics if the peer has no such port.
+    /// Returns the bell of a port. `waker` wakes the port if it sleeps at descriptors. Panics if the peer has
+    /// no such port.
     pub fn of(&self, port: PortId, waker: waking::Waker) -> PeerBell {
         PeerBell { word: Bell::new(&self.0, port.index()), waker: Box::new(waker) }
     }
@@ -71,7 +73,7 @@ pub(super) struct PeerBell {
 }
 
 impl PeerBell {
-    /// Wakes the port at its place of sleep, unless another thread does.
+    /// Wakes the port at its place of sleep, if it sleeps and no other thread is already waking it.
     pub fn ring(&self) {
         let asleep = self.word.asleep();
         match bell::claim_wake(asleep) {

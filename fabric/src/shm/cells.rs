@@ -1,7 +1,7 @@
 //! Rings and bells in memfds that two processes write.
 //!
-//! On the `unsafe` list. Only atomics live here. A hostile peer can write any value at any time: atomics allow it, and
-//! `ring` checks each value that it reads.
+//! This file is on the `unsafe` list. Only atomics are in this memory. A hostile peer can write any value at
+//! any time: atomics allow that, and `ring` checks each value that it reads.
 //!
 //! ```text
 //!   bells:  [asleep ....128][asleep ....128]...          one per port
@@ -20,14 +20,16 @@ use crate::plan::PlannedLink;
 use crate::ring::AtomicU32;
 use crate::ring::{Cells, MAX_CAPACITY};
 
-/// The distance of words that different ends write: two cache lines, because adjacent lines are fetched in pairs.
+/// The distance of words that different ends write: two cache lines, because processors fetch adjacent lines
+/// in pairs.
 const APART: usize = 128;
 
-/// A sealed memfd of atomics, mapped writable at both ends.
+/// A sealed memfd of atomics, which both ends map writable.
 #[derive(Debug)]
 pub(super) struct Words {
     mapping: Mapping,
-    /// The descriptor, or the reason why there is none. Without it only this process has the words.
+    /// The descriptor, or the reason why there is none. Without a descriptor, only this process can use the
+    /// words.
     fd: Result<OwnedFd, Errno>,
 }
 
@@ -42,7 +44,8 @@ impl Words {
         Ok(Arc::new(Words { mapping, fd: Ok(fd) }))
     }
 
-    /// Allocates fresh words. If this process may not make a memfd, as in some containers, the words are private.
+    /// Allocates fresh words. The words are private if this process may not make a memfd, as in some
+    /// containers.
     pub fn new_or_own(what: &'static str, bytes: usize) -> Result<Arc<Self>, MapError> {
         match memfd_create("phub-words", MemfdFlags::CLOEXEC) {
             Err(errno @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS)) => {
@@ -52,7 +55,7 @@ impl Words {
         }
     }
 
-    /// Opens the peer's words, and checks their size and seal.
+    /// Maps the peer's words, after a check of their size and seal.
     pub fn open(what: &'static str, fd: OwnedFd, bytes: usize) -> Result<Arc<Self>, String> {
         let seals = fcntl_get_seals(&fd).map_err(|errno| format!("{what}: reading seals: {errno}"))?;
         check_plain(fd.as_fd()).map_err(|error| format!("{what}: {error}"))?;
@@ -68,7 +71,7 @@ impl Words {
         Ok(Arc::new(Words { mapping, fd: Ok(fd) }))
     }
 
-    /// Returns the descriptor, to be passed to a peer on this machine, or the reason why there is none.
+    /// Returns the descriptor to pass to a peer on this machine, or the reason why there is none.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
         let why = |errno| format!("this process may not make memory that it shares (memfd_create: {errno})");
         self.fd.as_ref().map(AsFd::as_fd).map_err(why)
@@ -104,8 +107,8 @@ impl Bell {
     }
 
     pub fn asleep(&self) -> &AtomicU32 {
-        // SAFETY: in bounds and aligned by `Words::word`, mapped as long as `self._words`, and an
-        // atomic may be written by anybody at any time.
+        // SAFETY: `Words::word` checked bounds and alignment, the mapping lives as long as `self._words`, and
+        // any thread or process may write an atomic at any time.
         unsafe { &*self.asleep }
     }
 }
@@ -124,7 +127,7 @@ pub(super) struct MappedCells {
 // SAFETY: the pointers lead to atomics inside `_words`, which this value keeps mapped.
 unsafe impl Send for MappedCells {}
 
-/// Returns the slots of a ring that holds at least `posts`.
+/// Returns the number of slots of a ring that holds at least `posts`.
 fn slots(posts: u32) -> usize {
     posts.clamp(1, MAX_CAPACITY).next_power_of_two() as usize
 }
@@ -144,7 +147,7 @@ pub(super) fn rings(words: &Arc<Words>, plan: &[PlannedLink]) -> Vec<(MappedCell
     let mut next = |posts| {
         let capacity = slots(posts);
         let first = offset + 3 * APART;
-        words.word(first + (capacity - 1) * 4); // the bounds of all slots
+        words.word(first + (capacity - 1) * 4); // checks the bounds of all slots
         let cells = MappedCells {
             _words: Arc::clone(words),
             tail: words.word(offset),
@@ -161,7 +164,8 @@ pub(super) fn rings(words: &Arc<Words>, plan: &[PlannedLink]) -> Vec<(MappedCell
 
 impl Cells for MappedCells {
     fn tail(&self) -> &AtomicU32 {
-        // SAFETY: made by `rings` from `Words::word`: in bounds, aligned, mapped with `_words`.
+        // SAFETY: `rings` made the pointer by `Words::word`: it is in bounds, aligned, and mapped as long as
+        // `_words`.
         unsafe { &*self.tail }
     }
     fn head(&self) -> &AtomicU32 {
@@ -186,7 +190,7 @@ mod tests {
     fn words_of_huge_pages_are_refused() {
         const BYTES: usize = 1 << 30;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
-        // A kernel without them has no such file to offer.
+        // A kernel without huge pages has no such file.
         let Ok(fd) = memfd_create("test", flags) else { return };
         if ftruncate(&fd, BYTES as u64).is_err() {
             return;

@@ -3,14 +3,15 @@
 //! ```text
 //!   worker                          hub
 //!   connect -----------------------------> accept
-//!   Hello{proof} + window, bells --------> Hello         looked at, not taken; the layer above knows the token
-//!                                          gather        now the descriptors are taken, and looked at
+//!   Hello{proof} + window, bells --------> Hello         message read, descriptors left in the socket
+//!                                          gather        token known: descriptors taken and checked
 //!           <--- Welcome + window, bells, rings, eventfds, or Refused{why}
 //! ```
 //!
-//! The closing of a descriptor may block. So no descriptor of a stranger, who has no token, is handed over. It is closed where
-//! nobody waits: in [`Hello::refuse`], `gather`, or a failing `hello`. The layer above calls these without a lock. A socket
-//! accepts nothing more once its hello has arrived.
+//! Closing a descriptor may block. So descriptors of a stranger, who has no token, are never passed on. They
+//! are closed where no other thread waits: in [`Hello::refuse`], `gather`, or a failing `hello`. The layer
+//! above calls these without a lock. Once `gather` has taken the descriptors, the socket receives nothing
+//! more.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,10 +36,10 @@ use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
-/// The number of connections that may wait to be accepted: one for each worker, at most 1024.
+/// The number of connections that may wait to be accepted: at most 1024, one for each worker.
 const BACKLOG: i32 = 1024;
 
-/// A handshake failed.
+/// The error of a handshake over shared memory.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The socket failed.
@@ -54,18 +55,19 @@ pub enum ConnectError {
     /// The other end refused the connection.
     #[error("the hub refused the shared-memory connection: {0}")]
     Refused(String),
-    /// A message of the other end is not one of the handshake.
+    /// A message of the other end is not a message of the handshake.
     #[error("the shared-memory handshake failed: {0}")]
     Nonsense(String),
     /// A window could not be opened.
     #[error(transparent)]
     Window(#[from] WindowError),
-    /// This end has no memory that it can share.
+    /// This end cannot make shareable memory.
     #[error("{0}: allow memfd_create (a container's seccomp profile refuses it), or use TCP alone")]
     Unshared(String),
 }
 
-/// Returns advice about a socket that failed. A hub's own socket needs no other end.
+/// Returns advice about a socket that failed. The advice to check the hub is only for a socket that talks to
+/// a hub.
 fn advice(doing: &str) -> &'static str {
     match doing {
         "connecting" | "sending the hello" | "waiting for the welcome" => {
@@ -75,7 +77,8 @@ fn advice(doing: &str) -> &'static str {
     }
 }
 
-/// The hub's socket. Its name is abstract: it ends with the last holder.
+/// The hub's socket. Its name is abstract: the name is free again when the last process has closed the
+/// socket.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -83,7 +86,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens under `address`, any string that no other process of this network namespace uses.
+    /// Listens at `address`, which may be any string that no other process of this network namespace uses.
     pub fn bind(address: &str) -> Result<Self, ConnectError> {
         let fail = |error: rustix::io::Errno| socket_error("listening", address, error);
         let socket = new_socket().map_err(fail)?;
@@ -116,14 +119,14 @@ impl Listener {
         }
     }
 
-    /// Ends `accept` in any thread that waits in it.
+    /// Ends `accept` in each thread that waits in it.
     pub fn stop(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 }
 
-/// The socket of a connected client. Until the client is [admitted](Self::let_in), the descriptors that it has sent are
-/// closed with the socket.
+/// The socket of a connected client. Until the client is [admitted](Self::let_in), dropping the `Guest` also
+/// closes the descriptors that the client has sent.
 #[derive(Debug)]
 pub(super) struct Guest(Option<OwnedFd>);
 
@@ -162,7 +165,7 @@ impl Accepted {
         self.hello_then(timeout, || ())
     }
 
-    /// Reads the peer's hello, and calls `heard` once there is something to read or no more to wait for.
+    /// Reads the peer's hello. Calls `heard` once the hello can be read, or the wait for it is over.
     pub fn hello_then(self, timeout: Duration, heard: impl FnOnce()) -> Result<Hello, ConnectError> {
         let read = peek(self.socket.as_fd(), timeout).map_err(|error| error.to_string());
         let message = read.and_then(|bytes| HelloMessage::decode(&bytes));
@@ -187,10 +190,10 @@ impl AsFd for Accepted {
 #[derive(Debug)]
 pub struct Hello {
     socket: Guest,
-    /// The name of the token, until the peer is [identified](Self::identify).
+    /// The name of the token until the peer is [identified](Self::identify), and the token after that.
     token: [u8; 16],
     message: HelloMessage,
-    /// The window and its bells, once they are taken.
+    /// The descriptors of the peer's window and bells, once they are taken.
     given: Option<[OwnedFd; 2]>,
 }
 
@@ -212,7 +215,8 @@ impl Hello {
         refuse(self.socket.as_fd(), why);
     }
 
-    /// Takes the descriptors of the hello. Call it once the token is known, on a thread for which nobody waits.
+    /// Takes the descriptors of the hello. The caller must know the token, and no other thread may wait for
+    /// the calling one.
     pub fn gather(mut self) -> Result<Self, ConnectError> {
         let taken = self.take();
         taken.inspect_err(|why| refuse(self.socket.as_fd(), why)).map_err(ConnectError::Nonsense)?;
@@ -223,8 +227,8 @@ impl Hello {
         if self.given.is_some() {
             return Ok(());
         }
-        // Descriptors that came after the hello are closed here. No more can arrive, so a core can later close this socket at
-        // once.
+        // Descriptors that came after the hello are closed here. No more can arrive, so a core can later
+        // close this socket without blocking.
         let (bytes, fds) =
             receive(self.socket.as_fd(), Duration::from_secs(1)).map_err(|error| error.to_string())?;
         let _ = shutdown(&self.socket, Shutdown::Read);
@@ -243,8 +247,8 @@ impl Hello {
         Ok(())
     }
 
-    /// Admits the peer. The peer gets `ours` read-only, and gives its own window of at least `recv_bytes`. The links are those
-    /// of `plan`, and the peer's hello must name the same links.
+    /// Admits the peer. The peer gets `ours` read-only, and its own window must have at least `recv_bytes`.
+    /// The links are those of `plan`, and the peer's hello must name the same links.
     pub fn welcome(
         self,
         group: &Arc<Group>,
@@ -321,8 +325,8 @@ impl Hello {
     }
 }
 
-/// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and the links are those of `plan`. The hub's window is
-/// seen through `receive_into`.
+/// Connects to a hub's [`Listener`]. The hub gets `ours` read-only, and the links are those of `plan`.
+/// `receive_into` becomes a view of the hub's window.
 pub fn connect(
     address: &str,
     token: [u8; 16],
@@ -347,9 +351,10 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     let fail = |doing| move |error: rustix::io::Errno| socket_error(doing, address, error);
     let socket = new_socket().map_err(fail("opening a socket"))?;
     let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail("naming the hub"))?;
-    // A hub that accepts nobody has a full queue of connections, and then connecting waits, too.
+    // If a hub accepts no connections, its queue of connections is full. Then `connect` waits, so it needs a
+    // timeout, too.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))
-        .map_err(fail("setting a time-out"))?;
+        .map_err(fail("setting a timeout"))?;
     connect_socket(&socket, &name).map_err(|errno| match errno {
         rustix::io::Errno::AGAIN => {
             let what = format!("the hub accepted no connection for {timeout:?}");
@@ -361,8 +366,8 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     Ok(socket)
 }
 
-/// Returns the worker's half of a connection, from the hub's answer to its hello. `name` is the name of the worker's
-/// receivers.
+/// Returns the worker's half of a connection, from the hub's answer to the hello. `own` is the name of the
+/// worker's receivers.
 pub(super) fn welcomed(
     (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
     socket: &OwnedFd,
@@ -400,12 +405,12 @@ pub(super) fn welcomed(
     Ok(Joined::new(recv, endpoints))
 }
 
-/// Returns the index of a port among the ports of a connection.
+/// Returns the index of a port among the sorted ports of a connection.
 fn place(ports: &[PortId], port: PortId) -> usize {
     ports.binary_search(&port).expect("the ports of a plan are those of its links")
 }
 
-/// Returns the descriptors that a peer handed over, if their number is the expected one.
+/// Returns the descriptors that a peer handed over. Returns an error if their number differs from `expected`.
 fn offered(fds: Vec<OwnedFd>, expected: usize) -> Result<Vec<OwnedFd>, String> {
     if fds.len() != expected {
         let why = format!("expected {expected} descriptors, got {}", fds.len());
@@ -421,10 +426,10 @@ fn shared<T>(memory: Result<T, String>) -> Result<T, ConnectError> {
 
 fn waking(errno: rustix::io::Errno) -> ConnectError {
     let why = io::Error::from(errno);
-    ConnectError::Nonsense(format!("making what wakes the ports: {why}"))
+    ConnectError::Nonsense(format!("making the sockets that wake the ports: {why}"))
 }
 
-/// Returns the connection of these ports of the group.
+/// Returns the connection of these ports of the group. The group's watch observes it.
 fn watched(
     group: &Arc<Group>,
     socket: BorrowedFd<'_>,

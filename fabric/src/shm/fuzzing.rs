@@ -1,4 +1,4 @@
-//! Doors for the fuzz targets: the handshake over a socket pair, and its messages. Not an API.
+//! Entry points for the fuzz targets: the handshake over a socket pair, and its messages. Not an API.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub fn accepted(socket: OwnedFd) -> Accepted {
     Accepted { socket: Guest::new(socket) }
 }
 
-/// Returns the worker's result for the answer that waits in its socket.
+/// Returns what the worker makes of the answer that is in its socket.
 pub fn welcome(
     socket: &OwnedFd,
     group: &Arc<Group>,
@@ -35,7 +35,7 @@ pub fn hello(token: [u8; 16], send_bytes: u64, ports: u32, links: Vec<LinkPorts>
     HelloMessage::new(token, send_bytes, ports, Name([9; 16]), links).encode()
 }
 
-/// Runs both decoders. A decoded message is encoded to the same bytes, except for text that was no UTF-8.
+/// Runs both decoders. A decoded message must encode to the same bytes, unless its text was no UTF-8.
 pub fn decode(bytes: &[u8]) {
     if let Ok(hello) = HelloMessage::decode(bytes) {
         assert_eq!(hello.encode(), bytes);

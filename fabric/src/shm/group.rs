@@ -28,12 +28,13 @@ impl Group {
         Ok(Arc::new(Group { bells, ports, watch: Watch::start()? }))
     }
 
-    /// Returns the descriptor of the bells, to be passed to a peer on this machine.
+    /// Returns the descriptor of the bells, to pass to a peer on this machine.
     pub(super) fn bells(&self) -> Result<BorrowedFd<'_>, String> {
         self.bells.fd()
     }
 
-    /// Returns the reason why no peer can connect, if none can: this process may not make shareable memory.
+    /// Returns the reason why no peer can connect: this process may not make shareable memory. Returns `None`
+    /// if peers can.
     pub fn unshared(&self) -> Option<String> {
         self.bells().err()
     }

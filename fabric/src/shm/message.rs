@@ -1,8 +1,8 @@
 //! The handshake's messages: fixed little-endian headers, with file descriptors.
 //!
-//! All bytes here come from outside: each field is checked before it is used, and every wait has a timeout. A stranger's
-//! descriptors are not taken before its proof is looked at, and where they are closed nobody waits. See
-//! `docs/protocol/data-path.md`.
+//! All bytes come from outside: each field is checked before it is used, and every wait has a timeout. A
+//! stranger's descriptors are taken only after its proof was checked, and they are closed where no other
+//! thread waits. See `docs/protocol/data-path.md`.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,16 +22,16 @@ use crate::proof::{PROOF, name_of, proof, proves};
 
 /// First bytes of every message; the digit is the version of this handshake.
 const MAGIC: [u8; 8] = *b"phubshm4";
-/// The most descriptors that a message of this machine's sockets carries (SCM_MAX_FD).
+/// The most descriptors that the kernel allows in one message (SCM_MAX_FD).
 const MAX_FDS: usize = 253;
 /// The longest message: a hello with all its links.
 const MAX_BYTES: usize = 56 + 4 * MAX_PORTS + PROOF;
-/// The number of messages of a stranger that may wait in its socket.
+/// The most messages that a stranger may have left in its socket.
 const MOST_MESSAGES: usize = 1024;
 /// The longest refusal, including the header before its text.
 const MAX_REFUSAL: usize = 1024;
 
-/// Worker to hub, with [gradient window, bells].
+/// The message from a worker to a hub, with the descriptors of [gradient window, bells].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HelloMessage {
     /// The name of the worker's token. The token itself is not shown.
@@ -41,14 +41,14 @@ pub(super) struct HelloMessage {
     pub ports: u32,
     /// The name of the sockets that wake these ports.
     pub name: Name,
-    /// The ports that the links join, in the order of their rings.
+    /// The ports that the links join, in the order of the links' rings.
     pub links: Vec<LinkPorts>,
     /// The proof that the sender of the hello has the token.
     pub proof: [u8; PROOF],
 }
 
-/// Hub to worker: admission, with [weights window, bells, rings, eventfds]; or a refusal, and the reason. The name is that of
-/// the hub's sender.
+/// The answer from a hub to a worker. It admits the worker, with the descriptors of [weights window, bells,
+/// rings, eventfds], or refuses it with a reason. The name is the name of the hub's sender.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReplyMessage {
     Welcome { send_bytes: u64, ports: u32, name: Name },
@@ -70,7 +70,7 @@ impl HelloMessage {
         [&self.said()[..], &self.proof].concat()
     }
 
-    /// Returns the bytes that the proof is about.
+    /// Returns the bytes that the proof covers.
     fn said(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.token);
@@ -91,7 +91,7 @@ impl HelloMessage {
         let proof = take(&mut body)?;
         nothing_left(body)?;
         if let Some(link) = links.iter().find(|link| link.joiner.index() >= ports as usize) {
-            return Err(format!("a link at port {} of {ports}", link.joiner.0));
+            return Err(format!("a link ends at port {}, and the peer has {ports} ports", link.joiner.0));
         }
         Ok(HelloMessage { token, send_bytes, ports, name, links, proof })
     }
@@ -131,7 +131,7 @@ impl ReplyMessage {
     }
 }
 
-/// Sends one message; the socket keeps message boundaries.
+/// Sends one message. The socket keeps the boundaries of messages.
 pub(super) fn send(socket: BorrowedFd, bytes: &[u8], fds: &[BorrowedFd]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -148,11 +148,11 @@ pub(super) fn refuse(socket: BorrowedFd, why: &str) {
     let _ = rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
-/// Reads the next message within `timeout`, and leaves it and its descriptors in the socket.
+/// Reads the next message within `timeout`. The message and its descriptors stay in the socket.
 pub(super) fn peek(socket: BorrowedFd, timeout: Duration) -> io::Result<Vec<u8>> {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
     let mut bytes = vec![0; MAX_BYTES];
-    // The buffer has no room for descriptors. They stay in the socket, so that this closes none.
+    // The call has no buffer for descriptors. So the descriptors stay in the socket, and none is closed here.
     let read = retry_on_intr(|| recv(socket, &mut bytes, RecvFlags::PEEK)).map_err(silent_for(timeout))?;
     come(bytes, read.0)
 }
@@ -161,7 +161,7 @@ pub(super) fn peek(socket: BorrowedFd, timeout: Duration) -> io::Result<Vec<u8>>
 pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
     let (bytes, count, fds, cut) = take_message(socket, RecvFlags::empty()).map_err(silent_for(timeout))?;
-    // Some descriptors did not fit although there was room: this process may not open more.
+    // Descriptors are missing although the buffer had room for them: this process may not open more.
     if cut && fds.len() < MAX_FDS {
         return Err(io::Error::other(
             "descriptors arrived for which the receiving process has no room: raise its number of open files (ulimit -n)",
@@ -170,15 +170,15 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
     Ok((come(bytes, count)?, fds))
 }
 
-/// Ends a conversation with a stranger, and closes the descriptors that it has sent. Closing a descriptor may block. TCP
-/// sockets that linger no longer do so after this call; others may. So the caller must hold no lock for which other threads
-/// wait.
+/// Ends the conversation with a stranger, and closes the descriptors that the stranger has sent. Closing a
+/// descriptor may block. The function turns off the linger option of TCP sockets, but other descriptors may
+/// still block. So the caller must hold no lock for which other threads wait.
 pub(super) fn dispose(socket: OwnedFd) {
-    let _ = shutdown(&socket, Shutdown::Both); // nothing more comes
+    let _ = shutdown(&socket, Shutdown::Both); // no further message can arrive
     drain(socket.as_fd());
 }
 
-/// Closes the descriptors in a socket that takes no more. May block, as [`dispose`] may.
+/// Closes the descriptors in a socket that receives no more messages. May block, like [`dispose`].
 pub(super) fn drain(socket: BorrowedFd) {
     for _ in 0..MOST_MESSAGES {
         match take_message(socket, RecvFlags::DONTWAIT) {
@@ -189,14 +189,14 @@ pub(super) fn drain(socket: BorrowedFd) {
     }
 }
 
-/// Closes descriptors of a stranger. May block, as [`dispose`] may.
+/// Closes descriptors of a stranger. May block, like [`dispose`].
 pub(super) fn discard(fds: Vec<OwnedFd>) {
     for fd in &fds {
         let _ = sockopt::set_socket_linger(fd, None);
     }
 }
 
-/// Bytes, their number, descriptors, and whether there were more of these.
+/// Bytes, their number, descriptors, and whether descriptors are missing for lack of room.
 type Taken = (Vec<u8>, usize, Vec<OwnedFd>, bool);
 
 fn take_message(socket: BorrowedFd, flags: RecvFlags) -> Result<Taken, Errno> {
@@ -275,7 +275,7 @@ mod tests {
     fn links_of_ports_that_are_not_there_are_refused() {
         let link = LinkPorts { joiner: PortId(1), hub: PortId(0) };
         let refused = |ports, links| HelloMessage::decode(&hello(ports, links).encode()).unwrap_err();
-        assert_eq!(refused(1, vec![link]), "a link at port 1 of 1");
+        assert_eq!(refused(1, vec![link]), "a link ends at port 1, and the peer has 1 ports");
         assert_eq!(refused(1, vec![]), "0 links are not between 1 and 4096");
         assert_eq!(refused(4097, vec![link]), "4097 ports are not between 1 and 4096");
     }

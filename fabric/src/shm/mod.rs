@@ -11,7 +11,7 @@
 //!   port 0: bell  <--+ rings, one pair a link  +-->  port i: bell   (one port a core)
 //!                    |  up   [worker -> core i] |
 //!                    |  down [core i -> worker] |
-//!              Unix socket: handshake, and its end is the sign of death
+//!              Unix socket: handshake; its end means that the peer is dead
 //! ```
 //!
 //! One handshake makes one connection with one link to each of the hub's ports. The links of a

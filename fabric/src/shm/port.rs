@@ -1,4 +1,4 @@
-//! The port over shared memory: rings in, rings out, one bell.
+//! The port over shared memory: its links' rings, and one bell.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,18 +17,19 @@ use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
 use crate::ring::bell::{self, Place};
 use crate::ring::{AtomicU32, Consumer, Corrupt, Producer};
 
-/// A `wake_at` that no ring reaches while its consumer sleeps: beyond any ring's capacity.
+/// A `wake_at` that no ring reaches while its consumer sleeps: it lies beyond the capacity of any ring.
 const NEVER: u32 = 1 << 30;
 
 /// A connected link that no port polls yet.
 pub struct Endpoint {
     connection: Arc<Connection>,
-    /// The port that has the bell for this link.
+    /// The port whose bell wakes it for this link.
     port: Arc<PortState>,
     pub(super) producer: Producer<MappedCells>,
     pub(super) consumer: Consumer<MappedCells>,
     peer_bell: PeerBell,
-    /// The descriptor by which the peer ends a sleep. All links of a connection at one port have it.
+    /// The descriptor by which the peer ends this port's sleep. All links that a connection has at one port
+    /// share it.
     woken_by: Arc<WokenBy>,
 }
 
@@ -62,7 +63,8 @@ impl Endpoint {
     }
 }
 
-/// However an endpoint is dropped (by `detach`, with its port, or unattached), the peer sees that this end left.
+/// Shuts the connection, so the peer sees that this end left. Each way to drop an endpoint does so: `detach`,
+/// dropping the port, or dropping an unattached endpoint.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection.shut();
@@ -76,7 +78,8 @@ impl Attached<Endpoint> {
         self.link.connection.shut();
     }
 
-    /// Returns the number of unread arrivals. A ring that lies has one event to see: its closing.
+    /// Returns the number of unread arrivals. A corrupt ring counts as full of arrivals, so the port wakes
+    /// and closes the link.
     fn unread(&mut self) -> u32 {
         if self.is_open() { self.link.consumer.unread().unwrap_or(u32::MAX) } else { 0 }
     }
@@ -84,7 +87,7 @@ impl Attached<Endpoint> {
 
 /// A port over shared memory.
 pub struct Port {
-    /// Keeps the watch running.
+    /// The group, whose watch must run as long as the port lives.
     _group: Arc<Group>,
     pub(super) state: Arc<PortState>,
     links: Links<Endpoint>,
@@ -108,7 +111,7 @@ pub fn group(ports: usize) -> std::io::Result<(Arc<Group>, Vec<Port>)> {
 }
 
 impl Port {
-    /// Marks links whose connection ended. They close once their arrivals are read.
+    /// Finds links whose connection ended. Such a link closes once its arrivals are read.
     fn look_for_deaths(&mut self) {
         let changes = self.state.changes();
         if changes == self.changes_seen {
@@ -120,16 +123,16 @@ impl Port {
                 if attached.unread() == 0 {
                     attached.state = LinkState::Closing(CloseReason::PeerGone);
                 } else {
-                    // A link that still has arrivals is looked at again.
+                    // The link still has arrivals: the next call must look at it again.
                     self.changes_seen = changes.wrapping_sub(1);
                 }
             }
         }
     }
 
-    /// Waits as `wait` does, at descriptors. If there is nothing to see, `sleep` waits for the descriptors that wake the
-    /// [links](Endpoint::woken_by), and for others. [`sleep_beside`](Self::sleep_beside) has said once which other descriptors
-    /// end such a sleep.
+    /// Waits like `wait`, but sleeps at descriptors. If there is nothing to see, calls `sleep`, which waits
+    /// for the descriptors that wake the [links](Endpoint::woken_by) and for other transports.
+    /// [`sleep_beside`](Self::sleep_beside) must have set the waker for such a sleep.
     pub(crate) fn wait_beside(&mut self, until: Until, sleep: impl FnOnce()) {
         self.wait_at(Place::Descriptors, until, |_| sleep());
     }
@@ -147,12 +150,13 @@ impl Port {
         bell::awake(asleep);
     }
 
-    /// Lets this port sleep at descriptors, together with another port that `waker` wakes.
+    /// Lets this port sleep at descriptors, together with another port. `waker` ends that sleep from this
+    /// process.
     pub(crate) fn sleep_beside(&self, waker: Waker) {
         self.state.own.set_beside(waker);
     }
 
-    /// Empties the descriptor of the links' wake-ups that has ended a sleep.
+    /// Reads the datagrams that have ended a sleep from the links' descriptors.
     pub(crate) fn quieten(&mut self) {
         let mut last: Option<*const WokenBy> = None;
         for (_, attached) in self.links.iter_mut() {
@@ -163,7 +167,7 @@ impl Port {
         }
     }
 
-    /// Detaches a link. Returns the descriptors that woke the link, if they wake no other link.
+    /// Detaches a link. Returns the descriptor that woke the link, if it wakes no other link.
     pub(crate) fn take_off(&mut self, link: LinkId) -> Option<Arc<WokenBy>> {
         let woken_by = Arc::clone(&self.links.remove(link)?.link.woken_by);
         let is_others = self.links.iter().any(|(_, other)| Arc::ptr_eq(&other.link.woken_by, &woken_by));
@@ -175,7 +179,8 @@ impl Port {
         self.links.is_empty()
     }
 
-    /// Whether an arrival or a closed link already waits.
+    /// Whether the port has a reason not to sleep: an arrival, a closed link, a change, or a use of the
+    /// waker.
     fn ready(&mut self, until: Until) -> bool {
         self.state.take_woken()
             || self.state.changes() != self.changes_seen
@@ -186,7 +191,7 @@ impl Port {
     }
 }
 
-/// Returns how many unread arrivals of a link end a wait.
+/// Returns how many unread arrivals of a link end the wait.
 fn wanted(until: Until, id: LinkId) -> u32 {
     match until {
         Until::Any => 1,
@@ -203,7 +208,7 @@ impl crate::Port for Port {
             Arc::ptr_eq(&self.state, &endpoint.port),
             "an endpoint belongs to the port that its connection was made for"
         );
-        // The connection may have died before this port had the link.
+        // The connection may have ended before this port had the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
         self.links.insert(endpoint)
     }
@@ -239,7 +244,8 @@ impl crate::Port for Port {
         bell::published();
         self.links.flush(|_, Attached { link: endpoint, .. }| {
             let asleep = endpoint.peer_bell.word.asleep();
-            // The cheapest question first: the word of an awake peer stays in this core's cache.
+            // This check is first because it is the cheapest: the word of a peer that is awake stays in this
+            // core's cache.
             if asleep.load(Ordering::Relaxed) != 0 && endpoint.producer.due() {
                 endpoint.peer_bell.ring();
             }

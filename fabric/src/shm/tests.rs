@@ -1,5 +1,5 @@
-//! A peer that is hostile, or was killed at the worst moment: its possible damage to the words that it
-//! shares.
+//! Tests of the damage that a peer can do to the words that it shares. The peer is hostile, or was killed at
+//! the worst moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::{Imm, LinkId, PlannedLink, Port as _, Span};
 const LONG: Duration = Duration::from_secs(3600);
 const NOTHING: Span = Span { offset: 0, bytes: 0 };
 
-/// Returns a hub's port and a worker's, joined by one link with room for four posts.
+/// Returns a hub's port and a worker's port, joined by one link with room for four posts.
 fn pair(address: &str) -> ((Port, Joined<Endpoint>), (Port, Joined<Endpoint>)) {
     let address = format!("phub-unit-{}-{address}", std::process::id());
     let listener = Listener::bind(&address).unwrap();
@@ -46,7 +46,7 @@ fn pair(address: &str) -> ((Port, Joined<Endpoint>), (Port, Joined<Endpoint>)) {
     })
 }
 
-/// Waits until a link closes, and says why.
+/// Waits until a link closes, and returns the reason.
 fn closing(port: &mut Port) -> CloseReason {
     loop {
         port.poll(&mut [Arrival::default(); 8]);
@@ -63,15 +63,15 @@ fn death_and_waker_end_a_sleep_whose_bell_word_was_cleared() {
     let _watchdog = Watchdog::start();
     let ((mut hub, mut hubs), (worker, workers)) = pair("cleared");
     hub.attach(hubs.endpoints.remove(0));
-    assert_eq!(hub.poll(&mut [Arrival::default()]), 0); // the first look after attach
+    assert_eq!(hub.poll(&mut [Arrival::default()]), 0); // the first poll after `attach`
     let woken = AtomicBool::new(false);
     let (state, waker) = (Arc::clone(&hub.state), hub.waker());
-    // A worker does this that is killed after it cleared the word and before it woke the sleeper.
+    // A worker leaves this state if it is killed after it cleared the word, and before it woke the sleeper.
     let clear = || {
         while state.own.asleep().swap(0, Ordering::Relaxed) == 0 {
             std::thread::yield_now();
         }
-        std::thread::sleep(Duration::from_millis(5)); // most likely asleep by now
+        std::thread::sleep(Duration::from_millis(5)); // the port most likely sleeps by now
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -98,7 +98,7 @@ fn a_tail_that_lies_closes_the_link_for_both() {
     let ((mut hub, mut hubs), (mut worker, mut workers)) = pair("tail");
     hub.attach(hubs.endpoints.remove(0));
     let hostile = workers.endpoints.remove(0);
-    hostile.producer.cells.tail().store(5, Ordering::Relaxed); // four slots
+    hostile.producer.cells.tail().store(5, Ordering::Relaxed); // beyond the four slots
     worker.attach(hostile);
     let reason = closing(&mut hub);
     assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("ring of 4 slots")), "{reason}");
@@ -171,7 +171,7 @@ fn one_port_of_a_hub_dropped_closes_the_whole_connection() {
         for (port, endpoint) in ports.iter_mut().zip(joined.endpoints) {
             port.attach(endpoint);
         }
-        ports.pop(); // a core's thread panicked; the other one goes on
+        ports.pop(); // one core's thread panicked, and the other core goes on
         assert_eq!(worker.join().unwrap(), [LinkId(0), LinkId(1)]);
         assert_eq!(closing(&mut ports[0]), CloseReason::PeerGone);
     });

@@ -1,4 +1,5 @@
-//! Waking a port that sleeps at descriptors. `crate::ring::bell` says when; `futex` wakes other sleepers.
+//! Wake-ups for a port that sleeps at descriptors. `crate::ring::bell` says when to wake; `futex` wakes other
+//! sleepers.
 //!
 //! ```text
 //!   hub, for each connection                                    worker
@@ -6,13 +7,15 @@
 //!   its own sender  ---- sendto(sender, "phub-bell-NAME-0") --> receiver of port 0
 //! ```
 //!
-//! All sockets belong to one connection, so that no connection disturbs another. A worker may use or ignore its eventfds: the
-//! hub's ports wake, or they do not. The hub never reads one, because a peer that makes it blocking would hold the hub up: its
-//! epoll tells each write once (edges). The hub does not write to a worker's descriptors either: its sender never leaves its
-//! process, and each call says that it does not block.
+//! All sockets belong to one connection, so no connection disturbs another. A worker wakes the hub's ports by
+//! writing to eventfds of the hub. The hub never reads an eventfd: a peer could make the eventfd blocking,
+//! and the read would then stop the hub. Instead the hub's epoll reports each write once (edge-triggered).
+//! The hub does not write to a worker's descriptors either. It sends from its own sender, which never leaves
+//! the hub's process, and each send is non-blocking.
 //!
-//! A receiver never leaves its process either. It is connected to the hub's sender before it has a name, so the kernel takes
-//! datagrams for it from that socket alone. Descriptors that strangers send, whose closing blocks, never reach it.
+//! A receiver never leaves the worker's process. It is connected to the hub's sender before it is bound to a
+//! name, so the kernel accepts datagrams only from that sender. So a stranger cannot send descriptors to the
+//! receiver. Closing such descriptors could block.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -25,10 +28,11 @@ use rustix::net::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// The most eventfds of a connection. Ports beyond share them: a message has room for 253 descriptors.
+/// The most eventfds of a connection. If the hub has more ports, ports share eventfds: a message has room for
+/// 253 descriptors.
 const MAX_EVENTS: usize = 240;
 
-/// Returns the number of eventfds of a connection with `ports` ports of the hub.
+/// Returns the number of eventfds of a connection to `ports` ports of the hub.
 pub const fn events(ports: usize) -> usize {
     if ports < MAX_EVENTS { ports } else { MAX_EVENTS }
 }
@@ -55,33 +59,34 @@ impl Name {
     }
 }
 
-/// The descriptor that ends a sleep of a port of this end.
+/// The descriptor by which a peer ends a sleep of a port of this end.
 #[derive(Debug)]
 pub enum WokenBy {
-    /// The hub's: a worker writes it, and nobody reads it.
+    /// The hub's eventfd, which a worker writes and nobody reads.
     Event(OwnedFd),
-    /// The worker's: the hub sends to it.
+    /// The worker's socket, which receives the hub's datagrams.
     Receiver(OwnedFd),
 }
 
 impl WokenBy {
-    /// Returns one of the hub, for one connection.
+    /// Creates the eventfd of a port of the hub, for one connection.
     pub fn event() -> Result<Self, Errno> {
         Ok(WokenBy::Event(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Creates the receiver of a worker's port, for datagrams of the hub's sender of this name.
+    /// Creates the receiver of a worker's port. It accepts datagrams only from the hub's socket with the name
+    /// `sender`.
     pub fn receiver(own: Name, sender: Name, port: usize) -> Result<Self, Errno> {
         let socket = socket()?;
-        // This order matters: with a name and without a peer, the socket would take datagrams from everybody.
+        // The order matters: a socket that is bound but not connected would accept datagrams from everybody.
         connect(&socket, &sender.address("ring", 0)?)?;
         bind(&socket, &own.receiver(port)?)?;
         Ok(WokenBy::Receiver(socket))
     }
 
-    /// Takes the datagrams that have arrived, so that there is room for more.
+    /// Reads the datagrams that have arrived, so that the queue has room for more.
     pub fn quieten(&self) {
-        /// More than a socket's queue holds.
+        /// The most datagrams of one call, more than a socket's queue holds.
         const MOST: usize = 1024;
         if let WokenBy::Receiver(socket) = self {
             let more = |_: &usize| recv(socket, &mut [0; 1], RecvFlags::DONTWAIT).is_ok();
@@ -97,7 +102,7 @@ impl AsFd for WokenBy {
     }
 }
 
-/// The hub's end of the sockets that wake the worker of one connection.
+/// The hub's socket that wakes the worker of one connection.
 #[derive(Debug)]
 pub struct Sender {
     pub name: Name,
@@ -107,14 +112,14 @@ pub struct Sender {
 impl Sender {
     pub fn new() -> Result<Self, Errno> {
         let (name, socket) = (Name::random()?, socket()?);
-        // The sender's name is public. Strangers could send descriptors to it, and a core would close them
-        // with it.
+        // The sender's name is public. Without the shutdown, strangers could send descriptors to the socket,
+        // and a core would close them together with the socket.
         shutdown(&socket, Shutdown::Read)?;
         bind(&socket, &name.address("ring", 0)?)?;
         Ok(Sender { name, socket: Arc::new(socket) })
     }
 
-    /// Makes the waker of a port of the worker whose receivers have this name.
+    /// Makes the waker for a port of the worker whose receivers have this name.
     pub fn waker(&self, worker: Name, port: usize) -> Waker {
         let address = worker.receiver(port).expect("a name of 50 bytes is short enough");
         Waker::Datagram { sender: Arc::clone(&self.socket), address }
@@ -135,8 +140,8 @@ pub enum Waker {
 }
 
 impl Waker {
-    /// Wakes the peer. If that fails, the peer is gone, or has so much to take that it is awake. The hub never blocks
-    /// here.
+    /// Wakes the peer. If that fails, the peer is gone, or its queue of wake-ups is full, so it is awake
+    /// anyway. The call never blocks the hub.
     pub fn wake(&self) {
         match self {
             Waker::Event(event) => {
@@ -160,7 +165,7 @@ mod tests {
 
     const MANY: usize = 10_000;
 
-    /// An epoll that holds a port's descriptor in the same way as the port.
+    /// An epoll that holds a port's descriptor in the same way as a real port does.
     struct Port(OwnedFd, WokenBy);
 
     impl Port {
@@ -208,7 +213,7 @@ mod tests {
         let port = Port::new(WokenBy::receiver(other, sender.name, 0).unwrap());
         sender.waker(other, 0).wake();
         assert!(port.rang());
-        // Once the port has taken the datagrams, it can be woken again.
+        // After the port has taken the datagrams, a new datagram can wake it again.
         let deaf_port = Port::new(receiver);
         assert!(deaf_port.rang() && !deaf_port.rang());
         deaf.waker(name, 0).wake();
@@ -222,7 +227,7 @@ mod tests {
         rustix::io::write(&own, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let waker = Waker::Event(Arc::new(other.as_fd().try_clone_to_owned().unwrap()));
         let port = Port::new(other);
-        own.quieten(); // does not wait
+        own.quieten(); // must not block
         waker.wake();
         assert!(port.rang());
     }

@@ -1,4 +1,4 @@
-//! The copy that a NIC would make. On the `unsafe` list.
+//! The copy that a NIC would make. This file is on the `unsafe` list.
 
 use std::sync::Arc;
 
@@ -14,10 +14,11 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Creates the delivery from the window that one end sends to the window that the other end receives into.
+    /// Creates the delivery from the window that one end posts to the window into which the other end
+    /// receives.
     ///
     /// # Panics
-    /// Panics if the sizes differ, or the receiving window is a view of somebody else's memory.
+    /// Panics if the sizes differ, or if the receiving window is a view of a peer's memory.
     pub fn new(sender: &Windows, receiver: &Windows) -> Self {
         let (from, to) = (Arc::clone(&sender.send), Arc::clone(&receiver.recv));
         assert_eq!(from.bytes(), to.bytes(), "a link joins windows of one size, in bytes");
@@ -30,16 +31,16 @@ impl Path {
         self.from.bytes_of(span).is_some()
     }
 
-    /// Copies the span's bytes as they are now. The caller holds the net's lock.
+    /// Copies the span's bytes as they are now. The caller must hold the net's lock.
     pub fn deliver(&self, span: Span) {
         let source = self.from.bytes_of(span).expect("post checked the span");
-        // SAFETY: `new` checked that the window is local; `bytes_of` checked that the source is
-        // readable for the span; the lock keeps other deliveries out; and readers hold the promise
-        // of `RecvWindow::elements`, not to read what the peer may still write.
+        // SAFETY: `new` checked that the window is local, and `bytes_of` that the source is readable for the
+        // span. The lock excludes other deliveries. Readers keep the contract of `RecvWindow::elements`: they
+        // do not read what the peer may still write.
         unsafe { self.to.write(span, source) }.expect("both windows are of one size");
     }
 
-    /// Inverts one byte that was just delivered. The caller still holds the net's lock.
+    /// Inverts one byte that was just delivered. The caller must still hold the net's lock.
     pub fn flip(&self, offset: usize) {
         let byte = self.to.place(Span { offset, bytes: 1 }).expect("a byte of a span that was delivered");
         // SAFETY: `place` checked the bounds and that the window is local; the rest is as in `deliver`.

@@ -1,31 +1,31 @@
-//! The faults of a net and their rates: fault rules as data.
+//! The fault rules of a net: the faults and their rates.
 
 use std::ops::Range;
 
 use super::random::Random;
 
-/// The rules of a net, the same for all its links. Explicit events (the death of a peer, the loss of
-/// one post) are methods of [`Net`](super::Net).
+/// The rules of a net, the same for all its links. For single events (the death of a peer, the loss of one
+/// post) see the methods of [`Net`](super::Net).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// Ticks from flush to arrival; an empty range means no delay.
+    /// The ticks from flush to arrival. An empty range means no delay.
     pub delay: Range<u64>,
-    /// Whether a post with a shorter delay overtakes on its link. Without it, a link is first in, first out,
-    /// for any delays. The contract promises no order.
+    /// Whether a post with a shorter delay overtakes earlier posts of its link. Otherwise a link is first in,
+    /// first out, whatever the delays. The contract promises no order.
     pub reorder: bool,
     /// The rate at which a post vanishes. No reliable link does this.
     pub drop: Rate,
-    /// The rate at which a post arrives twice. No reliable link does this. The second arrival copies the bytes once
-    /// more, in their state at that time.
+    /// The rate at which a post arrives twice. No reliable link does this. The second arrival copies the
+    /// bytes again, as they are at that time.
     pub duplicate: Rate,
 }
 
 impl Faults {
-    /// A perfect network: everything arrives at once, in order.
+    /// The rules of a perfect network: everything arrives at once, in order.
     pub const NONE: Faults =
         Faults { delay: 0..1, reorder: false, drop: Rate::NEVER, duplicate: Rate::NEVER };
 
-    /// Ticks until the next post arrives.
+    /// Returns the ticks until the next post arrives.
     pub(super) fn draw_delay(&self, random: &mut Random) -> u64 {
         self.delay.start + random.below(self.delay.end.saturating_sub(self.delay.start))
     }
@@ -47,18 +47,18 @@ impl Rate {
     /// The event happens each time.
     pub const ALWAYS: Rate = Rate(1_000_000);
 
-    /// Creates a rate of `count` in a million; more than a million is always.
+    /// Creates a rate of `count` in a million. A larger count means always.
     pub const fn per_million(count: u32) -> Rate {
         Rate(count)
     }
 
-    /// Creates a rate of `count` in a thousand; more than a thousand is always.
+    /// Creates a rate of `count` in a thousand. A larger count means always.
     pub const fn per_mille(count: u32) -> Rate {
         Rate(count.saturating_mul(1000))
     }
 
-    /// Rolls the dice; a rate of zero leaves them alone, so that adding a rule that never strikes
-    /// does not change a run.
+    /// Decides by a random draw whether the fault happens. A rate of zero draws nothing, so adding a rule
+    /// that never applies does not change a run.
     pub(super) fn strikes(self, random: &mut Random) -> bool {
         self != Rate::NEVER && random.below(1_000_000) < u64::from(self.0)
     }

@@ -1,8 +1,8 @@
 //! The simulated network: both ends in one process, virtual time, faults from a seed.
 //!
-//! For tests of the layers above, and of the conformance suite itself. There is no wall clock in it. A post gets a due
-//! tick, and the clock moves only when a port polls for nothing or waits. A test that is driven by one thread
-//! therefore sees the same run for the same seed, on any machine.
+//! The net is for tests of the layers above, and of the conformance suite itself. It has no wall clock. Each
+//! post gets a due tick, and the clock moves only when a port waits or polls without result. So a test that
+//! one thread drives sees the same run for the same seed, on any machine.
 //!
 //! ```text
 //!   post --> held --flush--> in flight [due 3][due 5][due 9] --poll at tick >= due--> arrival

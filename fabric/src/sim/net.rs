@@ -1,6 +1,6 @@
 //! The net: its links, its clock, and the events that a test makes happen.
 //!
-//! One lock over everything: this is for tests. Any thread may hold a [`Net`].
+//! One lock protects the whole net: it is only for tests. Any thread may hold a [`Net`].
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -12,7 +12,7 @@ use super::traffic::{Conditions, Exception, Traffic};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::port::FrameRule;
 
-/// A simulated network of ports and links; clones are handles to the same one.
+/// A simulated network of ports and links. Clones are handles to the same network.
 #[derive(Clone, Debug)]
 pub struct Net {
     state: Arc<Mutex<State>>,
@@ -27,12 +27,12 @@ pub struct Windows {
     pub recv: Arc<RecvWindow>,
 }
 
-/// One end of one link, as the net's events name it; see [`Endpoint::id`].
+/// One end of a link, as the methods for events name it; see [`Endpoint::id`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EndId(pub(super) usize);
 
 impl EndId {
-    /// Returns the other end of the link. Ends are made in pairs: 0 and 1, 2 and 3.
+    /// Returns the other end of the link. Ends are numbered in pairs: 0 and 1, 2 and 3.
     pub fn peer(self) -> EndId {
         EndId(self.0 ^ 1)
     }
@@ -52,7 +52,7 @@ impl Net {
         Port::new(self.clone(), state.sleepers.len() - 1)
     }
 
-    /// Joins two ends by a link with room for `capacity` posts each way, at least one.
+    /// Joins two ends by a link with room for `capacity` posts in each direction, at least one.
     ///
     /// # Panics
     /// Panics if the send window of one end and the receive window of the other differ in size.
@@ -77,17 +77,17 @@ impl Net {
         self.lock().conditions.now
     }
 
-    /// Kills the process at this end of the link, as by `kill -9`. Posts that it flushed still arrive, posts that it
-    /// had not flushed are lost, and then its peer sees the link closed. Its own port shows nothing more of the
-    /// link. A process with several links dies by one call for each.
+    /// Kills the process at this end of the link, as `kill -9` does. The posts that it flushed still arrive,
+    /// and the others are lost. Then its peer sees the link closed. The killed process's port shows nothing
+    /// more of the link. For a process with several links, call this once per link.
     pub fn kill(&self, end: EndId) {
         let mut state = self.lock();
         state.ends[end.0].sent.lose_held();
         state.leave(end);
     }
 
-    /// Cuts the link: both ends see it closed, and all posts in flight are lost. An orderly close
-    /// loses no posts: the cut stands for a failed cable, switch or NIC.
+    /// Cuts the link, as when a cable, switch or NIC fails: both ends see it closed, and all posts in flight
+    /// are lost. An orderly close loses no posts.
     pub fn cut(&self, end: EndId) {
         let mut state = self.lock();
         let now = state.conditions.now;
@@ -98,7 +98,8 @@ impl Net {
         }
     }
 
-    /// Drops the next post that this end flushes. Events of one end queue up: each event concerns one post.
+    /// Drops the next post that this end flushes. Several events of one end wait in a queue, and each applies
+    /// to one post.
     pub fn drop_next(&self, end: EndId) {
         self.lock().ends[end.0].sent.except_next(Exception::Drop);
     }
@@ -108,19 +109,19 @@ impl Net {
         self.lock().ends[end.0].sent.except_next(Exception::Duplicate);
     }
 
-    /// Delays the next post that this end flushes by this many ticks. Unless the net reorders, the posts after it wait
-    /// for it.
+    /// Delays the next post that this end flushes by `ticks` ticks. Unless the net reorders, later posts wait
+    /// for the delayed post.
     pub fn delay_next(&self, end: EndId, ticks: u64) {
         self.lock().ends[end.0].sent.except_next(Exception::Delay(ticks));
     }
 
-    /// Inverts the byte at `offset` of the window in the next post of this end that covers it. No reliable link does
-    /// this; faulty memory or a faulty program can.
+    /// Inverts the byte at `offset` of the window, in the next post of this end that covers the byte. No
+    /// reliable link does this, but faulty memory or a faulty program can.
     pub fn flip_next(&self, end: EndId, offset: usize) {
         self.lock().ends[end.0].sent.flip_next(offset);
     }
 
-    /// Locks the state. A thread that panics inside the net fails its own test only.
+    /// Locks the state. A thread that panics inside the net fails only its own test.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -145,15 +146,15 @@ pub(super) struct End {
     pub sent: Traffic,
     /// The port that polls this end.
     pub port: Option<usize>,
-    /// The end is neither detached nor killed.
+    /// Whether the end is neither detached nor killed.
     pub alive: bool,
-    /// The rule for the arrivals that its owner takes from the peer, if the owner checks them.
+    /// The rule that the owner of this end has set for arrivals from the peer, if any.
     pub rule: Option<Box<dyn FrameRule>>,
-    /// The tick from which on this end knows that the link closed.
+    /// The tick at which this end learns that the link closed.
     pub gone_at: Option<u64>,
 }
 
-/// The means to wake a port.
+/// The means by which other threads wake a port.
 #[derive(Debug, Default)]
 pub(super) struct Sleeper {
     pub bell: Arc<Condvar>,
@@ -161,7 +162,7 @@ pub(super) struct Sleeper {
 }
 
 impl State {
-    /// Sends the posts of an end since its last flush.
+    /// Sends the posts that an end made since its last flush.
     pub fn flush(&mut self, end: EndId) {
         let State { conditions, ends, .. } = self;
         if !ends[end.0].sent.launch(conditions) {
@@ -174,7 +175,7 @@ impl State {
         }
     }
 
-    /// Notes that an end detached or died. Its peer learns this after the delay of a post.
+    /// Notes that an end detached or died. Its peer learns of it after the delay of a post.
     pub fn leave(&mut self, end: EndId) {
         if !std::mem::replace(&mut self.ends[end.0].alive, false) {
             return;
@@ -186,7 +187,7 @@ impl State {
         self.wake(end.peer());
     }
 
-    /// Whether this end knows by now that its link closed.
+    /// Whether this end knows at the current tick that its link closed.
     pub fn knows_closed(&self, end: EndId) -> bool {
         let End { alive, gone_at, .. } = self.ends[end.0];
         !alive || gone_at.is_some_and(|tick| tick <= self.conditions.now)

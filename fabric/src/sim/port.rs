@@ -9,7 +9,7 @@ use crate::ids::{Imm, LinkId, Span};
 use crate::links::{Attached, LinkState, Links};
 use crate::port::{Arrival, CloseReason, Closed, FrameRule, Posted, Until};
 
-/// A connected link that no port polls yet. Dropped, it is a peer that left.
+/// A connected link that no port polls yet. If it is dropped, the peer sees that this end left.
 #[derive(Debug)]
 pub struct Endpoint {
     net: Net,
@@ -22,7 +22,7 @@ impl Endpoint {
         Endpoint { net, end, attached: false }
     }
 
-    /// Returns the name of this end for the events of the net, also after it was attached.
+    /// Returns the name of this end for the net's events. The name stays the same after the end is attached.
     pub fn id(&self) -> EndId {
         self.end
     }
@@ -41,7 +41,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// A port over the simulated network. Dropped, it detaches all its links.
+/// A port over the simulated network. Dropping the port detaches all its links.
 pub struct Port {
     net: Net,
     number: usize,
@@ -53,7 +53,7 @@ impl Port {
         Port { net, number, links: Links::default() }
     }
 
-    /// Returns the first tick at which a sleeper sees something, if anything is in flight.
+    /// Returns the first tick at which a sleeping port sees something, if anything is in flight.
     fn next_event(&self, state: &State, until: Until) -> Option<u64> {
         let event = |(id, attached): (LinkId, &Attached<EndId>)| {
             let end = &state.ends[attached.link.0];
@@ -68,7 +68,7 @@ impl Port {
     }
 }
 
-/// Returns how many unread arrivals of a link end a wait, if any number does.
+/// Returns how many unread arrivals of a link end the wait, if arrivals of the link can end it.
 fn wanted(until: Until, id: LinkId) -> Option<u32> {
     match until {
         Until::Any => Some(1),
@@ -117,12 +117,13 @@ impl crate::Port for Port {
         }
     }
 
-    /// Flushes nothing, as a NIC's port: a caller that relies on it fails in a run.
+    /// Does nothing, like a NIC's port. A caller that relies on an early flush therefore fails in a run.
     fn flush_early(&mut self) {}
 
     fn flush(&mut self) {
         let mut state = self.net.lock();
-        // The order is that of ids, not of posts, so the random draws of a seed stay the same.
+        // The links are visited in the order of their ids, not of their posts. So a seed always gives the
+        // same random draws.
         for (_, attached) in self.links.iter() {
             state.flush(attached.link);
         }
@@ -169,7 +170,7 @@ impl crate::Port for Port {
     }
 
     fn wait(&mut self, until: Until, timeout: Duration) {
-        // The only use of a wall clock: posts of other threads do not arrive in virtual time.
+        // This is the only use of a wall clock: posts of other threads do not arrive in virtual time.
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.net.lock();
         let bell = Arc::clone(&state.sleepers[self.number].bell);
@@ -206,7 +207,7 @@ impl Drop for Port {
     }
 }
 
-/// The alarm that wakes a port.
+/// The waker's state: it can end the port's sleep.
 struct Alarm {
     net: Net,
     port: usize,

@@ -1,6 +1,6 @@
-//! The net's dice: a counter run through a mixing function (Steele, Lea and Flood's SplitMix64).
+//! The net's random numbers: a counter that a mixing function scrambles (Steele, Lea and Flood's SplitMix64).
 //!
-//! Do not use it for secrets. One state a net, so that a seed names a run.
+//! They are not for secrets. A net has one state, so a seed determines a run.
 
 #[derive(Debug)]
 pub(super) struct Random(u64);
@@ -17,8 +17,8 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number below `limit`; zero when the limit is zero. The bias of the remainder is below one
-    /// in 2^32 for every limit that a test has.
+    /// Returns a number below `limit`, or zero if the limit is zero. The bias of the remainder is below one
+    /// in 2^32 for every limit that a test uses.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next().checked_rem(limit).unwrap_or(0)
     }

@@ -1,12 +1,12 @@
-//! Seeds for a test, and the way to replay the failed seed.
+//! Seeds for a test, and how to replay a failed seed.
 
-/// Names the one seed that runs instead of all.
+/// The variable with the only seed to run.
 const VARIABLE: &str = "PHUB_SIM_SEED";
-/// Names the factor that multiplies the number of seeds.
+/// The variable with a factor for the number of seeds.
 const TIMES: &str = "PHUB_SIM_TIMES";
 
-/// Returns the seeds `0..count`, or `PHUB_SIM_TIMES` as many; or only `PHUB_SIM_SEED`, if that is set. When the body of
-/// the loop panics, the seed is printed:
+/// Returns the seeds `0..count`. If `PHUB_SIM_TIMES` is set, returns that many times more seeds. If
+/// `PHUB_SIM_SEED` is set, returns only that seed. When the body of the loop panics, the seed is printed:
 ///
 /// ```should_panic
 /// for seed in fabric::sim::seeds(100) {
@@ -20,7 +20,7 @@ pub fn seeds(count: u64) -> Seeds {
     Seeds::new(count.saturating_mul(number(TIMES).unwrap_or(1)), number(VARIABLE))
 }
 
-/// Reads a variable of the environment, if it is set.
+/// Reads an environment variable, if it is set.
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|error| panic!("{variable}={text:?} is not a decimal number: {error}")))
@@ -38,7 +38,7 @@ impl Seeds {
         let left = match (replay, count.checked_sub(1)) {
             (Some(seed), _) => seed..=seed,
             (None, Some(last)) => 0..=last,
-            #[allow(clippy::reversed_empty_ranges)] // the empty range that this type can say
+            #[allow(clippy::reversed_empty_ranges)] // an inclusive range can only be empty if it is reversed
             (None, None) => 1..=0,
         };
         Seeds { left, current: None }

@@ -1,5 +1,5 @@
-//! The net's promises to tests: the same run for the same seed, every fault as ordered, and senders that overwrite in
-//! flight caught.
+//! Tests of what the net guarantees. The same seed gives the same run, every fault happens as requested, and
+//! senders that overwrite bytes in flight are detected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::{Imm, LinkId, Port as _, Span};
 const BYTES: usize = 64;
 const SPAN: Span = Span { offset: 0, bytes: BYTES };
 const LINK: LinkId = LinkId(0);
-/// Never slept: there is always something under way when these tests wait.
+/// A timeout that never passes: something is always in flight when these tests wait.
 const LONG: Duration = Duration::from_secs(3600);
 
 struct End {
@@ -42,7 +42,7 @@ impl End {
     }
 
     fn received(&self) -> f32 {
-        // SAFETY: one thread, and the slice ends with this function.
+        // SAFETY: there is one thread, and the slice ends with this function.
         unsafe { self.recv.elements::<f32>(SPAN) }.unwrap()[0]
     }
 }
@@ -64,7 +64,8 @@ fn pair(net: &Net, capacity: u32) -> (End, End) {
     (end(to_b, a_spans, a.recv), end(to_a, b_spans, b.recv))
 }
 
-/// Returns the immediates 0..count, in the order of arrival, and the tick at which the last one came.
+/// Returns the immediates of `count` posts in the order of arrival, and the tick at which the last one
+/// arrived.
 fn run(seed: u64, faults: Faults, count: u32) -> (Vec<u32>, u64) {
     let net = Net::new(seed, faults);
     let (mut a, mut b) = pair(&net, count);
@@ -121,7 +122,7 @@ fn a_sender_that_overwrites_in_flight_is_caught() {
     let (mut a, mut b) = pair(&net, 4);
     a.spans.elements_mut::<f32>(0).fill(1.0);
     assert_eq!(a.post(1), Posted::Accepted);
-    a.spans.elements_mut::<f32>(0).fill(2.0); // before anything says that the peer has seen the post
+    a.spans.elements_mut::<f32>(0).fill(2.0); // too early: nothing shows that the peer has seen the post
     assert_eq!(b.poll(10), [1]);
     assert_eq!(b.received(), 2.0, "the bytes are read as late as a NIC may");
 }
@@ -140,7 +141,7 @@ fn events_befall_the_next_posts_of_one_end() {
     assert_eq!(b.poll(3), [], "the delayed one");
     assert_eq!(b.poll(3), [2]);
     assert_eq!(a.poll(9), [10, 11, 12]);
-    // Posts that were dropped, or arrived twice, do not take room forever.
+    // Posts that were dropped, or that arrived twice, do not use up room for ever.
     (0..3).for_each(|imm| assert_eq!(a.post(imm), Posted::Accepted));
     assert_eq!(a.post(3), Posted::Full);
     assert_eq!(b.poll(9), [0, 1, 2]);
@@ -198,7 +199,7 @@ fn the_killed_deliver_what_they_flushed_and_the_cut_do_not() {
         let net = Net::new(0, faults.clone());
         let (mut a, mut b) = pair(&net, 8);
         assert_eq!((a.post(1), b.post(2)), (Posted::Accepted, Posted::Accepted));
-        assert_eq!(a.port.post(LINK, SPAN, Imm(3)), Posted::Accepted); // not flushed
+        assert_eq!(a.port.post(LINK, SPAN, Imm(3)), Posted::Accepted); // never flushed
         (net, a, b)
     };
 
@@ -208,7 +209,7 @@ fn the_killed_deliver_what_they_flushed_and_the_cut_do_not() {
     assert_eq!((b.port.closed(), b.poll(20)), (None, vec![1]));
     assert!(b.port.closed().is_some());
     assert_eq!((b.post(6), b.port.closed()), (Posted::Closed, None));
-    assert_eq!((a.poll(20), a.port.closed()), (vec![], None), "the dead see nothing");
+    assert_eq!((a.poll(20), a.port.closed()), (vec![], None), "a dead end sees nothing");
 
     let (net, mut a, mut b) = begin();
     net.cut(b.id);

@@ -4,7 +4,7 @@
 //!   post -> [held] -- launch: rules, due tick --> [in flight, by due tick] -- take --> arrival
 //! ```
 //!
-//! Knows one direction of one link, and not the port that polls it.
+//! This module knows one direction of one link, and not the port that polls it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,7 +14,7 @@ use super::random::Random;
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 
-/// The conditions that all links of a net share: the virtual time, the rules and the dice.
+/// The conditions that all links of a net share: virtual time, rules and random numbers.
 #[derive(Debug)]
 pub(super) struct Conditions {
     pub now: u64,
@@ -22,7 +22,7 @@ pub(super) struct Conditions {
     pub random: Random,
 }
 
-/// The fate of one post, against the rules of the net.
+/// The fault that applies to one post, set by an event of the net.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Exception {
     Drop,
@@ -34,9 +34,9 @@ pub(super) enum Exception {
 struct Message {
     span: Span,
     imm: Imm,
-    /// The second of a duplicated post: takes no room.
+    /// Whether this is the second arrival of a duplicated post, which takes no room.
     copy: bool,
-    /// Bytes of the link's credit.
+    /// The bytes that the post counts against the link's credit.
     counted: usize,
 }
 
@@ -44,12 +44,12 @@ struct Message {
 pub(super) struct Traffic {
     path: Path,
     capacity: u32,
-    /// Accepted and not yet polled by the peer, without copies.
+    /// The number of accepted posts that the peer has not polled yet, without second arrivals.
     unpolled: u32,
     pub credit: Credit,
-    /// A post found no room.
+    /// Whether a post found no room.
     refused: bool,
-    /// A post left after that.
+    /// Whether a post left the link after a post had found no room.
     pub relieved: bool,
     held: Vec<Message>,
     /// The messages in flight, by due tick, then by order of launch.
@@ -79,7 +79,7 @@ impl Traffic {
         }
     }
 
-    /// Takes a post in until the next launch; false when there is no room.
+    /// Holds a post back until the next launch. Returns false if there is no room.
     pub fn post(&mut self, span: Span, imm: Imm) -> bool {
         assert!(self.path.holds(span), "posted {span:?}, which ends beyond the window");
         let room = self.unpolled < self.capacity;
@@ -138,7 +138,7 @@ impl Traffic {
             self.launched += 1;
             *time = Some((due, self.launched));
         }
-        // The earlier arrival makes room; the later arrival is the copy.
+        // The earlier arrival frees the room. The later arrival is the copy.
         let first = times.iter().flatten().min().copied();
         for time in times.into_iter().flatten() {
             self.in_flight.insert(time, Message { copy: Some(time) != first, ..message });
@@ -151,7 +151,7 @@ impl Traffic {
         Some((first.span, first.imm))
     }
 
-    /// Takes the next arrival that is due; its bytes are in the peer's window then.
+    /// Delivers the next arrival that is due: its bytes are then in the peer's window.
     pub fn take(&mut self, now: u64) -> Option<Imm> {
         let first = self.in_flight.first_entry().filter(|first| first.key().0 <= now)?;
         let Message { span, imm, copy, counted } = first.remove();
@@ -164,7 +164,7 @@ impl Traffic {
         Some(imm)
     }
 
-    /// Returns the tick at which `count` arrivals can be taken, if as many are in flight.
+    /// Returns the tick at which `count` arrivals can be taken, if at least `count` are in flight.
     pub fn due(&self, count: u32) -> Option<u64> {
         let last = count.max(1) as usize - 1;
         self.in_flight.keys().nth(last).map(|&(due, _)| due)
@@ -174,12 +174,12 @@ impl Traffic {
         self.in_flight.is_empty()
     }
 
-    /// Loses the posts that a dead sender had not flushed.
+    /// Drops the posts that a dead sender had not flushed.
     pub fn lose_held(&mut self) {
         self.held.clear();
     }
 
-    /// Loses everything, because nobody will poll.
+    /// Drops all posts, because nobody will poll them.
     pub fn lose_all(&mut self) {
         self.held.clear();
         self.in_flight.clear();

@@ -1,11 +1,11 @@
 //! Congestion control: which of the kernel's algorithms a connection of the data path has.
 //!
-//! Decided once a connection, at its handshake, by each end for the bytes that it sends. Knows sockets, and not the
-//! meaning of their bytes.
+//! Each end chooses the algorithm for the bytes that it sends, once per connection, at the handshake. This
+//! module knows sockets, and not the meaning of their bytes.
 //!
-//! Between the machines of a rack many connections meet in the queue of one switch port. Algorithms that pace by a
-//! model of the path (BBR) leave a part of such a link empty. Algorithms that grow until a packet is lost fill it. Over
-//! long ways the reverse holds.
+//! Between the machines of a rack, many connections share the queue of one switch port. Algorithms that pace
+//! by a model of the path (BBR) leave a part of such a link unused. Algorithms that send faster until a
+//! packet is lost fill it. Over long paths, BBR is the better choice.
 
 use std::fmt;
 use std::net::TcpStream;
@@ -18,29 +18,31 @@ use rustix::net::sockopt;
 
 use super::io::round_trip;
 
-/// The longest handshake of a short path. Within a data centre a round trip takes less than 1 ms, within a region 2.
+/// The longest round trip of a short path, measured in the handshake. Within a data centre a round trip takes
+/// less than 1 ms, within a region 2 ms.
 const SHORT: Duration = Duration::from_millis(10);
-/// Algorithms that fill a link between near machines, best first. Every kernel has the second.
+/// Algorithms that fill a link between near machines, best first. Every kernel has `reno`.
 const LOSS_BASED: [&str; 2] = ["cubic", "reno"];
-/// The common prefix of the algorithms that [`LOSS_BASED`] ones replace on short paths.
+/// The common prefix of the names of algorithms that a [`LOSS_BASED`] one replaces on short paths.
 const PACED: &str = "bbr";
-/// Bytes of a name, as the kernel stores it.
+/// The longest name that the kernel stores, in bytes.
 const NAME_BYTES: usize = 15;
 
-/// The congestion control that is asked for.
+/// The requested congestion control.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's own algorithm. If it is BBR and the round trip is short, a loss-based one if this process may use it.
+    /// The system's algorithm. But if it is BBR and the round trip is short, a loss-based algorithm that this
+    /// process may use.
     #[default]
     Auto,
-    /// The system's own.
+    /// The system's algorithm.
     System,
-    /// The one of this name.
+    /// The algorithm of this name.
     Named(String),
 }
 
 impl Congestion {
-    /// Sets the algorithm for a connection after its handshake, which has shown the round trip.
+    /// Sets the algorithm for a connection after its handshake, which has measured the round trip.
     pub(super) fn control(&self, socket: &TcpStream) -> Result<Controlled, CongestionError> {
         let own =
             sockopt::tcp_congestion(socket).map_err(|errno| CongestionError::new("of the system", errno))?;
@@ -48,8 +50,9 @@ impl Congestion {
         self.choose(own, is_near, |name| sockopt::set_tcp_congestion(socket, name))
     }
 
-    /// Sets the algorithm for the connections that a listening socket will accept, unless it depends on their route. Logs the
-    /// algorithm.
+    /// Sets the algorithm for the connections that a listening socket will accept. With `Auto`, each
+    /// connection chooses its own algorithm later. Returns the algorithm of connections over short paths, for
+    /// the log.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the requested algorithm.
@@ -99,7 +102,8 @@ impl Congestion {
     }
 }
 
-/// Whether the round trip of a handshake is as short as between near machines. Zero means unknown: a packet was lost.
+/// Whether the round trip of a handshake is as short as between near machines. Zero means that it is unknown,
+/// because a packet was lost.
 fn is_short(round_trip: Duration) -> bool {
     !round_trip.is_zero() && round_trip <= SHORT
 }
@@ -114,7 +118,7 @@ impl fmt::Display for Congestion {
     }
 }
 
-/// A text that cannot name a congestion control.
+/// The error of a text that does not name a congestion control.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a congestion control; expected auto, system, or a name of the kernel's, like cubic")]
 pub struct ParseCongestionError(String);
@@ -135,17 +139,18 @@ impl FromStr for Congestion {
     }
 }
 
-/// The congestion control that a connection got. It is shown as words in a log.
+/// The congestion control of a connection. Logs show it as words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controlled {
     /// The algorithm's name.
     pub name: String,
-    /// The reason why it is this one.
+    /// The reason for this choice.
     pub why: String,
 }
 
 impl Controlled {
-    /// Whether the algorithm paces by a model of the path, which leaves a part of links between near machines unused.
+    /// Whether the algorithm paces by a model of the path. Such an algorithm leaves a part of the links
+    /// between near machines unused.
     pub fn is_paced(&self) -> bool {
         self.name.starts_with(PACED)
     }
@@ -157,7 +162,7 @@ impl fmt::Display for Controlled {
     }
 }
 
-/// The requested congestion control is not available.
+/// The error of a congestion control that is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "TCP's congestion control {name}: {}; this kernel has {} and lets every process have {}; ask for one of these \
@@ -188,12 +193,13 @@ fn words(names: Option<&str>) -> &str {
     names.unwrap_or("(unknown)")
 }
 
-/// The kernel's congestion controls: names with spaces between them, if the kernel shows them.
+/// The congestion controls of the kernel. Each list has names with spaces between them, and is `None` if the
+/// kernel does not show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CongestionRules {
     /// The algorithm that new connections get.
     pub own: Option<String>,
-    /// The ones that the kernel has loaded.
+    /// The algorithms that the kernel has loaded.
     pub available: Option<String>,
     /// The algorithms that a process without privileges may use.
     pub allowed: Option<String>,
@@ -217,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the algorithm that a kernel with these `allowed` chooses, and the one that was set.
+    /// Returns what `choose` returns on a kernel with these `allowed` algorithms, and the names that it set.
     fn chosen(asked: &str, own: &str, near: bool, allowed: &[&str]) -> (Result<String, String>, Vec<String>) {
         let set = RefCell::new(Vec::new());
         let answer = asked.parse::<Congestion>().unwrap().choose(
@@ -283,7 +289,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert!(round_trip(socket.as_fd()).is_ok_and(is_short), "the way to itself is short");
-        // Every kernel has it, and lets every process have it unless root forbids it.
+        // Every kernel has reno, and every process may use reno unless root forbids it.
         let got = Congestion::Named("reno".into()).control(&socket).unwrap();
         assert_eq!((&*got.name, &*sockopt::tcp_congestion(&socket).unwrap()), ("reno", "reno"));
         let error = Congestion::Named("nonesuch".into()).control(&socket).unwrap_err().to_string();

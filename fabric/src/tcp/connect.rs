@@ -1,10 +1,10 @@
-//! Listening, connecting, and the handshake. A worker's connections come one by one, and the worker is let in when
-//! all have come ([`gathering`](super::gathering)).
+//! Listening, connecting, and the handshake. A worker's connections arrive one by one, and the hub admits the
+//! worker when all have arrived ([`gathering`](super::gathering)).
 //!
 //! ```text
 //!   worker                                   hub
 //!   connection i: Hello{i of n, proof} ----> gathered by token until there are n
-//!                       one that no token proves is refused before that
+//!                                            refused at once if no token proves it
 //!                 <---- Welcome, or Refused{why}, on each
 //! ```
 
@@ -28,12 +28,13 @@ use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, check_ports};
 
-/// A peer that acknowledges nothing for this time counts as gone.
+/// The time after which a peer that acknowledges nothing counts as gone.
 const SILENCE: Duration = Duration::from_secs(30);
-/// The kernel probes a connection that was idle for this long.
+/// The idle time after which the kernel probes a connection.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// Returns advice about a socket that failed. A hub that cannot listen has no other end.
+/// Returns advice about a socket that failed. If a hub cannot listen, the advice does not mention another
+/// end.
 fn advice(doing: &str) -> &'static str {
     match doing {
         "listening at" => "; give another address, or stop the program that has it",
@@ -42,7 +43,7 @@ fn advice(doing: &str) -> &'static str {
     }
 }
 
-/// A handshake failed.
+/// The error of a handshake over TCP.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The socket failed.
@@ -58,7 +59,7 @@ pub enum ConnectError {
     /// The other end refused the connection.
     #[error("the hub refused the TCP connection: {0}")]
     Refused(String),
-    /// A message of the other end is not one of the handshake.
+    /// A message of the other end is not a message of the handshake.
     #[error("the TCP handshake failed: {0}")]
     Nonsense(String),
     /// Some of the worker's connections did not arrive.
@@ -67,16 +68,16 @@ pub enum ConnectError {
          {lack} did not arrive within {limit:?}; is the worker alive, and does each connection get through?"
     )]
     Incomplete {
-        /// The number of links the worker has.
+        /// The number of the worker's links.
         links: usize,
-        /// The links that came.
+        /// The links whose connections arrived.
         came: String,
-        /// The links that did not come.
+        /// The links whose connections did not arrive.
         lack: String,
-        /// The time limit, from the first connection.
+        /// The time limit, counted from the first connection.
         limit: Duration,
     },
-    /// The kernel refuses the congestion control that was asked for.
+    /// The kernel refuses the requested congestion control.
     #[error(transparent)]
     Congestion(#[from] CongestionError),
     /// The window could not be made, or is too small.
@@ -84,16 +85,16 @@ pub enum ConnectError {
     Window(#[from] WindowError),
 }
 
-/// The wishes of one end for its connections.
+/// The options of one end for its connections.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The frame format. Frames have checksums if either end asks for them.
     pub frames: Frames,
-    /// Congestion control of the bytes that this end sends.
+    /// The congestion control for the bytes that this end sends.
     pub congestion: Congestion,
 }
 
-/// The hub's socket, and the workers that still lack connections.
+/// The hub's socket, and the workers of which some connections are missing.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -103,7 +104,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`; port 0 takes a free one.
+    /// Listens at `address`. Port 0 stands for any free port.
     pub fn bind(address: SocketAddr) -> Result<Self, ConnectError> {
         let fail = |error| ConnectError::Socket { doing: "listening at", address, error };
         let socket = TcpListener::bind(address).map_err(fail)?;
@@ -111,8 +112,8 @@ impl Listener {
         Ok(Listener { socket, address, congestion: Arc::default(), gathering: Arc::default() })
     }
 
-    /// Asks for a congestion control for accepted connections. Also returns the algorithm that they get; if it depends on the
-    /// path, the one for short paths.
+    /// Sets the congestion control for accepted connections. Also returns the algorithm that the connections
+    /// get. If the algorithm depends on the path, that is the algorithm for short paths.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the requested algorithm.
@@ -126,7 +127,7 @@ impl Listener {
         self.address
     }
 
-    /// Waits for the next connection; `Ok(None)` once [`stop`](Self::stop) was called.
+    /// Waits for the next connection. Returns `Ok(None)` once [`stop`](Self::stop) was called.
     pub fn accept(&self) -> Result<Option<Accepted>, ConnectError> {
         match self.socket.accept() {
             Ok((socket, peer)) => {
@@ -138,7 +139,7 @@ impl Listener {
         }
     }
 
-    /// Ends `accept` in any thread that waits in it.
+    /// Ends `accept` in each thread that waits in it.
     pub fn stop(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
@@ -185,10 +186,12 @@ impl AsFd for Accepted {
     }
 }
 
-/// A peer that asks for admission, with one of its connections, or with all of them after [`gather`](Self::gather).
+/// A peer that asks for admission. It holds one of its connections, or all of them after
+/// [`gather`](Self::gather).
 #[derive(Debug)]
 pub struct Hello {
-    /// The worker's token after its proof is checked; before that, the name that the hello uses for it.
+    /// The worker's token after the check of its proof. Before the check, the name that the hello uses for
+    /// the token.
     pub(super) token: [u8; 16],
     pub(super) message: HelloMessage,
     pub(super) links: Vec<Said>,
@@ -196,7 +199,8 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Returns the worker's token after [`identify`](Self::identify); before that, bytes that are nobody's token.
+    /// Returns the worker's token after [`identify`](Self::identify). Before that, returns the name that the
+    /// hello uses for it.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }
@@ -213,15 +217,16 @@ impl Hello {
         self.links.iter_mut().for_each(|(socket, _)| refuse(socket, why));
     }
 
-    /// Adds this connection to the peer's other connections. Call it once the token is known: a waiting connection costs
-    /// memory and a descriptor.
+    /// Adds this connection to the peer's other connections. The caller must know the token, because a
+    /// waiting connection costs memory and a descriptor.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Arc::clone(&self.gathering).add(self)
     }
 
-    /// Admits the peer. `ours` is sent to the peer, and a window of `recv_bytes` is made for the peer's bytes. The links are
-    /// those of `plan`, which the hellos must name, too. `place` gets the window before any bytes arrive, so that the owners of
-    /// its pages can touch them. Frames have checksums if `frames` or the peer ask for them.
+    /// Admits the peer. The hub's posts come from `ours`, and a new window of `recv_bytes` receives the
+    /// peer's bytes. The links are those of `plan`, and the hellos must name the same links. `place` gets the
+    /// window before any bytes arrive. So the owners of its pages can touch the pages first. Frames have
+    /// checksums if `frames` or the peer ask for them.
     pub fn welcome(
         mut self,
         frames: Frames,
@@ -257,8 +262,8 @@ impl Hello {
     }
 }
 
-/// Connects to a hub; its port `i` listens at `addresses[i]`. `ours` is sent to the hub, and the links are those of
-/// `plan`.
+/// Connects to a hub whose port `i` listens at `addresses[i]`. This end's posts come from `ours`, and the
+/// links are those of `plan`.
 ///
 /// # Panics
 /// Panics if the plan names a port of the hub that has no address.
@@ -336,7 +341,7 @@ fn joined(
     Ok(Joined::new(recv, endpoints))
 }
 
-/// Sets the options of a connection of the data path.
+/// Sets the socket options of a connection of the data path.
 fn tune(socket: &TcpStream) -> Result<(), Errno> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -346,7 +351,7 @@ fn tune(socket: &TcpStream) -> Result<(), Errno> {
     limit_unsent(socket.as_fd(), UNSENT_BYTES)
 }
 
-/// Reads all of `bytes`, however slowly they come, within `timeout`.
+/// Fills all of `bytes` within `timeout`, even if the bytes arrive slowly.
 fn read_within(socket: &mut TcpStream, bytes: &mut [u8], timeout: Duration) -> io::Result<()> {
     let until = Instant::now() + timeout;
     let mut filled = 0;
@@ -371,7 +376,7 @@ fn read_within(socket: &mut TcpStream, bytes: &mut [u8], timeout: Duration) -> i
     Ok(())
 }
 
-/// Tells the peer why it is refused, without waiting for a peer that does not read.
+/// Sends the reason of the refusal to the peer. Does not wait for a peer that does not read.
 pub(super) fn refuse(socket: &mut TcpStream, why: &str) {
     let _ = socket.write_all(&ReplyMessage::refused(why));
 }

@@ -1,7 +1,7 @@
 //! The frame format of a link: plain frames, or frames with checksums.
 //!
-//! Agreed in the handshake, and fixed from then on. An end that asks for checksums gets them, in both
-//! directions.
+//! Both ends agree on the format in the handshake, and it is fixed from then on. If one end asks for
+//! checksums, both directions have them.
 
 use twox_hash::XxHash3_64;
 

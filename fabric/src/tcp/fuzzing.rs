@@ -22,7 +22,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Creates a port with a window of this many bytes, for these frames.
+    /// Creates a port with one link, whose window has this many bytes, for frames of this format.
     pub fn new(socket: OwnedFd, window_bytes: usize, frames: Frames) -> Self {
         let window = Arc::new(RecvWindow::local(window_bytes).expect("a small window"));
         let send = Arc::new(SendWindow::new(64).expect("a small window"));
@@ -48,14 +48,14 @@ impl Receiver {
     }
 }
 
-/// Returns a hello whose body after the names is `said`, with its proof.
+/// Returns a hello whose body after the magic number and the name is `said`, with its proof.
 pub fn hello(token: [u8; 16], said: &[u8]) -> Vec<u8> {
     let mut bytes = [&MAGIC[..], &name_of(token), said].concat();
     bytes.extend(proof(token, &bytes));
     bytes
 }
 
-/// Returns the frame that a correct peer sends.
+/// Returns the frame with checksums that a correct peer sends.
 pub fn summed(span: Span, imm: Imm, bytes: &[u8]) -> Vec<u8> {
     let mut header = Header::new(span, imm);
     header.seal(checksum(bytes));

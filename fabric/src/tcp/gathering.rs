@@ -1,8 +1,8 @@
-//! Gathering: the connections of a worker come one by one, each with its hello. The worker is admitted when all have
-//! arrived.
+//! Gathering: the connections of a worker arrive one by one, each with its hello. The hub admits the worker
+//! when all have arrived.
 //!
-//! Shared by the threads that shake hands. The thread of a worker's first connection ends the worker if its connections
-//! do not all arrive within a time limit. Knows tokens, and not their owners.
+//! The threads that do handshakes share this state. The thread of a worker's first connection refuses the
+//! worker if not all connections arrive within a time limit. This module knows tokens, and not their owners.
 
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -14,15 +14,15 @@ use super::connect::{ConnectError, Hello, refuse};
 use super::message::HelloMessage;
 use crate::plan::LinkPorts;
 
-/// The most workers at once that still lack connections.
+/// The most workers that may have missing connections at the same time.
 const MAX_GATHERING: usize = 1024;
 /// The most links that an error names.
 const NAMED: usize = 16;
 
-/// A connection with its hello, and the ports that it joins.
+/// A connection whose hello was read, and the ports that it joins.
 pub(super) type Said = (TcpStream, LinkPorts);
 
-/// Connections of workers that still lack other connections, by token.
+/// The workers with missing connections, by token.
 #[derive(Debug, Default)]
 pub(super) struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
 
@@ -30,7 +30,8 @@ pub(super) struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
 struct Partial {
     message: HelloMessage,
     links: Vec<Option<Said>>,
-    /// Dropped when all connections of the worker have arrived.
+    /// The sender of a channel. It is dropped when all connections of the worker have arrived, which ends the
+    /// wait.
     _whole: SyncSender<()>,
 }
 
@@ -39,11 +40,13 @@ struct Partial {
 pub enum Gathered {
     /// All connections of the worker have arrived.
     Whole(Hello),
-    /// Connections of the worker are missing. With the first connection comes the duty to wait for the rest.
+    /// Connections of the worker are missing. The caller that added the first connection gets a `Pending`,
+    /// with which it must wait for the missing ones.
     Waits(Option<Pending>),
 }
 
-/// A worker with its first connection. The caller must [`wait`](Self::wait) for the other connections.
+/// A worker whose first connection has arrived. The caller must [`wait`](Self::wait) for the other
+/// connections.
 #[derive(Debug)]
 pub struct Pending {
     token: [u8; 16],
@@ -55,16 +58,17 @@ impl Gathering {
     /// Adds a connection.
     ///
     /// # Errors
-    /// Returns an error if it contradicts the worker's other connections. The peer is notified.
+    /// Returns an error if the hello contradicts the worker's other connections, or too many workers are
+    /// waiting. The peer is notified of the error.
     pub fn add(self: Arc<Self>, hello: Hello) -> Result<Gathered, ConnectError> {
         let message = hello.message;
         let (token, link, links) = (hello.token, message.link(), message.links());
         let mut partials = self.lock();
         let known = partials.get(&token);
         let why = if known.is_none() && partials.len() >= MAX_GATHERING {
-            format!("{MAX_GATHERING} workers have connections open and others missing; try again")
+            format!("{MAX_GATHERING} other workers have missing connections, the most at a time; try again")
         } else if known.is_some_and(|known| !known.message.is_of_the_same_worker(&message)) {
-            "it differs from another connection of the same worker".into()
+            "this connection differs from another connection of the same worker".into()
         } else if known.is_some_and(|known| known.links[link].is_some()) {
             format!("link {link} of the same worker is there already")
         } else {
@@ -104,14 +108,15 @@ impl Pending {
     /// Waits until all of the worker's connections have arrived.
     ///
     /// # Errors
-    /// Returns an error if some connections have not arrived after `limit`. Those that have arrived are
-    /// notified, and closed.
+    /// Returns an error if some connections have not arrived after `limit`. The peers of the connections that
+    /// arrived are notified, and these connections are closed.
     pub fn wait(self, limit: Duration) -> Result<(), ConnectError> {
         if self.whole.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
             return Ok(());
         }
         let mut partials = self.gathering.lock();
-        // The last connection may have arrived since then. Then another worker's entry may have the token by now.
+        // The last connection may have arrived after the timeout. Then the entry of this token may be a later
+        // worker's.
         if self.whole.try_recv() != Err(TryRecvError::Empty) {
             return Ok(());
         }
@@ -132,7 +137,7 @@ impl Pending {
     }
 }
 
-/// Lists numbers of links, and cuts a long list.
+/// Lists numbers of links, and shortens a long list.
 fn named(links: impl Iterator<Item = usize>) -> String {
     let links: Vec<String> = links.map(|link| link.to_string()).collect();
     let first = links[..links.len().min(NAMED)].join(", ");

@@ -1,7 +1,7 @@
 //! The receiving half of a link: frames that arrive in pieces of any size.
 //!
-//! Owned by the port. The bytes of a large frame go straight from the socket into the window. The same call reads the
-//! next header. Small frames come many at once, through a buffer.
+//! The port's thread owns it. The bytes of a large frame go from the socket directly into the window, and the
+//! same call reads the next header. Small frames are read many at once, through a buffer.
 //!
 //! ```text
 //!   socket:  ...rest of a span | header | span... |        one readv:  [window][beyond]
@@ -19,15 +19,15 @@ use crate::ids::{Imm, Span};
 use crate::memory::RecvWindow;
 use crate::port::FrameRule;
 
-/// Room for small frames. They are copied once, which costs less than a system call for each.
+/// The size of the buffer for small frames. Copying them once costs less than a system call for each.
 const BUFFER: usize = 16 << 10;
-/// The size from which a frame is read together with only one following header.
+/// The size from which a frame is read together with only the next header.
 const LARGE: usize = 8 << 10;
 
-/// The result of a look at the socket.
+/// The result of a read from the socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// A complete frame: its immediate.
+    /// A complete frame, with this immediate.
     Frame(Imm),
     /// Nothing more has arrived.
     Nothing,
@@ -50,10 +50,10 @@ pub(super) enum Broken {
 #[derive(Clone, Copy, Debug)]
 struct Coming {
     span: Span,
-    /// The place where its missing bytes go.
+    /// The part of the span that has not arrived yet.
     rest: Span,
     imm: Imm,
-    /// The sender's checksum of the span.
+    /// The checksum that the sender computed for the span.
     sum: u64,
 }
 
@@ -65,16 +65,16 @@ pub(super) struct Incoming {
     frame: Option<Coming>,
     shape: Frames,
     buffer: Box<[u8]>,
-    /// The start of the bytes in `buffer` that have not been looked at.
+    /// The index of the first byte in `buffer` that was not processed.
     start: usize,
     end: usize,
-    /// The number of bytes to read beyond a span.
+    /// The number of bytes of the buffer that may be filled after a span.
     beyond: usize,
     /// The bytes that have arrived, including the frames' headers.
     pub total: u64,
     /// Whether the socket may have something to read.
     pub readable: bool,
-    /// Whether the kernel reported the end of the stream. It reports it once.
+    /// Whether the kernel reported the end of the stream. The kernel reports it only once.
     pub ended: bool,
 }
 
@@ -96,19 +96,19 @@ impl Incoming {
         }
     }
 
-    /// Sets the rule: from now on a refused frame is an error.
+    /// Sets the rule for frames. A frame that the rule refuses is an error from then on.
     pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
         self.rule = Some(rule);
     }
 
-    /// Notes for the rule that this end has posted.
+    /// Tells the rule that this end has posted, if the post was without bytes.
     pub fn note_post(&mut self, span: Span, imm: Imm) {
         if let Some(rule) = self.rule.as_mut().filter(|_| span.bytes == 0) {
             rule.posted_empty(imm);
         }
     }
 
-    /// Whether a look at the link may find something.
+    /// Whether `next` may find a frame.
     pub fn is_promising(&self) -> bool {
         self.readable || self.end - self.start >= self.shape.header_bytes()
     }
@@ -161,7 +161,8 @@ impl Incoming {
         }
     }
 
-    /// Reads once. Returns `None` if no bytes have arrived. The buffer must be empty, except for part of a header.
+    /// Reads from the socket once. Returns `None` if no bytes have arrived. The buffer must be empty, except
+    /// for part of a header.
     fn receive(&mut self, socket: BorrowedFd) -> Result<Option<usize>, Broken> {
         if !self.readable {
             return Ok(None);
@@ -180,7 +181,8 @@ impl Incoming {
             Err(Errno::INTR) => return self.receive(socket),
             Err(errno) => return Err(Broken::Socket(errno)),
         };
-        // The socket gave all that it had. Another event will follow, unless this was the end of the stream.
+        // A short read means that the socket has no more bytes now. Another event will follow, unless the
+        // stream has ended.
         self.readable = bytes == asked || self.ended;
         self.total += bytes as u64;
         let direct = bytes.min(rest.bytes);
@@ -189,14 +191,14 @@ impl Incoming {
         Ok(Some(bytes))
     }
 
-    /// Notes that `bytes` bytes of the frame in progress are in the window.
+    /// Notes that the next `bytes` bytes of the incomplete frame are in the window.
     fn came(&mut self, bytes: usize) {
         if let Some(Coming { rest, .. }) = &mut self.frame {
             *rest = Span { offset: rest.offset + bytes, bytes: rest.bytes - bytes };
         }
     }
 
-    /// Checks that a complete frame's bytes are those that were sent.
+    /// Checks that the bytes of a complete frame are those that the peer sent.
     fn compare(&self, Coming { span, imm, sum, .. }: Coming) -> Result<(), Broken> {
         let (seen, Span { offset, bytes }) = (io::sum_of_arrival(&self.window, span), span);
         if seen == sum {

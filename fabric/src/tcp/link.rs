@@ -1,6 +1,6 @@
-//! A link over TCP: one connection, both halves, and how it ends.
+//! A link over TCP: one connection, with its sending half and its receiving half, and the end of the link.
 //!
-//! Owned by the port. Knows only this link, and not the threads that wait.
+//! The port's thread owns it. A link knows only itself, and not the threads that wait.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,14 +19,15 @@ use crate::links::{Attached, LinkState};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::port::{CloseReason, Crossed, FrameRule};
 
-/// The time in which posts that came before a detach may still be sent.
+/// The time in which posts made before a detach may still be sent.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// The least number of unsent bytes that the kernel may hold. With fewer, the wire would be idle while this thread does
-/// other work.
+/// The lowest limit for the unsent bytes that the kernel may hold. With a lower limit, the link would be idle
+/// while this thread does other work.
 const LEAST_UNSENT: u32 = 16 << 10;
 
-/// A connected link that no port polls yet. Dropping it before it is attached counts as leaving.
+/// A connected link that no port polls yet. If it is dropped before it is attached, the peer sees that this
+/// end left.
 #[derive(Debug)]
 pub struct Endpoint {
     pub(super) socket: OwnedFd,
@@ -70,7 +71,7 @@ pub(super) struct Link {
     pub incoming: Incoming,
     /// A number that distinguishes the events of this link from those of the former link with its id.
     pub generation: u32,
-    /// Whether the socket takes no more bytes. Bytes that arrived before are still read.
+    /// Whether the socket accepts no more bytes. Bytes that arrived before are still read.
     pub broken: bool,
 }
 
@@ -80,12 +81,12 @@ impl Link {
         Link { socket, outgoing, incoming, generation, broken: false }
     }
 
-    /// Bounds the bytes that this end holds of the link, and the unsent bytes that the kernel holds.
+    /// Limits the bytes that this end holds of the link, and the unsent bytes that the kernel holds.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outgoing.credit.limit_to(bytes);
         let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(UNSENT_BYTES);
         let unsent = bytes.clamp(LEAST_UNSENT, UNSENT_BYTES);
-        // If the kernel refuses, it holds more bytes than wanted, but none is wrong.
+        // If the kernel refuses, it holds more bytes than it should, but all bytes are still correct.
         let _ = limit_unsent(self.socket.as_fd(), unsent);
     }
 
@@ -106,7 +107,7 @@ impl Link {
     /// Sends as many bytes as the socket takes.
     pub fn pump(&mut self) {
         if !self.broken && self.outgoing.pump(self.socket.as_fd()).is_err() {
-            // The reading half finds the reason, after all that the peer sent before.
+            // The receiving half finds the reason, after it has read all that the peer sent before.
             self.broken = true;
             (self.incoming.readable, self.incoming.ended) = (true, true);
         }
@@ -119,7 +120,7 @@ impl Attached<Link> {
         self.is_open() && !self.link.broken
     }
 
-    /// Whether a look at the link may show something.
+    /// Whether a read from the link may show something.
     pub fn is_promising(&self) -> bool {
         if self.is_open() { self.link.incoming.is_promising() } else { self.is_closing() }
     }
@@ -146,7 +147,7 @@ impl Attached<Link> {
     }
 }
 
-/// A detached link with posts that must still be sent.
+/// A detached link that still has posts to send.
 #[derive(Debug)]
 pub(super) struct Lingering {
     link: Link,
@@ -155,16 +156,17 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Creates the rest of a link that was just detached. Returns `None` if nothing can be sent.
+    /// Keeps a link that was just detached until its posts are sent. Returns `None` if the link cannot send
+    /// any more.
     pub fn new(attached: Attached<Link>) -> Option<Self> {
         let until = Instant::now() + LINGER;
         attached.takes_posts().then(|| Lingering { link: attached.link, until, said: false })
     }
 
-    /// Sends more. Returns true when all is sent and the peer's stream has ended. The socket is closed only then: a close with
-    /// unread bytes makes the kernels of both ends discard the bytes in flight.
+    /// Sends more. Returns true when the link can be closed: the peer's stream has ended, or the time is
+    /// over. A close with unread bytes would make the kernels of both ends discard the bytes in flight.
     pub fn advance(&mut self) -> bool {
-        self.link.outgoing.writable = true; // nobody reads its events any more
+        self.link.outgoing.writable = true; // the port no longer reads the link's events
         self.link.pump();
         if self.link.outgoing.is_empty() && !std::mem::replace(&mut self.said, true) {
             let _ = shutdown(&self.link.socket, Shutdown::Write);
@@ -185,7 +187,7 @@ impl Lingering {
         &self.link.socket
     }
 
-    /// Whether all is sent.
+    /// Whether all posts have been sent.
     pub fn has_sent(&self) -> bool {
         self.link.outgoing.is_empty()
     }

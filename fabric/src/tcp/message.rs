@@ -1,6 +1,6 @@
-//! The bytes that cross: the handshake's two messages, and the header of a frame.
+//! The bytes that cross a link: the handshake's two messages, and the header of a frame.
 //!
-//! The bytes come from outside: every decoder checks what it reads. No input or output here.
+//! The bytes come from outside: every decoder checks what it reads. This module does no input or output.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,10 +13,10 @@ use crate::proof::{PROOF, name_of, proof, proves};
 
 /// First bytes of a hello; the digit is the version.
 pub(super) const MAGIC: [u8; 8] = *b"phubtcp4";
-/// The longest refusal.
+/// The largest text of a refusal, in bytes.
 pub(super) const MAX_WORDS: usize = 1024;
 
-/// The header before a span's bytes. Plain frames end it before the checksums.
+/// The header before a span's bytes. A plain frame has only the fields before the checksums.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Header {
@@ -29,7 +29,7 @@ pub(super) struct Header {
     sum: U64,
 }
 
-/// The header of a summed frame, and its part that is a plain frame's.
+/// The size of the header of a frame with checksums.
 pub(super) const HEADER: usize = size_of::<Header>();
 pub(super) const PLAIN_HEADER: usize = std::mem::offset_of!(Header, span_sum);
 /// The part of a header that its own checksum covers.
@@ -57,8 +57,8 @@ impl Header {
         self.sum = checksum(&self.as_bytes()[..SUMMED_PART]).into();
     }
 
-    /// Returns the sender's checksum of the span's bytes. Refuses a header that differs from the sender's: nothing in it can be
-    /// trusted.
+    /// Returns the sender's checksum of the span's bytes. Returns an error if the header differs from what
+    /// the sender sent, since then nothing in it can be trusted.
     pub fn sealed(&self) -> Result<u64, String> {
         let (expected, seen) = (self.sum.get(), checksum(&self.as_bytes()[..SUMMED_PART]));
         if expected == seen {
@@ -71,7 +71,8 @@ impl Header {
         ))
     }
 
-    /// Returns the span for the bytes, and the immediate to show after them. Refuses a span that does not fit in the window.
+    /// Returns the span and the immediate of the frame. Returns an error if the span does not fit in the
+    /// window.
     pub fn check(&self, window_bytes: usize) -> Result<(Span, Imm), String> {
         let (offset, bytes) = (self.offset.get(), self.bytes.get());
         match offset.checked_add(u64::from(bytes)) {
@@ -94,7 +95,7 @@ pub(super) struct HelloMessage {
     pub name: [u8; 16],
     link: U32,
     links: U32,
-    /// The worker's port, and then the hub's.
+    /// The worker's port and then the hub's port.
     ports: [u8; 4],
     window_bytes: U64,
     /// 1 if the worker wants checksums.
@@ -146,18 +147,18 @@ impl HelloMessage {
         Ok(self)
     }
 
-    /// Whether two hellos can be of one worker.
+    /// Whether two hellos can be from one worker.
     pub fn is_of_the_same_worker(&self, other: &Self) -> bool {
         let said = |hello: &Self| (hello.name, hello.links, hello.window_bytes, hello.frames);
         said(self) == said(other)
     }
 
-    /// Returns the number of the link among the worker's links.
+    /// Returns this link's number among the worker's links.
     pub fn link(&self) -> usize {
         self.link.get() as usize
     }
 
-    /// Returns how many it has.
+    /// Returns the number of the worker's links.
     pub fn links(&self) -> usize {
         self.links.get() as usize
     }
@@ -167,7 +168,7 @@ impl HelloMessage {
         LinkPorts::decode(self.ports)
     }
 
-    /// Returns which frames the worker wants.
+    /// Returns the frame format that the worker asks for.
     pub fn frames(&self) -> Frames {
         if self.frames.get() == 0 { Frames::Plain } else { Frames::Summed }
     }
@@ -192,7 +193,7 @@ const REFUSED: u32 = 2;
 /// The code of a welcome with checksums. Any two of the three codes differ in more than one bit.
 const WELCOME_SUMMED: u32 = 4;
 
-/// The verdict of a reply.
+/// The decoded content of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The worker is admitted. The hub's window has this many bytes, and both ends send frames of this format.

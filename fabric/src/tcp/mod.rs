@@ -1,7 +1,8 @@
-//! TCP: for clouds without RDMA, and for every laptop.
+//! TCP: the transport for machines without RDMA, such as most cloud machines and laptops.
 //!
-//! One connection per link. A post is a frame: 16 bytes of header, then the span's bytes, straight from the window. The
-//! other end reads them straight into its window, and shows the immediate when all have arrived.
+//! There is one connection per link. A post becomes a frame: a header of 16 bytes, then the span's bytes,
+//! directly from the window. The other end reads the bytes directly into its window, and shows the immediate
+//! when all of them have arrived.
 //!
 //! ```text
 //!   frame:   offset u64 | bytes u32 | immediate u32 | the span's bytes      all little-endian
@@ -12,9 +13,9 @@
 //!   RecvWindow <--------------------------------- weights (SendWindow)
 //! ```
 //!
-//! The kernel takes bytes only while its buffers have room. Frames that a [`Port::flush`](crate::Port::flush) cannot
-//! hand over at once stay queued in the link, and go out in later polls and waits. So the owner of a port polls it
-//! while anything is in flight. Must not know what the bytes mean.
+//! The kernel accepts bytes only while its buffers have room. If a [`Port::flush`](crate::Port::flush) cannot
+//! hand over all frames, the rest stays queued in the link, and later polls and waits send it. So the owner
+//! of a port must poll it while anything is in flight. This module must not know what the bytes mean.
 
 mod congestion;
 mod connect;

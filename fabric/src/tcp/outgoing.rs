@@ -1,6 +1,7 @@
 //! The sending half of a link: frames that wait for the socket, in the order of their posts.
 //!
-//! Owned by the port. Bounded by the link's capacity and credit; allocates nothing after it is made.
+//! The port's thread owns it. The link's capacity and credit bound the queue, which allocates no memory after
+//! its creation.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -20,7 +21,7 @@ use crate::memory::SendWindow;
 struct Frame {
     header: Header,
     span: Span,
-    /// The bytes that count against the link's credit.
+    /// The number of bytes that the frame counts against the link's credit.
     counted: usize,
 }
 
@@ -30,18 +31,18 @@ pub(super) struct Outgoing {
     frames: VecDeque<Frame>,
     capacity: usize,
     pub shape: Frames,
-    /// The number of first frames that have their checksums.
+    /// The number of frames at the front of the queue that have their checksums.
     summed: usize,
     pub credit: Credit,
-    /// Bytes that the socket took, with the frames' headers.
+    /// The number of bytes that the socket accepted, including the frames' headers.
     pub total: u64,
-    /// The number of bytes of the first frame that the socket has taken.
+    /// The number of bytes of the first frame that the socket has accepted.
     sent: usize,
     /// Whether a post found no room.
     refused: bool,
-    /// Whether a frame left the queue after a post found no room.
+    /// Whether a frame left the queue after a post had found no room.
     pub relieved: bool,
-    /// The socket may take more.
+    /// Whether the socket may accept more bytes.
     pub writable: bool,
 }
 
@@ -107,7 +108,7 @@ impl Outgoing {
             }
             match gather.send(socket) {
                 Ok(bytes) => self.advance(bytes),
-                // An event follows when there is room again.
+                // The kernel reports an event when the socket has room again.
                 Err(Errno::AGAIN) => self.writable = false,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
@@ -116,8 +117,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sums the frames that the socket may take now, just before it copies them. Returns how many of the first frames
-    /// may be sent.
+    /// Computes the checksums of the frames that the socket may accept now, just before it copies them.
+    /// Returns how many frames at the front of the queue may be sent.
     fn sum_the_next(&mut self) -> usize {
         let (mut frames, mut bytes) = (0, 0);
         for Frame { header, span, .. } in self.frames.iter_mut().take(io::FRAMES) {

@@ -1,7 +1,7 @@
 //! The port over TCP: an epoll, its links, and detached links that still send.
 //!
-//! The port reads a socket only after the kernel reported an event of it (edge-triggered). So a busy port makes a
-//! system call for a frame, and none to find the frames.
+//! The port reads a socket only after the kernel reported an event for it (edge-triggered). So a busy port
+//! makes a system call to read a frame, and none to look for frames.
 
 use std::convert::Infallible;
 use std::mem::MaybeUninit;
@@ -19,15 +19,16 @@ use crate::links::{Attached, LinkState, Links};
 use crate::port::{Arrival, CloseReason, Closed, Crossed, Posted, Until};
 use crate::port_state::{EventBell, PortState};
 
-/// Key of the waker's event; no link has so high a number.
+/// The key of the waker's event. No link has such a high number.
 const WAKER: u64 = u64::MAX;
-/// Key of the events of other descriptors than the port's own.
+/// The key of the events of other transports' descriptors.
 const BESIDE: u64 = u64::MAX - 1;
-/// The number of polls after which a port that always has something to read asks the kernel for events of other links.
+/// The number of polls after which a port that always has something to read asks the kernel about its other
+/// links.
 const POLLS_PER_LOOK: u32 = 8;
-/// The interval at which an idle port looks at its detached links.
+/// The interval at which an idle port checks its detached links.
 const LINGER_NAP: Duration = Duration::from_millis(10);
-/// The most events of one look. The kernel gives further events in later looks.
+/// The most events that one call takes from the kernel. Later calls take the others.
 const EVENTS_PER_LOOK: usize = 32;
 const EDGES: epoll::EventFlags = epoll::EventFlags::IN
     .union(epoll::EventFlags::OUT)
@@ -40,9 +41,9 @@ pub struct Port {
     epoll: OwnedFd,
     state: Arc<PortState<EventBell>>,
     links: Links<Link>,
-    /// Whether some link has frames that its socket did not take.
+    /// Whether some link has frames that its socket did not accept.
     backlog: bool,
-    /// Whether a link that had no room has room again.
+    /// Whether a link that had no room now has room again.
     relieved: bool,
     lingering: Vec<Lingering>,
     generation: u32,
@@ -70,13 +71,14 @@ impl Port {
         })
     }
 
-    /// Asks the kernel for links with events, for at most `timeout`. Returns whether another descriptor has an event.
+    /// Takes the events of links from the kernel, and waits for at most `timeout`. Returns whether a
+    /// descriptor of another transport has an event.
     fn take_events(&mut self, timeout: Duration) -> bool {
         let mut beside = false;
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_PER_LOOK];
         let timeout =
             Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
-        // Interrupted: the next look sees the events.
+        // After an interrupted call, the next call sees the events.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&timeout)) else { return false };
         for event in events {
             let key = event.data.u64();
@@ -101,7 +103,7 @@ impl Port {
         beside
     }
 
-    /// Sends frames that were left over, if there is room now.
+    /// Sends queued frames, if the sockets have room now.
     fn pump(&mut self) {
         if self.backlog {
             self.backlog = false;
@@ -116,14 +118,14 @@ impl Port {
         self.lingering.retain_mut(|lingering| !lingering.advance());
     }
 
-    /// Makes a readable `fd` end [`sleep`](Self::sleep), too, from now on.
+    /// Makes a readable `fd` also end [`sleep`](Self::sleep) from now on.
     pub(crate) fn sleep_beside(&self, fd: BorrowedFd) -> std::io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), epoll::EventFlags::IN)?;
         Ok(())
     }
 
-    /// Works like [`sleep_beside`](Self::sleep_beside), for a descriptor that nobody reads: each write to it ends one sleep. A
-    /// descriptor that was added before is kept.
+    /// Works like [`sleep_beside`](Self::sleep_beside), for a descriptor that this process does not read:
+    /// each write to it ends one sleep. Adding a descriptor twice does no harm.
     pub(crate) fn sleep_beside_edges(&self, fd: BorrowedFd) -> std::io::Result<()> {
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), edges) {
@@ -137,8 +139,8 @@ impl Port {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Works like `wait`, and also ends when a descriptor of [`sleep_beside`](Self::sleep_beside) is readable. Returns whether
-    /// one is.
+    /// Works like `wait`. It also ends when a descriptor of [`sleep_beside`](Self::sleep_beside) is readable,
+    /// and returns whether one is.
     pub(crate) fn sleep(&mut self, timeout: Duration) -> bool {
         let begun = Instant::now();
         loop {
@@ -182,7 +184,7 @@ impl crate::Port for Port {
         let watched = epoll::add(&self.epoll, &link.socket, epoll::EventData::new_u64(key), EDGES);
         let id = self.links.insert(link);
         if let (Err(errno), Some(attached)) = (watched, self.links.get_mut(id)) {
-            // The kernel is out of memory, or of watches: the link fails.
+            // The kernel has no more memory or no more watches, so the link fails.
             let reason = CloseReason::Failed(format!("watching its socket: {errno}"));
             attached.state = LinkState::Closing(reason);
         }
@@ -258,7 +260,7 @@ impl crate::Port for Port {
     }
 }
 
-/// Posts that were accepted are still sent, for a bounded time.
+/// Sends the accepted posts that are still queued, for a bounded time.
 impl Drop for Port {
     fn drop(&mut self) {
         for id in self.links.ids() {

@@ -1,4 +1,4 @@
-//! The address of a NIC's port, as the other end of a handshake needs it. Plain data.
+//! The address of a NIC's port, as the other end of a handshake needs it. This module has only data.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Returns the IPv6 address that the GID is.
+    /// Returns the GID as an IPv6 address.
     pub fn ip(self) -> Ipv6Addr {
         Ipv6Addr::from(self.0)
     }
@@ -49,12 +49,12 @@ pub struct Mtu(u8);
 impl Mtu {
     pub(super) const SMALLEST: Mtu = Mtu(1);
 
-    /// Returns the MTU for the code that verbs use. Returns `None` for another number.
+    /// Returns the MTU for a code of verbs. Returns `None` for any other number.
     pub fn from_code(code: u32) -> Option<Self> {
         u8::try_from(code).ok().filter(|code| (1..=5).contains(code)).map(Mtu)
     }
 
-    /// Returns the largest MTU of at most `bytes` bytes; the smallest for fewer than 256.
+    /// Returns the largest MTU of at most `bytes` bytes. For fewer than 256 bytes, returns the smallest MTU.
     pub(super) fn within(bytes: u16) -> Self {
         (1..=5).rev().map(Mtu).find(|mtu| mtu.bytes() <= u32::from(bytes)).unwrap_or(Mtu::SMALLEST)
     }
@@ -79,9 +79,9 @@ pub struct Address {
     pub link_layer: LinkLayer,
     /// The GID.
     pub gid: Gid,
-    /// Leading bits of the GID's address (of IPv4 or IPv6) that the subnet has in common, if known.
+    /// The number of leading bits of the GID's address (IPv4 or IPv6) that name its subnet, if known.
     pub prefix: Option<u8>,
-    /// The LID; 0 on Ethernet.
+    /// The LID, or 0 on Ethernet.
     pub lid: u16,
     /// The largest packet.
     pub mtu: Mtu,
@@ -100,7 +100,7 @@ impl Address {
             && (self.link_layer == LinkLayer::InfiniBand || self.ip().is_ipv4() == other.ip().is_ipv4())
     }
 
-    /// Returns the subnet in words, if both addresses are in the same one.
+    /// Returns the subnet in words, if both addresses are in the same subnet.
     pub(super) fn shared_subnet(&self, other: &Address) -> Option<String> {
         if self.link_layer != other.link_layer {
             return None;
@@ -114,7 +114,8 @@ impl Address {
                 (network == u32::from(b) & mask).then(|| format!("{}/{bits}", Ipv4Addr::from(network)))
             }
             (IpAddr::V6(a), IpAddr::V6(b)) => {
-                // A subnet of IPv6, and of InfiniBand, is the upper half. Link-local subnets are all equal.
+                // A subnet of IPv6 or InfiniBand is the upper half of the address. All link-local addresses
+                // seem to be in one subnet.
                 let upper = |ip: Ipv6Addr| u128::from(ip) >> 64 << 64;
                 let comparable = self.link_layer == LinkLayer::InfiniBand || !self.gid.is_link_local();
                 (comparable && upper(a) == upper(b)).then(|| format!("{}/64", Ipv6Addr::from(upper(a))))

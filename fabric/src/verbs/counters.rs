@@ -1,44 +1,46 @@
-//! The counters of a NIC's port since its driver was loaded, and its speed, as the kernel shows them. Read when
-//! somebody asks.
+//! The counters of a NIC's port since its driver was loaded, and the port's speed. The kernel shows both, and
+//! they are read on request.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::gid::SYSFS;
 
-/// The counters that are read, if a driver has them: bytes moved, and events that make a fabric slow or break it. Some
-/// counters have one name in Mellanox's driver and another in soft-RoCE.
+/// The counters to read, if a driver has them: moved bytes, and events that slow a fabric down or break it.
+/// Some counters have one name in Mellanox's driver and another in soft-RoCE.
 const READ: [&str; 22] = [
     "port_xmit_data",             // in words of 4 bytes
-    "port_rcv_data",              // as well
-    "port_xmit_wait",             // ticks without credit of the switch
+    "port_rcv_data",              // in words of 4 bytes, too
+    "port_xmit_wait",             // ticks in which the switch gave no credit
     "port_xmit_discards",         // packets that were dropped before they left
     "port_rcv_errors",            // packets that came with errors
-    "symbol_error",               // of the cable
+    "symbol_error",               // errors on the cable
     "link_downed",                // how often the link was lost
     "out_of_sequence",            // packets that came in another order: some were lost
     "out_of_seq_request",         // the same, by soft-RoCE
     "packet_seq_err",             // the peer said that packets were lost
     "rcvd_seq_err",               // the same, by soft-RoCE
-    "local_ack_timeout_err",      // the peer said nothing in time
+    "local_ack_timeout_err",      // the peer did not acknowledge in time
     "completer_retry_err",        // retries, by soft-RoCE
-    "duplicate_request",          // the peer sent again what had come
+    "duplicate_request",          // the peer sent packets again that had arrived
     "out_of_buffer",              // no receive request was posted
     "rnr_nak_retry_err",          // the peer had no receive request
     "rcvd_rnr_err",               // the same, by soft-RoCE
-    "np_cnp_sent",                // this end asked for less, because of congestion
+    "np_cnp_sent",                // this end asked the peer to send less: congestion
     "np_ecn_marked_roce_packets", // packets that a congested switch has marked
-    "rp_cnp_handled",             // the peer asked for less
-    "rp_cnp_ignored",             // and this end did not listen
+    "rp_cnp_handled",             // the peer asked this end to send less
+    "rp_cnp_ignored",             // this end ignored such a request
     "roce_adp_retrans",           // adaptive retransmissions
 ];
 
-/// Returns the counters of a device's port, by the kernel's names. Counters that the driver does not have are left out.
+/// Returns the counters of a device's port by the kernel's names. Counters that the driver does not have are
+/// missing.
 pub fn counters(device: &str, port: u8) -> BTreeMap<&'static str, u64> {
     read(Path::new(SYSFS), device, port)
 }
 
-/// Returns the speed of a port's link in Mb/s, as the driver reports it: soft-RoCE's is nominal.
+/// Returns the speed of a port's link in Mb/s, as the driver reports it. The speed that soft-RoCE reports is
+/// nominal.
 pub fn mbps(device: &str, port: u8) -> Option<u32> {
     rate(Path::new(SYSFS), device, port)
 }

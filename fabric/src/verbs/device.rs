@@ -1,4 +1,4 @@
-//! The RDMA devices of this machine and their ports, for a list that a user reads.
+//! The RDMA devices of this machine and their ports, for a list that a person reads.
 
 use std::path::Path;
 
@@ -16,16 +16,16 @@ use super::handles::{region, words};
 pub struct Device {
     /// The name, e.g. `mlx5_0`.
     pub name: String,
-    /// The ports, by number from 1. Empty if the device cannot be queried.
+    /// The ports, with numbers from 1. Empty if the device cannot be queried.
     pub ports: Vec<DevicePort>,
-    /// The reason why it cannot be asked.
+    /// The reason why the device cannot be queried.
     pub fault: Option<DeviceError>,
 }
 
 /// A port of a device.
 #[derive(Clone, Debug)]
 pub struct DevicePort {
-    /// The number.
+    /// The number of the port on its device.
     pub number: u8,
     /// Whether the port is ACTIVE. Only such a port carries data.
     pub active: bool,
@@ -35,15 +35,15 @@ pub struct DevicePort {
     pub link_layer: LinkLayer,
     /// The largest packet.
     pub mtu: Option<Mtu>,
-    /// Speed of the link, in Gb/s. `None` if the driver's codes are unknown.
+    /// The speed of the link in Gb/s, or `None` if the driver's codes are unknown.
     pub gbps: Option<f64>,
-    /// The LID; 0 on Ethernet.
+    /// The LID, or 0 on Ethernet.
     pub lid: u16,
     /// The network interface, if it has one.
     pub netdev: Option<String>,
     /// All addresses of the port.
     pub gids: Vec<GidEntry>,
-    /// The GID that would be used, with the reason.
+    /// The GID that RDMA would use, with the reason, or the reason why there is none.
     pub gid: Result<Chosen, GidError>,
 }
 
@@ -64,17 +64,16 @@ pub fn devices() -> Result<Vec<Device>, VerbsError> {
 }
 
 impl Device {
-    /// Returns the port that would be used: the requested port, or the first that is active.
+    /// Returns the port that RDMA would use: the requested port, or the first active port.
     pub fn port(&self, wanted: Option<u8>) -> Option<&DevicePort> {
         let fits = |port: &&DevicePort| wanted.map_or(port.active, |wanted| port.number == wanted);
         self.ports.iter().find(fits)
     }
 
-    /// Returns the GID of one of its ports that would be used: the one with the requested index, or the best by
-    /// rule.
+    /// Returns the GID that RDMA would use of a port: the one with the requested index, or the best by rule.
     ///
     /// # Errors
-    /// Returns an error if no GID will do; with the whole table.
+    /// Returns an error with the whole table if no GID is usable.
     pub fn gid(&self, port: &DevicePort, wanted: Option<u8>) -> Result<Chosen, GidError> {
         gid::choose(&self.name, port.number, port.link_layer, &port.gids, wanted)
     }
@@ -101,10 +100,10 @@ impl DevicePort {
     }
 }
 
-/// Checks that a device's driver takes dma-bufs. Otherwise returns the reason. The result does not depend on any GPU.
+/// Checks that a device's driver accepts dma-bufs. The result does not depend on any GPU.
 ///
 /// # Errors
-/// Returns the reason if the driver takes none. A device that does not open is checked, too.
+/// Returns the reason if the driver accepts none, or if the device does not open.
 pub fn takes_dma_bufs(device: &str) -> Result<(), String> {
     let context = Context::open(device).map_err(|error| error.to_string())?;
     let domain = Domain::new(&context).map_err(|error| error.to_string())?;
@@ -119,7 +118,8 @@ pub(super) fn link_layer(sysfs: &Path, device: &str, port: u8) -> LinkLayer {
     }
 }
 
-/// Returns the number of lanes times a lane's speed, from the codes of the InfiniBand specification.
+/// Returns the speed of a link, which is its number of lanes times a lane's speed. Both are codes of the
+/// InfiniBand specification.
 fn gbps(attr: &ibv_port_attr) -> Option<f64> {
     let lanes = match attr.active_width {
         1 => 1.0,
@@ -144,7 +144,7 @@ fn gbps(attr: &ibv_port_attr) -> Option<f64> {
 
 #[cfg(test)]
 impl Device {
-    /// Creates a device with RoCE ports, active or not, each with an address of its own.
+    /// Creates a device with one RoCE port for each entry of `active`. Each port has its own address.
     pub(super) fn made_up(name: &str, active: &[bool]) -> Self {
         let port = |(number, &active): (u8, &bool)| {
             let gid = std::net::Ipv4Addr::new(10, 0, number, 1).to_ipv6_mapped().octets();
@@ -182,8 +182,8 @@ mod tests {
         let port =
             |active_width, active_speed| ibv_port_attr { active_width, active_speed, ..Default::default() };
         assert_eq!(gbps(&port(2, 32)), Some(100.0)); // 4X EDR
-        assert_eq!(gbps(&port(2, 16)), Some(56.0)); // 4X FDR, a PBox's
-        assert_eq!(gbps(&port(1, 1)), Some(2.5)); // what soft-RoCE says
+        assert_eq!(gbps(&port(2, 16)), Some(56.0)); // 4X FDR, the NICs of PBox
+        assert_eq!(gbps(&port(1, 1)), Some(2.5)); // what soft-RoCE reports
         assert_eq!(gbps(&port(3, 32)), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The errors of verbs before a link exists. A later failure closes the link.
+//! The errors of verbs before a link exists. A failure after that closes the link.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use super::handles::library::LibraryError;
 use super::handles::region::RegisterError;
 use super::path_settings::SettingError;
 
-/// A step of setting up RDMA failed; each variant names the call, the object and the advice.
+/// A step of setting up RDMA failed. Each variant names the call, the object and the advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerbsError {
     /// libibverbs is missing.
@@ -26,13 +26,13 @@ pub enum VerbsError {
     /// A window could not be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// The NIC could not make something.
+    /// The NIC could not make an object, such as a queue pair.
     #[error(transparent)]
     Create(#[from] CreateError),
     /// A queue pair did not change its state.
     #[error(transparent)]
     Modify(#[from] ModifyError),
-    /// The kernel refused something that does not concern the NIC.
+    /// The kernel refused a call that does not concern the NIC.
     #[error("{doing}: {error}")]
     System {
         /// The action that was tried.
@@ -43,7 +43,7 @@ pub enum VerbsError {
 }
 
 impl From<DeviceError> for VerbsError {
-    /// Converts the error. Without the library there is no device, either: one cause, one variant.
+    /// Converts the error. A missing library has its own variant, also if an access to a device showed it.
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Library(error) => VerbsError::Library(error),

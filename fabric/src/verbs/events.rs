@@ -1,5 +1,6 @@
-//! Asynchronous events of a NIC. The watch's thread reads them and notifies the ports that use the NIC. A port of a NIC may
-//! be down for as long as packets are retried. After that it is notified, too.
+//! Asynchronous events of a NIC. The watch's thread reads the events, and notifies the ports that use the
+//! NIC. If a NIC's port is still down after the time for which packets are retried, the watch's thread
+//! notifies the ports of that, too.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -24,15 +25,15 @@ pub(super) struct NicWatch {
     ports: Vec<Weak<PortState>>,
     number: u64,
     register: Arc<Register>,
-    /// A descriptor that is readable when the device has an event, or when the timer has ended.
+    /// A descriptor that is readable when the device has an event, or when the timer has expired.
     wakes: OwnedFd,
-    /// A timer that runs from the time when a port went down.
+    /// A timer that starts when a port goes down.
     timer: OwnedFd,
     patience: Duration,
 }
 
 impl NicWatch {
-    /// Watches a device for these ports. A port of the device may be down for the time `patience`.
+    /// Watches a device for these ports. `patience` is the time for which a port of the device may be down.
     pub fn start(
         watch: &Watch,
         context: &Arc<Context>,
@@ -71,8 +72,8 @@ impl NicWatch {
         self.ports.iter().filter_map(Weak::upgrade).filter(|port| port.own.uses(&self.context))
     }
 
-    /// Begins the timeout of a port of the device that went down. If another port went down shortly before, both have
-    /// the same timeout.
+    /// Starts the timeout of a port of the device that went down. If another port went down shortly before,
+    /// the timer starts again, and both ports have the same timeout.
     fn begin_to_wait(&self) {
         let (tv_sec, tv_nsec) = (self.patience.as_secs() as i64, self.patience.subsec_nanos().into());
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -81,7 +82,7 @@ impl NicWatch {
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
     }
 
-    /// Ends the timeout, and reports the ports that are still down.
+    /// Reports the ports that are still down after the timeout.
     fn end_wait(&self) {
         let is_down = |number: u8| self.context.port(number).is_ok_and(|port| port.state != IBV_PORT_ACTIVE);
         for user in self.users() {
@@ -94,7 +95,7 @@ impl NicWatch {
         }
     }
 
-    /// Whether the device failed, and nobody uses anything of it any more.
+    /// Whether the device failed, and nothing uses it any more.
     pub fn is_over(&self) -> bool {
         self.context.is_lost() && Arc::strong_count(&self.context) == 1
     }
@@ -124,8 +125,8 @@ impl Drop for NicWatch {
     }
 }
 
-/// Whether an event ends links. Other events change nothing at once. A port that is down returns, or its queue pairs
-/// give up after their retries: that is its timeout. A link that sends nothing meanwhile loses nothing.
+/// Whether an event ends links at once. Other events do not. A port that is down comes up again, or its queue
+/// pairs fail after their retries. A link that sends nothing in this time loses nothing.
 fn ends_links(kind: ibv_event_type) -> bool {
     matches!(
         kind,
@@ -138,13 +139,13 @@ fn ends_links(kind: ibv_event_type) -> bool {
 }
 
 impl NicEvent {
-    /// Whether a port has been down for longer than its timeout. This ends links that are replaced when lost. Other links end
-    /// when they have something to send.
+    /// Whether the event is that a port stayed down after its timeout. This event ends only links that are
+    /// replaced when lost. Other links end when they have something to send.
     pub fn is_of_a_port(&self) -> bool {
         self.kind == IBV_EVENT_PORT_ERR
     }
 
-    /// Whether the event concerns a link with a queue pair of this number, on this rail.
+    /// Whether the event concerns a link on this rail whose queue pair has this number.
     pub fn concerns(&self, context: &Arc<Context>, rail: &Rail, number: u32) -> bool {
         if !Arc::ptr_eq(&rail.nic.context, context) {
             return false;

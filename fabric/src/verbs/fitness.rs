@@ -1,5 +1,5 @@
-//! The NICs that can carry RDMA, out of those that a list selects. Hub and worker use the same rule, so one unusable NIC
-//! does not prevent RDMA. Pure.
+//! The NICs that can carry RDMA, out of those that a list selects. Hub and worker use the same rule, so one
+//! unusable NIC does not prevent RDMA. This module only computes.
 
 use super::address::LinkLayer;
 use super::device::Device;
@@ -10,15 +10,15 @@ use super::nic_list::NicList;
 /// The fitness of a machine's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
-    /// NICs that are left out, although their ports may be active.
+    /// The NICs that are not used, although their ports may be active.
     pub unfit: Vec<NicOptions>,
-    /// One line for each NIC that is left out, or that should be repaired: the NIC, and the reason.
+    /// One line for each NIC that is not used, or that should be repaired: the NIC, and the reason.
     pub warnings: Vec<String>,
 }
 
 impl Fitness {
-    /// Judges the devices that `list` chooses. A device that the list names is used in any state, so that an error
-    /// names the fault.
+    /// Judges the devices that `list` selects. A device that the list names is used in any state, so that a
+    /// later error names its fault.
     pub fn of(devices: &[Device], list: &NicList) -> Self {
         let mut found = Fitness::default();
         if list.names_devices() {

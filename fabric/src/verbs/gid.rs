@@ -1,9 +1,9 @@
-//! GIDs: the addresses of an RDMA port, and the choice among them. Pure, except for the reading of sysfs, and the check
-//! whether an interface of this namespace has an address.
+//! GIDs: the addresses of an RDMA port, and the choice among them. This module does no input or output,
+//! except that it reads sysfs, and checks whether an interface of this namespace has an address.
 //!
-//! A RoCE port has a GID for each address of its interfaces, and each once for RoCE v1 and once for v2. A
-//! queue pair with the wrong one connects to nobody. Other systems ask their users for the right index
-//! (`NCCL_IB_GID_INDEX`); here it is found.
+//! A RoCE port has two GIDs for each address of its interfaces: one for RoCE v1 and one for v2. A queue pair
+//! with the wrong GID connects to nobody. Other systems ask their users for the right index
+//! (`NCCL_IB_GID_INDEX`). This module finds it.
 
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, UdpSocket};
@@ -11,19 +11,19 @@ use std::path::Path;
 
 use super::address::{Gid, LinkLayer};
 
-/// The place where Linux shows RDMA devices.
+/// The directory in which Linux shows RDMA devices.
 pub(super) const SYSFS: &str = "/sys/class/infiniband";
 
-/// An entry of a port's table.
+/// An entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
     /// The index, which is an attribute of a queue pair.
     pub index: u8,
     /// The address.
     pub gid: Gid,
-    /// Whether packets are RoCE v2, which are UDP over IP; otherwise InfiniBand or RoCE v1.
+    /// Whether packets are RoCE v2, which is UDP over IP. Otherwise they are InfiniBand or RoCE v1.
     pub roce_v2: bool,
-    /// The network interface that has the address; none on InfiniBand.
+    /// The network interface that has the address. InfiniBand has none.
     pub netdev: Option<String>,
     /// Whether the interface is in another network namespace. In a container with its own network, this holds for the
     /// host's interfaces.
@@ -39,7 +39,7 @@ pub struct Chosen {
     pub reason: String,
 }
 
-/// No GID can be used.
+/// The error of a port without a usable GID.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device} port {port}: {what}; its GID table is:\n{}", table(.entries))]
 pub struct GidError {
@@ -53,7 +53,7 @@ pub struct GidError {
     pub entries: Vec<GidEntry>,
 }
 
-/// Returns a table as text, with one line per entry.
+/// Returns a GID table as text, with one line per entry.
 pub fn table(entries: &[GidEntry]) -> String {
     if entries.is_empty() {
         return "  (empty)".into();
@@ -66,7 +66,8 @@ pub fn table(entries: &[GidEntry]) -> String {
     entries.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether this process can have a socket at an address: then an interface of its network namespace has the address.
+/// Whether this process can bind a socket to an address. If so, an interface of its network namespace has the
+/// address.
 pub(super) fn is_here(address: Ipv6Addr) -> bool {
     match UdpSocket::bind((address.to_canonical(), 0)) {
         Ok(_) => true,
@@ -74,10 +75,10 @@ pub(super) fn is_here(address: Ipv6Addr) -> bool {
     }
 }
 
-/// Reads the table of a port. Leaves out entries that are empty, or that vanish while it reads. RDMA devices are in every
-/// network namespace, and interfaces in one, so the table may have addresses of another namespace. `is_here` recognizes
-/// them, except for link-local addresses, which every interface has. For these, the name of the interface decides: whether
-/// it is listed next to `sysfs`.
+/// Reads the GID table of a port. Leaves out entries that are empty, or that vanish during the call. RDMA
+/// devices are in all network namespaces, but an interface is in one. So the table may have addresses of
+/// another namespace, which `is_here` finds. It cannot judge link-local addresses, because every interface
+/// has one. There the name of the interface decides: whether it is in the directory `net` beside `sysfs`.
 pub(super) fn read(
     sysfs: &Path,
     device: &str,
@@ -91,7 +92,7 @@ pub(super) fn read(
     };
     let interfaces = sysfs.with_file_name("net");
     let mut entries = Vec::new();
-    // A queue pair takes no larger index.
+    // A queue pair accepts no larger index.
     for index in 0..=u8::MAX {
         let Some(gid) = text("gids", index) else { break };
         let Ok(address) = gid.parse::<Ipv6Addr>() else { continue };
@@ -104,7 +105,7 @@ pub(super) fn read(
             true => !interfaces.join(name).exists(),
             false => !is_here(address),
         });
-        // fe80:: with no interface identifier is an entry that the driver has not filled.
+        // The driver has not filled in an entry with fe80:: and no interface identifier.
         if address.octets()[8..] == [0; 8] {
             continue;
         }
@@ -113,7 +114,7 @@ pub(super) fn read(
     entries
 }
 
-/// Chooses the GID of a port: the index that the user wants, or the best by rule.
+/// Chooses the GID of a port: the index that the user requests, or the best by rule.
 pub(super) fn choose(
     device: &str,
     port: u8,
@@ -134,7 +135,8 @@ pub(super) fn choose(
         })?;
         return Ok(Chosen { entry: entry.clone(), reason: "the port's own on InfiniBand".into() });
     }
-    // The first entry is the port's default, which its own interface has; others may be of VLANs on it.
+    // The first entry is the port's default, which belongs to the port's own interface. Other entries may
+    // belong to VLANs on it.
     let own = entries.first().and_then(|entry| entry.netdev.clone());
     let is_own = |entry: &GidEntry| own.is_some() && entry.netdev == own;
     let is_v4 = |entry: &GidEntry| entry.gid.ip().to_ipv4_mapped().is_some();
@@ -165,14 +167,14 @@ pub(super) fn choose(
     Err(fail(if entries.is_empty() {
         "there is no GID; give its network interface an address, and set it up (ip link set ... up)".into()
     } else {
-        "no GID is of RoCE v2, which passes through routers; switch the port to it, or ask for one by its index"
+        "no GID is for RoCE v2, which routers forward; switch the port to RoCE v2, or name a GID by its index"
             .into()
     }))
 }
 
 #[cfg(test)]
 mod tests {
-    //! Tables as real machines have them, and the choice from each.
+    //! GID tables of real machines, and the choice from each.
 
     use std::fs;
 
@@ -188,7 +190,8 @@ mod tests {
         }
     }
 
-    /// Returns a ConnectX port on Ethernet: link-local, IPv4 and global IPv6, each for RoCE v1 and v2, and a VLAN.
+    /// Returns a ConnectX port on Ethernet: link-local, IPv4 and global IPv6 addresses, each for RoCE v1 and
+    /// v2, and a VLAN.
     fn mlx5() -> Vec<GidEntry> {
         vec![
             entry(0, "v1", "ens1f0np0", "fe80::e42:a1ff:fe12:3456"),

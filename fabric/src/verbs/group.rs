@@ -1,7 +1,8 @@
 //! A group: the ports of one process or one hub, the NICs that they use, and the watch over connections and NICs.
 //!
-//! A NIC that does not open, or has a failed device, is lost: its ports continue without it, and the other ports are as
-//! before. It is opened again when the owner of the group requests it, for links that are made later.
+//! A NIC is lost if it does not open, or if its device has failed. Its ports continue without it, and other
+//! ports are not affected. When the owner of the group calls `mend`, a lost NIC is opened again for links
+//! that are made later.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,18 +21,19 @@ use super::port::rails::{MAX_RAILS, PortState, Rail, Rails};
 use super::rail_map::RailMap;
 use crate::watch::Watch;
 
-/// The pause before another try to open a NIC. A reset of a NIC takes seconds, and a try may make its driver query it.
+/// The least time between two tries to open a NIC. A reset of a NIC takes seconds, and its driver may query
+/// the NIC at a try.
 const REOPEN_PAUSE: Duration = Duration::from_secs(10);
 
 /// The settings of a group, except for its NICs.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
-    /// The map of the group's NICs to a hub's NICs. Other NICs are paired by rule.
+    /// The map of the group's NICs to a hub's NICs. NICs that it does not name are paired by rule.
     pub rails: RailMap,
-    /// The completion vector of the first port; each further port has the next one. For a worker it is its number on its
-    /// machine, so that the interrupts of several workers go to different cpus.
+    /// The completion vector of the first port. Each further port has the next vector. A worker gives its
+    /// number on its machine, so that the interrupts of several workers go to different processors.
     pub first_vector: u32,
-    /// The path settings, if flags give any.
+    /// The path settings that flags give.
     pub paths: PathFlags,
 }
 
@@ -39,19 +41,19 @@ pub struct GroupOptions {
 #[derive(Debug)]
 pub struct Group {
     pub(super) ports: Vec<Arc<PortState>>,
-    /// The NICs, open or not, by port.
+    /// The NICs of each port, open or not.
     wanted: Vec<Vec<NicOptions>>,
     pub(super) watch: Watch,
     pub(super) options: GroupOptions,
     settings: PathSettings,
-    /// The number of links of each NIC that this group has requested from hubs, in the order of the ports' rails.
+    /// The number of links to hubs that this group has on each NIC, in the order of the ports' rails.
     loads: Mutex<Vec<u32>>,
     nics: Mutex<Nics>,
 }
 
 #[derive(Debug, Default)]
 struct Nics {
-    /// Each NIC is listed once.
+    /// Each NIC that some port needs, once.
     wanted: Vec<Wanted>,
     watches: Vec<Arc<NicWatch>>,
 }
@@ -62,9 +64,9 @@ struct Wanted {
     options: NicOptions,
     /// The NIC, or the reason why the last try to open it failed.
     nic: Result<Arc<Nic>, VerbsError>,
-    /// The time when that was.
+    /// The time of the last try.
     tried: Instant,
-    /// The address at which the NIC was last reached.
+    /// The address that the NIC had when it was last open.
     address: Option<Address>,
 }
 
@@ -85,8 +87,8 @@ impl Wanted {
 }
 
 impl Group {
-    /// Creates a group with one port for each entry of `ports`, on the NICs of that entry. At least one of them must
-    /// open.
+    /// Creates a group with one port for each entry of `ports`, on the NICs of that entry. At least one NIC
+    /// must open.
     pub(super) fn new(ports: &[&[NicOptions]], options: GroupOptions) -> Result<Arc<Self>, VerbsError> {
         assert!(!ports.is_empty(), "a group has at least one port");
         let settings = PathSettings::new(&options.paths)?;
@@ -112,7 +114,7 @@ impl Group {
                 continue;
             }
             let nic = group.open(options, &mut nics);
-            // A wrong setting is wrong for all NICs.
+            // A wrong setting applies to all NICs, so it is an error of the whole group.
             if let Err(error @ VerbsError::Setting(_)) = nic {
                 return Err(error);
             }
@@ -135,14 +137,14 @@ impl Group {
         self.nics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a NIC, and gives it to the ports that need it. NICs of one device share its context.
+    /// Opens a NIC, and gives it to the ports that need it. NICs of one device share the device's context.
     fn open(&self, options: &NicOptions, nics: &mut Nics) -> Result<Arc<Nic>, VerbsError> {
         let open = |options: &NicOptions| nics.wanted.iter().find(|nic| nic.options == *options)?.open();
         let contexts = nics.wanted.iter().filter_map(Wanted::open).map(|nic| &nic.context);
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
         let nic = Arc::new(Nic::open(&context, options, self.settings)?);
-        // For NICs that are open at the start, `Fitness` makes the same test.
+        // For NICs that are open at the start, `Fitness` does the same check.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
         if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {
@@ -154,7 +156,8 @@ impl Group {
         };
         for (port, wanted) in self.ports.iter().zip(&self.wanted).filter(|(_, nics)| nics.contains(options)) {
             let now = |other: &NicOptions| if other == options { Some(&nic) } else { open(other) };
-            // NICs that are already in use by the group are kept, because they may have links.
+            // A port also keeps other NICs of the group that it already uses, because it may have links on
+            // them.
             let is_own = |nic: &Arc<Nic>| {
                 let is_it = |own: &NicOptions| {
                     own.device == nic.context.device && own.port.is_none_or(|port| port == nic.port)
@@ -171,8 +174,9 @@ impl Group {
         Ok(nic)
     }
 
-    /// Tries to open the lost NICs, each at most once in 10 s, for links that are made from now on. Returns each NIC that was
-    /// tried, with its port and GID, or with the reason why it is still lost. Costs one lock if none is lost.
+    /// Tries to open the lost NICs, each at most once in 10 s. NICs that open are used for links that are
+    /// made from now on. Returns each NIC that was tried, with its port and GID, or with the reason why it is
+    /// still lost. If no NIC is lost, the call only takes a lock.
     pub fn mend(&self) -> Vec<(NicOptions, Result<String, VerbsError>)> {
         let mut nics = self.nics_in_use();
         let mut tried = Vec::new();
@@ -203,7 +207,7 @@ impl Group {
         nics.wanted.iter().filter_map(Wanted::open).filter(|nic| nic.has_link()).cloned().collect()
     }
 
-    /// Returns the [name](Nic::name) of a port's own NIC, lost or not. If that NIC was never opened, returns
+    /// Returns the [name](Nic::name) of a port's own NIC, lost or not. If that NIC was never open, returns
     /// the device's name.
     pub fn name(&self, port: usize) -> String {
         let nics = self.nics_in_use();
@@ -212,7 +216,7 @@ impl Group {
         known.map_or_else(|| own.device.clone(), |nic| nic.name())
     }
 
-    /// Returns the open NICs of a port: one of a hub's port, several of a worker's.
+    /// Returns the open NICs of a port. A hub's port has one, and a worker's has several.
     pub fn nics(&self, port: usize) -> Vec<Arc<Nic>> {
         self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
     }
@@ -223,9 +227,10 @@ impl Group {
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()
     }
 
-    /// Returns the rail of a hub's port for links to a peer with these NICs, or the reason why its NIC is lost. The best NICs
-    /// are up and in a subnet of the peer, then come NICs that are up, then any open NIC. Of equal NICs, the port's own is
-    /// chosen, otherwise another one of the group. Only NICs at addresses that `may_serve` allows count.
+    /// Returns the rail of a hub's port for links to a peer with these NICs, or the reason why its NIC is
+    /// lost. Only NICs whose address `may_serve` allows are considered. The best NICs are up and in a subnet
+    /// of the peer. Next come NICs that are up, and then any open NIC. Of equally good NICs, the port's own
+    /// comes first, and then another NIC of the group.
     pub(super) fn rail(
         &self,
         port: usize,
@@ -239,7 +244,8 @@ impl Group {
         let up = |nic: &&Arc<Nic>| nic.has_link();
         let near =
             |nic: &&Arc<Nic>| up(nic) && peer.iter().any(|peer| nic.address.shared_subnet(peer).is_some());
-        // The best comes first; of equal NICs, the port's own. Ports take the other NICs in turn.
+        // The order in which NICs are considered: the port's own first. Ports start at different NICs of the
+        // rest.
         let turn = port % open.len().max(1);
         let in_turn = || {
             own.and_then(Wanted::open)
@@ -265,7 +271,8 @@ impl Group {
         Ok(rail.expect("the port was just given it"))
     }
 
-    /// Returns the current, former or future address of each port of a hub, for a joiner that pairs its NICs with all of them.
+    /// Returns the address of each port's NIC in a hub, for a joiner that pairs its NICs with all of them. If the
+    /// NIC is lost, returns its last address. If the NIC was never open, returns a placeholder.
     pub(super) fn addresses(&self) -> Vec<Address> {
         let nics = self.nics_in_use();
         let address = |wanted: &Vec<NicOptions>| {

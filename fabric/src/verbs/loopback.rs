@@ -1,7 +1,7 @@
-//! A test that sends real bytes over one NIC and back, and checks them. It is the final proof that the NIC works.
+//! A test that sends bytes over one NIC to itself, and checks them. It is the final proof that the NIC works.
 //!
-//! On the `unsafe` list, for looks into the receive windows. Any thread may call it; it makes separate ports
-//! and drops them.
+//! This file is on the `unsafe` list, because it reads the receive windows. Any thread may call the test,
+//! which makes its own ports and drops them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -19,56 +19,56 @@ use crate::memory::{RecvWindow, SendWindow, Spans, WindowError};
 use crate::plan::PlannedLink;
 use crate::port::{Arrival, Port as _, Posted, Until};
 
-/// The bytes of a post: as many as in the hub's chunks.
+/// The number of bytes of a post. The hub's chunks have the same size.
 const CHUNK: usize = 32 << 10;
-/// The timeout of each step of the handshake, and of all the bytes of a direction.
+/// The timeout of each step of the handshake, and of all posts in one direction.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The result of a loop-back.
+/// The result of the test.
 #[derive(Clone, Debug)]
 pub struct Loopback {
     /// The NIC, its port and GID, and the reason for this choice.
     pub reason: String,
     /// The bytes in each direction.
     pub bytes: usize,
-    /// The time from the first post to the last arrival, with both directions one after the other.
+    /// The time from the first post to the last arrival. The two directions run one after the other.
     pub elapsed: Duration,
 }
 
-/// A NIC does not move bytes.
+/// The error of a NIC that does not move bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopbackError {
     /// The NIC cannot be used at all.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// Two ports on the NIC could not be joined.
+    /// Two ports on the NIC could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// There was no memory for the windows.
+    /// There was not enough memory for the windows.
     #[error(transparent)]
     Window(#[from] WindowError),
-    /// A link broke.
+    /// The link closed.
     #[error("{device}: the link to itself closed after {arrived} of {posts} posts: {reason}")]
     Closed {
         /// The NIC.
         device: String,
-        /// Posts that arrived.
+        /// The number of posts that arrived.
         arrived: usize,
-        /// Posts.
+        /// The number of posts that were sent.
         posts: usize,
-        /// The reason why it closed.
+        /// The reason why the link closed.
         reason: String,
     },
-    /// No more posts arrived.
+    /// Posts did not arrive in time.
     #[error(
         "{device}: {arrived} of {posts} posts to itself arrived within {TIMEOUT:?}; is a firewall in the way (RoCE v2 is UDP port 4791)?"
     )]
     Silent {
         /// The NIC.
         device: String,
-        /// Posts that arrived.
+        /// The number of posts that arrived.
         arrived: usize,
-        /// Posts.
+        /// The number of posts that were sent.
         posts: usize,
     },
     /// Bytes arrived that differ from the bytes that were sent.
@@ -76,16 +76,16 @@ pub enum LoopbackError {
     Wrong {
         /// The NIC.
         device: String,
-        /// Number of the chunk.
+        /// The number of the chunk.
         chunk: usize,
     },
 }
 
-/// Joins two ports of one NIC by a link that has room for `capacity` posts. Moves `bytes` over it in each direction, with
-/// the path settings `paths`.
+/// Connects two ports of one NIC by a link with room for `capacity` posts. Sends `bytes` bytes over the link
+/// in each direction, with the path settings `paths`.
 ///
 /// # Errors
-/// Returns the fault that keeps the NIC from it.
+/// Returns the fault that prevents the NIC from moving bytes.
 pub fn loopback(
     nic: &NicOptions,
     bytes: usize,
@@ -115,7 +115,8 @@ pub fn loopback(
         });
         (hub, worker.join().expect("connecting does not panic"))
     });
-    // If both failed, the worker's error says more: the hub only sees that the worker hung up.
+    // If both ends failed, the worker's error says more: the hub only sees that the worker closed the
+    // connection.
     let (worker_joined, hub_joined) = (worker_joined?, hub_joined?);
     let mut hub = End::new(hub_ports.remove(0), hub_joined, hub_spans, nic);
     let mut worker = End::new(worker_port, worker_joined, worker_spans, nic);
@@ -131,7 +132,7 @@ fn window(bytes: usize, spans: &[Span]) -> Result<(Arc<SendWindow>, Spans), Wind
     Ok((window, owned.remove(0)))
 }
 
-/// One end of the loop.
+/// One end of the link.
 struct End {
     port: Port,
     link: LinkId,
@@ -164,7 +165,7 @@ impl End {
                 posted += 1;
             }
             self.port.flush();
-            self.port.poll(&mut [Arrival::default()]); // nothing arrives here; sends complete
+            self.port.poll(&mut [Arrival::default()]); // nothing arrives at this end, but its sends complete
             let count = to.port.poll(&mut arrivals);
             for arrival in &arrivals[..count] {
                 to.check(salt, arrival.imm.0 as usize, self)?;
@@ -177,7 +178,7 @@ impl End {
                 }
             }
             if count == 0 {
-                to.port.wait(Until::Any, Duration::from_millis(1)); // this thread has the other end, too
+                to.port.wait(Until::Any, Duration::from_millis(1)); // short: this thread also sends
                 if Instant::now() > deadline {
                     return Err(LoopbackError::Silent { device: to.device.clone(), arrived, posts });
                 }
@@ -191,14 +192,14 @@ impl End {
         if chunk >= from.spans.len() {
             return Err(wrong());
         }
-        // SAFETY: each chunk is posted once in a direction, and this one has arrived: nobody writes it.
+        // SAFETY: each chunk is posted once in a direction. This chunk has arrived, so nobody writes it.
         let words = unsafe { self.recv.elements::<u32>(from.spans.span(chunk)) }.map_err(|_| wrong())?;
         let right = (0u32..).zip(words).all(|(index, &word)| word == pattern(salt, chunk, index));
         if right { Ok(()) } else { Err(wrong()) }
     }
 }
 
-/// Returns a word that differs for each chunk, place and direction, and from memory that nobody wrote.
+/// Returns a word that differs for each chunk, index and direction, and from memory that was never written.
 fn pattern(salt: u32, chunk: usize, index: u32) -> u32 {
     (salt << 30 | (chunk as u32) << 13 | index).wrapping_mul(0x9e37_79b1)
 }

@@ -1,8 +1,8 @@
 //! RDMA by libibverbs: worker and hub with NICs between them, RoCE or InfiniBand.
 //!
-//! A link is a reliable-connected queue pair, a post one RDMA write with immediate from the window in place. The NICs
-//! move the bytes, and the arrival is a completion at the other end. The library is loaded when it is first asked for;
-//! the same program runs on machines without it.
+//! A link is a reliable-connected queue pair. A post is one RDMA write with immediate, directly from the
+//! window. The NICs move the bytes, and the arrival is a completion at the other end. The library is loaded
+//! when RDMA is first requested, so the same program runs on machines without the library.
 //!
 //! ```text
 //!        worker                                             hub

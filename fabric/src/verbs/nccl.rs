@@ -1,5 +1,6 @@
-//! NCCL's variables, read by NCCL's own grammar. They belong to another program. If NCCL or a queue pair would not accept a
-//! value, there is a warning, and this program's default counts. This program's own variables and flags take precedence.
+//! NCCL's variables, read by NCCL's own grammar. They are meant for another program. If NCCL or a queue pair
+//! would not accept a value, this program warns and uses its default. This program's own variables and flags
+//! take precedence.
 
 use super::nic_list::NicList;
 use super::path_settings::{PATH_SETTINGS, PathFlags};
@@ -9,14 +10,16 @@ use super::path_settings::{PATH_SETTINGS, PathFlags};
 pub struct Nccl {
     /// Whether `NCCL_IB_DISABLE` turns RDMA off.
     pub disabled: bool,
-    /// The list of `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`; every NIC without them.
+    /// The list of NICs in `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`. Without these variables, it selects every
+    /// NIC.
     pub list: NicList,
     /// The settings that are ignored, with the reasons.
     pub warnings: Vec<String>,
 }
 
 impl Nccl {
-    /// Reads the settings from this process's environment. If `nics` is true, this program's own list of NICs replaces NCCL's.
+    /// Reads the settings from this process's environment. If `nics` is true, this program's own list of NICs
+    /// replaces NCCL's.
     pub fn of_environment(flags: &PathFlags, nics: bool) -> Self {
         Self::read(flags, nics, |name| std::env::var(name).ok())
     }
@@ -55,12 +58,12 @@ impl Nccl {
     }
 }
 
-/// Whether a variable of NCCL has a negative number, which leaves the choice to NCCL.
+/// Whether the value of a variable is a negative number, which leaves the choice to NCCL.
 pub(super) fn is_own_choice(text: &str) -> bool {
     number(text).is_some_and(|number| number < 0)
 }
 
-/// Returns a number as NCCL reads it: decimal, hexadecimal after 0x, octal after 0.
+/// Parses a number as NCCL does: decimal, hexadecimal after 0x, octal after 0.
 pub(super) fn number(text: &str) -> Option<i64> {
     let text = text.trim();
     let (negative, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));

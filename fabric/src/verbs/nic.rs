@@ -1,6 +1,6 @@
 //! A NIC in use: an opened device, one of its ports, and the port's address.
 //!
-//! Made before any port of a group; then only read.
+//! It is opened before any port of its group uses it, and only read after that.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use super::handles::ffi::{IBV_PORT_ACTIVE, IBV_QPF_GRH_REQUIRED};
 use super::path_settings::PathSettings;
 use super::subnet;
 
-/// The NIC to use, with the choices that the user made.
+/// The NIC to use, with the port and GID that the user requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicOptions {
     /// The device's name, e.g. `mlx5_0`.
     pub device: String,
-    /// The port; `None` for the first active port. Each active port of a device counts as a NIC.
+    /// The port, or `None` for the first active port. Each active port of a device counts as a NIC.
     pub port: Option<u8>,
-    /// The index of its GID; none for the best by rule.
+    /// The index of the GID, or `None` for the best GID by rule.
     pub gid_index: Option<u8>,
 }
 
 impl NicOptions {
-    /// Creates the choice of a device. Port and GID are chosen by rule.
+    /// Creates options for a device. Port and GID are chosen by rule.
     pub fn new(device: impl Into<String>) -> Self {
         NicOptions { device: device.into(), port: None, gid_index: None }
     }
 }
 
-/// Prints the form of a list of NICs: `mlx5_0:1@3`.
+/// Prints the form that a list of NICs uses: `mlx5_0:1@3`.
 impl fmt::Display for NicOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.device)?;
@@ -51,7 +51,7 @@ pub struct Nic {
     pub(super) address: Address,
     pub(super) gids: Vec<GidEntry>,
     pub(super) settings: PathSettings,
-    /// Whether the port is reached only by GIDs, even on InfiniBand.
+    /// Whether the port can only be reached by GIDs, even on InfiniBand.
     pub(super) needs_global_route: bool,
     gbps: Option<f64>,
     reason: String,
@@ -110,7 +110,7 @@ impl Nic {
         })
     }
 
-    /// Whether the NIC is used only if there is no better one.
+    /// Whether the NIC has a link-local address. Such a NIC is used only if there is no better one.
     pub(super) fn is_link_local(&self) -> bool {
         self.address.link_layer == LinkLayer::Ethernet && self.address.gid.is_link_local()
     }
@@ -120,7 +120,7 @@ impl Nic {
         self.context.port(self.port).is_ok_and(|attr| attr.state == IBV_PORT_ACTIVE)
     }
 
-    /// Returns its address.
+    /// Returns the address of the NIC's port.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -135,12 +135,12 @@ impl Nic {
         self.port
     }
 
-    /// Returns the speed of its link, in Gb/s, if known.
+    /// Returns the speed of the port's link in Gb/s, if known.
     pub fn gbps(&self) -> Option<f64> {
         self.gbps
     }
 
-    /// Returns the port and GID, with the reason: a line for logs.
+    /// Returns the port and the GID with the reason for this choice, as a line for logs.
     pub fn reason(&self) -> &str {
         &self.reason
     }

@@ -1,9 +1,9 @@
-//! The list of NICs to use, as people write it: the form of `NCCL_IB_HCA`, and a GID if one must be named.
+//! The list of NICs to use, as a person writes it: the form of `NCCL_IB_HCA`, and a GID if one must be named.
 //!
 //! ```text
-//!   mlx5            every device whose name begins so        =mlx5_1      this one alone
-//!   ^mlx5_2         all but those                            ^=mlx5_2     all but this one
-//!   mlx5_0:1@3,mlx5_1     port 1 with the GID of index 3, and another device
+//!   mlx5            every device whose name begins with mlx5     =mlx5_1      only the device mlx5_1
+//!   ^mlx5_2         all but devices that begin with mlx5_2       ^=mlx5_2     all but the device mlx5_2
+//!   mlx5_0:1@3,mlx5_1     port 1 of mlx5_0 with the GID of index 3, and another device
 //! ```
 
 use std::str::FromStr;
@@ -16,13 +16,13 @@ use super::nic::NicOptions;
 pub struct NicList {
     except: bool,
     exact: bool,
-    /// The entries of the list; empty for all devices.
+    /// The entries of the list. An empty list selects all devices.
     entries: Vec<NicOptions>,
-    /// The GID index of devices without a named one.
+    /// The GID index of devices for which the list names none.
     gid_index: Option<u8>,
 }
 
-/// An invalid list.
+/// The error of an invalid list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{entry:?} in a list of NICs: {what}; expected DEVICE[:PORT][@GID-INDEX] like mlx5_0:1@3, a list of them with commas, = before it for exact names, ^ before it for all others"
@@ -33,7 +33,8 @@ pub struct ParseNicListError {
 }
 
 impl NicList {
-    /// Returns a list as NCCL reads it, and the entries that name nothing. If the list names nothing, it selects every device.
+    /// Parses a list as NCCL does. Also returns the entries that name no device. If no entry is left, the
+    /// list selects every device.
     pub fn of_nccl(text: &str) -> (Self, Vec<String>) {
         let (except, exact, rest) = marks(text.trim());
         let (mut entries, mut left_out) = (Vec::new(), Vec::new());
@@ -52,25 +53,26 @@ impl NicList {
         (NicList { except, exact, entries, gid_index: None }, left_out)
     }
 
-    /// Gives this GID index to the devices for which the list names none.
+    /// Sets the GID index of devices for which the list names none.
     pub(super) fn set_gid_index(&mut self, index: u8) {
         self.gid_index = Some(index);
     }
 
-    /// Returns the entries that match none of these devices, as they were written. An excluded device need not exist.
+    /// Returns the entries that match none of these devices, as they were written. Entries for devices to
+    /// exclude are left out: such a device need not exist.
     pub fn absent(&self, devices: &[&str]) -> Vec<String> {
         let wanted = self.entries.iter().filter(|_| !self.except);
         let absent = wanted.filter(|entry| !devices.iter().any(|device| self.is(entry, device)));
         absent.map(ToString::to_string).collect()
     }
 
-    /// Returns how to use the device of this name; `None` if it is not used.
+    /// Returns the options for the device of this name, or `None` if the list does not select it.
     pub fn choose(&self, device: &str) -> Option<NicOptions> {
         self.entries_of(device).into_iter().next()
     }
 
-    /// Returns the NICs of this device to use. If the list names no port, each active port is a NIC. A device without an active
-    /// port still counts as a NIC, so that an error can name its fault.
+    /// Returns the NICs of this device to use. If the list names no port, each active port is a NIC. A device
+    /// without an active port counts as a NIC, too, so that an error can name its fault.
     pub fn nics(&self, device: &Device) -> Vec<NicOptions> {
         let active: Vec<u8> =
             device.ports.iter().filter(|port| port.active).map(|port| port.number).collect();
@@ -91,7 +93,7 @@ impl NicList {
         self.entries_of(&device.name).into_iter().flat_map(each_port).filter(is_used).collect()
     }
 
-    /// Whether a list of excluded devices excludes this port.
+    /// Whether the list excludes this port.
     fn is_left_out(&self, device: &str, port: u8) -> bool {
         self.entries.iter().any(|entry| self.is(entry, device) && entry.port.is_none_or(|its| its == port))
     }
@@ -101,12 +103,12 @@ impl NicList {
         if self.exact { entry.device == device } else { device.starts_with(&entry.device) }
     }
 
-    /// Returns the list's entries for a device: several if it names several ports.
+    /// Returns the list's entries for a device. There are several if the list names several of its ports.
     fn entries_of(&self, device: &str) -> Vec<NicOptions> {
         let its = self.entries.iter().filter(|entry| self.is(entry, device));
         let mut found: Vec<NicOptions> = its.cloned().collect();
         if self.except || self.entries.is_empty() {
-            // If a port is named, the other ports of the device stay.
+            // If the list excludes a port by number, the other ports of the device are still used.
             let is_whole = |entry: &NicOptions| entry.port.is_none();
             found = if found.iter().any(is_whole) { Vec::new() } else { vec![NicOptions::new(device)] };
         }
@@ -141,8 +143,8 @@ impl FromStr for NicList {
     }
 }
 
-/// Parses the marks before a list. Returns whether the list names the NICs to leave out (`^`), whether its names are
-/// exact (`=`), and the rest.
+/// Parses the marks before a list. Returns whether the list names NICs to exclude (`^`), whether its names
+/// are exact (`=`), and the rest of the text.
 fn marks(text: &str) -> (bool, bool, &str) {
     let (except, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
     let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));

@@ -1,5 +1,6 @@
-//! The settings of the path of queue pairs' packets that a fabric may need to change. The table is the only place
-//! that knows names, ranges and defaults: programs make their flags of it. Read once, when NICs are opened.
+//! The settings of queue pairs' paths that a fabric may need to change. Only this table knows their names,
+//! ranges and defaults: programs make their flags from the table. The settings are read once, when NICs are
+//! opened.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,25 +12,27 @@ use super::nccl;
 /// A setting of RDMA paths.
 #[derive(Debug)]
 pub struct PathSetting {
-    /// The flag of programs: `--rdma-timeout`. It takes precedence over the variables.
+    /// The flag of programs, such as `--rdma-timeout`. It takes precedence over the variables.
     pub flag: &'static str,
-    /// The variables: this program's, and then NCCL's, because many fabrics have these set already. The first that is set
-    /// counts. NCCL's variable does not count if its number is invalid here, or if it leaves the choice to NCCL.
+    /// The environment variables: this program's, and then NCCL's, because many fabrics set NCCL's already.
+    /// The first variable that is set takes effect. NCCL's variable is ignored if its number is invalid here,
+    /// or if it leaves the choice to NCCL.
     pub variables: &'static [&'static str],
-    /// The smallest number that it may be.
+    /// The smallest value.
     pub least: u16,
-    /// The largest.
+    /// The largest value.
     pub most: u16,
     /// The value without flag and variable.
     pub default: u16,
-    /// The purpose of the setting, for people.
+    /// The purpose of the setting, for help texts.
     pub help: &'static str,
 }
 
-/// The local time-out of a packet is 4.096 us x 2 to this power: 0.54 s, times the retries and one. Longer than the
-/// time in which a full queue drains: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 14 (67 ms) NICs
-/// there sent a fifth of all packets twice. In one of four runs a hub saw a write arrive twice, which it has not since.
-/// Why is not shown: the retries of soft-RoCE (Linux 6.1) are suspected. 0 would mean forever.
+/// The local ACK timeout of a packet is 4.096 us x 2 to this power, so 0.54 s. It applies to the first try
+/// and to each retry. It is longer than the time in which a full queue drains: with soft-RoCE between two
+/// emulated machines, 2 MB or 80 ms. With the value 14 (67 ms), NICs in that test sent a fifth of all packets
+/// twice. In one of four such runs, a hub saw a write arrive twice, which never happened again. The cause is
+/// not known; the retries of soft-RoCE (Linux 6.1) are suspected. 0 would mean no timeout.
 const TIMEOUT: PathSetting = PathSetting {
     flag: "--rdma-timeout",
     variables: &["PHUB_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"],
@@ -38,8 +41,9 @@ const TIMEOUT: PathSetting = PathSetting {
     default: 17,
     help: "A packet is sent again after 4.096 us x 2 to this power",
 };
-/// The number of retries: about 4 s until the peer counts as gone, so a port may be down for this time. It is not 7, the
-/// largest value: soft-RoCE takes 7 as forever, and a link without a path would never fail.
+/// The number of retries. The default gives about 4 s until the peer counts as gone, so a port may be down
+/// for that time. It is not the largest value, 7: soft-RoCE takes 7 as no limit, and a link without a path
+/// would never fail.
 const RETRIES: PathSetting = PathSetting {
     flag: "--rdma-retries",
     variables: &["PHUB_RDMA_RETRIES", "NCCL_IB_RETRY_CNT"],
@@ -48,8 +52,9 @@ const RETRIES: PathSetting = PathSetting {
     default: 6,
     help: "How often a packet is sent again before its link fails",
 };
-/// The number of retries after "not ready". 7 means forever. A peer without a receive request is backpressure, which never
-/// happens within the protocol ([decision 59](../../../docs/design/rdma.md#settings-of-paths)).
+/// The number of retries after the answer "not ready". 7 means no limit. A peer without a receive request is
+/// backpressure, which never happens within the protocol
+/// ([decision 59](../../../docs/design/rdma.md#settings-of-paths)).
 const RNR_RETRIES: PathSetting = PathSetting {
     flag: "--rdma-rnr-retries",
     variables: &["PHUB_RDMA_RNR_RETRIES"],
@@ -83,7 +88,7 @@ const PKEY: PathSetting = PathSetting {
     default: 0,
     help: "Partition key, by its index in the port's table",
 };
-/// The MTU, for a path through the fabric that takes smaller packets than both ports.
+/// The path MTU, for a path whose switches accept only smaller packets than both ports do.
 const MTU: PathSetting = PathSetting {
     flag: "--rdma-mtu",
     variables: &["PHUB_RDMA_MTU"],
@@ -92,8 +97,8 @@ const MTU: PathSetting = PathSetting {
     default: 4096,
     help: "The largest packet in bytes; ports that allow less lower it",
 };
-/// A fabric with adaptive routing spreads the packets of plain writes over its paths, and keeps those of a write with
-/// immediate in order.
+/// The setting that makes immediates separate writes. A fabric with adaptive routing spreads the packets of
+/// plain writes over its paths, but keeps the packets of a write with immediate in order.
 const ADAPTIVE_ROUTING: PathSetting = PathSetting {
     flag: "--rdma-adaptive-routing",
     variables: &["PHUB_RDMA_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING"],
@@ -111,7 +116,7 @@ const RELAXED_ORDERING: PathSetting = PathSetting {
     help: "Whether a NIC may write received bytes into memory in any order (PCI): 0 no, 1 yes, 2 if library and driver support it",
 };
 
-/// All settings of the path.
+/// All settings of paths.
 pub static PATH_SETTINGS: [&PathSetting; 9] = [
     &TIMEOUT,
     &RETRIES,
@@ -124,12 +129,12 @@ pub static PATH_SETTINGS: [&PathSetting; 9] = [
     &RELAXED_ORDERING,
 ];
 
-/// The values of flags, by flag. The environment may have further values.
+/// The values that flags set. The environment may set further values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathFlags(BTreeMap<&'static str, u16>);
 
 impl PathFlags {
-    /// Gives a setting this value, which is checked when NICs are opened.
+    /// Sets the value of a setting. The value is checked when NICs are opened.
     pub fn set(&mut self, setting: &PathSetting, value: u16) {
         self.0.insert(setting.flag, value);
     }
@@ -137,13 +142,13 @@ impl PathFlags {
     /// Returns the traffic class of packets.
     ///
     /// # Errors
-    /// Returns an error if some setting has a value that it cannot have.
+    /// Returns an error if any path setting has an invalid value.
     pub fn traffic_class(&self) -> Result<u8, SettingError> {
         Ok(PathSettings::new(self)?.traffic_class)
     }
 }
 
-/// A flag or variable has an invalid value.
+/// The error of a flag or variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {seen:?}; expected {expected}; change it, or leave it out for {default}")]
 pub struct SettingError {
@@ -154,7 +159,8 @@ pub struct SettingError {
 }
 
 impl PathSetting {
-    /// Returns the value, and the flag or variable that has set it. If none has, names this program's variable.
+    /// Returns the value, and the flag or variable that set it. If none set it, returns the default and this
+    /// program's variable.
     fn read(
         &self,
         flags: &PathFlags,
@@ -174,7 +180,7 @@ impl PathSetting {
         }
     }
 
-    /// Returns the flag or variable that takes precedence, and its value. An empty variable is not set.
+    /// Returns the flag or variable that takes effect, and its text. An empty variable counts as not set.
     fn said(
         &self,
         flags: &PathFlags,
@@ -185,14 +191,14 @@ impl PathSetting {
         flag.or_else(|| self.variables.iter().find_map(|&name| Some((name, set(name)?))))
     }
 
-    /// Returns the number of a flag or variable, if it is valid.
+    /// Parses the number of a flag or variable. Returns `None` if it is invalid.
     fn number(&self, name: &str, seen: &str) -> Option<u16> {
         let number =
             if is_nccls(name) { u16::try_from(nccl::number(seen)?).ok() } else { seen.trim().parse().ok() };
         number.filter(|number| (self.least..=self.most).contains(number))
     }
 
-    /// Returns why NCCL's variable is ignored, if only its number is wrong.
+    /// Returns a warning if NCCL's variable would take effect but its number is invalid.
     pub(super) fn warning(
         &self,
         flags: &PathFlags,
@@ -215,7 +221,8 @@ fn is_nccls(name: &str) -> bool {
     name.starts_with("NCCL_")
 }
 
-/// The order in which a NIC's writes may reach memory. In any order, a completion comes after all bytes of its write.
+/// The order in which a NIC's writes may reach memory. With any order, the completion still comes after all
+/// bytes of its write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RelaxedOrdering {
     Off,
@@ -233,9 +240,9 @@ pub(super) struct PathSettings {
     pub traffic_class: u8,
     pub service_level: u8,
     pub pkey_index: u16,
-    /// The flag or variable that has the setting.
+    /// The flag or variable that sets the partition key.
     pkey_name: &'static str,
-    /// The largest packets. A port with larger packets uses these.
+    /// The largest packet size. A port that allows larger packets uses this size.
     pub mtu: Mtu,
     /// Whether the immediate of a post is a separate write.
     pub writes_apart: bool,
@@ -271,9 +278,9 @@ impl PathSettings {
         })
     }
 
-    /// Returns these settings with a partition key that the table of a port has. If NCCL's variable names a key that is not in
-    /// the table, this program's default counts. The table has `keys` entries, and `key` returns an entry, if the driver shows
-    /// it.
+    /// Returns these settings, after a check that the port's table has the partition key. If NCCL's variable
+    /// names a key that is not in the table, the default takes its place. The table has `keys` entries. `key`
+    /// returns an entry, if the driver shows it.
     pub fn with_pkey(
         self,
         port: &str,
@@ -295,8 +302,8 @@ impl PathSettings {
         key: impl Fn(u16) -> Option<u16>,
     ) -> Result<(), SettingError> {
         let index = self.pkey_index;
-        let most = keys.max(1) - 1; // a driver that says 0 has the default key
-        let is_empty = |key: u16| key & 0x7fff == 0; // the highest bit is full membership
+        let most = keys.max(1) - 1; // a driver that reports 0 keys has the default key
+        let is_empty = |key: u16| key & 0x7fff == 0; // the highest bit only says full membership
         let expected = if index > most {
             format!("a number from 0 to {most}, as the table of {port} has {keys} keys")
         } else if key(index).is_some_and(is_empty) {
@@ -312,7 +319,7 @@ impl PathSettings {
         Err(SettingError { name: self.pkey_name, seen: index.to_string(), expected, default: PKEY.default })
     }
 
-    /// Returns how long a packet is retried before the link fails.
+    /// Returns how long packets are retried before the link fails.
     pub fn patience(&self) -> Duration {
         Duration::from_nanos(4096 << self.timeout) * u32::from(self.retries + 1)
     }

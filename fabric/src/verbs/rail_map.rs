@@ -1,15 +1,15 @@
-//! The map of this end's NICs to a hub's NICs, as people write it: `mlx5_0=mlx5_2,mlx5_1=mlx5_3`.
+//! The map of this end's NICs to a hub's NICs, as a person writes it: `mlx5_0=mlx5_2,mlx5_1=mlx5_3`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Pairs of NICs by name: first this end's, then the hub's.
+/// Pairs of NICs by name: this end's NIC, and then the hub's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RailMap {
     pairs: Vec<(String, String)>,
 }
 
-/// An invalid map.
+/// The error of an invalid map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{seen:?} in a map of rails: expected OWN-NIC=HUB-NIC, such as mlx5_0=mlx5_2, and commas between several"
@@ -19,10 +19,11 @@ pub struct ParseRailMapError {
 }
 
 impl RailMap {
-    /// Reads the map from `PHUB_RAILS` of this process; empty if it is not set.
+    /// Reads the map from the variable `PHUB_RAILS` of this process. The map is empty if the variable is not
+    /// set.
     ///
     /// # Errors
-    /// Returns an error if no end can follow the map.
+    /// Returns an error if the variable's text is not a map.
     pub fn of_environment() -> Result<Self, ParseRailMapError> {
         std::env::var("PHUB_RAILS").unwrap_or_default().parse()
     }

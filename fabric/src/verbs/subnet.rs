@@ -1,9 +1,9 @@
-//! The length of the subnet prefix of an interface's address, from the routes that Linux shows. Pure, except
-//! for [`prefix`], which reads the two files.
+//! The length of the subnet prefix of an interface's address, from the routes that Linux shows. Only
+//! [`prefix`] reads files; the other functions parse text.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Returns the prefix of the subnet that `ip` has on `netdev`; none when it is unknown.
+/// Returns the prefix length of the subnet of `ip` on `netdev`, or `None` if it is unknown.
 pub(super) fn prefix(netdev: &str, ip: IpAddr) -> Option<u8> {
     match ip {
         IpAddr::V4(ip) => v4(&std::fs::read_to_string("/proc/net/route").ok()?, netdev, ip),
@@ -11,14 +11,14 @@ pub(super) fn prefix(netdev: &str, ip: IpAddr) -> Option<u8> {
     }
 }
 
-/// Returns the prefix length of an IPv4 address: that of the longest route in /proc/net/route over this interface to this
-/// address, without a gateway.
+/// Returns the prefix length of an IPv4 address. It is that of the longest route in /proc/net/route to this
+/// address, over this interface and without a gateway.
 fn v4(routes: &str, netdev: &str, ip: Ipv4Addr) -> Option<u8> {
     let mut longest = None;
     for line in routes.lines() {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [interface, destination, gateway, _, _, _, _, mask, ..] = fields[..] else { continue };
-        // The words are in the machine's byte order; in memory they are in network order.
+        // The file has words in the machine's byte order. In memory they are in network order.
         let word =
             |text| u32::from_str_radix(text, 16).ok().map(|word| u32::from_be_bytes(word.to_ne_bytes()));
         let (Some(destination), Some(gateway), Some(mask)) = (word(destination), word(gateway), word(mask))
@@ -32,7 +32,7 @@ fn v4(routes: &str, netdev: &str, ip: Ipv4Addr) -> Option<u8> {
     longest
 }
 
-/// Finds the prefix in /proc/net/if_inet6: the address itself, with its prefix.
+/// Returns the prefix length of an IPv6 address, which /proc/net/if_inet6 lists with the address.
 fn v6(addresses: &str, ip: Ipv6Addr) -> Option<u8> {
     addresses.lines().find_map(|line| {
         let mut fields = line.split_whitespace();

@@ -1,7 +1,7 @@
-//! Tests that need a NIC and a look at internals: hostile peers, forks, counts. They run on the devices of
-//! `PHUB_TEST_DEVICE`. Without it they are skipped, and say so.
+//! Tests that need a NIC and access to internals: hostile peers, forks, counts. They run on the devices of
+//! `PHUB_TEST_DEVICE`. Without this variable they print that they are skipped.
 //!
-//! On the `unsafe` list, for the fork.
+//! This file is on the `unsafe` list, because it forks.
 
 mod handshake;
 
@@ -37,7 +37,7 @@ struct End {
     port: Port,
     recv: Arc<RecvWindow>,
     spans: Spans,
-    /// Not attached yet.
+    /// The endpoints that are not attached yet.
     endpoints: Vec<Endpoint>,
 }
 
@@ -47,13 +47,13 @@ fn window() -> (Arc<SendWindow>, Spans) {
     (window, spans.remove(0))
 }
 
-/// Returns a hub with one port, and workers, each joined to it by a link of `capacity`.
+/// Returns a hub with one port, and workers, each connected to the hub by a link with this capacity.
 fn meet(nic: &NicOptions, workers: usize, capacity: u32) -> (End, Vec<End>) {
     meet_by(nic, workers, &PlannedLink::of_one_port(&[capacity]))
 }
 
-/// Returns a hub with one port, and workers, each joined to it by this plan. The hub's end has all links, and the
-/// receive window of the last.
+/// Returns a hub with one port, and workers, each connected to the hub by this plan. The hub's end has the
+/// links of all workers, and the receive window of the last one.
 fn meet_by(nic: &NicOptions, workers: usize, plan: &[PlannedLink]) -> (End, Vec<End>) {
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let address = listener.address();
@@ -119,7 +119,7 @@ impl End {
 fn keys_open_nothing_that_is_another_workers() {
     let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
-    // A key that no window has, and the key of the other worker's window.
+    // The hostile worker uses a key that no window has, and then the key of the other worker's window.
     for stolen in [false, true] {
         let (mut hub, mut workers) = meet(&nic, 2, 8);
         hub.attach_all();
@@ -144,10 +144,10 @@ fn keys_open_nothing_that_is_another_workers() {
         hub.spans.elements_mut::<f32>(5).fill(1.0);
         assert_eq!(hub.post(5), Posted::Accepted);
         assert_eq!(honest.next().imm, Imm(5));
-        // SAFETY: the hub has written chunk 5 once, and that has arrived.
+        // SAFETY: the hub has written chunk 5 once, and the chunk has arrived.
         let answer = unsafe { honest.recv.elements::<f32>(honest.spans.span(5)) }.unwrap();
         assert!(answer.iter().all(|&value| value == 1.0));
-        // SAFETY: nobody wrote chunk 3 of this window: the hostile worker's write is refused.
+        // SAFETY: nobody writes chunk 3 of this window, because the hostile worker's write is refused.
         let untouched = unsafe { hub.recv.elements::<f32>(hub.spans.span(3)) }.unwrap();
         assert!(untouched.iter().all(|&value| value == 0.0), "a refused write left bytes");
     }
@@ -157,7 +157,7 @@ fn keys_open_nothing_that_is_another_workers() {
 fn a_link_opens_what_it_carries_and_nothing_else() {
     let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
-    // Every other chunk goes up, the others down: as many ranges as chunks.
+    // Even chunks go up, and odd chunks go down. So there are as many ranges as chunks.
     let every_other = |first: usize| {
         let chunks = (first..CHUNKS).step_by(2);
         chunks.map(|chunk| Span { offset: chunk * CHUNK, bytes: CHUNK }).collect()
@@ -185,7 +185,8 @@ fn a_link_opens_what_it_carries_and_nothing_else() {
         "{said}"
     );
 
-    // A key of its own opens no neighbour: the place of chunk 1, with the key of chunk 0.
+    // The key of a range gives no access to its neighbour. The worker writes to chunk 1 with the key of chunk
+    // 0.
     let (mut hub, mut workers) = meet_by(&nic, 1, &plan);
     let (key, address) = workers[0].endpoints[0].link.target();
     workers[0].endpoints[0].link.aim_at((key, address + CHUNK as u64));
@@ -195,7 +196,7 @@ fn a_link_opens_what_it_carries_and_nothing_else() {
     assert_eq!(workers[0].post(0), Posted::Accepted);
     let (_, reason) = workers[0].closing();
     assert!(reason.to_string().contains("remote access error (10)"), "{reason}");
-    // SAFETY: nobody wrote chunk 1 of this window: the write is refused.
+    // SAFETY: nobody writes chunk 1 of this window, because the write is refused.
     let untouched = unsafe { hub.recv.elements::<f32>(hub.spans.span(1)) }.unwrap();
     assert!(untouched.iter().all(|&value| value == 0.0), "a refused write left bytes");
 }
@@ -213,7 +214,7 @@ fn a_message_that_is_no_write_costs_its_sender_the_link() {
     assert_eq!(workers[0].closing().1, CloseReason::PeerGone);
 }
 
-/// The frames that a hub takes: whole chunks.
+/// A rule that accepts only whole chunks.
 #[derive(Debug)]
 struct WholeChunks;
 
@@ -221,7 +222,7 @@ impl FrameRule for WholeChunks {
     fn posted_empty(&mut self, _imm: Imm) {}
 
     fn check(&mut self, _span: Span, _imm: Imm) -> Result<(), String> {
-        unreachable!("a NIC does not say where it wrote")
+        unreachable!("a NIC does not report where it wrote")
     }
 
     fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String> {
@@ -280,10 +281,11 @@ fn a_fork_leaves_transfers_whole() {
     hub.attach_all();
     workers[0].attach_all();
     workers[0].spans.elements_mut::<f32>(0).fill(-1.0);
-    // SAFETY: the child calls nothing but _exit, which a forked child of many threads may.
+    // SAFETY: the child only calls _exit, which a forked child of a process with many threads may do.
     let child = unsafe {
         match libc::fork() {
-            // The child has the sent window (Linux 5.13), with the bytes that its parent writes meanwhile.
+            // The child has the sent window (Linux 5.13), with the bytes that its parent writes during the
+            // test.
             0 => libc::_exit(i32::from(workers[0].spans.elements_mut::<f32>(0)[0] == 0.0)),
             child => child,
         }
@@ -295,13 +297,13 @@ fn a_fork_leaves_transfers_whole() {
             workers[0].spans.elements_mut::<f32>(chunk).fill(value);
             assert_eq!(workers[0].post(chunk), Posted::Accepted);
             assert_eq!(hub.next().imm, Imm(chunk as u32));
-            // SAFETY: the chunk has arrived, and is posted again only after this.
+            // SAFETY: the chunk has arrived, and is posted again only after this read.
             let seen = unsafe { hub.recv.elements::<f32>(hub.spans.span(chunk)) }.unwrap();
             assert!(seen.iter().all(|&element| element == value), "chunk {chunk} of round {round}");
         }
         let mut status = 0;
         if round == 0 {
-            // SAFETY: waits for the child of above, once.
+            // SAFETY: the call waits for the child of the fork above, once.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert_eq!(status, 0, "the child did not read what its parent writes");
         }
@@ -312,7 +314,7 @@ fn a_fork_leaves_transfers_whole() {
 fn a_chunk_is_one_send_and_one_receive_request() {
     let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
-    // A capacity of 64 has every 32nd send signalled; 16 receive requests are posted at once.
+    // With a capacity of 64, every 32nd send is signalled. Each call posts 16 receive requests.
     const POSTS: u64 = 320;
     let (mut hub, mut workers) = meet(&nic, 1, 64);
     hub.attach_all();
@@ -330,7 +332,7 @@ fn a_chunk_is_one_send_and_one_receive_request() {
     while workers[0].port.tally().send_completions < POSTS / 32 {
         workers[0].port.poll(&mut [Arrival::default()]);
     }
-    // Two requests a post if the environment asks for adaptive routing.
+    // A post is two requests if the environment asks for adaptive routing.
     let each = 1 + u64::from(std::env::var("PHUB_RDMA_ADAPTIVE_ROUTING").is_ok_and(|value| value == "1"));
     let sent = Tally {
         sends: each * POSTS,
@@ -350,14 +352,14 @@ fn a_route_is_used_again_when_nothing_of_its_link_is_left() {
     let (mut hub, mut workers) = meet(&nic, 3, 8);
     let routes: Vec<u32> = hub.endpoints.iter().map(|endpoint| endpoint.link.route.number).collect();
     assert_eq!(routes, [0, 1, 2]);
-    // Never attached, with an arrival in the queue; then one that was.
+    // The hub drops a link that it never attached, with an arrival in the queue. Then it detaches another one.
     workers[1].attach_all();
     assert_eq!(workers[1].post(1), Posted::Accepted);
     drop(hub.endpoints.remove(1));
     hub.attach_all();
     hub.port.detach(LinkId(0));
     assert_eq!(hub.port.poll(&mut [Arrival::default(); 8]), 0);
-    // Cleared at the latest by the look after that.
+    // The route is cleared at the latest by the next poll.
     assert_eq!(hub.port.poll(&mut [Arrival::default(); 8]), 0);
     let again = [0, 1, 2].map(|_| Route::new(&hub.port.state, &hub.port.rails[0], 0));
     let mut numbers = again.each_ref().map(|route| route.number);

@@ -1,5 +1,5 @@
-//! Verbs, for those who meet over them, on the devices of the variable [`DEVICES`]: all ends are on one machine, and a
-//! NIC reaches itself. Without the variable there is nothing to test, which is said.
+//! Verbs as a transport of the suite, on the devices that the variable [`DEVICES`] names. All ends are on one
+//! machine, and a NIC reaches itself. Without the variable, the tests print that they are skipped.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Once};
@@ -9,12 +9,12 @@ use fabric::conformance::{Joined, Role, Transport};
 use fabric::verbs::{Group, GroupOptions, Listener, NicOptions, Port, connect, group, worker_group};
 use fabric::{PlannedLink, Receive, SendWindow};
 
-/// Names devices, with commas between them.
+/// The variable that names devices, with commas between them.
 const DEVICES: &str = "PHUB_TEST_DEVICE";
-/// The timeout of each step of a handshake; the suite's watchdog is twice as patient.
+/// The timeout of each step of a handshake. The suite's watchdog waits longer.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the devices to test on; none if none were named, which is reported once.
+/// Returns the devices to test on. If the variable names none, prints that once.
 pub fn devices() -> Vec<String> {
     static SAID: Once = Once::new();
     let named = std::env::var(DEVICES).unwrap_or_default();
@@ -29,7 +29,7 @@ pub fn devices() -> Vec<String> {
     devices
 }
 
-/// Returns each device alone, and all together.
+/// Returns a transport on each device, and one on all devices together.
 pub fn each_and_all() -> Vec<Verbs> {
     let devices = devices();
     let mut sets: Vec<Verbs> = devices.iter().map(|device| Verbs(vec![device.clone()])).collect();

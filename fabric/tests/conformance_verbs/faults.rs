@@ -1,6 +1,6 @@
-//! Verbs where the machine is short of something or breaks: a limit on locked memory, a device that is not
-//! there, a NIC whose port goes down. On the devices of `PHUB_TEST_DEVICE`; the last also needs
-//! `PHUB_TEST_LINK_DOWN`, the network interface of the first of them, and takes it down for a moment.
+//! Verbs on a machine with faults: a limit on locked memory, a missing device, a NIC whose port goes down.
+//! The tests use the devices of `PHUB_TEST_DEVICE`. The last test also needs `PHUB_TEST_LINK_DOWN`, the
+//! network interface of the first device. It takes that interface down for a moment.
 
 use std::process::Command;
 
@@ -16,7 +16,7 @@ const SHAPE: Shape = Shape { peers: 1, links: 1, capacity: 8, chunks: 64, chunk_
 fn memory_that_may_not_be_locked_is_an_error_with_the_fix() {
     let _watchdog = Watchdog::start();
     let Some(device) = bed::devices().into_iter().next() else { return };
-    // Root may lock any memory, unless it gives up that capability.
+    // Root may lock any amount of memory, unless it drops that capability.
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "prlimit", "--memlock=65536:65536"]);
     command.arg(std::env::current_exe().unwrap());
@@ -36,7 +36,7 @@ fn memory_that_may_not_be_locked_is_an_error_with_the_fix() {
     }
 }
 
-/// Not a test: the main function of a process that may lock 64 KiB.
+/// The main function of a process that may lock 64 KiB. It is not a test.
 #[test]
 fn limited_process() {
     let Ok(device) = std::env::var(LIMITED) else { return };
@@ -100,7 +100,7 @@ fn a_port_that_comes_back_keeps_its_links_and_one_that_stays_down_loses_what_pos
         let status = Command::new("ip").args(["link", "set", &interface, state]).status().unwrap();
         assert!(status.success());
     };
-    // Nothing is under way meanwhile.
+    // No post is in flight while the interface is down.
     set("down");
     set("up");
     assert_eq!(peers[0].post(0, 8), Posted::Accepted);

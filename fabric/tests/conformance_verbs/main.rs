@@ -1,6 +1,6 @@
-//! The conformance suite over verbs: either end under test, with peers in this process and in others. Death is
-//! `kill -9`. On the devices of `PHUB_TEST_DEVICE`, each alone and all together. It also tests a transport on
-//! a machine that breaks.
+//! The conformance suite over verbs: either end under test, with peers in this process and in others. Death
+//! is `kill -9`. The suite runs on each device of `PHUB_TEST_DEVICE`, and on all of them together. Other
+//! tests are about machines with faults.
 #![forbid(unsafe_code)]
 
 mod bed;

@@ -1,4 +1,4 @@
-//! Shared memory, for those who meet over it.
+//! Shared memory as a transport of the suite.
 #![forbid(unsafe_code)]
 
 #[path = "../tokens/mod.rs"]
@@ -12,7 +12,7 @@ use fabric::conformance::{Joined, Role, Transport};
 use fabric::shm::{Group, Listener, Port, connect, group};
 use fabric::{PlannedLink, SendWindow};
 
-/// The timeout of each handshake; the suite's watchdog is twice as patient.
+/// The timeout of each handshake. The suite's watchdog waits longer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]

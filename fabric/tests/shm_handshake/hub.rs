@@ -1,5 +1,5 @@
-//! Workers that are silent, talk nonsense or offer bad memory, to a hub's shared-memory listener:
-//! each a clear error at both ends, in bounded time, and the listener lives on.
+//! Workers that send nothing or nonsense, or offer bad memory, to a hub's shared-memory listener. Each causes
+//! a clear error at both ends in bounded time, and the listener continues.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -77,13 +77,13 @@ fn a_hello_with_the_wrong_number_of_descriptors_is_refused() {
     hub.lives();
 }
 
-/// Any thread that closes such a socket waits for an hour. The watchdog is not that patient.
+/// A thread that closes such a socket waits for an hour, but the watchdog does not wait that long.
 #[test]
 fn sockets_that_linger_hold_nobody_up() {
     let hub = Hub::new();
     let good = || [memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD)];
     let accepted = || hub.listener.accept().unwrap().unwrap();
-    // After an invalid hello, a stranger's hello, and a worker's hello.
+    // The peer is refused after an invalid hello, after a stranger's hello, and after a worker's hello.
     for bytes in [b"nonsense".to_vec(), hello_bytes(WINDOW as u64, 1)] {
         let (socket, _peer) = lingering();
         let peer = RawPeer::connect(&hub.address());
@@ -99,8 +99,8 @@ fn sockets_that_linger_hold_nobody_up() {
     drop(socket);
     let error = accepted().hello(LONG).unwrap().gather().unwrap_err().to_string();
     assert!(error.contains("expected two memfds"), "{error}");
-    // The descriptors come after a good hello: they are closed before the worker is admitted, and then no
-    // more arrive.
+    // The descriptors come after a good hello. They are closed before the worker is admitted, and after that
+    // no more can arrive.
     let (socket, _peer) = lingering();
     let peer = RawPeer::connect(&hub.address());
     let fds = good();
@@ -128,7 +128,7 @@ fn a_worker_that_is_silent_or_hangs_up_costs_a_time_out() {
     let error = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap_err().to_string();
     assert!(error.contains("hung up during the handshake"), "{error}");
 
-    // Gone between its hello and the welcome.
+    // The peer ends between its hello and the welcome.
     let peer = RawPeer::connect(&hub.address());
     let (window, bells) = (memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD));
     peer.send(&hello_bytes(WINDOW as u64, 1), &[window.as_fd(), bells.as_fd()]);
@@ -241,7 +241,7 @@ impl Hub {
         self.listener.address().to_owned()
     }
 
-    /// Checks that a good worker gets in after all, and that its post arrives.
+    /// Checks that the hub still admits a good worker, whose post arrives.
     fn lives(mut self) {
         let address = self.address();
         std::thread::scope(|scope| {

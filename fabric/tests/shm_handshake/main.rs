@@ -1,5 +1,5 @@
-//! Bad input to the shared-memory handshake: each a clear error at the right end, in bounded time,
-//! and the listener lives on.
+//! Bad input to the shared-memory handshake. Each case causes a clear error at the right end in bounded time,
+//! and the listener continues.
 #![forbid(unsafe_code)]
 
 mod hub;

@@ -1,5 +1,5 @@
-//! A peer of the shared-memory handshake that says anything and offers any memory: as a worker to a
-//! real hub, or as a hub to a real worker.
+//! A peer of the shared-memory handshake that can send any bytes and offer any memory. It acts as a worker to
+//! a real hub, or as a hub to a real worker.
 
 use std::io::Write;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,11 +18,11 @@ pub const WINDOW: usize = 4096;
 pub const TOKEN: [u8; 16] = *b"a worker's token";
 /// The name of the socket that wakes the ports of a worker.
 pub const NAME: [u8; 16] = *b"the name of ours";
-/// The timeout of an event that must not happen; the watchdog is more patient.
+/// The timeout for events that must come in time. The watchdog waits longer.
 pub const LONG: Duration = Duration::from_secs(30);
-/// The timeout of an event that must time out.
+/// The timeout for waits that must time out.
 pub const SHORT: Duration = Duration::from_millis(30);
-/// A bell takes two cache lines, a ring three such pairs and its slots.
+/// The size of a bell: two cache lines. A ring takes three times as much, and its slots.
 pub const BELL_BYTES: u64 = 128;
 pub const RINGS_BYTES: u64 = 2 * (3 * 128 + 128);
 
@@ -45,7 +45,7 @@ pub fn new_address() -> String {
     format!("phub-handshake-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The seal that a receiver insists on.
+/// The seal that a receiver requires.
 pub const GOOD: SealFlags = SealFlags::SHRINK;
 
 pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
@@ -55,7 +55,7 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// Returns an eventfd, as that of a hub's port.
+/// Returns an eventfd like that of a hub's port.
 pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::NONBLOCK).unwrap()
 }
@@ -69,8 +69,8 @@ pub fn welcome_bytes(ports: u32) -> Vec<u8> {
     [b"phubshm4\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
 }
 
-/// Returns a TCP socket that lingers: bytes of it are on their way to a peer that reads nothing, so that closing it
-/// waits for an hour.
+/// Returns a TCP socket that lingers: it has bytes for a peer that reads nothing, so closing it waits for an
+/// hour.
 pub fn lingering() -> (OwnedFd, impl Sized) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -81,7 +81,7 @@ pub fn lingering() -> (OwnedFd, impl Sized) {
     (socket.into(), (listener, peer))
 }
 
-/// A socket of the handshake's kind, for saying anything.
+/// A socket of the kind that the handshake uses. It can send any bytes.
 pub struct RawPeer(OwnedFd);
 
 impl RawPeer {
@@ -117,7 +117,7 @@ impl RawPeer {
         net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// Works like [`send`](Self::send), if the hub may take nothing more.
+    /// Works like [`send`](Self::send), but returns the error if the hub receives no more.
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd]) -> Result<(), rustix::io::Errno> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = net::SendAncillaryBuffer::new(&mut space);
@@ -125,7 +125,7 @@ impl RawPeer {
         net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL).map(drop)
     }
 
-    /// Returns the next message; descriptors that came with it are closed.
+    /// Returns the next message. Closes the descriptors that came with it.
     pub fn receive(&self) -> Vec<u8> {
         let mut bytes = vec![0; 2048];
         let mut control = net::RecvAncillaryBuffer::default();

@@ -1,5 +1,5 @@
-//! Hubs that are absent, die, talk nonsense or offer bad memory, to a worker that connects over
-//! shared memory: each a clear error in bounded time.
+//! Hubs that are absent, die, send nonsense or offer bad memory, to a worker that connects over shared
+//! memory. Each causes a clear error in bounded time.
 
 use std::os::fd::AsFd;
 
@@ -24,7 +24,7 @@ fn no_hub_or_a_deaf_one_is_named() {
         assert!(error.contains(doing) && error.contains(seen), "{error}");
     };
     deaf("waiting for the welcome", "said nothing for 30ms");
-    // The connection that was given up still fills the queue of one.
+    // The connection of the worker that gave up still fills the queue, which has room for one.
     deaf("connecting", "accepted no connection for 30ms");
     assert!(join(&"x".repeat(200), TOKEN, SHORT).unwrap_err().to_string().contains("naming the hub"));
 }

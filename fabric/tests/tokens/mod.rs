@@ -1,6 +1,6 @@
 //! The tokens of the conformance suite.
 
-/// Returns the token that a hello calls by this name.
+/// Returns the token that belongs to this name, which a hello shows.
 pub fn token_named(name: [u8; 16]) -> Option<[u8; 16]> {
     let of = |peer, link| {
         let mut token = [0; 16];

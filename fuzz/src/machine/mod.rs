@@ -1,11 +1,11 @@
-//! Descriptions of machines. Every machine that is accepted can be placed on, and drawn.
+//! Descriptions of machines. On every accepted machine, items can be placed, and the machine can be drawn.
 
 pub mod text;
 pub mod xml;
 
 use topology::{Host, Request, place, render};
 
-/// Larger machines are valid, but drawing them takes long.
+/// The most parts of a machine that is drawn. Larger machines are valid, but drawing them takes long.
 const DRAWN_PARTS_LIMIT: usize = 128;
 
 /// Places some weights on a machine, and draws the machine and the plan.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use topology::Host;
 
-/// Files that the sysfs reader reads, and files whose directories it lists.
+/// The files that the sysfs reader reads, and files in directories that it lists.
 const PATHS: [&str; 24] = [
     "devices/system/cpu/online",
     "devices/system/cpu/cpu0/topology/physical_package_id",

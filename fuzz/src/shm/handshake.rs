@@ -1,5 +1,5 @@
-//! The shared-memory handshake against a peer that sends any message and offers any memory, as a worker or as a
-//! hub. A peer that gets in has offered all that is needed.
+//! The shared-memory handshake against a peer that sends any message and offers any memory, as a worker or as
+//! a hub. A peer that is admitted must have offered everything that is needed.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use rustix::fs::SealFlags;
 
 use super::raw_peer::{CAPACITY, RawPeer, WINDOW, event, hello, memfd, socket_pair, welcome};
 
-/// Never reached, because the peer has always sent a message.
+/// A timeout that is never reached, because the peer has already sent a message.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Arbitrary, Debug)]
@@ -25,7 +25,7 @@ enum Message {
 
 #[derive(Arbitrary, Debug)]
 enum Offer {
-    /// A memfd of any size and seals.
+    /// A memfd with any size and any seals.
     Memory {
         bytes: u32,
         seals: u8,
@@ -61,14 +61,14 @@ thread_local! {
     });
 }
 
-/// Shakes hands. The bytes are the peer's message and offers.
+/// Runs a handshake. The bytes are the peer's message and offers.
 pub fn run(bytes: &[u8]) {
     fuzzing::decode(bytes);
     let Ok(peer) = Peer::arbitrary(&mut Unstructured::new(bytes)) else { return };
     OURS.with_borrow_mut(|ours| {
         shake_hands(ours, &peer);
         ours.runs += 1;
-        // Every 512 runs: check that no descriptor is left open.
+        // Every 512 runs, no descriptor may be left open.
         if ours.runs.is_multiple_of(512) {
             let limit = if ours.descriptors == 0 { usize::MAX } else { ours.descriptors };
             ours.descriptors = open_descriptors(limit);
@@ -77,8 +77,8 @@ pub fn run(bytes: &[u8]) {
     });
 }
 
-/// Returns the number of open descriptors. Counts again while there are more than `limit`, because the watch of the
-/// group may hold the last connection for a moment.
+/// Returns the number of open descriptors. Counts again while there are more than `limit`, because the
+/// group's watch may hold the last connection for a moment.
 fn open_descriptors(limit: usize) -> usize {
     let count = || std::fs::read_dir("/proc/self/fd").expect("/proc").count();
     for _ in 0..10_000 {
@@ -111,12 +111,12 @@ fn shake_hands(ours: &Ours, peer: &Peer) {
             "admitted with {} descriptors",
             offers.len()
         );
-        // Reading the whole window raises no signal.
+        // Reading the whole window must raise no signal.
         joined.recv.touch(Span { offset: 0, bytes: WINDOW });
     }
 }
 
-/// Returns the hub's part. A peer that is refused gets a message that says so.
+/// Runs the hub's part. A peer that is refused must get a message with the refusal.
 fn admit(
     ours: &Ours,
     socket: OwnedFd,

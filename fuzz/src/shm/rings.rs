@@ -1,6 +1,6 @@
-//! A hub's port against a worker that writes anything into the shared words at any time: positions, items, the
-//! bell. The port never panics, never shows more arrivals than a ring can hold, and reports the closed link at
-//! most once.
+//! A hub's port against a worker that writes anything into the shared words at any time: positions, items,
+//! the bell. The port must never panic. It must never show more arrivals than a ring can hold, and must
+//! report the closed link at most once.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,8 @@ const STEPS: usize = 200;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// The peer writes a word of a ring: a position or the first slot if `known`, else any word.
+    /// The peer writes a word of a ring. If `known`, the word is a position or the first slot; otherwise it
+    /// is any word.
     Write {
         word: u16,
         known: bool,
@@ -30,7 +31,7 @@ enum Step {
     Bell {
         value: u32,
     },
-    /// The peer posts as the protocol says.
+    /// The peer posts as the protocol requires.
     Publish {
         item: u32,
     },
@@ -55,7 +56,7 @@ thread_local! {
     });
 }
 
-/// Takes the bytes as steps of the peer and the port.
+/// Interprets the bytes as steps of the peer and of the port.
 pub fn run(bytes: &[u8]) {
     HUB.with_borrow_mut(|(group, port, window)| {
         let (link, peer) = join(group, port, window);
@@ -126,7 +127,8 @@ fn run_steps(port: &mut Port, link: LinkId, mut peer: Shared, input: &mut Unstru
 }
 
 impl Shared {
-    /// Writes a word. The up ring has its tail, head, wake_at and slots from byte 0 on, the down ring from byte 512 on.
+    /// Writes a word. The up ring has its tail, head, wake_at and slots from byte 0 on, and the down ring
+    /// from byte 512 on.
     fn write_word(&mut self, word: u16, known: bool, value: u32) {
         const KNOWN: [u64; 8] = [0, 128, 256, 384, 512, 640, 768, 896];
         let offset = if known { KNOWN[usize::from(word % 8)] } else { u64::from(word) * 4 % 1024 };

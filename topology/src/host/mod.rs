@@ -1,6 +1,7 @@
 //! The machine as plain data.
 //!
-//! Must not know where the data came from, apart from its name ([`Source`]), nor what it will be used for.
+//! This module must not know where the data came from, apart from its name ([`Source`]), or what it is used
+//! for.
 //!
 //! ```text
 //!   Host ── sockets ── nodes (NUMA) ── cpus (one per hardware thread; CoreId tells siblings apart)
@@ -26,14 +27,15 @@ use std::path::PathBuf;
 ///
 /// # What counts as a NIC
 ///
-/// An Ethernet or InfiniBand net device with real hardware below it (`/sys/class/net/X/device` exists), and every RDMA
-/// device. An RDMA device and its net devices are one [`Nic`] with all their names. Not NICs are loopback, bridges,
-/// bonds, VLANs, veth, tun, container devices and wireless. An SR-IOV virtual function does not count as a NIC either
-/// if its physical function is also listed (they share one wire). With soft-RoCE, any net device below an RDMA device
-/// is a NIC.
+/// An Ethernet or InfiniBand net device with hardware below it (`/sys/class/net/X/device` exists), and every
+/// RDMA device. An RDMA device and its net devices are one [`Nic`] with all their names. With soft-RoCE, any
+/// net device below an RDMA device is a NIC.
+///
+/// Loopback, bridges, bonds, VLANs, veth, tun, container devices and wireless devices are not NICs. An SR-IOV
+/// virtual function is not a NIC if its physical function is also listed, because both share one wire.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
-    /// The host's name, if the source says it.
+    /// The host's name, if the source has it.
     pub name: Option<String>,
     /// The source of this description.
     pub source: Source,
@@ -47,7 +49,7 @@ pub struct Host {
     pub caches: Vec<Cache>,
     /// NICs, in the natural order of their names (`eth2` before `eth10`); [`NicId`] is the index.
     pub nics: Vec<Nic>,
-    /// The gaps and guesses of the reader, and the reasons, in sentences.
+    /// Sentences about what the reader did not find or had to guess, with the reasons.
     pub notes: Vec<String>,
 }
 
@@ -65,7 +67,7 @@ pub struct Node {
     pub id: NodeId,
     /// The socket it belongs to; `None` if it has no cpus, or cpus of several sockets.
     pub socket: Option<SocketId>,
-    /// Memory on it, if known.
+    /// The memory on the node, if known.
     pub memory_bytes: Option<u64>,
 }
 
@@ -82,15 +84,15 @@ pub struct Cpu {
     pub node: NodeId,
     /// Whether this process may run on the cpu: it is online, in the cpuset, and in the affinity mask.
     pub allowed: bool,
-    /// Whether the cpu has less than 0.7 of the capacity of the machine's fastest, as an efficiency core; false if the source does not
-    /// say it.
+    /// Whether the cpu has less than 0.7 of the capacity of the machine's fastest cpu, like an efficiency
+    /// core. False if the source does not say.
     pub slow: bool,
 }
 
 /// A processor cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cache {
-    /// 1 to 5.
+    /// The level, 1 to 5.
     pub level: u8,
     /// The content of the cache.
     pub kind: CacheKind,
@@ -107,7 +109,7 @@ pub enum CacheKind {
     Data,
     /// Instructions only.
     Instruction,
-    /// Both kinds.
+    /// Data and instructions.
     Unified,
 }
 

@@ -1,7 +1,7 @@
-//! A network interface as placement sees it: its place, its speed, its names.
+//! A network interface as placement sees it: its locality, its speed, its names.
 //!
 //! One [`Nic`] is one device, not one port. An RDMA device and its net devices are one NIC with all their
-//! names. Must not know how it was found, and knows no addresses and peers.
+//! names. This module must not know how a NIC was found, and has no addresses and peers.
 
 use super::ids::{NodeId, SocketId};
 use super::pci::PciAddress;
@@ -19,7 +19,7 @@ pub struct Nic {
     pub node: Option<NodeId>,
     /// The socket it is attached to; `None` if unknown.
     pub socket: Option<SocketId>,
-    /// The PCI function; for soft-RoCE, the function of the net device below it.
+    /// The PCI function. For soft-RoCE, it is the function of the net device below.
     pub pci: Option<PciAddress>,
     /// The speed, if known.
     pub speed: Option<Speed>,
@@ -118,11 +118,11 @@ pub enum SpeedSource {
     Port,
     /// The PCI link's rate: an upper bound of the port's rate.
     PciLink,
-    /// Given by the synthetic description.
+    /// A number in the synthetic description.
     Given,
 }
 
-/// Compares names with their numbers as numbers: `eth2` before `eth10`.
+/// Compares names, with the numbers in them as numbers: `eth2` comes before `eth10`.
 pub(crate) fn natural_order(a: &str, b: &str) -> Ordering {
     let (mut a_rest, mut b_rest) = (a.as_bytes(), b.as_bytes());
     while let (Some(&x), Some(&y)) = (a_rest.first(), b_rest.first()) {

@@ -1,6 +1,6 @@
 //! The address of a PCI function.
 //!
-//! Must not know which devices exist: it parses and prints.
+//! This module must not know which devices exist.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// The text is not of the form `dddd:bb:dd.f`.
+/// The error of a text that has not the form `dddd:bb:dd.f`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{seen}\" is not a PCI address: expected domain:bus:device.function in hexadecimal, such as 0000:3b:00.1"

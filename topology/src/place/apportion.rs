@@ -1,13 +1,14 @@
-//! Distributes whole cores ("seats") among claimants of unequal weight: Webster's method, with a first seat
-//! for each.
+//! Distribution of whole cores ("seats") among claimants of unequal weight, by Webster's method with a first
+//! seat for each.
 //!
-//! Every claimant gets its first seat before any gets a second, so that no NIC is idle. Each further seat goes to
-//! the claimant with the greatest weight / (2 * seats + 1). This favours no large claimant and no small one. Must
-//! not know what the claimants are.
+//! Every claimant gets its first seat before any claimant gets a second, so that no NIC is idle. Each further
+//! seat goes to the claimant with the greatest weight / (2 * seats + 1). This favours neither large claimants
+//! nor small ones. This module must not know what the claimants are.
 
 use std::cmp::Ordering;
 
-/// Returns the claimant that gets the next seat: the lowest index among equals; `None` if no claimant is open.
+/// Returns the claimant that gets the next seat, of equals the one with the lowest index. Returns `None` if
+/// no claimant is open.
 pub fn next_seat(weights: &[u64], seats: &[u64], open: impl Fn(usize) -> bool) -> Option<usize> {
     let mut best: Option<usize> = None;
     for at in (0..weights.len()).filter(|&at| open(at)) {

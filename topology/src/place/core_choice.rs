@@ -1,6 +1,7 @@
-//! Chooses the cpus that become owners.
+//! The choice of the cpus that become owners.
 //!
-//! Must not know items, nor which NIC a core will get: only the speed of the NICs near each node.
+//! This module must not know items, or which NIC a core will get. It knows only the speed of the NICs near
+//! each node.
 
 use super::nic_choice::UsedNic;
 use super::wiring::{NodeCores, groups, home_groups};
@@ -12,8 +13,8 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
-/// The number of cores of the fastest NIC. While one core steps, another can post. With more than four cores, queue
-/// pairs of many workers crowd the NIC's cache.
+/// The number of cores of the fastest NIC. With two cores, one can post while the other steps. With more than
+/// four cores, the queue pairs of many workers crowd the NIC's cache.
 const CORES_OF_A_NIC: RangeInclusive<u64> = 2..=4;
 
 /// Returns the owners' cpus, in slot order.
@@ -58,7 +59,8 @@ pub fn choose(
     Ok(chosen)
 }
 
-/// Leaves out cores of less capacity, unless they are asked for: all cores have equal bytes, so each round would wait for them.
+/// Removes cores of less capacity, unless the request names them. All cores have equal bytes, so each round
+/// would wait for the slow ones.
 fn leave_slow_cores_out(choice: &CoreChoice, cpus: &mut Vec<&Cpu>, reasons: &mut Vec<String>) {
     let fast = cpus.iter().filter(|cpu| !cpu.slow).count();
     let wanted = match choice {
@@ -77,9 +79,9 @@ fn leave_slow_cores_out(choice: &CoreChoice, cpus: &mut Vec<&Cpu>, reasons: &mut
     }
 }
 
-/// Orders the cpus of each node so that neighbours in the order have different last-level caches. The link between one
-/// cache and the memory carries only a part of the memory's speed. Returns the number of caches, or 0 if no node has
-/// several.
+/// Orders the cpus of each node so that neighbours in the order have different last-level caches. The link
+/// between one cache and the memory has only a part of the memory's speed. Returns the number of caches, or 0
+/// if no node has several.
 fn in_turn_over_caches(host: &Host, cpus: &mut [&Cpu]) -> usize {
     let mut cores: BTreeMap<(NodeId, Option<usize>), BTreeSet<CoreId>> = BTreeMap::new();
     let group = |cpu: &Cpu| (cpu.node, last_cache(host, cpu.id));
@@ -96,7 +98,7 @@ fn in_turn_over_caches(host: &Host, cpus: &mut [&Cpu]) -> usize {
     if has_several { shared.len() } else { 0 }
 }
 
-/// Returns the cache between a cpu and the memory, by index.
+/// Returns the index of the cache between a cpu and the memory.
 fn last_cache(host: &Host, cpu: CpuId) -> Option<usize> {
     let of_cpu = host.caches.iter().enumerate().filter(|(_, cache)| cache.cpus.binary_search(&cpu).is_ok());
     of_cpu.max_by_key(|(_, cache)| cache.level).map(|(index, _)| index)
@@ -107,8 +109,8 @@ fn every_core(allowed: &[&Cpu]) -> Vec<Cpu> {
     allowed.iter().filter(|cpu| seen.insert(cpu.core)).map(|&cpu| cpu.clone()).collect()
 }
 
-/// Chooses as many of these cpus as keep NICs with RDMA even. All cores have equal bytes, so a NIC's share is the
-/// share of its cores.
+/// Chooses as many of these cpus as keep the loads of NICs with RDMA even. All cores have equal bytes, so a
+/// NIC's share of the bytes is the share of its cores.
 fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Cpu> {
     if !nics.iter().any(|nic| nic.has_rdma) {
         return cpus;
@@ -123,7 +125,7 @@ fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String
     let fits = |seats: &Vec<u64>| needed(seats).iter().zip(&groups).all(|(&needed, of)| needed <= of.cores);
     let seats = CORES_OF_A_NIC.map(|each| seats(nics, each)).filter(fits);
     let Some(seats) = seats.max_by(|a, b| compare_carried(nics, a, b)) else {
-        return cpus; // too few: each counts
+        return cpus; // too few cpus: all are used
     };
     for (group, needed) in groups.iter().zip(needed(&seats)) {
         if needed < group.cores {
@@ -145,8 +147,8 @@ fn seats(nics: &[UsedNic], fastest: u64) -> Vec<u64> {
     nics.iter().map(|nic| of(nic).max(1) as u64).collect()
 }
 
-/// Compares the loads of NICs with `a` cores each and with `b` cores each, when the NIC that is slowest for its
-/// cores is busy.
+/// Compares how much all NICs carry together with `a` cores each and with `b` cores each. The limit is the
+/// NIC that is slowest for its cores: the comparison assumes that this NIC is busy.
 fn compare_carried(nics: &[UsedNic], a: &[u64], b: &[u64]) -> Ordering {
     let carried = |seats: &[u64]| {
         let of = nics.iter().zip(seats).map(|(nic, &seats)| (u128::from(nic.weight), u128::from(seats)));
@@ -181,7 +183,7 @@ fn explicit(host: &Host, ids: &[CpuId]) -> Result<Vec<Cpu>, PlaceError> {
     Ok(chosen)
 }
 
-/// A node's free cpus. The first threads of its cores are added first, then their siblings.
+/// A node's free cpus. First it has the first threads of the node's cores, and later their siblings.
 struct Pool<'a> {
     node: NodeId,
     socket: SocketId,
@@ -195,7 +197,7 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
         .iter()
         .map(|pool| NodeCores { node: pool.node, socket: pool.socket, cores: pool.cores })
         .collect();
-    // The weight of each node's NICs.
+    // The speed of each node's NICs.
     let mut demand = vec![0u64; pools.len()];
     for (nic, home) in nics.iter().zip(home_groups(nics, &groups)) {
         demand[home] = demand[home].saturating_add(nic.weight);
@@ -211,7 +213,7 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
     let mut chosen = Vec::with_capacity(count);
     let mut ranks = ranks(allowed).into_iter();
     while chosen.len() < count {
-        // Nodes with NICs first, then the rest of their sockets, then anywhere.
+        // Seats go to nodes with NICs first, then to other nodes of these sockets, and then to any node.
         let next = apportion::next_seat(&demand, &taken, |at| demand[at] > 0 && !pools[at].free.is_empty())
             .or_else(|| {
                 apportion::next_seat(&cores, &taken, |at| {
@@ -224,7 +226,7 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
                 taken[at] += 1;
                 chosen.extend(pools[at].free.pop_front().cloned());
             }
-            // Every physical core has an owner: add the next thread of each core.
+            // Every physical core has an owner, so the next thread of each core becomes free.
             None => match ranks.next() {
                 Some(rank) => pools.iter_mut().for_each(|pool| {
                     pool.free.extend(rank.iter().filter(|cpu| cpu.node == pool.node));

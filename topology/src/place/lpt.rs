@@ -1,32 +1,32 @@
 //! Longest processing time first: the rule that balances items over cores.
 //!
-//! Must not know cores: only weights, bins and shares.
+//! This module must not know cores: it knows only weights, bins and shares.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Returns the bin of each item: the heaviest item first, each to the least-loaded bin.
 ///
-/// The result is the same on every machine: equal weights are taken in index order, and the lowest of equally
-/// loaded bins is taken. No load is more than 4/3 - 1/(3 * bins) of the best possible maximum (Graham 1969).
-/// [`place`](crate::place::place) uses this rule, so both ends of a link can compute the owner table from the
-/// weights and the number of bins.
+/// The result is the same on every machine: of equal weights the lower index comes first, and of equally
+/// loaded bins the lowest is taken. No load is more than 4/3 - 1/(3 * bins) of the best possible maximum
+/// (Graham 1969). [`place`](crate::place::place) uses this rule, so both ends of a link can compute the owner
+/// table from the weights and the number of bins.
 ///
-/// O(n log n); a million items take about a tenth of a second.
+/// The cost is O(n log n): a million items take about a tenth of a second.
 ///
 /// # Panics
 ///
-/// If `bins` is 0, or above `u32::MAX`.
+/// Panics if `bins` is 0, or above `u32::MAX`.
 pub fn lpt(weights: &[u64], bins: usize) -> Vec<u32> {
     lpt_by_share(weights, &vec![1; bins])
 }
 
-/// Works like [`lpt`], with bins of unequal speed. Each item goes to the bin that would finish it first: the bin with
-/// the least (load + weight) / share. With equal shares it is [`lpt`].
+/// Works like [`lpt`], with bins of unequal speed. Each item goes to the bin that would finish it first: the
+/// bin with the least (load + weight) / share. With equal shares, the result is that of [`lpt`].
 ///
 /// # Panics
 ///
-/// If `shares` is empty, longer than `u32::MAX`, or holds a 0.
+/// Panics if `shares` is empty, has more than `u32::MAX` entries, or contains a 0.
 pub fn lpt_by_share(weights: &[u64], shares: &[u64]) -> Vec<u32> {
     assert!(!shares.is_empty(), "lpt: no bins; expected at least 1");
     assert!(u32::try_from(shares.len()).is_ok(), "lpt: {} bins; expected at most u32::MAX", shares.len());
@@ -38,8 +38,8 @@ pub fn lpt_by_share(weights: &[u64], shares: &[u64]) -> Vec<u32> {
     for item in order {
         let weight = u128::from(weights[item]);
         let best = if classes.len() == 1 { 0 } else { soonest_class(&classes, weight) };
-        // Add the weight of this item. PHub's published code added the weight of another item, and its fullest
-        // bin held 1.874 times the mean.
+        // The weight of this item must be added. PHub's published code added the weight of another item, and
+        // then the fullest bin held 1.874 times the mean.
         if let Some(mut top) = classes[best].bins.peek_mut() {
             bin_of[item] = top.0.bin;
             top.0.load += weight;
@@ -48,13 +48,13 @@ pub fn lpt_by_share(weights: &[u64], shares: &[u64]) -> Vec<u32> {
     bin_of
 }
 
-/// Bins with the same share. Within a class the least-loaded bin is always the best.
+/// The bins with one share. Of them, the least-loaded bin is always the best.
 struct Class {
     share: u128,
     bins: BinaryHeap<Reverse<Bin>>,
 }
 
-/// Ordered by load, then by index.
+/// A bin and its load. Bins are ordered by load, and then by index.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Bin {
     load: u128,
@@ -72,16 +72,16 @@ fn classes(shares: &[u64]) -> Vec<Class> {
     distinct.into_iter().map(|share| Class { share: u128::from(share), bins: bins_of(share) }).collect()
 }
 
-/// Returns the class with the best bin that would finish the weight first; among equals, the class with the
-/// lowest bin.
+/// Returns the class with the bin that would finish an item of this weight first. If several would, returns
+/// the class with the lowest bin.
 fn soonest_class(classes: &[Class], weight: u128) -> usize {
     let mut best: Option<(usize, u128, u128, u32)> = None;
     for (at, class) in classes.iter().enumerate() {
         let Some(Reverse(top)) = class.bins.peek() else { continue };
         let finish = top.load + weight;
         let sooner = best.is_none_or(|(_, other, share, bin)| {
-            // finish / class.share < other / share, without division. Real loads are far below 2^64, and
-            // saturation keeps absurd loads from wrapping.
+            // The comparison is finish / class.share < other / share, without division. Real loads are far
+            // below 2^64. Saturation keeps larger loads from wrapping.
             let (mine, theirs) = (finish.saturating_mul(share), other.saturating_mul(class.share));
             mine < theirs || (mine == theirs && top.bin < bin)
         });
@@ -105,7 +105,7 @@ mod tests {
         loads
     }
 
-    /// Returns the rule in ten lines, as an oracle.
+    /// Computes the owners by the rule, in ten lines. It is the oracle of the tests.
     fn naive(weights: &[u64], shares: &[u64]) -> Vec<u32> {
         let mut order: Vec<usize> = (0..weights.len()).collect();
         order.sort_by_key(|&item| Reverse(weights[item]));
@@ -180,8 +180,8 @@ mod tests {
             prop_assert!(bin_of.iter().all(|&bin| (bin as usize) < bins));
             let max = *loads(&weights, &bin_of, bins).iter().max().unwrap();
             let total: u64 = weights.iter().sum();
-            // When the fullest bin got its last item, of weight w, it held no more than the mean of the other
-            // bins. So max <= total / m + w * (1 - 1/m), which can be checked without knowing the optimum.
+            // When the fullest bin got its last item, of weight w, its load was at most the mean of the other
+            // bins. So max <= total / m + w * (1 - 1/m). This can be checked without knowing the optimum.
             let fullest = loads(&weights, &bin_of, bins).iter().position(|&load| load == max).unwrap();
             let lightest = weights.iter().zip(&bin_of).filter(|&(_, &bin)| bin as usize == fullest)
                 .map(|(&weight, _)| weight).min().unwrap();

@@ -6,8 +6,8 @@
 //!   weights ─────────────── lpt ─────────────────> owner of each item ──> Plan
 //! ```
 //!
-//! A pure function without clock, randomness or hash order: equal inputs give equal plans on every machine and
-//! build. Must not know what an item is, nor read the machine itself.
+//! Placement is a pure function without clock, randomness or hash order: equal inputs give equal plans on
+//! every machine and build. This module must not know what an item is, and must not read the machine itself.
 
 mod apportion;
 mod core_choice;
@@ -26,7 +26,7 @@ use crate::host::{CpuId, Host};
 pub struct Request<'a> {
     /// Each item's weight in bytes.
     pub weights: &'a [u64],
-    /// The owner of each item, if it is decided already: a core by its number in [`Plan::cores`].
+    /// The owner of each item, if the caller has decided it: a core, by its index in [`Plan::cores`].
     pub owners: Option<&'a [u32]>,
     /// The cores that may own items.
     pub cores: CoreChoice,
@@ -44,30 +44,32 @@ impl<'a> Request<'a> {
 /// The cores that own items.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CoreChoice {
-    /// One cpu of every physical core that this process may run on, without [slow](crate::Cpu::slow) ones beside faster ones.
+    /// One cpu of every physical core that this process may run on. [Slow](crate::Cpu::slow) cpus are left
+    /// out if there are faster ones.
     #[default]
     EveryCore,
-    /// Every core, as in [`EveryCore`](Self::EveryCore), except with RDMA. With RDMA the fastest NIC gets two to four
-    /// cores of its node, and each other NIC its share by speed as nearly as can be. Every core if there are too few
-    /// for that.
+    /// Every core, as in [`EveryCore`](Self::EveryCore), if no NIC has RDMA. With RDMA, the fastest NIC gets
+    /// two to four cores of its node. Each other NIC gets a number of cores as near as possible to its share
+    /// by speed. If there are too few cores for that, every core is used.
     EvenOverNics,
-    /// One cpu of half of these cores, at least one: the rest is for workers on the same host. Spread as a
-    /// [`Count`](Self::Count) is; and where NICs have RDMA, as few as [`EvenOverNics`](Self::EvenOverNics) takes.
+    /// Half of the cores of [`EveryCore`](Self::EveryCore), at least one; the rest is for workers on the same
+    /// host. They are spread like those of [`Count`](Self::Count). If NICs have RDMA, only as many of them are
+    /// used as [`EvenOverNics`](Self::EvenOverNics) would choose.
     HalfOfTheCores,
-    /// This many cpus, spread over the nodes in proportion to the speed of their NICs. Each node with NICs gets its first cpu
-    /// before any gets a second. One cpu of each physical core is first, then their siblings; no slow ones, if the others are
-    /// enough.
+    /// This number of cpus, spread over the nodes in proportion to the speed of their NICs. Each node with
+    /// NICs gets its first cpu before any node gets a second. One cpu of each physical core comes first, and
+    /// then its siblings. Slow cpus are used only if the others are too few.
     Count(usize),
-    /// Exactly these cpus, in this order: the first is slot 0.
+    /// Exactly these cpus, in this order. The first is slot 0.
     Cpus(Vec<CpuId>),
 }
 
 /// The NICs that may be used, by any of their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicChoice {
-    /// The names of the only NICs to use, in any state. Without it: every NIC that has a link, has RDMA if another NIC
-    /// has it, and has an eighth of the fastest speed. A slower one, such as a management port next to ports of 100
-    /// Gb/s, would slow down all other NICs.
+    /// The names of the only NICs to use, in any state. If it is `None`, every fit NIC is used. A fit NIC has
+    /// a link, and at least an eighth of the fastest speed. It has RDMA if any NIC has. A slower NIC, such as
+    /// a management port next to ports of 100 Gb/s, would slow down all other NICs.
     pub only: Option<Vec<String>>,
     /// NICs that must not be used.
     pub except: Vec<String>,
@@ -77,7 +79,7 @@ pub struct NicChoice {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// The request is for 0 cores.
+    /// The request was for 0 cores.
     #[error("placement: asked for 0 cores, expected at least 1; omit the choice to use every core")]
     NoCores,
     /// The process may run on no cpu of this host.
@@ -88,44 +90,44 @@ pub enum PlaceError {
         /// The number of cpus the host has.
         cpus: usize,
     },
-    /// The request is for more cores than there are allowed cpus.
+    /// The request was for more cores than there are allowed cpus.
     #[error(
         "placement: asked for {asked} cores, but only {allowed} cpus are allowed; ask for at most {allowed}"
     )]
     TooManyCores {
-        /// The number of cores that were asked for.
+        /// The requested number of cores.
         asked: usize,
         /// The number of cpus this process may use.
         allowed: usize,
     },
-    /// A cpu that the host does not have.
+    /// The request names a cpu that the host does not have.
     #[error("placement: {cpu} does not exist; the host has cpus {known}")]
     UnknownCpu {
-        /// The cpu asked for.
+        /// The requested cpu.
         cpu: CpuId,
         /// The host's cpus, as a list.
         known: String,
     },
-    /// A cpu outside the cpuset or affinity mask.
+    /// The request names a cpu outside the cpuset or affinity mask.
     #[error(
         "placement: {cpu} is not allowed to this process, which may use cpus {allowed}; choose among these or widen its cpuset or affinity mask"
     )]
     CpuNotAllowed {
-        /// The cpu asked for.
+        /// The requested cpu.
         cpu: CpuId,
         /// The allowed cpus, as a list.
         allowed: String,
     },
-    /// A cpu that is named twice.
+    /// The request names a cpu twice.
     #[error("placement: {cpu} is named twice; name each cpu once")]
     RepeatedCpu {
         /// The cpu.
         cpu: CpuId,
     },
-    /// A NIC that the host does not have.
+    /// The request names a NIC that the host does not have.
     #[error("placement: no NIC is called \"{name}\"; the host has {known}")]
     UnknownNic {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The names of the host's NICs.
         known: String,
@@ -141,17 +143,17 @@ pub enum PlaceError {
 /// Places the request's items on the host.
 ///
 /// The rules follow PHub's:
-/// - items go to cores by LPT ([`lpt`]), so that loads are even, unless the request says where they go;
-/// - a core uses NICs of its own NUMA node, else of its own socket, else any;
+/// - items go to cores by LPT ([`lpt`]), so that loads are even, unless the request names their owners;
+/// - a core uses NICs of its own NUMA node; if there are none, NICs of its own socket; otherwise any NIC;
 /// - every NIC in use has a core, and its number of cores is in proportion to its speed;
 /// - if a node has more NICs than cores, a core has several NICs, and its items are spread over them in
 ///   proportion to their speeds.
 ///
-/// [`Plan::reasons`] says how the plan departs from the ideal, with the reasons.
+/// [`Plan::reasons`] lists how the plan departs from the ideal, with the reasons.
 ///
 /// # Panics
 ///
-/// If the request's owners are not as many as its items, or one is none of the cores.
+/// Panics if the request's owners are not as many as its items, or if an owner is none of the cores.
 pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
     let items = request.weights.len();
     let total = request.weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));

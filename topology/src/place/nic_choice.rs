@@ -1,11 +1,12 @@
-//! Chooses the NICs that a placement uses, and the weight of each.
+//! The choice of the NICs that a placement uses, and the weight of each.
 //!
-//! Must not know cores.
+//! This module must not know cores.
 
 use super::{NicChoice, PlaceError};
 use crate::host::{Host, Nic, NicId, NodeId, SocketId};
 
-/// A NIC that is not named is left out if the fastest is more than this many times as fast.
+/// The largest ratio of the speeds of two NICs in use. A NIC that is slower than that, compared with the
+/// fastest NIC, is left out unless the request names it.
 const SPEED_SPREAD_LIMIT: u64 = 8;
 
 /// A NIC in use.

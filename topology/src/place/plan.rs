@@ -1,13 +1,13 @@
 //! The result of a placement: the owner and the NIC of each item, the balance, and the reasons.
 //!
-//! Must not know how it was decided.
+//! This module must not know how the plan was decided.
 
 use super::lpt::lpt_by_share;
 use super::nic_choice::UsedNic;
 use crate::host::{CoreId, Cpu, CpuId, Host, NicId, NodeId, SocketId};
 use std::fmt;
 
-/// An owner: from 0 to the number of owning cores minus 1, without gaps.
+/// The number of an owner: from 0 to the number of owning cores minus 1, without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CoreSlot(pub u32);
 
@@ -27,7 +27,7 @@ impl fmt::Display for CoreSlot {
 /// An owning core.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacedCore {
-    /// The number of the core among the chunk owners.
+    /// The number of the core among the owners.
     pub slot: CoreSlot,
     /// The cpu to pin it to.
     pub cpu: CpuId,
@@ -35,9 +35,10 @@ pub struct PlacedCore {
     pub core: CoreId,
     /// The socket.
     pub socket: SocketId,
-    /// The NUMA node its memory should be on.
+    /// The NUMA node on which its memory should be.
     pub node: NodeId,
-    /// The NICs, ascending: none if the plan uses no NIC, several if NICs outnumber cores.
+    /// The NICs that the core uses, ascending. Empty if the plan uses no NIC. Several if there are more NICs
+    /// than cores.
     pub nics: Vec<NicId>,
     /// The number of items that the core owns.
     pub items: usize,
@@ -46,7 +47,7 @@ pub struct PlacedCore {
 }
 
 impl PlacedCore {
-    /// Returns the NIC, or the first of several.
+    /// Returns the core's NIC, or the first of several.
     pub fn nic(&self) -> Option<NicId> {
         self.nics.first().copied()
     }
@@ -69,24 +70,25 @@ pub struct PlacedNic {
     pub weight: u64,
 }
 
-/// The evenness of loads.
+/// The balance of loads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Balance {
     /// The largest load.
     pub max_bytes: u64,
     /// The mean load.
     pub mean_bytes: f64,
-    /// The largest load over the mean; for NICs, each load is relative to the NIC's speed. 1 is perfect.
+    /// The largest load, divided by the mean. For NICs, each load is relative to the NIC's speed. 1 is
+    /// perfect.
     pub max_over_mean: f64,
 }
 
-/// The owner of every item.
+/// A placement: the owner of every item.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     cores: Vec<PlacedCore>,
     nics: Vec<PlacedNic>,
     owners: Vec<CoreSlot>,
-    /// Empty if there are no NICs.
+    /// The NIC of each item. Empty if there are no NICs.
     nic_of_item: Vec<NicId>,
     total_bytes: u64,
     reasons: Vec<String>,
@@ -98,8 +100,8 @@ impl Plan {
         &self.owners
     }
 
-    /// Returns the NIC that an item passes through, which is one of its owner's NICs. `None` if there are no NICs, or
-    /// no such item.
+    /// Returns the NIC that an item passes through, which is one of its owner's NICs. Returns `None` if there
+    /// are no NICs, or if there is no such item.
     pub fn nic_of(&self, item: usize) -> Option<NicId> {
         self.nic_of_item.get(item).copied()
     }
@@ -124,12 +126,12 @@ impl Plan {
         balance(self.cores.iter().map(|core| (core.load_bytes, 1)))
     }
 
-    /// Returns the balance of the NICs' loads, relative to their speeds; `None` if there are no NICs.
+    /// Returns the balance of the NICs' loads, relative to their speeds. Returns `None` if there are no NICs.
     pub fn nic_balance(&self) -> Option<Balance> {
         (!self.nics.is_empty()).then(|| balance(self.nics.iter().map(|nic| (nic.load_bytes, nic.weight))))
     }
 
-    /// Returns how the plan departs from the ideal, with the reasons, in sentences.
+    /// Returns sentences that say how the plan departs from the ideal, and why.
     pub fn reasons(&self) -> &[String] {
         &self.reasons
     }
@@ -140,7 +142,7 @@ fn balance(loads: impl Iterator<Item = (u64, u64)> + Clone) -> Balance {
     let bytes = sum(&mut loads.clone().map(|(load, _)| load));
     let weight = sum(&mut loads.clone().map(|(_, weight)| weight));
     let count = loads.clone().count().max(1);
-    // (load / w) / (bytes / weight), with the products exact so that a perfect balance is exactly 1.
+    // The result is (load / w) / (bytes / weight). The products are exact, so a perfect balance is exactly 1.
     let over_mean = |(load, w): (u64, u64)| {
         u128::from(load).saturating_mul(weight) as f64 / u128::from(w).saturating_mul(bytes) as f64
     };
@@ -163,7 +165,7 @@ pub(super) struct PlanParts<'a> {
     pub reasons: Vec<String>,
 }
 
-/// The imbalance of NICs above which the plan remarks on it.
+/// The imbalance of NICs above which the plan has a remark on it.
 const NIC_BALANCE_LIMIT: f64 = 1.05;
 
 impl PlanParts<'_> {
@@ -193,7 +195,8 @@ impl PlanParts<'_> {
         plan
     }
 
-    /// Returns one of the owner's NICs for each item, as an index into the NICs in use; empty without NICs.
+    /// Returns one of the owner's NICs for each item, as an index into the NICs in use. Returns an empty list
+    /// without NICs.
     fn nic_of_item(&self) -> Vec<usize> {
         if self.nics.is_empty() {
             return Vec::new();
@@ -245,7 +248,7 @@ impl PlanParts<'_> {
 fn remarks(host: &Host, plan: &Plan) -> Vec<String> {
     let mut remarks = Vec::new();
     let idle = plan.cores.iter().filter(|core| core.items == 0).count();
-    // Without items, the request was only for cores and NICs.
+    // A request without items is only for cores and NICs.
     if idle > 0 && !plan.owners.is_empty() {
         remarks.push(format!("{idle} of {} cores own nothing: there are too few items.", plan.cores.len()));
     } else if plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT) {

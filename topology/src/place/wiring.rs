@@ -3,11 +3,11 @@
 //! ```text
 //!   node with c cores and k NICs     c >= k: each core one NIC, each NIC its share of cores
 //!                                    c <  k: each core several NICs
-//!   NIC whose node has no owner      served by a node of its socket, else by the node with the least NIC speed per core
-//!   cores whose node has no NIC      borrow NICs of their socket, else of any
+//!   NIC whose node has no owner      a node of its socket serves it, otherwise the node with the least NIC speed per core
+//!   cores whose node has no NIC      use NICs of their socket, otherwise any NICs
 //! ```
 //!
-//! Must not know items.
+//! This module must not know items.
 
 use super::nic_choice::UsedNic;
 use super::{apportion, lpt};
@@ -21,7 +21,7 @@ pub struct NodeCores {
     pub cores: usize,
 }
 
-/// Returns the group that serves each NIC; empty if there are no groups.
+/// Returns the group that serves each NIC. Returns an empty list if there are no groups.
 pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
     if groups.is_empty() {
         return Vec::new();
@@ -40,7 +40,8 @@ pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
         let near = |group: usize| nics[at].socket == Some(groups[group].socket);
         let any_near = (0..groups.len()).any(near);
         let open = (0..groups.len()).filter(|&group| near(group) || !any_near);
-        // The least speed per core with this NIC added, cross-multiplied. `min_by` keeps the first of equals.
+        // This compares the speed per core after adding the NIC, cross-multiplied. `min_by` keeps the first
+        // of equals.
         let speed = |group: usize| load[group] + u128::from(nics[at].weight);
         let per_core = |a: &usize, b: &usize| {
             (speed(*a) * groups[*b].cores as u128).cmp(&(speed(*b) * groups[*a].cores as u128))
@@ -52,7 +53,7 @@ pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
     homes.into_iter().map(|home| home.unwrap_or(0)).collect()
 }
 
-/// Returns the NICs of each cpu, as ascending indices into `nics`. Empty only if there are no NICs.
+/// Returns the NICs of each cpu, as ascending indices into `nics`. A cpu has no NIC only if `nics` is empty.
 pub fn assign_nics(cpus: &[Cpu], nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Vec<usize>> {
     let mut nics_of_core = vec![Vec::new(); cpus.len()];
     if nics.is_empty() {

@@ -1,12 +1,13 @@
 //! The cpus on which this process may run, read from `/proc/self/status`.
 //!
 //! The mask is read as text, because the system call would need `unsafe`. The file shows the mask of the main
-//! thread, even to a thread that is already pinned to one cpu. Must not know the rest of the machine.
+//! thread, even if the calling thread is already pinned to one cpu. This module must not know the rest of the
+//! machine.
 
 use crate::cpulist;
 use std::path::Path;
 
-/// Returns the cpus of the affinity mask; `None`, with a note, if there is no such file or line.
+/// Returns the cpus of the affinity mask. Returns `None` and adds a note if there is no such file or line.
 pub(crate) fn allowed_cpus(status: &Path, notes: &mut Vec<String>) -> Option<Vec<u32>> {
     let text = match std::fs::read_to_string(status) {
         Ok(text) => text,

@@ -1,7 +1,7 @@
 //! The machine this process runs on, from hwloc and sysfs together.
 //!
-//! hwloc is better at the tree and at PCI locality, sysfs at net devices, port speeds and soft-RoCE. Must not
-//! know how either reader works.
+//! hwloc is better for the tree and for PCI locality, and sysfs for net devices, port speeds and soft-RoCE.
+//! This module must not know how either reader works.
 
 use super::survey::Survey;
 use super::{HostError, affinity, sysfs};
@@ -48,7 +48,7 @@ fn survey(allowed: Option<&[u32]>, _: &mut Vec<String>) -> Result<Survey, HostEr
     Ok(sysfs::read(Path::new(SYS), allowed)?)
 }
 
-/// Returns the NICs of sysfs. Facts that only hwloc knows about the same device are added.
+/// Returns the NICs of sysfs, with the facts that only hwloc knows about the same devices.
 #[cfg(feature = "hwloc")]
 fn merge(mut by_sysfs: Vec<Nic>, by_hwloc: &[Nic]) -> Vec<Nic> {
     for nic in &mut by_sysfs {
@@ -57,7 +57,7 @@ fn merge(mut by_sysfs: Vec<Nic>, by_hwloc: &[Nic]) -> Vec<Nic> {
             _ => other.has_name(&nic.name) || nic.netdevs.iter().any(|name| other.has_name(name)),
         };
         let Some(other) = by_hwloc.iter().find(same_device) else { continue };
-        // hwloc corrects wrong firmware tables of some machines, so its locality is preferred.
+        // hwloc corrects wrong firmware tables of some machines, so its locality takes precedence.
         if other.node.is_some() || nic.node.is_none() {
             nic.node = other.node.or(nic.node);
             nic.socket = other.socket.or(nic.socket);

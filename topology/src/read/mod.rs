@@ -6,7 +6,7 @@
 //!   synthetic                        ┘
 //! ```
 //!
-//! Must not know what the host will be used for.
+//! This module must not know what the host is used for.
 
 mod affinity;
 #[cfg(feature = "hwloc")]
@@ -41,15 +41,15 @@ pub enum HostError {
 impl Host {
     /// Returns the machine this process runs on.
     ///
-    /// With the `hwloc` feature, the tree comes from hwloc and the NICs from sysfs, because hwloc cannot place
-    /// soft-RoCE. Each fills the gaps of the other. If hwloc fails, only sysfs is read, with a note. Without
-    /// the feature, only sysfs is read. Cpus outside the process's cpuset or affinity mask are listed with
-    /// `allowed` false.
+    /// With the `hwloc` feature, the tree comes from hwloc, and the NICs come from sysfs, because hwloc
+    /// cannot place soft-RoCE. Each source fills the gaps of the other. If hwloc fails, only sysfs is read,
+    /// with a note. Without the feature, only sysfs is read. Cpus outside the process's cpuset or affinity
+    /// mask are listed with `allowed` false.
     pub fn live() -> Result<Self, HostError> {
         crate::read::live::read()
     }
 
-    /// Returns a machine, read only from sysfs, under `root` (normally `/sys`). All its online cpus count as
+    /// Returns a machine, read only from sysfs below `root` (normally `/sys`). All its online cpus count as
     /// allowed.
     pub fn from_sysfs(root: impl AsRef<Path>) -> Result<Self, HostError> {
         Ok(crate::read::sysfs::read(root.as_ref(), None)?.into_host())
@@ -57,15 +57,17 @@ impl Host {
 
     /// Returns a machine from a file that `lstopo --of xml` wrote. Without the `hwloc` feature this is an error.
     ///
-    /// A C library parses the file after checks of its form. Read only files that you trust as you trust a
-    /// configuration file.
+    /// The file's form is checked first, and then a C library parses the file. Read only files that you trust
+    /// like a configuration file.
     pub fn from_xml(path: impl AsRef<Path>) -> Result<Self, HostError> {
         Ok(crate::read::xml::read(path.as_ref())?)
     }
 
-    /// Returns a machine from a short description, for tests, and for plans for machines that are not at hand.
+    /// Returns a machine from a short description, for tests and for plans for machines that are not
+    /// available.
     ///
-    /// Words of the form `key:value`, separated by blanks, in any order, each at most once:
+    /// The description has words of the form `key:value` with blanks between them, in any order, each key at
+    /// most once:
     ///
     /// | key | meaning | default |
     /// | --- | --- | --- |

@@ -1,7 +1,8 @@
-//! The raw findings of a reader, before they become a [`Host`]: unsorted, with gaps.
+//! The raw findings of a reader before they become a [`Host`]: unsorted, with gaps.
 //!
-//! Every reader needs these steps: sorting, dense core numbers, the socket of each node, and a node for each cpu if the
-//! source does not name it. Must not know which reader it was.
+//! Every reader needs the same steps. They are sorting, core numbers without gaps, the socket of each node,
+//! and a node for each cpu if the source does not name one. This module must not know which reader made the
+//! findings.
 
 use crate::host::{
     Cache, CoreId, Cpu, CpuId, Host, Nic, Node, NodeId, Socket, SocketId, Source, natural_order,
@@ -138,7 +139,8 @@ impl Survey {
 }
 
 fn dense_cores(found: &[FoundCpu], slow: &[u32]) -> Vec<Cpu> {
-    // Cores are numbered by socket, then by their first cpu, so that core order follows cpu order.
+    // Cores are numbered by socket, and then by their first cpu, so that the order of cores follows that of
+    // cpus.
     let mut first_cpu: BTreeMap<(SocketId, u64), CpuId> = BTreeMap::new();
     for cpu in found {
         first_cpu.entry((cpu.socket, cpu.core)).or_insert(cpu.id);

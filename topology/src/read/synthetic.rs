@@ -1,19 +1,20 @@
 //! A machine from a short description; the grammar is in [`Host::from_synthetic`](crate::Host::from_synthetic).
 //!
-//! hwloc has synthetic strings too, but without NICs: hence this grammar. Must not know any real machine.
+//! hwloc also has synthetic strings, but without NICs, so this crate has its own grammar. This module must
+//! not know any real machine.
 
 use crate::host::{CpuId, Nic, NicKind, NodeId, SocketId, Source, Speed, SpeedSource};
 use crate::read::survey::{FoundCpu, FoundNode, Survey};
 
-/// The most cpus or NICs that a description may ask for.
+/// The most cpus or NICs of a description.
 const PARTS_LIMIT: u64 = 65_536;
 const KEYS: &str = "sockets, nodes, cores, threads, memory_gib, nics, nic_gbps, nic_kind or loose_nics";
 
-/// The fault of a synthetic description, and its place.
+/// The error of a synthetic description, with its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("synthetic topology, at byte {at}: expected {expected}, found \"{seen}\"")]
 pub struct SyntheticError {
-    /// Byte offset of the wrong word in the description, from 0.
+    /// The byte offset of the wrong word in the description, from 0.
     pub at: usize,
     /// The text that was expected there.
     pub expected: String,

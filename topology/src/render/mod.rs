@@ -1,7 +1,8 @@
-//! A host and a plan for people: as text for a terminal, as SVG for a page. Also machines on a network, as SVG.
+//! A host and a plan for people: as text for a terminal, and as SVG for a page. Also machines on a network,
+//! as SVG.
 //!
-//! Pure functions that return strings. Must not know how plans are made, nor what an item is. The caller gives the
-//! noun, in the singular; its plural has an s.
+//! All functions return strings and do no input or output. They must not know how plans are made, or what an
+//! item is. The caller gives the noun for an item in the singular; its plural has an s.
 
 mod svg;
 mod text;

@@ -1,6 +1,6 @@
 //! Host and plan as text for a terminal.
 //!
-//! Must not know how the plan was made.
+//! This module must not know how the plan was made.
 
 use crate::amount::{self, count};
 use crate::cpulist;
@@ -11,8 +11,8 @@ use std::fmt::Write;
 
 const BAR_CHARS: usize = 20;
 
-/// Returns the machine as an indented tree, then the plan core by core. `noun` is the caller's word for an item; its
-/// plural has an s.
+/// Returns the machine as an indented tree, and then the plan core by core. `noun` is the caller's word for
+/// an item; its plural has an s.
 pub fn text(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -116,7 +116,7 @@ fn nic_line(nic: &Nic) -> String {
     line
 }
 
-/// Returns the speed as `56 Gb/s`; `<= 64 Gb/s` if only the PCI link's speed is known.
+/// Returns the speed as `56 Gb/s`, or as `<= 64 Gb/s` if only the PCI link's speed is known.
 pub fn speed(nic: &Nic) -> String {
     match nic.speed {
         None => "speed unknown".to_owned(),
@@ -201,7 +201,7 @@ fn share_bar(part: u64, fullest: u64, total: u64) -> String {
     format!("{bar} {:5.1}%", ratio(total) * 100.0)
 }
 
-/// Writes rows with columns as wide as needed; `right` says which columns are aligned right.
+/// Writes rows with columns as wide as needed. `right` says which columns are aligned to the right.
 fn table(out: &mut String, rows: &[Vec<String>], right: &[bool]) -> std::fmt::Result {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..right.len()).map(width).collect();

@@ -79,12 +79,14 @@ class Transformer(torch.nn.Module):
         return self.head(self.layers(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
 
 
-def steps(model, optimizer, images, labels, count):
+def steps(model, optimizer, images, labels, count, clip):
     """Returns the seconds of the given number of steps."""
     begun = time.perf_counter()
     for _ in range(count):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     if hasattr(optimizer, "synchronize"):
         optimizer.synchronize()
@@ -133,6 +135,7 @@ def main():
     parser.add_argument("--steps", type=int, default=4, help="of a leg")
     parser.add_argument("--transport", default=None)
     parser.add_argument("--schedule", default="p3")
+    parser.add_argument("--clip", type=float, default=None, help="the script clips by this norm before each step")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -158,7 +161,7 @@ def main():
     alone = make()
     systems["alone"] = (alone, torch.optim.SGD(alone.parameters(), lr=RATE, momentum=0.9))
     systems["without step"] = (alone, NoSteps(alone.parameters(), lr=RATE))
-    legs = {name: lambda on=on: steps(*on, images, labels, arguments.steps) for name, on in systems.items()}
+    legs = {name: lambda on=on: steps(*on, images, labels, arguments.steps, arguments.clip) for name, on in systems.items()}
     parameters = sum(each.numel() for each in hub.parameters())
     buckets = torch.zeros(parameters).split(BUCKET)
     legs["gloo's bytes"] = lambda: reduce(buckets, arguments.steps)

@@ -119,9 +119,9 @@ def test_bytes_leave_in_the_last_of_the_passes_that_were_said(hub):
     left = []
     for _ in range(4):
         model(torch.ones(2, 64)).sum().backward()
-        left.append("weight" in gradients._left)
+        left.append("weight" in gradients._own.left)
     assert left == [False, False, True, True], "in the third; the fourth makes it another gradient"
-    assert "weight" not in gradients._sent
+    assert "weight" not in gradients._own._sent
     before = model.weight.detach().clone()
     optimizer.step()
     torch.testing.assert_close(model.weight, before - 0.1 * 8.0)
@@ -142,7 +142,7 @@ def test_gradients_leave_with_their_neighbours_unless_a_hook_takes_them_meanwhil
             hook = model[0].weight.register_hook(lambda _: views[model].append(model[1].weight.grad.data)) if takes else None
             model(torch.ones(2, 64)).square().sum().backward()
             if model is ours:
-                left = {key for key in gradients._left if key.endswith("weight")}
+                left = {key for key in gradients._own.left if key.endswith("weight")}
                 assert left == ({"0.weight"} if takes else {"0.weight", "1.weight"} if not views[ours] else set())
             if takes:
                 hook.remove()

@@ -1,17 +1,17 @@
-//! The device that a built-in trace imitates, as a roofline. Arithmetic and memory traffic overlap, so a layer takes the
-//! longer of the two. Must not know a network.
+//! The device that a built-in trace imitates, as a roofline. Arithmetic and memory traffic overlap, so a
+//! layer takes as long as the slower of the two. This module must not know a network.
 
 use super::network::LayerWork;
 
-/// Bytes of an f32, the type that the papers train in.
+/// The number of bytes of an f32, the type in which the papers train.
 const ELEMENT_BYTES: f64 = 4.0;
 
 /// The peak rates of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Device {
-    /// Floating-point operations in a second; a multiply-add is two.
+    /// The number of floating-point operations per second. A multiply-add counts as two.
     pub flops: f64,
-    /// Bytes to and from its memory in a second.
+    /// The number of bytes to and from its memory per second.
     pub bytes_per_s: f64,
 }
 
@@ -19,13 +19,13 @@ pub(super) struct Device {
 pub(super) const P4000: Device = Device { flops: 5.3e12, bytes_per_s: 243e9 };
 
 impl Device {
-    /// Returns the seconds that the forward pass of a layer takes at the device's best, for a batch.
+    /// Returns the seconds of a layer's forward pass for a batch, if the device reaches its peak rates.
     pub fn seconds(&self, work: &LayerWork, batch: u32) -> f64 {
         let batch = f64::from(batch);
         let arithmetic = 2.0 * work.multiply_adds * batch / self.flops;
         let elements = work.elements * batch + work.weights;
         let traffic = elements * ELEMENT_BYTES / self.bytes_per_s;
-        // Normalization and activation are separate passes after the product.
+        // Normalization and activation are passes of their own after the product.
         let pointwise = work.pointwise_elements * batch * ELEMENT_BYTES / self.bytes_per_s;
         arithmetic.max(traffic) + pointwise
     }

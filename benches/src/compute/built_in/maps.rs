@@ -1,5 +1,6 @@
-//! The feature maps of the published convolutional networks: height and width of each layer's input and output, by the
-//! layer's name. Inputs are 224x224, Inception-v3's 299x299. Must not know channels: the shapes of the keys have them.
+//! The feature maps of the published convolutional networks: height and width of each layer's input and
+//! output, by the layer's name. Inputs are 224x224, and those of Inception-v3 299x299. This module must not
+//! know channels, which the keys' shapes have.
 
 use super::network::Map;
 
@@ -12,7 +13,7 @@ pub(super) fn resnet50(layer: &str) -> Map {
         return if layer == "conv1" { Map::new(224, 112) } else { Map::POINT };
     };
     let to = 112 >> stage;
-    // A pooling has halved the map before the first stage.
+    // A pooling layer has already halved the map before the first stage.
     let from = if stage > 1 && block == "0" { 2 * to } else { to };
     match part {
         "conv1" => Map::same(from),
@@ -29,7 +30,7 @@ pub(super) fn vgg19(layer: &str) -> Map {
     vgg(layer, [5, 10, 19, 28])
 }
 
-/// Returns the maps of VGG: a pooling before each of these modules halves the map.
+/// Returns the maps of VGG. A pooling layer before each of these modules halves the map.
 fn vgg(layer: &str, halved_at: [u32; 4]) -> Map {
     let module = layer.strip_prefix("features.").and_then(|module| module.parse::<u32>().ok());
     let halvings = |module| halved_at.iter().filter(|&&at| at <= module).count();
@@ -60,7 +61,7 @@ pub(super) fn inception3(layer: &str) -> Map {
         ("Conv2d_4a_3x3", _) => Map::new(73, 71),
         ("Mixed_6a", "branch3x3" | "branch3x3dbl_3") => Map::new(35, 17),
         ("Mixed_5b" | "Mixed_5c" | "Mixed_5d" | "Mixed_6a", _) => Map::same(35),
-        // After a pooling of 5x5 with a stride of 3.
+        // A pooling of 5x5 with a stride of 3 comes before this layer.
         ("AuxLogits", "conv0") => Map::same(5),
         ("AuxLogits", "conv1") => Map::new(5, 1),
         ("Mixed_7a", "branch3x3_2" | "branch7x7x3_4") => Map::new(17, 8),

@@ -1,9 +1,9 @@
 //! The work of each layer, from a model's keys and the sizes of its feature maps.
 //!
-//! A layer is one product (a convolution or a linear layer) with the normalization and the activation after it: a key of two
-//! or more dimensions, and the keys of one dimension that follow it. Pooling, concatenation and residual additions are left
-//! out: they are a few percent of the traffic.
-//! Must not know a particular network, nor a device.
+//! A layer is one product (a convolution or a linear layer) with the normalization and the activation after
+//! it. Its keys are one of two or more dimensions, and the keys of one dimension that follow. Pooling,
+//! concatenation and residual additions are left out, because they are a few percent of the traffic. This
+//! module must not know a particular network, or a device.
 
 use pbox_core::Key;
 
@@ -18,7 +18,7 @@ pub struct LayerWork {
     pub multiply_adds: f64,
     /// Elements that the product reads and writes for one sample, without weights.
     pub elements: f64,
-    /// Weights that it reads once a batch, or once a step of a recurrent layer.
+    /// The number of weights that the product reads, once per batch, or once per step of a recurrent layer.
     pub weights: f64,
     /// Elements that the passes after the product read and write for one sample.
     pub pointwise_elements: f64,
@@ -46,7 +46,7 @@ impl Map {
     }
 }
 
-/// Returns the layers of a convolutional network. `map` gives the sizes of a layer by its name.
+/// Returns the layers of a convolutional network. `map` returns a layer's sizes by its name.
 pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<LayerWork> {
     let mut layers: Vec<LayerWork> = Vec::new();
     for key in keys {
@@ -68,7 +68,7 @@ pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<LayerWork>
         });
     }
     for layer in &mut layers {
-        // Scale and shift of a batch normalization: its convolution has no bias.
+        // The scale and the shift of a batch normalization. Its convolution has no bias.
         if layer.keys.len() == 3 {
             layer.pointwise_elements *= (ACTIVATION + BATCH_NORM) / ACTIVATION;
         }
@@ -76,8 +76,8 @@ pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<LayerWork>
     layers
 }
 
-/// Passes over a layer's output: an activation reads and writes it, a batch normalization reads it for its
-/// statistics, and then reads and writes it.
+/// The number of passes over a layer's output. An activation reads and writes it. A batch normalization reads
+/// it for its statistics, and then reads and writes it.
 pub(super) const ACTIVATION: f64 = 2.0;
 const BATCH_NORM: f64 = 3.0;
 

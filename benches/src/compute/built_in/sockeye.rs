@@ -1,18 +1,19 @@
 //! The work of the layers of P3's translation model.
 //!
-//! A layer is a group of keys that are due at the same time: the decoder's step needs its recurrent layers, the attention's
-//! query and the hidden projection before the first word, and has their gradients only when the backward pass has reached
-//! the first word. Must not know a device.
+//! A layer is a group of keys that are needed at the same time. The decoder's step needs its recurrent
+//! layers, the attention's query and the hidden projection before the first word. It has their gradients only
+//! when the backward pass has reached the first word. This module must not know a device.
 
 use pbox_core::Key;
 
 use super::network::{ACTIVATION, LayerWork, elements};
 
-/// Words of a sentence and of its translation. Sentences of the corpus (IWSLT15, English to Vietnamese) have 20 to 30 words.
+/// The number of words of a sentence, and of its translation. Sentences of the corpus (IWSLT15, English to
+/// Vietnamese) have 20 to 30 words.
 const SOURCE_WORDS: f64 = 20.0;
 const TARGET_WORDS: f64 = 25.0;
 
-/// Each layer with the prefixes of its keys' names, in the order of the forward pass.
+/// The layers with the prefixes of their keys' names, in the order of the forward pass.
 const LAYERS: [(&str, &[&str]); 9] = [
     ("source_embed", &["source_embed"]),
     ("encoder_birnn_forward_l0", &["encoder_birnn_forward_l0"]),
@@ -27,11 +28,11 @@ const LAYERS: [(&str, &[&str]); 9] = [
 
 /// The way in which a matrix is used in the forward pass of one sentence.
 enum Use {
-    /// This many of its rows are looked up.
+    /// This number of the matrix's rows is looked up.
     Rows(f64),
-    /// The matrix is multiplied with this many vectors at once.
+    /// The matrix is multiplied with this number of vectors at once.
     AtOnce(f64),
-    /// The matrix is multiplied with one vector a step, and read again in each.
+    /// The matrix is multiplied with one vector in each of this number of steps, and read again in each.
     Steps(f64),
 }
 

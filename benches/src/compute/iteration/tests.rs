@@ -1,4 +1,4 @@
-//! Iterations on the test's clock: the times of waits, compute and pushes, and the waits that count as stalls.
+//! Iterations on a test's clock: when the worker waits, computes and pushes, and which waits count as stalls.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ enum Did {
 }
 use Did::{Look, Push, Until, Wait};
 
-/// A worker whose weights are there at stated times and which returns late from computing.
+/// A worker whose weights arrive at given times, and which returns late from computing.
 struct Scripted {
     now_us: u64,
     ready_us: Vec<u64>,
@@ -59,7 +59,8 @@ impl Worker for Scripted {
     }
 }
 
-/// Returns two layers, the second with two keys: 10 and 20 us forward, twice that backward.
+/// Returns a plan with two layers, of which the second has two keys. They take 10 and 20 us forward, and
+/// twice that backward.
 fn plan() -> ComputePlan {
     let layer = |name: &str, keys: &[&str], us| Layer {
         name: name.into(),
@@ -99,7 +100,7 @@ fn being_woken_late_is_no_stall_and_does_not_add_up() {
     let (did, stalled) = run([0, 0, 0], 3);
     assert_eq!(did[did.len() - 2..], [Until(90), Push(0)]);
     assert_eq!(stalled, [0, 0]);
-    // Weights that come while the thread is late cause no wait.
+    // Weights that arrive while the thread is late cause no wait.
     assert_eq!(run([0, 12, 0], 3).1, [0, 0]);
     assert_eq!(run([0, 14, 0], 3).1, [0, 4]);
 }
@@ -107,7 +108,8 @@ fn being_woken_late_is_no_stall_and_does_not_add_up() {
 #[test]
 fn a_report_adds_up() {
     let us = |times: &[u64]| times.iter().map(|time| time * 1000).collect::<Vec<u64>>();
-    // Two iterations each: 90 us of computing; 10 and 30 us stalled.
+    // Each worker makes two iterations. They have 90 us of computing; one worker is stalled for 10 us, and
+    // the other for 30.
     let one = Times { iterations: us(&[100, 100]), stalled: us(&[0, 20]), exchanges: us(&[50, 40, 90]) };
     let other = Times { iterations: us(&[110, 140]), stalled: us(&[0, 60]), exchanges: us(&[50, 30, 70]) };
     let report = ComputeReport::new(&plan(), 1.0, &[300, 500, 200], Some(0.1), &[one, other]);
@@ -121,7 +123,7 @@ fn a_report_adds_up() {
     let json = serde_json::to_value(&report).unwrap();
     is(json["iteration_ms"].as_f64().unwrap(), 0.1125);
     is(json["late_ms"].as_f64().unwrap(), 0.0025);
-    // 8000 bits at 100 Mb/s take 80 us. The second layer computes for 60 us, in none of these.
+    // 8000 bits at 100 Mb/s take 80 us. The second layer computes for 60 us, in which nothing crosses.
     is(json["bound_samples_per_s"].as_f64().unwrap(), 8e6 / 140.0);
     let bars = report.worst_layers();
     assert!(bars.contains("second") && !bars.contains("first"), "{bars}");

@@ -5,16 +5,16 @@ use pbox_core::{Key, SPLIT_ABOVE};
 use super::COMPUTE;
 use crate::compute::{ComputePlan, trace};
 
-/// The way in which workers compute.
+/// The settings of compute.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ComputeArgs {
-    /// Compute takes the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
-    /// GPU, or your own file (docs/compute.md). Forward, each layer waits for its weights and then for its time;
-    /// backward, it waits for its time and then pushes its gradients. The model is the trace's unless chosen.
+    /// Compute with the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
+    /// GPU, or your own file (docs/compute.md). In the forward pass, each layer waits for its weights, and then for its
+    /// time. In the backward pass, it waits for its time, and then pushes its gradients. Default model: the trace's.
     #[arg(long, help_heading = COMPUTE, value_name = "TRACE|FILE")]
     pub compute: Option<String>,
 
-    /// Multiplies the trace's times: 2 imitates a GPU that is half as fast.
+    /// Multiply the trace's times: 2 imitates a GPU that is half as fast.
     #[arg(long, help_heading = COMPUTE, default_value_t = 1.0, value_name = "X", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub time_scale: f64,
@@ -25,7 +25,7 @@ pub struct ComputeArgs {
     #[arg(allow_negative_numbers = true)]
     pub bandwidth_gbps: Option<f64>,
 
-    /// Every tensor has an Nth of its size, for links that are N times slower than the imitated links.
+    /// Divide the size of every tensor by N, for links that are N times slower than the imitated links.
     #[arg(long, help_heading = COMPUTE, default_value_t = 1, value_name = "N", requires = "compute")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub shrink: u64,
@@ -53,7 +53,8 @@ impl ComputeArgs {
         }
     }
 
-    /// Returns the size above which the baseline splits a tensor over several hubs, shrunk like the tensors.
+    /// Returns the size above which the baseline splits a tensor over several hubs. It is divided by the same
+    /// factor as the tensors.
     pub fn split_above(&self) -> u64 {
         SPLIT_ABOVE / self.shrink
     }

@@ -9,17 +9,17 @@ use worker_shim::{PROFILE_ROUNDS, Pull};
 use super::COMPUTE;
 use crate::compute::ComputePlan;
 
-/// The way in which weights are pulled.
+/// The settings of pulls in batches.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PullArgs {
-    /// Pull weights in batches of the trace's layers, as iBatch does, one after another while earlier layers compute.
-    /// ibatch: the batches that end soonest, by a profile of the first iterations. greedy: the paper's. layer: each
-    /// layer by itself. all: one batch, and then compute. With this flag the schedule is kvstore then. Default: each key as soon as
-    /// it can be pulled.
+    /// Pull weights in batches of the trace's layers, as iBatch does: one batch after another, while earlier layers
+    /// compute. With ibatch, batches are those that end soonest, by a profile of the first iterations. With greedy,
+    /// they are the paper's. With layer, each layer is a batch. With all, one batch is pulled before computing. With
+    /// this flag the schedule is kvstore. Default: each key is pulled as soon as possible.
     #[arg(long, help_heading = COMPUTE, value_name = "ibatch|greedy|layer|all", requires = "compute")]
     pub pull: Option<Batching>,
 
-    /// Imitates a system in which each pull takes this long to begin.
+    /// Imitate a system in which each pull takes this long to begin.
     #[arg(long, help_heading = COMPUTE, default_value_t = 0, value_name = "US", requires = "pull")]
     pub pull_start_up_us: u64,
 }
@@ -35,7 +35,7 @@ impl PullArgs {
         self.pull.map(|batching| Pull { batching, layers, start_up })
     }
 
-    /// Iterations before the plan.
+    /// Returns the number of iterations before the plan.
     pub fn profile_rounds(&self) -> u32 {
         if self.pull.is_some_and(Batching::needs_profile) { 2 * PROFILE_ROUNDS } else { 0 }
     }

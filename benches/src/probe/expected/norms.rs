@@ -1,7 +1,8 @@
 //! The norms of keys whose elements repeat with a small period.
 //!
-//! A lane of a block has every 32nd element, so its squares depend only on the phase of its first element. There are 61 lanes
-//! in all. Each is summed once, as the oracle sums it, and a block adds the lanes that it has.
+//! A lane of a block has every 32nd element, so its squares depend only on the phase of its first element.
+//! There are only 61 different lanes. Each is summed once, in the order of the oracle, and a block adds up
+//! the lanes that it has.
 
 use pbox_core::oracle::{self, LANES};
 use pbox_core::{Chunk, ChunkId, Element, KeyId, Layout};
@@ -14,16 +15,16 @@ pub(super) struct Norms {
     by_key: Vec<Vec<Block>>,
 }
 
-/// Elements that are squared and added before others.
+/// A group of elements whose squares are added up before other groups are added.
 #[derive(Clone, Copy, Debug)]
 struct Block {
-    /// The phase of its first element.
+    /// The phase of the group's first element.
     phase: usize,
     elements: usize,
 }
 
 impl Norms {
-    /// Knows the keys of a layout, all of type `E`.
+    /// Finds the blocks of a layout's keys, which are all of type `E`.
     pub fn new<E: Element>(layout: &Layout) -> Self {
         let length = oracle::BLOCK_BYTES / size_of::<E>();
         let of_chunk = |key: KeyId, chunk: &Chunk| {
@@ -42,7 +43,8 @@ impl Norms {
         Norms { by_key: (0..layout.keys().len()).map(of_key).collect() }
     }
 
-    /// Returns the quotient of two norms of a key, of the second by the first. Its elements have these periods.
+    /// Returns the quotient of two norms of a key: the second divided by the first. `periods` has the two
+    /// periods of its elements.
     pub fn quotient(&self, key: usize, periods: [[f32; PERIOD]; 2]) -> f32 {
         let blocks = &self.by_key[key];
         let most = blocks.iter().map(|block| block.elements).max().unwrap_or(0);
@@ -51,14 +53,14 @@ impl Norms {
     }
 }
 
-/// Sums of squares of every 32nd element.
+/// The sums of squares of every 32nd element.
 struct Lanes {
-    /// The sums by count, then by the phase of the first element.
+    /// The sums, by the number of elements, and then by the phase of the first element.
     sums: Vec<[f64; PERIOD]>,
 }
 
 impl Lanes {
-    /// Sums `most` elements and fewer.
+    /// Computes the sums for up to `most` elements.
     fn new(period: &[f32; PERIOD], most: usize) -> Self {
         let mut sums = vec![[0.0; PERIOD]];
         for count in 0..most {
@@ -72,7 +74,7 @@ impl Lanes {
         Lanes { sums }
     }
 
-    /// Returns the squares of a block, as [`oracle::squares`] adds them.
+    /// Returns the squares of a block, in the order in which [`oracle::squares`] adds them.
     fn squares(&self, block: &Block) -> f64 {
         let lane = |lane: usize| {
             let count = (block.elements + LANES - 1 - lane) / LANES;

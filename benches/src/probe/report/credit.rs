@@ -1,17 +1,18 @@
-//! The probe's report of credit: how many bytes each of a worker's links could hold, and what a search has tried.
+//! The probe's report of credit: how many bytes each link of a worker may hold, and the tries of the search
+//! for that number.
 //!
-//! Plain data, which a worker process sends to its parent.
+//! A worker process sends this plain data to its parent.
 
 use pbox_core::Credit;
 use serde::{Deserialize, Serialize};
 use worker_shim::{Session, TRIALS, Trial};
 
-/// The credit of one worker: each worker searches for itself.
+/// The credit of one worker. Each worker searches for itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(in crate::probe) struct CreditReport {
-    /// The credit at the end; `None` without a limit.
+    /// The credit at the end, or `None` if there is no limit.
     pub bytes: Option<usize>,
-    /// The tries of the search, in this order.
+    /// The tries of the search, in order.
     pub tried: Vec<Tried>,
 }
 
@@ -19,7 +20,7 @@ pub(in crate::probe) struct CreditReport {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::probe) struct Tried {
     bytes: usize,
-    /// The fastest round.
+    /// The time of the fastest round with this credit.
     round_ms: f64,
 }
 

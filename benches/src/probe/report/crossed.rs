@@ -1,6 +1,6 @@
 //! The bytes that cross in a round, and a digest of the weights after the last round.
 //!
-//! Plain data, which a worker process sends to its parent.
+//! A worker process sends this plain data to its parent.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
@@ -9,16 +9,16 @@ use worker_shim::Traffic;
 /// The bytes and the digest of one worker.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(in crate::probe) struct Crossed {
-    /// Bytes to the hub in a round.
+    /// The number of bytes to the hub in a round.
     pub sent: f64,
-    /// Bytes from it.
+    /// The number of bytes from the hub in a round.
     pub received: f64,
-    /// Digest of the bits of all weights.
+    /// The digest of the bits of all weights.
     pub digest: u64,
 }
 
 impl Crossed {
-    /// Creates the report from the traffic before and after `rounds` rounds.
+    /// Creates the report from the traffic counts before and after `rounds` rounds.
     pub fn new(before: Traffic, after: Traffic, rounds: u32, digest: u64) -> Self {
         let of_a_round = |before: u64, after: u64| (after - before) as f64 / f64::from(rounds.max(1));
         Crossed {
@@ -28,7 +28,7 @@ impl Crossed {
         }
     }
 
-    /// Checks that all workers have the same bits.
+    /// Checks that the weights of all workers have the same bits.
     pub fn check(by_worker: &[Crossed]) -> Result<()> {
         match by_worker.iter().position(|one| one.digest != by_worker[0].digest) {
             Some(rank) => bail!("workers 0 and {rank} have different weights after the last round"),
@@ -36,7 +36,7 @@ impl Crossed {
         }
     }
 
-    /// Returns the bytes as text, and in times the model's bytes.
+    /// Returns the bytes as text, also as a percentage of the model's bytes.
     pub fn words(&self, model_bytes: u64) -> String {
         let of = |bytes: f64| {
             format!("{:.2} MB ({:.1}% of the model)", bytes / 1e6, 100.0 * bytes / model_bytes as f64)

@@ -1,7 +1,7 @@
 //! The probe's report of pulls in batches: the profile, the plan, and the result.
 //!
-//! Plain data, which a worker process sends to its parent. Times are to the last layer: from the moment when the first batch
-//! could be pulled to the moment when the last layer can compute and all others are done.
+//! A worker process sends this plain data to its parent. The times "to the last layer" begin when the first
+//! batch can be pulled. They end when the last layer can compute and all other layers are done.
 
 use serde::{Deserialize, Serialize};
 use worker_shim::batch::{Batching, Timeline};
@@ -11,12 +11,12 @@ use worker_shim::{PullPlan, Session};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::probe) struct PullReport {
     batching: String,
-    /// Layers of each batch.
+    /// The number of layers of each batch.
     batches: Vec<usize>,
-    /// The mean over the iterations since the plan.
+    /// The mean time to the last layer, over the iterations since the plan.
     measured_ms: Option<f64>,
     iterations: u32,
-    /// The number of profiles that were measured.
+    /// The number of measured profiles.
     profiles: u32,
     /// The profile, if there is one.
     profile: Option<ProfileReport>,
@@ -29,14 +29,15 @@ pub(in crate::probe) struct PullReport {
 struct ProfileReport {
     predicted_ms: f64,
     start_up_ms: f64,
-    /// The time of each layer that has weights. The last layer's forward time is not seen, and is 0.
+    /// The transfer time of each layer that has weights. The forward time of the last layer cannot be
+    /// measured, and is 0.
     transfer_ms: Vec<f64>,
     forward_ms: Vec<f64>,
-    /// The time to the last layer with any batches.
+    /// The predicted time to the last layer, for several choices of batches.
     predictions: Vec<Prediction>,
 }
 
-/// The prediction for other batches.
+/// The prediction for one choice of batches.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Prediction {
     batching: String,
@@ -45,7 +46,8 @@ struct Prediction {
 }
 
 impl PullReport {
-    /// Returns the report of a session at its end; `None` if it does not pull in batches or has no plan yet.
+    /// Returns the report of a session at its end. Returns `None` if the session does not pull in batches, or
+    /// has no plan yet.
     pub fn from_session(session: &Session) -> Option<Self> {
         let plan = session.pull_plan()?;
         Some(PullReport {

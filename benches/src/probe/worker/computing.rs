@@ -1,4 +1,5 @@
-//! The probe's worker if computing takes time: some exchanges without compute, then iterations of a trace.
+//! The probe's worker if computing takes time: first some exchanges without compute, and then iterations of a
+//! trace.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use super::{Worker, check_lines};
 use crate::compute::{Clocked, ComputePlan, Iteration, Times, Worker as _};
 use crate::probe::expected::allowed;
 
-/// The first iteration is not measured: nothing is in flight, so it finds all weights there.
+/// The number of iterations before the measured ones. In the first one nothing is in flight, so all weights
+/// are there.
 pub(super) const LEAD_IN: u32 = 1;
 
 impl<E: Element> Worker<E> {
@@ -29,7 +31,7 @@ impl<E: Element> Worker<E> {
                 expected.expect(allowed(*consistency, *steppers, *round, *rounds));
                 check_lines(session, expected, *rank, *workers, *round)?;
             }
-            *round += 1; // this iteration's pushes
+            *round += 1; // the pushes of this iteration are one round
             Ok(())
         });
         let mut iteration = Iteration::new(plan, Duration::ZERO);

@@ -9,7 +9,7 @@ use crate::doctor::check::Check;
 
 const NAME: &str = "TCP congestion control";
 
-/// Tests it with a new socket that nobody connects to.
+/// Checks TCP's congestion control with a new socket, which is never connected.
 pub(crate) fn congestion(asked: &Congestion) -> Check {
     let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into());
     match listener.and_then(|listener| listener.with_congestion(asked.clone())) {

@@ -1,4 +1,5 @@
-//! The control port: is it free, or does a hub answer there? One request over HTTP; the judgement is pure.
+//! The control port: whether it is free, or a hub answers there. One function asks by HTTP, and the judgement
+//! only computes.
 
 use authority::{ALL_JOBS, Credential, Right};
 use membership::Named;
@@ -12,17 +13,17 @@ use tokio::runtime::Builder;
 
 use crate::doctor::check::Check;
 
-/// The time limit of an answer.
+/// The timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 const NAME: &str = "control port";
 
-/// The answer at an address.
+/// What is at the address of the control port.
 #[derive(Debug)]
 pub(crate) enum Seen {
-    /// A hub can listen there.
+    /// Nothing: a hub can listen there.
     Free,
-    /// A hub answers.
+    /// A hub, which answers.
     Hub(Box<HubReply>),
     /// No hub can listen there, and no hub answers.
     Blocked {
@@ -33,7 +34,7 @@ pub(crate) enum Seen {
     },
 }
 
-/// Tries to listen. If that fails, asks for a hub at the address.
+/// Tries to listen at the address. If that fails, asks whether a hub is there.
 pub(crate) fn look(listen: SocketAddr) -> Seen {
     let error = match TcpListener::bind(listen) {
         Ok(_) => return Seen::Free,
@@ -45,7 +46,7 @@ pub(crate) fn look(listen: SocketAddr) -> Seen {
     }
 }
 
-/// Returns the address to ask if a hub listens at all addresses.
+/// Returns the address for a request to a hub that listens at all addresses.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -64,7 +65,7 @@ fn ask(address: SocketAddr) -> Result<HubReply, String> {
     answer.map_err(|error| format!("{address}: {error}"))
 }
 
-/// Returns whether a hub can use this address, or uses it.
+/// Judges whether a hub can use this address, or uses it already.
 pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
     match seen {
         Seen::Free if listen.ip().is_loopback() => {

@@ -1,4 +1,5 @@
-//! The cores of the hub: the other programs that run on them, and their speed. Judges facts; pure.
+//! The cores of the hub: the other programs that run on them, and their speed. This module judges facts that
+//! others read.
 
 use phub_server::IdleChoice;
 use topology::cpulist;
@@ -6,7 +7,7 @@ use topology::cpulist;
 use crate::doctor::check::Check;
 use crate::doctor::facts::Cpus;
 
-/// Returns whether the hub has its cores to itself, as far as `--idle` needs that.
+/// Judges whether other programs run on the hub's cores. `--idle busy-poll` needs cores without other work.
 pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
     const NAME: &str = "core isolation";
     let bare: Vec<u32> = hub.iter().copied().filter(|cpu| !facts.isolated.contains(cpu)).collect();
@@ -51,7 +52,7 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
     Check::pass(NAME, format!("{cores}, {others} cpus left to others{allowed}; {isolated}"))
 }
 
-/// Returns whether the hub's cores run at full speed.
+/// Judges whether the hub's cores run at full speed.
 pub(crate) fn governor(hub: &[u32], facts: &Cpus) -> Check {
     const NAME: &str = "cpu governor";
     let ours = || facts.governors.iter().filter(|(cpu, _)| hub.contains(cpu));

@@ -1,4 +1,5 @@
-//! The data paths without RDMA: a trial of shared memory from handshake to arrival, and the addresses for TCP.
+//! The data paths without RDMA: a trial of shared memory from handshake to arrival, and the addresses for
+//! TCP.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -10,7 +11,7 @@ use phub_server::HubSettings;
 use super::control_port::Seen;
 use crate::doctor::check::Check;
 
-/// The time limit of each step of the handshake, and of each arrival.
+/// The timeout of each step of the handshake, and of each arrival.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The size of each window: a huge page.
 const WINDOW: usize = 2 << 20;
@@ -95,12 +96,12 @@ fn try_shared_memory() -> Result<(), ShmError> {
     Err(ShmError::Silent)
 }
 
-/// Returns the address for gradients and weights over TCP. `control` is the answer at the control port.
+/// Checks the address for gradients and weights over TCP. `control` is what is at the control port.
 pub(crate) fn tcp(settings: &HubSettings, control: &Seen) -> Check {
     address("TCP data path", settings.data_path(settings.listen.ip()), control)
 }
 
-/// Returns the address for RDMA's handshake.
+/// Checks the address for RDMA's handshake.
 pub(crate) fn handshake(settings: &HubSettings, control: &Seen) -> Check {
     address("RDMA handshake", settings.handshake(settings.listen.ip()), control)
 }

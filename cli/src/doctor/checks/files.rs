@@ -1,11 +1,12 @@
-//! Open files: does the limit suffice for the job's workers? Judges facts; pure.
+//! Open files: whether the limit is enough for the job's workers. This module judges facts that others read.
 
 use phub_server::open_files;
 use rustix::process::Rlimit;
 
 use crate::doctor::check::Check;
 
-/// Returns whether the hub has descriptors for this many workers. `cores` is the hub's number of core threads.
+/// Judges whether the hub has enough descriptors for this number of workers. `cores` is the hub's number of
+/// core threads.
 pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {
     const NAME: &str = "open files";
     let needed = needed(workers, cores);
@@ -24,9 +25,9 @@ pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {
     )
 }
 
-/// Returns an upper bound. Counted in running hubs: 6 for a worker on shared memory, 2 and one for each core on TCP, 2
-/// with RDMA. An idle hub with two cores has 28, a hub with eight cores and RDMA on four NICs 68. Handshakes and
-/// requests need some more for a moment.
+/// Returns an upper bound of the descriptors. The figures were counted in running hubs. A worker takes 6 on
+/// shared memory, 2 and one for each core on TCP, and 2 with RDMA. An idle hub with two cores has 28. A hub
+/// with eight cores and RDMA on four NICs has 68. Handshakes and requests need some more for a moment.
 fn needed(workers: u32, cores: usize) -> u64 {
     let cores = cores as u64;
     32 + 8 * cores + u64::from(workers) * (6.max(cores + 2) + 2)

@@ -1,10 +1,11 @@
-//! NUMA nodes, cores and NICs: is everything in the plan as near as it could be? Judges a host and a plan; pure.
+//! NUMA nodes, cores and NICs: whether the plan keeps them as near to each other as possible. This module
+//! judges a host and a plan.
 
 use topology::{Host, Plan, cpulist};
 
 use crate::doctor::check::Check;
 
-/// Returns the judgement of the placement on this machine.
+/// Judges the placement on this machine.
 pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     const NAME: &str = "NUMA and NICs";
     let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
@@ -45,7 +46,7 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     if fixes.is_empty() { Check::pass(NAME, seen) } else { Check::warn(NAME, seen, fixes.join("\n")) }
 }
 
-/// Returns the used NICs without a known place, if the machine has several nodes.
+/// Returns the used NICs whose node is unknown, if the machine has several nodes.
 fn unknown_nodes(host: &Host, plan: &Plan) -> Vec<String> {
     if host.nodes.len() < 2 {
         return Vec::new();

@@ -1,10 +1,11 @@
-//! Locked memory that the job needs, and huge pages. Judges facts; pure.
+//! The locked memory that the job needs, and huge pages. This module judges facts that others read.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{HugePages, Memlock};
 use crate::doctor::job::Job;
 
-/// Returns whether the kernel lets the hub register the job's windows: `window_bytes` on all its NICs together.
+/// Judges whether the kernel lets the hub register the job's windows. They are `window_bytes` on all its NICs
+/// together.
 pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock) -> Check {
     const NAME: &str = "memlock";
     let Memlock { limit, hard, capable, first_namespace } = facts;
@@ -45,7 +46,7 @@ pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock
     )
 }
 
-/// Checks the huge pages of windows: at most a warning. `nodes` has the node of each lane of the hub.
+/// Judges the huge pages of windows, with a warning at worst. `nodes` has the node of each lane of the hub.
 pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check {
     const NAME: &str = "huge pages of windows";
     let setting = facts.shared.as_deref().unwrap_or("not there");
@@ -76,7 +77,7 @@ pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check
     }
 }
 
-/// Checks the huge pages of the hub's own memory: weights in f32, optimizer state.
+/// Judges the huge pages of the hub's own memory: weights in f32, and optimizer state.
 pub(crate) fn private_pages(facts: &HugePages) -> Check {
     const NAME: &str = "huge pages of the hub";
     match facts.private.as_deref() {

@@ -1,4 +1,5 @@
-//! The doctor's checks, one file for each prerequisite. Each takes facts, or makes a trial, and returns a `Check`.
+//! The doctor's checks, one file for each prerequisite. Each check takes facts or makes a trial, and returns
+//! a `Check`.
 
 pub(super) mod congestion;
 pub(super) mod control_port;

@@ -1,4 +1,4 @@
-//! Moves real bytes over each NIC and back, and checks them: no setting can show that this works.
+//! A trial that sends bytes over each NIC to itself, and checks them. No setting can show that this works.
 
 use fabric::verbs::{
     ConnectError, LoopbackError, NicOptions, PathFlags, VerbsError, loopback, takes_dma_bufs,
@@ -6,11 +6,12 @@ use fabric::verbs::{
 
 use crate::doctor::check::Check;
 
-/// Bytes in each direction: a fifth of a second on soft-RoCE in an emulated guest, and enough for a figure on a NIC.
+/// The number of bytes in each direction. It takes a fifth of a second on soft-RoCE in an emulated guest, and
+/// is enough for a figure on a real NIC.
 const BYTES: usize = 8 << 20;
 
-/// Moves the bytes over a NIC, by a link as deep as the job's deepest lane. The depth of queues that a device announces
-/// is not guaranteed (decision 39).
+/// Sends the bytes over a NIC to itself. The link is as deep as the job's deepest lane, because a device does
+/// not guarantee the depth of queues that it announces (decision 39).
 pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     let name = format!("bytes over {nic}");
     match loopback(nic, BYTES, chunks, paths) {
@@ -24,7 +25,7 @@ pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     }
 }
 
-/// Returns whether gradients could leave a GPU by this NIC. The check needs no GPU.
+/// Checks whether this NIC could read gradients in a GPU. The check needs no GPU.
 pub(crate) fn from_gpus(nic: &NicOptions) -> Check {
     let seen = match takes_dma_bufs(&nic.device) {
         Ok(()) => "its driver takes them; those of a GPU are not tried".to_owned(),

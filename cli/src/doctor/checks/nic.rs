@@ -1,11 +1,12 @@
-//! The slot of a NIC, its IOMMU, the bridges above it, its neighbours in a subnet, and flow control. Judges facts; pure.
+//! The slot of a NIC, its IOMMU, the bridges above it, the other NICs in its subnet, and flow control. This
+//! module judges facts that others read.
 
 use std::collections::BTreeMap;
 
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::nic_facts::{NicFacts, REQUEST_REDIRECT};
 
-/// Returns whether the machine can feed a NIC whose port has this speed.
+/// Judges whether the slot can carry the bytes of a NIC whose port has this speed.
 pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
     let (now, best) = nic.slot?;
     let name = format!("slot of {}", nic.name);
@@ -18,7 +19,7 @@ pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
         best.lanes
     );
     let port = port_gbps.unwrap_or(0.0);
-    // Headers of packets of 256 bytes take about a tenth.
+    // Headers take about a tenth if packets have 256 bytes.
     if port > 0.9 * now.gbps() {
         let fix = "another slot with as many lanes as the NIC has, and their speed in the firmware's settings (lspci -vv: LnkSta); the port carries no more than the slot";
         return Some(Check::warn(name, format!("{seen}; its ports have {port} Gb/s"), fix));
@@ -29,7 +30,7 @@ pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
     Some(Check::pass(name, seen))
 }
 
-/// Returns whether the IOMMU translates each address of these NICs.
+/// Judges whether the IOMMU translates the addresses of these NICs.
 pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
     const NAME: &str = "IOMMU";
     let known: Vec<_> = nics.iter().filter_map(|nic| Some((nic, nic.iommu.as_deref()?))).collect();
@@ -49,7 +50,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
     Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) })
 }
 
-/// Returns whether bridges above these NICs send traffic between two devices up to the root complex.
+/// Judges whether bridges above these NICs send traffic between two devices up to the root complex.
 pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
     const NAME: &str = "ACS";
     let bridges: BTreeMap<&str, Option<u16>> =
@@ -77,7 +78,8 @@ pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
     Some(Check::pass(NAME, "devices below one bridge reach each other directly"))
 }
 
-/// Returns whether NICs of one subnet answer ARP requests for each other. If they do, RoCE sends to the wrong NIC.
+/// Judges whether NICs in one subnet answer ARP requests for each other. If they do, RoCE sends to the wrong
+/// NIC.
 pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
     const NAME: &str = "ARP";
     let shares = |nic: &NicFacts| {
@@ -117,7 +119,7 @@ pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
     Some(Check::warn(NAME, seen, fix.join("\n")))
 }
 
-/// Returns whether a NIC's traffic has flow control, if the driver shows it.
+/// Judges whether a NIC's traffic has flow control. Returns `None` if the driver does not show it.
 pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     let name = format!("flow control {}", nic.name);
     let (pfc, trust) = (nic.pfc.as_deref()?, nic.trust.as_deref().unwrap_or("pcp"));
@@ -153,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// A tree of files, removed at the end.
+    /// A tree of files, which is removed when the value is dropped.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -232,7 +234,7 @@ mod tests {
         let config = |bytes: &[u8]| std::fs::write(tree.0.join(port).join("config"), bytes).unwrap();
         config(&[0; 64]);
         assert!(judge().unwrap().seen.ends_with("run as root"));
-        // Advanced error reporting at 0x100, and then ACS.
+        // The list has advanced error reporting at 0x100, and then ACS.
         let mut bytes = vec![0; 4096];
         bytes[0x100..0x104].copy_from_slice(&[0x01, 0x00, 0x02, 0x14]);
         bytes[0x140..0x148].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00, 0x5f, 0x00, 0x1d, 0x00]);
@@ -246,7 +248,7 @@ mod tests {
         assert_eq!(judge().unwrap().verdict, Verdict::Pass);
         config(&[0; 256]);
         assert_eq!(judge().unwrap().verdict, Verdict::Pass, "a bridge without ACS");
-        // A list that leads to itself.
+        // The list leads back to itself.
         bytes[0x140..0x144].copy_from_slice(&[0x01, 0x00, 0x02, 0x14]);
         config(&bytes);
         assert_eq!(judge().unwrap().verdict, Verdict::Pass);

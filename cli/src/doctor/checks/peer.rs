@@ -1,5 +1,5 @@
-//! The path from this machine to a hub that runs elsewhere: packets of full size, and each pair of RDMA NICs. The
-//! trial is a job of one round, and this process is its only worker.
+//! The path from this machine to a hub on another machine: packets of full size, and each pair of RDMA NICs.
+//! The trial is a job with one round, in which this process is the only worker.
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
@@ -18,21 +18,21 @@ use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
 
 use crate::doctor::check::{Check, Verdict};
 
-/// The timeout of each answer of the hub, and of the bytes of a link.
+/// The timeout of each answer of the hub, and of the bytes over a link.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The timeout of an answer to a packet.
+/// The timeout of the answer to a packet.
 const ECHO: Duration = Duration::from_secs(1);
 /// The timeout of a connection to a data port.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Chunks of each link: 1 MiB, which takes 20 us at 400 Gb/s and 40 ms on soft-RoCE.
+/// The number of chunks of each link: 1 MiB, which takes 20 us at 400 Gb/s and 40 ms on soft-RoCE.
 const CHUNKS: usize = 32;
 /// The most chunks of all links together.
 const MOST_CHUNKS: usize = 4096;
-/// Bytes of the headers of IPv4 and UDP.
+/// The size of the headers of IPv4 and UDP, in bytes.
 const HEADERS: u32 = 28;
 const DEFAULT_PORT: u16 = 7077;
 
-/// Checks the route to `peer`, host:port or a host.
+/// Checks the path to `peer`, which is host:port or a host.
 pub(crate) fn check(
     peer: &str,
     credential: Option<&Credential>,
@@ -55,8 +55,8 @@ pub(crate) fn check(
     report(rdma(peer, &address, &hub, credential, nics, ready));
 }
 
-/// Checks that each data-path address that the hub names accepts a connection. A port that a firewall blocks otherwise
-/// shows only when a worker joins.
+/// Checks that each data-path address of the hub accepts a connection. Otherwise a port that a firewall
+/// blocks would show only when a worker joins.
 fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
     let name = format!("data ports of {peer}");
     let mut all: Vec<SocketAddr> = Vec::new();
@@ -67,7 +67,7 @@ fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
             TransportAddress::Tcp { addresses } => all.extend(addresses),
         }
     }
-    // An address of zeros means the address of the control port.
+    // An address of zeros stands for the address of the control port.
     let of_control = control.to_socket_addrs().ok().and_then(|mut found| found.next());
     for address in all.iter_mut().filter(|address| address.ip().is_unspecified()) {
         of_control.iter().for_each(|control| address.set_ip(control.ip()));
@@ -103,18 +103,18 @@ fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check
     )
 }
 
-/// The fate of a packet that must not be fragmented.
+/// The result of sending a packet that must not be fragmented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Echo {
-    /// The peer answered that nobody listens, so the packet arrived.
+    /// The packet arrived: the peer answered that nothing listens at the port.
     Came,
-    /// A router answered that the packet is too large.
+    /// The packet did not arrive: a router answered that it is too large.
     TooLarge,
     /// No answer came.
     Silence,
 }
 
-/// Returns the largest packets that reach the peer.
+/// Checks the size of the largest packets that reach the peer.
 fn packets(peer: &str, address: &str) -> Check {
     let name = format!("path MTU to {peer}");
     let found = address.to_socket_addrs().ok().and_then(|mut all| all.find(SocketAddr::is_ipv4));
@@ -127,14 +127,14 @@ fn packets(peer: &str, address: &str) -> Check {
     }
 }
 
-/// Returns the MTU of the path, and the results of two packets: one of that size, and a small one.
+/// Returns the MTU of the path, and the results of two packets: one of that size, and one small packet.
 fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
     let socket = UdpSocket::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), 0))?;
     set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
-    socket.connect(to)?; // the hub's port, which is one of TCP
+    socket.connect(to)?; // the number of the hub's TCP port, at which nothing listens for UDP
     socket.set_read_timeout(Some(ECHO))?;
     let echo = |bytes: u32| -> Result<Echo, Error> {
-        // Errors of earlier packets may be reported first.
+        // The kernel may first report errors of earlier packets.
         for result in [socket.send(&vec![0; bytes as usize]).map(|_| 0), socket.recv(&mut [0])] {
             match result {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(Echo::Came),
@@ -205,7 +205,7 @@ struct Rate {
     /// The bytes in each direction.
     bytes: usize,
     time: Duration,
-    /// The line rate of the slower NIC, each way, if both ends know theirs.
+    /// The line rate of the slower NIC in each direction, if it is known at both ends.
     line_mbps: Option<u32>,
 }
 
@@ -215,7 +215,7 @@ impl Rate {
         2.0 * self.bytes as f64 / self.time.as_secs_f64() / 1e9
     }
 
-    /// Returns the part of the line rate that crossed each way.
+    /// Returns the part of the line rate that each direction used.
     fn of_line(&self) -> Option<f64> {
         Some(self.bytes as f64 * 8e-6 / self.time.as_secs_f64() / f64::from(self.line_mbps?))
     }
@@ -233,10 +233,10 @@ impl Rate {
     }
 }
 
-/// The rates of each pair of NICs, by the pair in words.
+/// The rates of all pairs of NICs, by the text that describes the pair.
 type Rates = BTreeMap<String, Rate>;
 
-/// Returns the pairs that are much slower than the fastest, or than their NICs.
+/// Judges the pairs: names those that are much slower than the fastest pair, or than their NICs.
 fn judge_pairs(name: String, rates: &Rates) -> Check {
     let fastest = rates.values().map(Rate::gigabytes).fold(0.0, f64::max);
     let seen: Vec<String> = rates.iter().map(|(pair, rate)| format!("{pair}: {}", rate.words())).collect();
@@ -263,16 +263,16 @@ fn judge_pairs(name: String, rates: &Rates) -> Check {
     Check::pass(name, seen)
 }
 
-/// Returns the line rate of the slower of two NICs. Of a device with several ports the slowest counts.
+/// Returns the line rate of the slower of two NICs. If a device has several ports, its slowest port counts.
 fn line_mbps(pair: &NicPair, ready: &[NicOptions], hub: &HubReply) -> Option<u32> {
     let own = ready.iter().filter(|nic| nic.device == pair.joiner);
     let own = own.map(|nic| verbs::mbps(&nic.device, nic.port.unwrap_or(1)));
     let theirs = hub.nics.iter().filter(|nic| nic.device == pair.hub).map(|nic| nic.mbps);
-    // `None` compares as less than any value.
+    // `None` is smaller than any value.
     own.min()?.zip(theirs.min()?).map(|(own, theirs)| own.min(theirs))
 }
 
-/// Makes each core of the hub sum this process's pushes over its link, one core after another.
+/// Makes each core of the hub sum what this process pushes over the core's link, one core after another.
 fn pairs(
     address: &str,
     hub: &HubReply,
@@ -317,7 +317,7 @@ fn pairs(
         let words = &way.words;
         let time =
             cross(&mut port, link, &wire, &chunks, round).map_err(|error| format!("{words}: {error}"))?;
-        // The text names the hub's port first, which is left out, because a NIC may have several ports.
+        // The text begins with the hub's port. It is left out, because a NIC may have several ports.
         let pair = words.split_once(", ").map_or(words.as_str(), |(_, pair)| pair);
         let rate = rates.entry(pair.to_owned()).or_default();
         rate.links += 1;
@@ -329,7 +329,7 @@ fn pairs(
     Ok(rates)
 }
 
-/// Pushes these chunks over a link, and waits for their answers. Returns the time.
+/// Pushes these chunks over a link, and waits for their answers. Returns the time that this took.
 fn cross(
     port: &mut any::Port,
     link: LinkId,

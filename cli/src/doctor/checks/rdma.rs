@@ -1,11 +1,11 @@
-//! RDMA: library, provider, devices, ports, GIDs. Judges the facts that were read; pure.
+//! RDMA: library, provider, devices, ports, GIDs. This module judges facts that others read.
 
 use fabric::verbs::{Device, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError};
 
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::facts::KernelRdma;
 
-/// The importance of RDMA for a check.
+/// The need of the hub for RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// `--transports` names it, or the machine has NICs for it.
@@ -25,7 +25,7 @@ impl Need {
     }
 }
 
-/// The prerequisites of RDMA: the kernel's devices and the library.
+/// The findings about RDMA: the kernel's devices, and the library.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub kernel: KernelRdma,
@@ -34,7 +34,7 @@ pub(crate) struct Found {
     pub library: Vec<String>,
 }
 
-/// Returns whether libibverbs is installed.
+/// Judges whether libibverbs is installed.
 pub(crate) fn library(need: Need, found: &Found) -> Check {
     const NAME: &str = "libibverbs";
     match &found.devices {
@@ -50,7 +50,7 @@ pub(crate) fn library(need: Need, found: &Found) -> Check {
     }
 }
 
-/// Returns whether the library shows the kernel's devices. No check if there is no library.
+/// Judges whether the library shows the kernel's devices. Returns `None` if there is no library.
 pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
     const NAME: &str = "RDMA devices";
     let in_kernel = found.kernel.devices.join(", ");
@@ -87,19 +87,19 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
     })
 }
 
-/// The commands that let a program open a device.
+/// The commands that give a user the right to open a device.
 const OPEN: &str = "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband";
 
 /// The advice for a device that may open later.
 const PASSES: &str = "dmesg may have its driver's messages; a hub opens it again when a job begins, and says so in its log and in GET /v1/hub";
 
-/// A device, and how the hub would use it.
+/// A device, and what the hub would do with it.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate<'a> {
     pub device: &'a Device,
     /// `None` if the list of NICs excludes it.
     pub options: Option<NicOptions>,
-    /// Whether the list names it. Then the hub must use it.
+    /// Whether the list of NICs names the device. Then the hub must use it.
     pub named: bool,
     /// Whether the plan uses this NIC.
     pub planned: bool,
@@ -124,7 +124,7 @@ impl Candidate<'_> {
         self.device.port(options.port).filter(|port| port.active)
     }
 
-    /// Returns the check of a missing item: a failure if the hub needs it.
+    /// Returns the check of something that is missing: a failure if the hub needs it.
     fn is_missing(&self, name: String, seen: &str, fix: String) -> Check {
         if self.named || !self.others {
             return Check::fail(name, seen, fix);
@@ -138,7 +138,7 @@ impl Candidate<'_> {
     }
 }
 
-/// Returns the port of a NIC: state, link layer, MTU, speed.
+/// Judges the port of a NIC: state, link layer, MTU, speed.
 pub(crate) fn port(candidate: &Candidate) -> Check {
     let name = format!("NIC {}", candidate.name());
     let all: Vec<String> = candidate.device.ports.iter().map(describe).collect();
@@ -192,7 +192,8 @@ fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u
     candidate.is_missing(name, &format!("{ports}; expected an ACTIVE port{wanted}"), fix)
 }
 
-/// Returns the GID of a used port, with the reason. If no GID is good, the table of all.
+/// Judges the GID of a used port. The check shows the reason for the choice, or the whole table if no GID is
+/// good.
 pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
     let device = &candidate.device.name;
     let name = format!("GID {}", candidate.name());

@@ -1,4 +1,5 @@
-//! Checks that `serve` itself makes before it starts, by its own function; and the memory and the threads that it takes then.
+//! The checks that `serve` itself makes before it starts, by the same function. Also the memory and the
+//! threads that `serve` takes at its start.
 
 use pbox_core::{JobTerms, Optimizer, Wire};
 use phub_server::job_memory::JobMemory;
@@ -8,11 +9,11 @@ use super::control_port::Seen;
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::job::Job;
 
-/// Returns a line for each need of the settings.
+/// Returns a check for each need of the settings.
 pub(crate) fn needs<'a>(settings: &'a HubSettings, control: &'a Seen) -> impl Iterator<Item = Check> + 'a {
     needs::needs(settings).filter_map(|(name, found)| match found {
         Ok(found) => found.map(|found| Check::pass(name, found)),
-        // The hub that runs has it.
+        // The running hub has locked the directory.
         Err(HubError::Checkpoints(error)) if error.is_in_use() && matches!(control, Seen::Hub(_)) => {
             Some(Check::note(name, format!("{error}: a hub runs already")))
         }
@@ -20,7 +21,7 @@ pub(crate) fn needs<'a>(settings: &'a HubSettings, control: &'a Seen) -> impl It
     })
 }
 
-/// Returns the repair of a need, if its error does not say everything.
+/// Returns the fix for a need, if its error does not say everything.
 fn fix(name: &str) -> &'static str {
     match name {
         "secret" => {
@@ -38,7 +39,7 @@ fn fix(name: &str) -> &'static str {
     }
 }
 
-/// Returns whether the hub's threads can be made.
+/// Checks that the hub's threads can be made.
 pub(crate) fn threads(cores: usize) -> Check {
     const NAME: &str = "threads";
     match needs::threads(cores) {
@@ -53,7 +54,8 @@ pub(crate) fn threads(cores: usize) -> Check {
     }
 }
 
-/// Returns whether the job fits into this machine's memory. Only a job that somebody named is a reason not to start.
+/// Judges whether the job fits into this machine's memory. If it does not, that is a failure only for a job
+/// that the user has named.
 pub(crate) fn memory(settings: &HubSettings, job: &Job, is_named: bool) -> Check {
     let optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
     let terms = JobTerms::new(job.workers, job.keys.clone(), optimizer);

@@ -1,5 +1,6 @@
-//! `phub-server topology --machines N --workers-per-machine W`: a job on several machines. Prints the owner of each share, the
-//! bytes on each link in a round, and the needs of a hub. It also recommends a shape, with the reason.
+//! `phub-server topology --machines N --workers-per-machine W`: a job on several machines. It prints the
+//! owner of each share, the bytes on each link in a round, and the memory of a hub. It also recommends a
+//! shape, with the reason.
 
 mod picture;
 mod text;
@@ -11,7 +12,7 @@ use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer
 use phub_server::shapes::{Level, Shape, Shapes, fastest};
 use topology::{Host, Plan};
 
-/// The optimizer that the counted state belongs to.
+/// The optimizer whose state is counted.
 pub(super) const NESTEROV: Optimizer =
     Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
 
@@ -41,7 +42,7 @@ pub(super) struct MachinesArgs {
     link_gbps: Option<f64>,
 }
 
-/// The reason for the bound on machines and racks, for an error.
+/// The reason for the limit on machines and racks, for errors.
 const EACH_HAS_A_HUB: &str = "each has a hub of the job, and a job has no more hubs than that";
 
 fn machines(text: &str) -> Result<u32, String> {
@@ -82,7 +83,7 @@ pub(super) fn gbps(text: &str) -> Result<f64, String> {
 }
 
 impl MachinesArgs {
-    /// Whether the job is on several machines.
+    /// Whether the settings for several machines are given.
     pub fn are_given(&self) -> bool {
         self.machines.is_some()
     }
@@ -109,7 +110,7 @@ impl MachinesArgs {
         Ok(MachinesJob { name, host, link, machines, cores, terms, wire, mesh, above, shapes: all })
     }
 
-    /// Returns the speed of a machine's link, and the source of that figure.
+    /// Returns the speed of a machine's link, and a text that says where the figure comes from.
     fn speed(&self, host: &Host, plan: &Plan) -> (Option<f64>, String) {
         if let Some(gbps) = self.link_gbps {
             return (Some(gbps), format!("{gbps} Gb/s each way, by --link-gbps"));
@@ -141,7 +142,7 @@ pub(super) struct MachinesJob {
     wire: Wire,
     mesh: Level,
     above: Option<Level>,
-    /// The shapes, the simplest first. Flat is left out if a job cannot have this many workers.
+    /// The shapes, the simplest first. A flat shape is left out if a job cannot have this number of workers.
     shapes: Vec<Shape>,
 }
 

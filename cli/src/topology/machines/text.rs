@@ -8,7 +8,7 @@ use phub_server::shapes::{Kind, Level, Link, Shape, choose};
 
 use super::{MachinesJob, bytes_of, mb};
 
-/// The most lines of a level.
+/// The most lines that are written for a level.
 const LINES: usize = 16;
 
 impl MachinesJob {
@@ -77,7 +77,7 @@ impl MachinesJob {
         }
     }
 
-    /// Returns the limits of a round in each shape, and the choice.
+    /// Returns how fast rounds can be in each shape, and the recommended shape.
     pub(super) fn rounds(&self) -> String {
         let mut text = String::new();
         let _ = write_rounds(&mut text, &self.shapes, self.machines * self.terms.workers);
@@ -105,7 +105,7 @@ impl MachinesJob {
         }
     }
 
-    /// Writes the memory that a hub with two levels needs, as a hub counts it before it lets a job in.
+    /// Writes the memory of a hub with two levels. The hub counts it in the same way before it admits a job.
     fn memory(&self, out: &mut String) -> std::fmt::Result {
         let below = JobMemory::new(&self.wire, &self.terms, false, true);
         let level = |level: &Level| JobMemory::new(&level.wire, &level.terms, false, false);
@@ -131,7 +131,8 @@ impl MachinesJob {
             "  together at most {}: the own share of sums and weights is the same memory in both jobs",
             mb(below.needed() + own.needed())
         )?;
-        // The hub is a member of each other hub's job, and the hub of each other member. Both windows cross.
+        // Each hub is a member of every other hub's job, and serves every other hub in its own job. Both
+        // windows cross each time.
         let connections = 2 * u64::from(self.machines - 1);
         let wire = &self.mesh.wire;
         let windows = (wire.gradient_window_bytes() + wire.weights_window_bytes()) as u64;
@@ -150,7 +151,8 @@ impl MachinesJob {
     }
 }
 
-/// Writes the limits of a round in each of these shapes of a job with `workers` workers, and the choice.
+/// Writes how fast rounds can be in each of these shapes, for a job with `workers` workers, and the
+/// recommended shape.
 pub(crate) fn write_rounds(out: &mut String, shapes: &[Shape], workers: u32) -> std::fmt::Result {
     for shape in shapes {
         let load = shape.bottleneck();

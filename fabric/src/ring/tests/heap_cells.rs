@@ -16,7 +16,7 @@ struct Words {
 }
 
 impl HeapCells {
-    /// Cells for `capacity` items, a power of two.
+    /// Allocates cells for `capacity` items, a power of two.
     pub fn new(capacity: u32) -> Self {
         let [tail, head, wake_at] = std::array::from_fn(|_| AtomicU32::new(0));
         let slots = (0..capacity).map(|_| AtomicU32::new(0)).collect();

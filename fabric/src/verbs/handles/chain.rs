@@ -1,7 +1,7 @@
-//! Work requests, prepared once and patched: a chain of sends, a chain of receives.
+//! Work requests, which are prepared once and then patched: a chain of sends, and a chain of receives.
 //!
-//! On the `unsafe` list. Owned by the port's thread with the link. Nothing is allocated after they are made.
-//!
+//! This file is on the `unsafe` list. The port's thread owns the chains, together with the link. They
+//! allocate nothing after they are made.
 //! ```text
 //!   sends:     [wr 0] -> [wr 1] -> ... -> [wr 31]      the first `held` are filled in; posting cuts the
 //!                |         |                 |         chain after the last of them for the time of the call
@@ -12,10 +12,10 @@
 use super::ffi::*;
 use super::queue_pair::QueuePair;
 
-/// The number of sends that are handed over at once. A call of `ibv_post_send` costs a doorbell. With 32 sends per call
-/// this cost is small, and they take 4.6 KB for each link.
+/// The number of sends in one call of `ibv_post_send`. Each call costs a doorbell, which is little with 32
+/// sends per call. The sends take 4.6 KB for each link.
 pub(in crate::verbs) const SENDS: usize = 32;
-/// Receive requests that are handed over at once.
+/// The number of receive requests in one call.
 pub(in crate::verbs) const RECEIVES: u32 = 16;
 
 #[repr(C)]
@@ -24,24 +24,24 @@ struct Send {
     piece: ibv_sge,
 }
 
-/// An address, and the key that opens the memory there.
+/// An address, and the key of the memory there.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct Place {
     pub address: u64,
     pub key: u32,
 }
 
-/// A chain of RDMA writes, from memory of this end to memory of the peer's.
+/// A chain of RDMA writes, from memory of this end to memory of the peer.
 pub(in crate::verbs) struct SendChain {
     sends: Box<[Send; SENDS]>,
     held: usize,
 }
 
-// SAFETY: the pointers in the requests lead to this value's own box and to nothing else.
+// SAFETY: the pointers in the requests only lead to this value's own box.
 unsafe impl std::marker::Send for SendChain {}
 
 impl Place {
-    /// The place of nothing.
+    /// The place of a request without bytes.
     pub const NONE: Place = Place { address: 0, key: 0 };
 }
 
@@ -52,8 +52,8 @@ impl SendChain {
         let start: *mut Send = sends.as_mut_ptr();
         for (index, send) in sends.iter_mut().enumerate() {
             let this = start.wrapping_add(index);
-            // SAFETY: `this` is this element of the box, which no other reference is used for; only the
-            // address of its field is taken.
+            // SAFETY: `this` points to this element of the box, to which no other reference is in use. Only
+            // the address of its field is taken.
             send.request.sg_list = unsafe { &raw mut (*this).piece };
             send.request.next = start.wrapping_add(index + 1).cast();
         }
@@ -73,7 +73,8 @@ impl SendChain {
         self.held
     }
 
-    /// Fills in one more send of `bytes` from `from` to `to`, with an immediate or without; `id` is shown when it completes.
+    /// Fills in one more send of `bytes` bytes from `from` to `to`, with or without an immediate. The
+    /// completion shows `id`.
     ///
     /// # Panics
     /// Panics if the chain is full.
@@ -90,21 +91,21 @@ impl SendChain {
         self.held += 1;
     }
 
-    /// Hands the held sends to the NIC. The NIC reads only memory that is registered under the local keys. It writes
-    /// only memory that the peer registered under the remote keys. It checks both itself.
+    /// Hands the held sends to the NIC. The NIC only reads memory that is registered under the local keys,
+    /// and only writes memory that the peer registered under the remote keys. The NIC checks both.
     pub fn post(&mut self, qp: &QueuePair) -> Result<(), i32> {
         let Some(last) = self.held.checked_sub(1) else { return Ok(()) };
         let next = std::mem::replace(&mut self.sends[last].request.next, std::ptr::null_mut());
         self.held = 0;
-        // The first field of the first element: the chain continues through pointers into the whole box.
+        // The first field of the first element. The chain continues by pointers into the whole box.
         let first = self.sends.as_mut_ptr().cast::<ibv_send_wr>();
-        // SAFETY: a chain of requests that `push` filled in, cut after the last of them.
+        // SAFETY: a chain of requests that `push` filled in. It ends after the last of them.
         let posted = unsafe { qp.post_sends(first) };
         self.sends[last].request.next = next;
         posted
     }
 
-    /// Hands over a message that is not a write. No correct peer does so.
+    /// Hands over a message that is not a write, as no correct peer does.
     #[cfg(test)]
     pub fn post_plain(qp: &QueuePair) -> Result<(), i32> {
         let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
@@ -112,7 +113,7 @@ impl SendChain {
         unsafe { qp.post_sends(&raw mut send) }
     }
 
-    /// Hands over a write of nothing, which completes after all that was posted before it.
+    /// Hands over a write without bytes, which completes after everything that was posted before it.
     pub fn post_fence(qp: &QueuePair, id: u64) -> Result<(), i32> {
         let mut fence = ibv_send_wr {
             wr_id: id,
@@ -125,7 +126,8 @@ impl SendChain {
     }
 }
 
-/// A chain of receive requests without buffers. A write with immediate uses one request, and places its bytes itself.
+/// A chain of receive requests without buffers. Each write with immediate uses up one request. The write
+/// itself says where its bytes go.
 pub(in crate::verbs) struct ReceiveChain {
     receives: Box<[ibv_recv_wr; RECEIVES as usize]>,
 }
@@ -149,8 +151,8 @@ impl ReceiveChain {
             return Ok(());
         };
         let first = self.receives.as_mut_ptr().wrapping_add(first as usize);
-        // SAFETY: these are the last `count` requests of the box, the last one with a null `next`; no
-        // buffers.
+        // SAFETY: these are the last `count` requests of the box. The `next` of the last one is null, and
+        // they have no buffers.
         unsafe { qp.post_receives(first) }
     }
 }

@@ -1,7 +1,8 @@
 //! A completion queue, with the channel that wakes a sleeper.
 //!
-//! On the `unsafe` list. Polled by the thread that owns the port; handshakes make room in it from theirs.
-//! Plain `ibv_poll_cq`: extended completion queues show stale entries on soft-RoCE with rdma-core 44.
+//! This file is on the `unsafe` list. The thread that owns the port polls the queue, and the threads of
+//! handshakes reserve room in it. It uses plain `ibv_poll_cq`, because extended completion queues show stale
+//! entries on soft-RoCE with rdma-core 44.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,13 +16,13 @@ use super::context::Context;
 use super::error::{CreateError, Made};
 use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
 
-/// The number of entries with which a queue begins. It grows with the links.
+/// The number of entries of a new queue. It grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
-/// The number of entries of a queue that its device cannot resize, if the device can make that many. Libraries before
-/// rdma-core 46 cannot resize queues of bnxt_re, and iWARP drivers cannot either. 64 links of 4000 completions have room.
-/// It takes 8 MiB if an entry has 32 bytes.
+/// The number of entries of a queue that cannot be resized, if its device can make that many. Libraries
+/// before rdma-core 46 cannot resize queues of bnxt_re, and iWARP drivers cannot resize any. It is enough for
+/// 64 links with 4000 completions each. It takes 8 MiB if an entry has 32 bytes.
 const FIXED_ENTRIES: u32 = 1 << 18;
-/// The number of events that are acknowledged at once, because each call takes a lock.
+/// The number of events that one call acknowledges, because each call takes a lock.
 const ACKNOWLEDGE: u32 = 64;
 
 const CHANNEL: Made = Made { what: "completion channel", call: "ibv_create_comp_channel" };
@@ -34,36 +35,36 @@ pub(in crate::verbs) struct CompletionQueue {
     channel: NonNull<ibv_comp_channel>,
     pub context: Arc<Context>,
     room: Mutex<Room>,
-    /// The number of events that were taken and not acknowledged.
+    /// The number of events that were taken and not yet acknowledged.
     taken: AtomicU32,
 }
 
 #[derive(Debug)]
 struct Room {
     entries: u32,
-    /// The most entries that all links together may need.
+    /// The most entries that all links together may need at once.
     reserved: u32,
 }
 
-// SAFETY: an ibv_cq and its channel may be used from every thread (libibverbs locks), and only this value
-// destroys them.
+// SAFETY: every thread may use an ibv_cq and its channel (libibverbs locks), and only this value destroys
+// them.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Creates a queue. Its interrupts go to the completion vector of this number; the device's vectors are used one
-    /// after another.
+    /// Creates a queue. Its interrupts go to the completion vector `vector`, modulo the number of the
+    /// device's vectors.
     pub fn new(context: &Arc<Context>, vector: u32) -> Result<Arc<Self>, CreateError> {
         let most = context.limits.completions;
         let fail = |made| CreateError::new(made, &context.device, String::new(), io::Error::last_os_error());
-        // SAFETY: the context is open, and stays so: the value below holds it.
+        // SAFETY: the context is open, and the value below keeps it open.
         let channel = unsafe { context.verbs.ibv_create_comp_channel(context.raw()) };
         let channel = NonNull::new(channel).ok_or_else(|| fail(CHANNEL))?;
         let no_context = std::ptr::null_mut();
         let vector = (vector % context.completion_vectors()) as i32;
         let make = |entries: u32| {
-            // SAFETY: as above; the channel was made just now.
+            // SAFETY: as above, and the channel was just made.
             NonNull::new(unsafe {
                 context.verbs.ibv_create_cq(
                     context.raw(),
@@ -76,7 +77,7 @@ impl CompletionQueue {
         };
         let (first, second) = (FIRST_ENTRIES.min(most), (2 * FIRST_ENTRIES).min(most));
         let resizable = |queue: NonNull<ibv_cq>| {
-            // SAFETY: the queue was made just now, and nothing uses it.
+            // SAFETY: the queue was just made, and nothing uses it.
             second == first || unsafe { context.verbs.ibv_resize_cq(queue.as_ptr(), second as i32) } == 0
         };
         let queue = make(first).and_then(|queue| {
@@ -89,11 +90,11 @@ impl CompletionQueue {
         });
         let Some(queue) = queue else {
             let error = fail(QUEUE);
-            // SAFETY: made above, and nothing uses it.
+            // SAFETY: the channel was made above, and nothing uses it.
             unsafe { context.verbs.ibv_destroy_comp_channel(channel.as_ptr()) };
             return Err(error);
         };
-        // SAFETY: the queue lives; `cqe` is the number of entries that it really holds.
+        // SAFETY: the queue lives. `cqe` is the number of entries that it has.
         let entries = u32::try_from(unsafe { queue.as_ref().cqe }).unwrap_or(first);
         let room = Mutex::new(Room { entries, reserved: 0 });
         let made =
@@ -108,7 +109,7 @@ impl CompletionQueue {
         self.queue.as_ptr()
     }
 
-    /// Makes room for the completions of one more link. The queue grows if it must.
+    /// Reserves room for the completions of one more link. Enlarges the queue if necessary.
     pub fn reserve(&self, completions: u32) -> Result<(), CreateError> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = room.reserved.saturating_add(completions);
@@ -117,10 +118,10 @@ impl CompletionQueue {
             if wanted > most {
                 return Err(CreateError::too_large(QUEUE, &self.context.device, wanted, most));
             }
-            // The size doubles, so that a thousand workers cost ten steps.
+            // The size at least doubles, so a thousand workers cost ten steps.
             let entries = wanted.max(room.entries.saturating_mul(2)).min(most);
-            // SAFETY: the queue lives; libibverbs locks against a poll of another thread while the queue
-            // grows.
+            // SAFETY: the queue lives. libibverbs locks the queue, so another thread may poll during the
+            // call.
             let errno = unsafe { self.context.verbs.ibv_resize_cq(self.raw(), entries as i32) };
             if errno != 0 {
                 let size = format!(" of {entries} entries (the device's maximum is {most})");
@@ -133,27 +134,27 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Gives back the room of a link that has no completions in the queue any more.
+    /// Releases the room of a link. The queue must hold no completion of the link any more.
     pub fn release(&self, completions: u32) {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         room.reserved = room.reserved.saturating_sub(completions);
     }
 
-    /// Returns the most completions that can be in the queue.
+    /// Returns the most completions that the queue can hold.
     pub fn entries(&self) -> u32 {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).entries
     }
 
-    /// Takes as many completions as are present and fit. The error is the driver's error number: the queue overran, or the
-    /// device is gone.
+    /// Takes the completions that are in the queue, as many as fit in `into`. The error is the driver's error
+    /// number: the queue overran, or the device is gone.
     pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize, i32> {
         let poll = self.context.ops().poll_cq.expect("every driver can poll");
-        // SAFETY: the queue lives; `into` has room for as many as are asked for.
+        // SAFETY: the queue lives, and `into` has room for the requested number of completions.
         let count = unsafe { poll(self.raw(), into.len() as i32, into.as_mut_ptr()) };
         usize::try_from(count).map_err(|_| count)
     }
 
-    /// Asks that the next completion makes the channel readable.
+    /// Makes the next completion wake the channel.
     pub fn arm(&self) -> io::Result<()> {
         let notify = self.context.ops().req_notify_cq.expect("every driver can notify");
         // SAFETY: the queue lives.
@@ -169,11 +170,12 @@ impl CompletionQueue {
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// Takes an event, and returns whether there was one. After an event the queue is not armed.
+    /// Takes an event from the channel. Returns whether there was one. After an event, the queue must be
+    /// armed again.
     pub fn take_event(&self) -> bool {
         let mut queue = std::ptr::null_mut();
         let mut context = std::ptr::null_mut();
-        // SAFETY: the channel lives; both places are there to be filled.
+        // SAFETY: the channel lives, and the call fills both variables.
         let result = unsafe {
             self.context.verbs.ibv_get_cq_event(self.channel.as_ptr(), &raw mut queue, &raw mut context)
         };
@@ -188,7 +190,7 @@ impl CompletionQueue {
 
     fn acknowledge(&self) {
         let taken = self.taken.swap(0, Ordering::Relaxed);
-        // SAFETY: the queue lives; this number of events was taken from its channel, which has no other
+        // SAFETY: the queue lives. This number of events was taken from its channel, which has no other
         // queue.
         unsafe { self.context.verbs.ibv_ack_cq_events(self.raw(), taken) };
     }
@@ -196,9 +198,10 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // The destruction waits until all events are acknowledged.
+        // The call that destroys the queue waits until all events are acknowledged.
         self.acknowledge();
-        // SAFETY: made by `new`, destroyed once, the queue before its channel; queue pairs hold an `Arc`.
+        // SAFETY: `new` made both, and they are destroyed once, the queue before its channel. Queue pairs
+        // hold an `Arc` of this value.
         unsafe {
             self.context.verbs.ibv_destroy_cq(self.raw());
             self.context.verbs.ibv_destroy_comp_channel(self.channel.as_ptr());
@@ -212,7 +215,7 @@ impl std::fmt::Debug for CompletionQueue {
     }
 }
 
-/// Returns the immediate that a completion of a write brought.
+/// Returns the immediate in a write's completion.
 pub(in crate::verbs) fn immediate(completion: &ibv_wc) -> u32 {
     u32::from_be(completion.imm_data)
 }

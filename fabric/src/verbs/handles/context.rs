@@ -1,6 +1,7 @@
 //! An opened device, from which all other handles are made.
 //!
-//! On the `unsafe` list. Any thread may use it: libibverbs locks where it must. Knows nothing of links.
+//! This file is on the `unsafe` list. Any thread may use the context: libibverbs locks where necessary. It
+//! knows nothing of links.
 
 use std::ffi::CStr;
 use std::io;
@@ -21,17 +22,17 @@ pub(in crate::verbs) struct Context {
     pub verbs: &'static Ibverbs,
     pub device: String,
     pub limits: Limits,
-    /// Whether the device has failed: nothing more can be made on this context.
+    /// Whether the device has failed. Then nothing more can be made on this context.
     lost: AtomicBool,
 }
 
-/// The limits of the device that are used.
+/// The device's limits that this program uses.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct Limits {
     pub ports: u8,
-    /// Work requests of a queue.
+    /// The most work requests of a queue.
     pub work_requests: u32,
-    /// Entries of a completion queue.
+    /// The most entries of a completion queue.
     pub completions: u32,
 }
 
@@ -42,7 +43,7 @@ pub(in crate::verbs) struct NicEvent {
     pub about: About,
 }
 
-/// The subject of an event.
+/// The object that an event concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum About {
     /// A queue pair, by its number.
@@ -53,17 +54,17 @@ pub(in crate::verbs) enum About {
     Device,
 }
 
-// SAFETY: an ibv_context may be used from every thread (ibv_open_device(3): libibverbs is thread-safe), and
-// only this value closes it.
+// SAFETY: every thread may use an ibv_context (ibv_open_device(3): libibverbs is thread-safe), and only this
+// value closes it.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Names of all RDMA devices of this machine.
+    /// Returns the names of all RDMA devices of this machine.
     pub fn names() -> Result<Vec<String>, DeviceError> {
         let list = List::get()?;
-        // SAFETY: the list's devices live as long as the list, and their names with them.
+        // SAFETY: the list's devices live as long as the list, and so do their names.
         let name = |&device: &*mut ibv_device| unsafe {
             let name = list.verbs.ibv_get_device_name(device);
             CStr::from_ptr(name).to_string_lossy().into_owned()
@@ -71,7 +72,7 @@ impl Context {
         Ok(list.devices().iter().map(name).collect())
     }
 
-    /// Opens the device of that name.
+    /// Opens the device of this name.
     pub fn open(device: &str) -> Result<Arc<Self>, DeviceError> {
         let list = List::get()?;
         let names = Self::names()?;
@@ -97,7 +98,7 @@ impl Context {
 
     fn query(&self) -> Result<Limits, DeviceError> {
         let mut attr = ibv_device_attr::default();
-        // SAFETY: the context is open; `attr` is a structure of the size that the function fills.
+        // SAFETY: the context is open, and `attr` has the size that the function fills.
         let errno = unsafe { self.verbs.ibv_query_device(self.raw(), &raw mut attr) };
         if errno != 0 {
             return Err(self.failed("ibv_query_device", io::Error::from_raw_os_error(errno)));
@@ -113,8 +114,9 @@ impl Context {
     /// Returns the driver's description of a port.
     pub fn port(&self, number: u8) -> Result<ibv_port_attr, DeviceError> {
         let mut attr = ibv_port_attr::default();
-        // The exported function knows an older, shorter structure, and fills the fields that both have.
-        // SAFETY: the context is open; `attr` begins with the structure that the function fills.
+        // The exported function knows an older, shorter structure, and fills the fields that both structures
+        // have.
+        // SAFETY: the context is open, and `attr` begins with the structure that the function fills.
         let errno = unsafe { self.verbs.ibv_query_port(self.raw(), number, &raw mut attr) };
         if errno != 0 {
             return Err(self.failed("ibv_query_port", io::Error::from_raw_os_error(errno)));
@@ -122,11 +124,11 @@ impl Context {
         Ok(attr)
     }
 
-    /// Returns an entry of a port's table of partition keys, 0 if it is empty. `None` if the driver does not show
-    /// it.
+    /// Returns an entry of a port's table of partition keys. Empty entries are 0. Returns `None` if the
+    /// driver does not show the entry.
     pub fn partition_key(&self, port: u8, index: u16) -> Option<u16> {
         let mut key = 0;
-        // SAFETY: the context is open; `key` is the integer that the function fills, in the order of the network.
+        // SAFETY: the context is open, and the function fills `key`, an integer in network byte order.
         let answer = unsafe { self.verbs.ibv_query_pkey(self.raw(), port, index.into(), &raw mut key) };
         (answer == 0).then(|| u16::from_be(key))
     }
@@ -136,7 +138,7 @@ impl Context {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Notes that the device reported its failure.
+    /// Notes that the device has reported its failure.
     pub fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
     }
@@ -145,46 +147,46 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// Returns the functions of the data path; the driver's own.
+    /// Returns the functions of the data path, which belong to the driver.
     pub fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the context is open as long as `self`; its table is set once, by ibv_open_device.
+        // SAFETY: the context is open as long as `self`, and ibv_open_device set its table once.
         unsafe { &self.raw.as_ref().ops }
     }
 
-    /// Returns how many interrupts of the device may signal completions; at least 1.
+    /// Returns how many interrupts of the device can signal completions, at least 1.
     pub fn completion_vectors(&self) -> u32 {
-        // SAFETY: the context is open as long as `self`; the field is set once, by ibv_open_device.
+        // SAFETY: the context is open as long as `self`, and ibv_open_device set the field once.
         u32::try_from(unsafe { self.raw.as_ref().num_comp_vectors }).unwrap_or(0).max(1)
     }
 
-    /// Returns the descriptor that is readable when there is an event; reading does not block.
+    /// Returns the descriptor that is readable when there is an event. Reading it does not block.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context is open as long as `self`, and its descriptor with it.
+        // SAFETY: the context is open as long as `self`, and so is its descriptor.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().async_fd) }
     }
 
     /// Returns the next event, if there is one.
     pub fn next_event(&self) -> Option<NicEvent> {
         let mut event = ibv_async_event::default();
-        // SAFETY: the context is open; `event` is a structure of the size that the function fills.
+        // SAFETY: the context is open, and `event` has the size that the function fills.
         if unsafe { self.verbs.ibv_get_async_event(self.raw(), &raw mut event) } != 0 {
             return None;
         }
         let about = match event.event_type {
             IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
-                // SAFETY: of these kinds the element is a queue pair, which cannot be destroyed before the
+                // SAFETY: for these kinds, the element is a queue pair. It cannot be destroyed before the
                 // event is acknowledged.
                 About::QueuePair(unsafe { (*event.element.qp).qp_num })
             }
-            // SAFETY: of this kind the element is a completion queue; only its address is taken.
+            // SAFETY: for this kind, the element is a completion queue. Only its address is taken.
             IBV_EVENT_CQ_ERR => About::CompletionQueue(unsafe { event.element.cq } as usize),
             IBV_EVENT_PORT_ERR | IBV_EVENT_PORT_ACTIVE => {
-                // SAFETY: of these kinds the element is a port's number.
+                // SAFETY: for these kinds, the element is a port's number.
                 About::Port(u8::try_from(unsafe { event.element.port_num }).unwrap_or(0))
             }
             _ => About::Device,
         };
-        // SAFETY: the event came from ibv_get_async_event, and is acknowledged once.
+        // SAFETY: ibv_get_async_event returned the event, which is acknowledged once.
         unsafe { self.verbs.ibv_ack_async_event(&raw mut event) };
         Some(NicEvent { kind: event.event_type, about })
     }
@@ -196,7 +198,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened by `open`, closed once; whatever was made from it holds an `Arc` of it.
+        // SAFETY: `open` opened the context, and it is closed once. Everything that was made from it holds an
+        // `Arc` of it.
         unsafe { self.verbs.ibv_close_device(self.raw()) };
     }
 }
@@ -207,7 +210,7 @@ impl std::fmt::Debug for Context {
     }
 }
 
-/// The list of devices that libibverbs makes.
+/// The list of devices that libibverbs returns.
 struct List {
     verbs: &'static Ibverbs,
     start: NonNull<*mut ibv_device>,
@@ -218,21 +221,21 @@ impl List {
     fn get() -> Result<Self, DeviceError> {
         let verbs = library()?;
         let mut count = 0;
-        // SAFETY: `count` is an int that the function fills.
+        // SAFETY: the function fills `count`.
         let start = unsafe { verbs.ibv_get_device_list(&raw mut count) };
         let start = NonNull::new(start).ok_or_else(|| DeviceError::list(io::Error::last_os_error()))?;
         Ok(List { verbs, start, count: usize::try_from(count).unwrap_or(0) })
     }
 
     fn devices(&self) -> &[*mut ibv_device] {
-        // SAFETY: the function gave an array of `count` devices, which lives until it is freed by `drop`.
+        // SAFETY: the function returned an array of `count` devices, which lives until `drop` frees it.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: from ibv_get_device_list, freed once.
+        // SAFETY: ibv_get_device_list returned the list, which is freed once.
         unsafe { self.verbs.ibv_free_device_list(self.start.as_ptr()) };
     }
 }

@@ -1,6 +1,6 @@
-//! A protection domain: the memory that one connection may reach on one NIC.
+//! A protection domain: the memory that one connection can access on one NIC.
 //!
-//! On the `unsafe` list. Any thread.
+//! This file is on the `unsafe` list. Any thread may use the domain.
 
 use std::io;
 use std::ptr::NonNull;
@@ -10,20 +10,20 @@ use super::context::Context;
 use super::error::{CreateError, Made};
 use super::ffi::ibv_pd;
 
-/// An `ibv_pd`. Queue pairs and regions of one domain can be used together, and with no others.
+/// An `ibv_pd`. Queue pairs and regions can be used together only within one domain.
 pub(in crate::verbs) struct Domain {
     raw: NonNull<ibv_pd>,
     pub context: Arc<Context>,
 }
 
-// SAFETY: an ibv_pd may be used from every thread, and only this value frees it.
+// SAFETY: every thread may use an ibv_pd, and only this value frees it.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
 
 impl Domain {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, CreateError> {
-        // SAFETY: the context is open, and stays so: this value holds it.
+        // SAFETY: the context is open, and this value keeps it open.
         let raw = NonNull::new(unsafe { context.verbs.ibv_alloc_pd(context.raw()) }).ok_or_else(|| {
             let made = Made { what: "protection domain", call: "ibv_alloc_pd" };
             CreateError::new(made, &context.device, String::new(), io::Error::last_os_error())
@@ -38,7 +38,8 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, freed once; queue pairs and regions hold an `Arc` of it.
+        // SAFETY: `new` made the domain, and it is freed once. Queue pairs and regions hold an `Arc` of this
+        // value.
         unsafe { self.context.verbs.ibv_dealloc_pd(self.raw()) };
     }
 }

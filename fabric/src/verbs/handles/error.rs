@@ -1,25 +1,25 @@
-//! The errors of a device, and of handles that are made on it.
+//! The errors of a device, and of the handles that are made on it.
 
 use std::io;
 
 use super::library::LibraryError;
 use super::words;
 
-/// The reason why a NIC is used only because there is no better one, and the advice.
+/// The reason why a NIC with a link-local address is used only if there is no better one, with the advice.
 pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router forwards and which may belong to another wire: \
      give its network interface an IP address";
 
-/// The reason why a NIC is used only because there is no better one.
+/// The reason why a NIC with an address of another namespace is used only if there is no better one.
 pub(in crate::verbs) const ELSEWHERE: &str = "the network interface of its address is in another network namespace, from where a \
      connection may lead nowhere: move it here (ip link set INTERFACE netns PID), or run in the host's network";
 
-/// A device, or a port of one, cannot be used.
+/// The error of a device, or of a device's port, that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// No libibverbs.
+    /// There is no libibverbs.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// No device of this name.
+    /// There is no device of this name.
     #[error(
         "there is no RDMA device {device:?}; this machine has {}",
         list(.there_are)
@@ -35,7 +35,7 @@ pub enum DeviceError {
         "cannot list the RDMA devices: {0}; is the module ib_uverbs loaded (modprobe ib_uverbs), and /dev/infiniband in this container?"
     )]
     List(String),
-    /// A device exists and does not open.
+    /// The device exists, but does not open.
     #[error(
         "cannot open the RDMA device {device}: {error}; may this user write /dev/infiniband/uverbs*, and is it in this container (docker run --device /dev/infiniband)?"
     )]
@@ -51,23 +51,23 @@ pub enum DeviceError {
         /// The device.
         device: String,
     },
-    /// The device's only addresses are link-local, and other devices have better ones.
+    /// The device has only link-local addresses, and other devices have better ones.
     #[error("{device}: {LINK_LOCAL}")]
     LinkLocal {
         /// The device.
         device: String,
     },
-    /// A call that asks a device failed.
+    /// A call that queries a device failed.
     #[error("{call} on {device}: {error}")]
     Call {
         /// The device.
         device: String,
-        /// The function.
+        /// The name of the call.
         call: &'static str,
         /// The kernel's answer.
         error: String,
     },
-    /// No port is active, or the requested port is not.
+    /// No port of the device is active, or the requested port is not.
     #[error(
         "{device}: expected an ACTIVE port{}, saw {}; set its network interface up, or look at cable, switch and subnet manager",
         wanted.map(|port| format!(" {port}")).unwrap_or_default(),
@@ -97,7 +97,8 @@ impl DeviceError {
         DeviceError::List(error.to_string())
     }
 
-    /// Returns why `ibv_open_device` failed just now. The error says how a user gets the right to open a device.
+    /// Returns the error of an `ibv_open_device` that failed just now. Its text says how a user gets the
+    /// permission to open a device.
     pub(in crate::verbs) fn open(device: &str) -> Self {
         let seen = io::Error::last_os_error();
         let (device, error) = (device.into(), seen.to_string());
@@ -109,14 +110,14 @@ impl DeviceError {
         }
     }
 
-    /// Whether the device may open later without any change, for example after a reset. A device that this process may not
-    /// open, or that is not in its container, stays closed.
+    /// Whether the device may open later without any change by a user, for example after a reset. It will not
+    /// if this process has no permission for the device, or the device is not in its container.
     pub fn may_pass(&self) -> bool {
         matches!(self, DeviceError::Call { .. } | DeviceError::Fatal { .. } | DeviceError::NotActive { .. })
     }
 }
 
-/// A NIC could not make a queue pair, a completion queue, or another object.
+/// The error of a NIC that could not make a queue pair, a completion queue, or another object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device} cannot make a {what}{size} ({error}); {advice}")]
 pub struct CreateError {
@@ -124,15 +125,15 @@ pub struct CreateError {
     pub what: &'static str,
     /// The NIC.
     pub device: String,
-    /// The size, with the device's maximum. It may be empty.
+    /// The requested size, with the device's maximum. It may be empty.
     pub size: String,
-    /// The function, and the kernel's error.
+    /// The function that failed, and the kernel's error.
     pub error: String,
-    /// The remedy.
+    /// The advice for the user.
     pub advice: &'static str,
 }
 
-/// The object that a NIC must make, and the function that makes it.
+/// An object that a NIC must make, and the function that makes it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct Made {
     pub what: &'static str,
@@ -140,7 +141,7 @@ pub(in crate::verbs) struct Made {
 }
 
 impl CreateError {
-    /// Creates the error. `made` is the object and the function.
+    /// Creates the error. `made` has the object and the function.
     pub(in crate::verbs) fn new(made: Made, device: &str, size: String, error: io::Error) -> Self {
         let advice = match error.raw_os_error() {
             Some(libc::ENOMEM) => {
@@ -159,7 +160,7 @@ impl CreateError {
         CreateError { what, device: device.to_owned(), size, error: format!("{call}: {error}"), advice }
     }
 
-    /// Creates the error of an object larger than the device can make.
+    /// Creates the error of an object that is larger than the device's maximum.
     pub(in crate::verbs) fn too_large(made: Made, device: &str, wanted: u32, most: u32) -> Self {
         let Made { what, call } = made;
         CreateError {
@@ -172,7 +173,7 @@ impl CreateError {
     }
 }
 
-/// A queue pair did not change to its next state.
+/// The error of a queue pair that did not change to its next state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "cannot move a queue pair of {ours} from {} to {} (ibv_modify_qp of {}: {error}); the peer is {peer}{advice}",
@@ -189,11 +190,11 @@ pub struct ModifyError {
     pub mask: u32,
     /// This end, with its port and GID index.
     pub ours: String,
-    /// The other end; "nobody yet" before it is known.
+    /// The other end, or "nobody yet" while it is unknown.
     pub peer: String,
-    /// The errno, in words.
+    /// The error number in words.
     pub error: String,
-    /// The remedy, and this end's GID table if it matters.
+    /// The advice, with this end's GID table if it matters.
     pub advice: String,
 }
 

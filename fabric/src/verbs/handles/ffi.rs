@@ -1,9 +1,9 @@
 //! The parts of libibverbs' types that are used here.
 //!
-//! On the `unsafe` list. Names, types and numbers are those of `infiniband/verbs.h` of rdma-core 44; all versions of
-//! libibverbs.so.1 have them. Fields that nobody uses are joined into arrays. If the library makes a structure,
-//! everything after the last used field is left out. It may hold a `pthread_mutex_t`; its size depends on the
-//! processor.
+//! This file is on the `unsafe` list. Names, types and numbers are those of `infiniband/verbs.h` of rdma-core
+//! 44. All versions of libibverbs.so.1 have them. Unused fields are joined into arrays. In structures that
+//! the library allocates, all fields after the last used one are left out. They may contain a
+//! `pthread_mutex_t`, whose size depends on the processor.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{MaybeUninit, offset_of, size_of};
@@ -163,7 +163,7 @@ pub struct ibv_async_event {
     pub event_type: ibv_event_type,
 }
 
-/// The subject of an event. The kind of the event determines the valid field.
+/// The object that an event concerns. The kind of the event says which field is valid.
 #[repr(C)]
 pub union ibv_event_element {
     pub cq: *mut ibv_cq,
@@ -286,7 +286,7 @@ pub struct ibv_global_route {
     pub traffic_class: u8,
 }
 
-/// A GID: the header has a union of its bytes and two words of 64 bits.
+/// A GID. The header has a union of its bytes and two words of 64 bits.
 #[repr(C, align(8))]
 #[derive(Default)]
 pub struct ibv_gid {
@@ -301,7 +301,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// A send request; the unions of its header are those of RDMA writes.
+/// A send request. Of the unions in its header, only the fields of RDMA writes are here.
 #[repr(C)]
 pub struct ibv_send_wr {
     pub wr_id: u64,
@@ -330,7 +330,7 @@ macro_rules! zeroed {
     ($($type:ident),*) => {$(
         impl Default for $type {
             fn default() -> Self {
-                // SAFETY: numbers and raw pointers, for which zero is a value.
+                // SAFETY: the structure has only numbers and raw pointers, for which zero is a valid value.
                 unsafe { MaybeUninit::zeroed().assume_init() }
             }
         }
@@ -338,7 +338,7 @@ macro_rules! zeroed {
 }
 zeroed!(ibv_async_event, ibv_qp_init_attr, ibv_send_wr, ibv_recv_wr);
 
-// Where the used fields lie in the C structures of 64-bit Linux, equally on x86-64 and Arm.
+// The offsets of the used fields in the C structures of 64-bit Linux. They are equal on x86-64 and Arm.
 const _: () = {
     assert!(size_of::<ibv_sge>() == 16);
     assert!(size_of::<ibv_recv_wr>() == 32);

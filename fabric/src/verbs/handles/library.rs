@@ -1,6 +1,7 @@
-//! libibverbs, loaded once and when it is first asked for: the same program runs on machines without it.
+//! libibverbs. It is loaded once, when RDMA is first requested, so the same program runs on machines without
+//! it.
 //!
-//! On the `unsafe` list. Any thread. Knows no device.
+//! This file is on the `unsafe` list. Any thread may use the library. This module knows no device.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::io;
@@ -8,28 +9,29 @@ use std::sync::OnceLock;
 
 use super::ffi::*;
 
-/// The version of the interface that `ffi.rs` describes. It has been the same since 2005.
+/// The library's file, with the version of the interface that `ffi.rs` describes. The version has been the
+/// same since 2005.
 const NAME: &str = "libibverbs.so.1";
 
-/// RDMA was requested, and its library is missing or unusable.
+/// The error of RDMA that was requested on a machine whose library is missing or unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryError {
-    /// The loader found no library, or one without a function that is needed.
+    /// The loader found no library, or a library in which a required function is missing.
     #[error(
         "RDMA needs {name}, which cannot be loaded: {why}; install it and the drivers of NICs (Debian, Ubuntu: apt-get install libibverbs1 ibverbs-providers; Fedora: dnf install libibverbs), or use shared memory"
     )]
     Missing {
         /// The library's file.
         name: &'static str,
-        /// The loader's words.
+        /// The loader's message.
         why: String,
     },
-    /// `ibv_fork_init` failed: a fork would break transfers.
+    /// `ibv_fork_init` failed, so a fork would break transfers.
     #[error(
         "libibverbs cannot be made safe against fork (ibv_fork_init: {why}); something in this process used RDMA before: unset RDMAV_HUGEPAGES_SAFE, or load this before it"
     )]
     Fork {
-        /// The errno, in words.
+        /// The error number in words.
         why: String,
     },
 }
@@ -48,13 +50,14 @@ macro_rules! functions {
             _library: libloading::Library,
         }
 
-        /// The functions as their manual pages describe them.
+        /// The functions, as their manual pages describe them.
         #[allow(clippy::missing_safety_doc)]
         impl Ibverbs {
-            /// Loads a library, and looks all functions up.
+            /// Loads a library, and finds all functions in it.
             ///
             /// # Safety
-            /// The library's functions of these names have these types, and its initialisers ask nothing of the process.
+            /// The library's functions of these names must have these types. The library's initialisers must
+            /// have no requirements.
             pub unsafe fn new(file: &str) -> Result<Self, libloading::Error> {
                 // SAFETY: the caller guarantees it.
                 let library = unsafe { libloading::Library::new(file) }?;
@@ -77,15 +80,15 @@ macro_rules! functions {
             }
 
             $(pub unsafe fn $name(&self, $($argument: $type),*) $(-> $result)? {
-                // SAFETY: the library is loaded; the rest is the caller's word.
+                // SAFETY: the library is loaded, and the caller guarantees the rest.
                 unsafe { (self.$name)($($argument),*) }
             })*
         }
     };
 }
 
-/// The function that the macro `ibv_reg_mr` of `infiniband/verbs.h` calls for optional access flags. It drops flags
-/// that the kernel does not know; the function `ibv_reg_mr` does not.
+/// The function that the macro `ibv_reg_mr` of `infiniband/verbs.h` calls if there are optional access flags.
+/// Unlike the function `ibv_reg_mr`, it drops flags that the kernel does not know.
 pub(in crate::verbs) type RegMrIova2 = unsafe extern "C" fn(
     pd: *mut ibv_pd,
     start: *mut c_void,
@@ -94,7 +97,7 @@ pub(in crate::verbs) type RegMrIova2 = unsafe extern "C" fn(
     access: c_uint,
 ) -> *mut ibv_mr;
 
-/// The function that its manual page describes.
+/// The function for dma-bufs, as its manual page describes it.
 pub(in crate::verbs) type RegDmaBuf = unsafe extern "C" fn(
     pd: *mut ibv_pd,
     offset: u64,
@@ -132,7 +135,7 @@ functions! {
     ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
 }
 
-/// `IBV_FORK_UNNEEDED`: the kernel says that forks do no harm.
+/// `IBV_FORK_UNNEEDED`: the kernel reports that forks do no harm.
 const FORK_UNNEEDED: c_int = 2;
 
 /// Returns the functions of libibverbs. The library is never unloaded.
@@ -142,16 +145,17 @@ pub(in crate::verbs) fn library() -> Result<&'static Ibverbs, LibraryError> {
 }
 
 fn load(name: &'static str) -> Result<Ibverbs, LibraryError> {
-    // SAFETY: libibverbs has no initialiser that asks anything of the process, and a file of this name and
-    // version has functions of the types in `ffi.rs`; one that is missing is an error here, not later.
+    // SAFETY: the initialisers of libibverbs have no requirements. A file of this name and version has
+    // functions of the types in `ffi.rs`. A missing function is an error at this point.
     let library =
         unsafe { Ibverbs::new(name) }.map_err(|error| LibraryError::Missing { name, why: words(&error) })?;
-    // Before anything else: a child's copy-on-write must not take pages away from under a NIC. Kernels that copy pinned pages at
-    // the fork (5.12 and later) need no more. For others the library keeps each range that is registered from children, which
-    // cuts huge pages at the ends of ranges.
-    // SAFETY: takes no arguments.
+    // This must come first: after a fork, copy-on-write must not remove pages that a NIC uses. Kernels that
+    // copy pinned pages at the fork (5.12 and later) need nothing else. For other kernels, the library
+    // excludes each registered range from children, which splits huge pages at the ends of ranges.
+    // SAFETY: the function takes no arguments.
     let is_needed = library.ibv_is_fork_initialized.is_none_or(|ask| unsafe { ask() } != FORK_UNNEEDED);
-    // SAFETY: takes no arguments; nothing of libibverbs was called before through this library but the question.
+    // SAFETY: the function takes no arguments. Before it, only `ibv_is_fork_initialized` of this library was
+    // called.
     let errno = if is_needed { unsafe { library.ibv_fork_init() } } else { 0 };
     if errno != 0 {
         return Err(LibraryError::Fork { why: io::Error::from_raw_os_error(errno).to_string() });
@@ -159,7 +163,7 @@ fn load(name: &'static str) -> Result<Ibverbs, LibraryError> {
     Ok(library)
 }
 
-/// Returns the loader's message, including the error below it.
+/// Returns the loader's message, with the error that caused it.
 fn words(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(cause) => cause.to_string(),

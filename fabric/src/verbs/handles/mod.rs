@@ -1,6 +1,7 @@
-//! The handles of libibverbs: one type for each kind of handle. It destroys the handle and holds its parent.
+//! The handles of libibverbs. Each kind of handle has its own type, which destroys the handle and holds its
+//! parent.
 //!
-//! Most of it is on the `unsafe` list. Knows nothing of links.
+//! Most files are on the `unsafe` list. This module knows nothing of links.
 
 #[allow(unsafe_code)]
 pub(super) mod chain;

@@ -1,6 +1,7 @@
 //! A reliable-connected queue pair, and its transitions from RESET to RTS.
 //!
-//! On the `unsafe` list. Made and connected by a handshake's thread, then used only by the port's thread.
+//! This file is on the `unsafe` list. A handshake's thread makes and connects the queue pair. After that,
+//! only the port's thread uses it.
 
 use std::io;
 use std::ptr::NonNull;
@@ -14,15 +15,15 @@ use crate::verbs::address::{Address, LinkLayer};
 use crate::verbs::gid;
 use crate::verbs::nic::Nic;
 
-/// The time that the peer waits after the answer "not ready": 12 is 0.64 ms. It is not a setting, because within the
-/// protocol the answer never occurs.
+/// The time that the peer waits after the answer "not ready". The code 12 means 0.64 ms. It is not a setting,
+/// because within the protocol the answer never occurs.
 const MIN_RNR_TIMER: u8 = 12;
-/// Routers that a packet may pass.
+/// The most routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
 
 const QUEUE_PAIR: Made = Made { what: "queue pair", call: "ibv_create_qp" };
 
-/// The other end of a queue pair, as received in the handshake.
+/// The other end of a queue pair, as the handshake received it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Peer {
     pub address: Address,
@@ -37,11 +38,12 @@ pub(in crate::verbs) struct QueuePair {
     _queue: Arc<CompletionQueue>,
 }
 
-// SAFETY: an ibv_qp may be used from every thread, and only this value destroys it.
+// SAFETY: every thread may use an ibv_qp, and only this value destroys it.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// Creates a queue pair in RESET. Both its queues complete into `queue`; `sends` and `receives` are work requests.
+    /// Creates a queue pair in RESET. Its sends and receives complete into `queue`. `sends` and `receives`
+    /// are the most work requests of each.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,
@@ -66,7 +68,7 @@ impl QueuePair {
             qp_type: IBV_QPT_RC,
             ..Default::default()
         };
-        // SAFETY: domain and queue are alive, and stay so: the value below holds them; `init` is filled in.
+        // SAFETY: domain and queue are alive, and the value below keeps them alive. `init` is filled in.
         let raw = unsafe { context.verbs.ibv_create_qp(domain.raw(), &raw mut init) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             let size =
@@ -76,13 +78,13 @@ impl QueuePair {
         Ok(QueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) })
     }
 
-    /// Returns the number, which the peer addresses.
+    /// Returns the queue pair's number, which the peer uses as its address.
     pub fn number(&self) -> u32 {
-        // SAFETY: alive as long as `self`; the number is set once.
+        // SAFETY: the queue pair is alive as long as `self`, and its number never changes.
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// Moves from RESET to INIT: receive requests can be posted.
+    /// Moves from RESET to INIT, where receive requests can be posted.
     pub fn initialise(&self, nic: &Nic) -> Result<(), ModifyError> {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
@@ -95,7 +97,7 @@ impl QueuePair {
         self.modify(&mut attr, mask, IBV_QPS_RESET, nic, None)
     }
 
-    /// Moves from INIT to RTR to RTS: joined with the peer.
+    /// Moves from INIT to RTR, and then to RTS. The queue pair is then connected to the peer.
     pub fn connect(&self, nic: &Nic, first_packet: u32, peer: &Peer) -> Result<(), ModifyError> {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_RTR,
@@ -133,7 +135,7 @@ impl QueuePair {
         self.modify(&mut attr, mask, IBV_QPS_RTR, nic, Some(&peer.address))
     }
 
-    /// Moves back to RESET: in this state a NIC answers no packet, as if this machine had vanished.
+    /// Moves back to RESET. In this state, a NIC answers no packet, as if this machine had vanished.
     #[cfg(test)]
     pub fn vanish(&self, nic: &Nic) {
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..Default::default() };
@@ -148,12 +150,12 @@ impl QueuePair {
         nic: &Nic,
         peer: Option<&Address>,
     ) -> Result<(), ModifyError> {
-        // SAFETY: the queue pair lives; the fields of `attr` that `mask` names are filled in.
+        // SAFETY: the queue pair lives, and the fields of `attr` that `mask` names are filled in.
         let errno = unsafe { self.domain.context.verbs.ibv_modify_qp(self.raw.as_ptr(), attr, mask as i32) };
         if errno == 0 {
             return Ok(());
         }
-        // The function answers a positive errno; its manual page says -1.
+        // The function returns a positive errno, although its manual page says -1.
         let errno = errno.abs();
         Err(ModifyError {
             from,
@@ -166,14 +168,14 @@ impl QueuePair {
         })
     }
 
-    /// Hands a chain of sends to the NIC; returns the errno if it does not take them all.
+    /// Hands a chain of sends to the NIC. Returns the errno if the NIC does not accept all of them.
     ///
     /// # Safety
-    /// `first` begins a chain of valid requests, ended by a null `next`.
+    /// `first` must begin a chain of valid requests that ends with a null `next`.
     pub unsafe fn post_sends(&self, first: *mut ibv_send_wr) -> Result<(), i32> {
         let post = self.domain.context.ops().post_send.expect("every driver can post sends");
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair lives; the chain is the caller's word.
+        // SAFETY: the queue pair lives, and the caller guarantees that the chain is valid.
         match unsafe { post(self.raw.as_ptr(), first, &raw mut bad) } {
             0 => Ok(()),
             errno => Err(errno.abs()),
@@ -183,11 +185,11 @@ impl QueuePair {
     /// Hands a chain of receive requests to the NIC.
     ///
     /// # Safety
-    /// `first` begins a chain of valid requests without buffers, ended by a null `next`.
+    /// `first` must begin a chain of valid requests without buffers that ends with a null `next`.
     pub unsafe fn post_receives(&self, first: *mut ibv_recv_wr) -> Result<(), i32> {
         let post = self.domain.context.ops().post_recv.expect("every driver can post receives");
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair lives; the chain is the caller's word.
+        // SAFETY: the queue pair lives, and the caller guarantees that the chain is valid.
         match unsafe { post(self.raw.as_ptr(), first, &raw mut bad) } {
             0 => Ok(()),
             errno => Err(errno.abs()),
@@ -195,7 +197,7 @@ impl QueuePair {
     }
 }
 
-/// Returns how packets get there.
+/// Returns the path of packets to the peer.
 fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
     let mut path = ibv_ah_attr {
         dlid: peer.lid,
@@ -204,7 +206,7 @@ fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
         ..Default::default()
     };
     let subnet = |address: &Address| address.gid.0[..8].to_vec();
-    // RoCE has no other address than the GID; InfiniBand needs it beyond the subnet, and if a port requires it.
+    // RoCE has only GIDs as addresses. InfiniBand needs the GID beyond its subnet, or if a port requires it.
     if nic.address.link_layer == LinkLayer::Ethernet
         || nic.needs_global_route
         || subnet(&nic.address) != subnet(peer)
@@ -231,7 +233,8 @@ fn advice(errno: i32, nic: &Nic) -> String {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed once; nothing completes for it afterwards.
+        // SAFETY: `new` made the queue pair, and it is destroyed once. After that, none of its requests
+        // completes.
         unsafe { self.domain.context.verbs.ibv_destroy_qp(self.raw.as_ptr()) };
     }
 }

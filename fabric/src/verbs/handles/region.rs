@@ -1,6 +1,6 @@
 //! A memory region: a range of a window, registered in one protection domain.
 //!
-//! On the `unsafe` list. Any thread. A region keeps its window mapped.
+//! This file is on the `unsafe` list. Any thread may use the region, which keeps its window mapped.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,23 +15,23 @@ use crate::ids::Span;
 use crate::memory::{DmaBuf, Mapping, RecvWindow, SendWindow};
 use crate::verbs::path_settings::RelaxedOrdering;
 
-/// A range of a window could not be registered.
+/// The error of a range of a window that could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot register {bytes} bytes of {window} with {device} ({error}); {advice}")]
 pub struct RegisterError {
     /// The window.
     pub window: &'static str,
-    /// The bytes of the window that the NIC carries.
+    /// The number of bytes of the window that the NIC carries.
     pub bytes: usize,
     /// The NIC.
     pub device: String,
-    /// The call, and the kernel's answer.
+    /// The call that failed, and the kernel's answer.
     pub error: String,
-    /// The remedy.
+    /// The advice for the user.
     pub advice: String,
 }
 
-/// Returns the advice for a refusal of `ibv_reg_mr`.
+/// Returns the advice after `ibv_reg_mr` failed.
 fn advice(errno: i32) -> String {
     let advice = match errno {
         libc::ENOMEM => {
@@ -42,11 +42,12 @@ fn advice(errno: i32) -> String {
     format!("locked memory is limited to {}: {advice}", memlock_limit())
 }
 
-/// Returns the advice for a refusal of `ibv_reg_dmabuf_mr`.
+/// Returns the advice after `ibv_reg_dmabuf_mr` failed.
 fn advice_on_dma_bufs(errno: i32) -> String {
     let why = match errno {
         libc::ENOSYS => "libibverbs is older than rdma-core 34: install a newer one",
-        // The library answers so if its driver has no such call. The kernel answers so, too.
+        // The library returns this if its driver has no such call, and the kernel returns it for the same
+        // reason.
         libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => {
             "this device's driver takes no dma-bufs (mlx5's does from Linux 5.12 on, soft-RoCE's does not): leave the device out of the list of NICs"
         }
@@ -58,7 +59,7 @@ fn advice_on_dma_bufs(errno: i32) -> String {
     format!("{why}; or have the window in host memory, without a dma-buf")
 }
 
-/// Returns the advice for a refusal of `ibv_reg_mr_iova2`.
+/// Returns the advice after `ibv_reg_mr_iova2` failed.
 fn advice_on_ordering(errno: i32) -> String {
     match errno {
         libc::ENOSYS => "libibverbs is older than rdma-core 28: install a newer one, or allow strict ordering (PHUB_RDMA_RELAXED_ORDERING=2)".into(),
@@ -83,13 +84,13 @@ pub(in crate::verbs) struct Region {
     _memory: Memory,
 }
 
-// SAFETY: an ibv_mr may be used from every thread, and only this value deregisters it.
+// SAFETY: every thread may use an ibv_mr, and only this value deregisters it.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Returns the region of a range of a window that the NIC reads for posts of this end. The peer cannot reach it.
+    /// Registers a range of a window that the NIC reads for posts of this end. The peer cannot access it.
     ///
     /// # Panics
     /// Panics if the range ends beyond the window.
@@ -100,7 +101,7 @@ impl Region {
             Some(dma_buf) => Self::in_dma_buf(domain, dma_buf, range, memory),
             None => {
                 let start = window.bytes_of(range).expect("checked above").cast_mut();
-                // SAFETY: `memory` keeps it mapped; the NIC only reads there.
+                // SAFETY: `memory` keeps the range mapped, and the NIC only reads it.
                 let raw = unsafe { register(domain, start, range.bytes, 0) };
                 let raw =
                     raw.map_err(|error| refused(domain, OWN, range.bytes, "ibv_reg_mr", error, advice))?;
@@ -109,8 +110,8 @@ impl Region {
         }
     }
 
-    /// Returns the region of a range of a window in a dma-buf, which the NIC reads. The kernel requires that the offset in the
-    /// dma-buf and the address for posts agree within a page. Here they are equal.
+    /// Registers a range of a window in a dma-buf, which the NIC reads. The kernel requires that the offset
+    /// in the dma-buf and the address for posts have the same place within a page. Here they are equal.
     fn in_dma_buf(
         domain: &Arc<Domain>,
         dma_buf: &DmaBuf,
@@ -119,8 +120,8 @@ impl Region {
     ) -> Result<Self, RegisterError> {
         let (offset, fd) = (dma_buf.offset() + range.offset as u64, dma_buf.as_fd().as_raw_fd());
         let raw = match domain.context.verbs.ibv_reg_dmabuf_mr {
-            // SAFETY: the domain is alive; the kernel checks the range, and the descriptor, which `memory` holds. The NIC only
-            // reads there.
+            // SAFETY: the domain is alive. The kernel checks the range and the descriptor, which `memory`
+            // holds. The NIC only reads the range.
             Some(register) => made(unsafe { register(domain.raw(), offset, range.bytes, offset, fd, 0) }),
             None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
         };
@@ -131,9 +132,9 @@ impl Region {
         Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
-    /// Returns the region of a range of a window to which the peer's posts are written. With relaxed ordering, posts may reach
-    /// memory in any order. A completion still comes after all bytes of its write and of earlier writes (ibv_reg_mr(3)).
-    /// Nothing else is relied on.
+    /// Registers a range of a window that the peer's posts write. With relaxed ordering, posts may reach
+    /// memory in any order. A completion still comes after all bytes of its write and of earlier writes
+    /// (ibv_reg_mr(3)). No other order is needed.
     ///
     /// # Panics
     /// Panics if the range ends beyond the window.
@@ -148,7 +149,8 @@ impl Region {
         let start = window.mapping().as_ptr().wrapping_add(range.offset);
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         let relaxed = access | IBV_ACCESS_RELAXED_ORDERING;
-        // SAFETY: `_memory` below keeps it mapped; such memory is read by address alone.
+        // SAFETY: `_memory` below keeps the range mapped, and the program reads such memory only by its
+        // address.
         let register = |access| unsafe { register(domain, start, range.bytes, access) };
         let (raw, call, advice): (_, _, fn(i32) -> String) = match ordering {
             RelaxedOrdering::Off => (register(access), "ibv_reg_mr", advice),
@@ -163,13 +165,13 @@ impl Region {
         Ok(Region { raw, domain: Arc::clone(domain), _memory })
     }
 
-    /// Returns the key with which a NIC of this end finds the memory.
+    /// Returns the key by which NICs of this end access the memory.
     pub fn local_key(&self) -> u32 {
-        // SAFETY: registered as long as `self`; the keys are set once.
+        // SAFETY: the region is registered as long as `self`, and its keys never change.
         unsafe { self.raw.as_ref().lkey }
     }
 
-    /// Returns the key with which the peer's NIC finds the memory.
+    /// Returns the key by which the peer's NIC accesses the memory.
     pub fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.raw.as_ref().rkey }
@@ -178,16 +180,17 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, deregistered once; a link holds the regions of its queue pair.
+        // SAFETY: `new` made the region, and it is deregistered once. A link holds the regions of its queue
+        // pair.
         unsafe { self.domain.context.verbs.ibv_dereg_mr(self.raw.as_ptr()) };
     }
 }
 
-/// Checks that a device's driver takes dma-bufs. Otherwise returns the reason. The driver gets a descriptor that is not a
-/// dma-buf: a driver without support does not look at it.
+/// Checks that a device's driver accepts dma-bufs. Otherwise returns the reason. The driver gets a descriptor
+/// that is no dma-buf: a driver without support does not look at the descriptor.
 pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
     let answer = match domain.context.verbs.ibv_reg_dmabuf_mr {
-        // SAFETY: the domain is alive, and there is no memory.
+        // SAFETY: the domain is alive, and the descriptor leads to no memory.
         Some(register) => made(unsafe { register(domain.raw(), 0, 1, 0, -1, 0) }).map(|_| ()),
         None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
     };
@@ -197,12 +200,12 @@ pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
     }
 }
 
-/// Registers memory by the call that `infiniband/verbs.h` chooses: only that one leaves relaxed ordering out for a kernel that does
-/// not know it.
+/// Registers memory by the call that `infiniband/verbs.h` would choose. Only `ibv_reg_mr_iova2` drops relaxed
+/// ordering for a kernel that does not know it.
 ///
 /// # Safety
-/// The memory stays mapped as long as the region lives, and nobody holds references into bytes that `access` lets a NIC
-/// write.
+/// The memory must stay mapped as long as the region lives. While a NIC may write bytes by `access`, nobody
+/// may hold references to these bytes.
 unsafe fn register(
     domain: &Domain,
     start: *mut u8,
@@ -211,22 +214,22 @@ unsafe fn register(
 ) -> io::Result<NonNull<ibv_mr>> {
     let verbs = domain.context.verbs;
     if access & IBV_ACCESS_RELAXED_ORDERING == 0 {
-        // SAFETY: the domain is alive; the memory is the caller's word.
+        // SAFETY: the domain is alive, and the caller guarantees the state of the memory.
         return made(unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), bytes, access as i32) });
     }
     match verbs.ibv_reg_mr_iova2 {
-        // SAFETY: as above. The address for posts is the memory's own, as it is there.
+        // SAFETY: as above. The address for posts is the memory's own address.
         Some(register) => made(unsafe { register(domain.raw(), start.cast(), bytes, start as u64, access) }),
         None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
     }
 }
 
-/// Whether a library or driver may have refused relaxed ordering.
+/// Whether the error may mean that a library or driver does not support relaxed ordering.
 fn is_not_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Returns the region that a call has just made, or the error.
+/// Returns the region that a call has just made, or the call's error.
 fn made(raw: *mut ibv_mr) -> io::Result<NonNull<ibv_mr>> {
     NonNull::new(raw).ok_or_else(io::Error::last_os_error)
 }

@@ -1,14 +1,14 @@
-//! The numbers of libibverbs in words. Pure.
+//! The numbers of libibverbs in words.
 
 use super::ffi::*;
 use super::work::Work;
 
-/// Returns a work completion's status in words: the event, and its most likely meaning.
+/// Describes the status of a work completion: the event, and its most likely meaning.
 pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
     let words = match status {
-        // At the receiving end, this code means that this end refused the write.
+        // At the receiving end, this code means that this end refused a write of the peer.
         IBV_WC_REM_ACCESS_ERR if work == Work::Receive => {
-            "remote access error: the peer wrote where it may not"
+            "remote access error: the peer wrote to memory that it may not access"
         }
         IBV_WC_SUCCESS => "success",
         IBV_WC_LOC_LEN_ERR => "local length error: a message is longer than its buffer or the port's maximum",
@@ -17,8 +17,8 @@ pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
         }
         IBV_WC_LOC_PROT_ERR => "local protection error: the window's registration does not cover the span",
         IBV_WC_WR_FLUSH_ERR => "work request flushed error: the queue pair is in the error state",
-        IBV_WC_BAD_RESP_ERR => "bad response error: the peer answered with something unexpected",
-        IBV_WC_LOC_ACCESS_ERR => "local access error: the peer wrote where it may not",
+        IBV_WC_BAD_RESP_ERR => "bad response error: the peer sent an unexpected answer",
+        IBV_WC_LOC_ACCESS_ERR => "local access error: the peer wrote to memory that it may not access",
         IBV_WC_REM_INV_REQ_ERR => "remote invalid request error: the peer's NIC does not take such a request",
         IBV_WC_REM_ACCESS_ERR => {
             "remote access error: the peer's window does not cover the span or its key is gone"
@@ -30,24 +30,24 @@ pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
         }
         IBV_WC_REM_ABORT_ERR => "remote aborted error: the peer's NIC aborted the operation",
         IBV_WC_FATAL_ERR => "fatal error: the NIC's driver gave up",
-        IBV_WC_RESP_TIMEOUT_ERR => "response time-out error: the peer's NIC did not answer",
+        IBV_WC_RESP_TIMEOUT_ERR => "response timeout error: the peer's NIC did not answer",
         IBV_WC_GENERAL_ERR => "general error of the NIC",
         _ => "a status that this program does not know",
     };
-    // People search for the number.
+    // The number stays in the text, because people search for it.
     match words.split_once(": ") {
         Some((name, meaning)) => format!("{name} ({status}): {meaning}"),
         None => format!("{words} ({status})"),
     }
 }
 
-/// Returns an asynchronous event by its name.
+/// Describes an asynchronous event, with its name.
 pub(in crate::verbs) fn event(event: ibv_event_type) -> String {
     let words = match event {
         IBV_EVENT_CQ_ERR => "IBV_EVENT_CQ_ERR: the completion queue overran",
         IBV_EVENT_QP_FATAL => "IBV_EVENT_QP_FATAL: the queue pair failed in the NIC",
         IBV_EVENT_QP_REQ_ERR => "IBV_EVENT_QP_REQ_ERR: the peer sent an invalid request",
-        IBV_EVENT_QP_ACCESS_ERR => "IBV_EVENT_QP_ACCESS_ERR: the peer wrote where it may not",
+        IBV_EVENT_QP_ACCESS_ERR => "IBV_EVENT_QP_ACCESS_ERR: the peer wrote to memory that it may not access",
         IBV_EVENT_DEVICE_FATAL => "IBV_EVENT_DEVICE_FATAL: the NIC failed",
         IBV_EVENT_PORT_ERR => "IBV_EVENT_PORT_ERR: the NIC's port went down, and did not come back in time",
         other => return format!("asynchronous event {other}"),
@@ -55,7 +55,7 @@ pub(in crate::verbs) fn event(event: ibv_event_type) -> String {
     words.to_owned()
 }
 
-/// Returns a queue pair's state.
+/// Returns the name of a queue pair's state.
 pub(in crate::verbs) fn qp_state(state: ibv_qp_state) -> &'static str {
     match state {
         IBV_QPS_RESET => "RESET",
@@ -67,7 +67,7 @@ pub(in crate::verbs) fn qp_state(state: ibv_qp_state) -> &'static str {
     }
 }
 
-/// Returns the attributes that `ibv_modify_qp` was asked to set.
+/// Returns the names of the attributes in a call of `ibv_modify_qp`.
 pub(in crate::verbs) fn qp_mask(mask: ibv_qp_attr_mask) -> String {
     let names = [
         (IBV_QP_STATE, "STATE"),
@@ -90,7 +90,7 @@ pub(in crate::verbs) fn qp_mask(mask: ibv_qp_attr_mask) -> String {
     set.join(" | ")
 }
 
-/// Returns a port's state.
+/// Returns the name of a port's state.
 pub(in crate::verbs) fn port_state(state: ibv_port_state) -> &'static str {
     match state {
         IBV_PORT_DOWN => "DOWN",

@@ -1,18 +1,18 @@
-//! The names of work requests, by which a completion finds its link, and counts of work requests. Pure.
+//! The ids of work requests, by which a completion finds its link, and counts of work requests.
 
 /// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Work {
-    /// A receive request: an arrival.
+    /// A receive request. Its completion is an arrival.
     Receive,
-    /// A signalled post: this post and the earlier ones are done.
+    /// A signalled post. Its completion shows that this post and the posts before it are done.
     Send,
-    /// A write of nothing that completes after all posts before it.
+    /// A write without bytes, which completes after all posts before it.
     Fence,
 }
 
-/// A `wr_id`: two bits of kind, 30 of the link's route, 32 of the route's generation. A completion that was in the
-/// queue before its link was detached names a generation that no link has any more.
+/// A `wr_id`: two bits for the kind, 30 for the link's route, 32 for the route's generation. A completion
+/// that is still in the queue after its link was detached names a generation that no link has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct WorkId {
     pub work: Work,
@@ -43,18 +43,18 @@ impl WorkId {
     }
 }
 
-/// The counts of the work that a port's NICs did for it since it was made.
+/// The counts of the work that the NICs have done for a port since the port was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Send requests: one per post, or two if immediates are sent by separate writes.
+    /// Send requests: one per post, or two if immediates are separate writes.
     pub sends: u64,
-    /// Calls of `ibv_post_send` for them.
+    /// Calls of `ibv_post_send` for these requests.
     pub send_calls: u64,
     /// Completions of signalled sends.
     pub send_completions: u64,
-    /// Receive requests that were posted again; those of the handshake do not count.
+    /// Receive requests that were posted again, without the first requests, which the handshake posts.
     pub receives: u64,
-    /// Calls of `ibv_post_recv` for them.
+    /// Calls of `ibv_post_recv` for these requests.
     pub receive_calls: u64,
     /// Completions of receive requests: arrivals.
     pub arrivals: u64,

@@ -1,10 +1,11 @@
-//! The NICs of a connection's links. Both ends agree on pairs of NICs between which packets can cross.
+//! The choice of NICs for a connection's links. Both ends agree on pairs of NICs between which packets can
+//! cross.
 //!
-//! Runs on the handshake's threads, before anything is registered.
+//! The handshake's threads do this, before anything is registered.
 //!
 //! ```text
-//!   the hub offers a NIC for each port --> the joiner pairs its own with them, by rule --> pairs that are not known are tried
-//!     a pair is dead: the joiner pairs anew without it    none is left for a port: the hub offers another NIC for it
+//!   the hub offers a NIC for each port --> the joiner pairs its own NICs with them --> both ends try the untried pairs
+//!     a pair fails: the joiner pairs again without it     a port has no pair left: the hub offers another NIC for it
 //! ```
 
 use std::sync::Arc;
@@ -24,13 +25,14 @@ use crate::verbs::group::Group;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::rails::{PortState, Rail};
 
-/// The most trials of pairs of NICs, and choices of the hub's NICs, in one handshake.
+/// The most messages of the joiner (trials, and requests for other NICs of the hub) in one handshake.
 const MAX_TURNS: usize = 256;
 
-/// A hub's port, and its NIC for a link.
+/// A port of the hub, and the rail that one of its links uses.
 pub(super) type OnRail<'a> = (&'a Arc<PortState>, Arc<Rail>);
 
-/// Returns the hub's NICs for the links of a plan, and the address of each port, once the joiner's NICs reach them.
+/// Returns the hub's rails for the links of a plan, and the address of each port's NIC. The joiner's NICs
+/// reach these NICs.
 pub(super) fn agree<'a>(
     stream: &mut MessageStream,
     group: &'a Group,
@@ -38,9 +40,9 @@ pub(super) fn agree<'a>(
     ours: &SendWindow,
     plan: &[PlannedLink],
 ) -> Result<(Vec<OnRail<'a>>, Vec<Address>), ConnectError> {
-    let mut passed = Vec::new(); // NICs of ports that none of the joiner's leads to
+    let mut passed = Vec::new(); // ports with NICs that no NIC of the joiner reaches
     let (mut rails, mut addresses) = offer(stream, group, peer, ours, plan, &passed)?;
-    let mut _tried; // until the joiner says what came of it
+    let mut _tried; // keeps the queue pairs until the joiner reports the results
     for _ in 0..MAX_TURNS {
         match stream.receive().map_err(talking)? {
             Message::Trial { nics, ends } => {
@@ -73,13 +75,14 @@ pub(super) fn agree<'a>(
                 (rails, addresses) = offer(stream, group, peer, ours, plan, &passed)?;
             }
             Message::Refused(why) => return Err(ConnectError::Refused(why)),
-            other => return Err(unexpected("pairs of NICs to try, or that they stand", &other)),
+            other => return Err(unexpected("pairs of NICs to try, or the ports without a pair", &other)),
         }
     }
     Err(ConnectError::Nonsense(format!("the worker has tried NICs {MAX_TURNS} times")))
 }
 
-/// Returns the NICs for the hub's ends of the links. `passed` has the NICs, by port, that must not be used.
+/// Chooses the NICs for the hub's ends of the links, and offers them to the joiner. `passed` has the NICs of
+/// each port that must not be used.
 fn offer<'a>(
     stream: &mut MessageStream,
     group: &'a Group,
@@ -106,17 +109,17 @@ fn offer<'a>(
     Ok((rails, addresses))
 }
 
-/// The choice of the joiner.
+/// The NICs that the joiner has chosen.
 pub(super) struct Chosen {
     /// The address of each port of the hub.
     pub hub: Vec<Address>,
     /// One entry for each link.
     pub pairings: Vec<Pairing>,
-    /// The pairs that were tried without success.
+    /// The pairs that failed a trial.
     pub dead: Vec<DeadPair>,
 }
 
-/// Chooses pairs of NICs that reach the hub's NICs. The hub's NICs may differ from its first offer.
+/// Chooses pairs of NICs that reach each other. The hub's NICs in the result may differ from its first offer.
 pub(super) fn choose(
     stream: &mut MessageStream,
     group: &Group,
@@ -176,7 +179,7 @@ fn in_words(dead: &[DeadPair]) -> String {
     dead.iter().map(|pair| &*pair.why).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns the pairs of NICs that have not been tried, each once.
+/// Returns the pairs of NICs that have not passed a trial, each once.
 fn untried(pairings: &[Pairing], alive: &[Pairing]) -> Vec<Pairing> {
     let mut untried: Vec<Pairing> = Vec::new();
     for pairing in pairings {
@@ -189,7 +192,8 @@ fn untried(pairings: &[Pairing], alive: &[Pairing]) -> Vec<Pairing> {
     untried
 }
 
-/// Writes over each pair. Returns for each pair whether the write was acknowledged, or the reason why not.
+/// Tries each pair by a write. Returns for each pair whether the write was acknowledged, or the reason why
+/// not.
 fn try_pairs(
     stream: &mut MessageStream,
     own: &OwnNics,
@@ -205,7 +209,7 @@ fn try_pairs(
         Message::Refused(why) => return Err(ConnectError::Refused(why)),
         other => return Err(unexpected("an end of each pair of NICs", &other)),
     };
-    // All trials begin before the wait for the first one.
+    // All writes are posted before the wait for the first acknowledgement.
     let written = |((end, pair), theirs): ((&TrialEnd, &Pairing), Result<LinkEnd, String>)| {
         theirs.and_then(|theirs| end.connect(&pair.hub, &theirs)).and_then(|()| end.write())
     };
@@ -214,7 +218,7 @@ fn try_pairs(
     Ok(ours.iter().zip(written).map(outcome).collect())
 }
 
-/// The NICs of a group, each once, and the NICs of each port, in the order of its rails.
+/// The NICs of a group, each once, and the indices of each port's NICs in the order of its rails.
 pub(super) struct OwnNics {
     pub addresses: Vec<Address>,
     pub by_port: Vec<Vec<usize>>,

@@ -1,12 +1,12 @@
 //! Listening, connecting, and the handshake that exchanges addresses, queue pairs and keys.
 //!
-//! Any thread but the ports'. `join.rs` has the work of both ends with the messages.
+//! Any threads but the ports' run the handshake. `join.rs` has what both ends do with the messages.
 //!
 //! ```text
 //!   worker                                hub
 //!   connect ----------------------------> accept
-//!   Hello{name, NICs, proof} ----------> Hello         the layer above knows the token
-//!          <------------------ Ports{bytes, addresses}  or Refused{why}, then and later, from either
+//!   Hello{name, NICs, proof} ----------> Hello         the layer above finds the token
+//!          <------------------ Ports{bytes, addresses}  either end may send Refused{why} from here on
 //!   Trial{NICs, queue pairs} ----------> queue pairs to RTS   for pairs of NICs that were not tried; again for other pairs
 //!          <---------------- Tried{queue pairs}
 //!   a write of nothing over each
@@ -34,12 +34,12 @@ use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
 use crate::verbs::port::Endpoint;
 
-/// The factor by which later messages have a longer timeout than the hello. Before its next message, an admitted peer
-/// registers its windows at 10 GB/s, one NIC after another, and its queue pairs resolve addresses. If a peer dies, its
-/// socket ends the wait.
+/// The factor by which the timeout of later messages is longer than that of the hello. Before its next
+/// message, an admitted peer registers its windows at 10 GB/s, one NIC after another, and its queue pairs
+/// resolve addresses. If a peer dies, the end of its socket ends the wait.
 const LATER: u32 = 12;
 
-/// A handshake failed.
+/// The error of a handshake over RDMA.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The socket failed.
@@ -57,10 +57,10 @@ pub enum ConnectError {
     /// The other end refused the connection.
     #[error("the other end refused the RDMA connection: {0}")]
     Refused(String),
-    /// A message of the other end is not one of the handshake.
+    /// A message of the other end is not a message of the handshake.
     #[error("the RDMA handshake failed: {0}")]
     Nonsense(String),
-    /// No NIC of this end reaches a port of the hub's.
+    /// No NIC of this end reaches the NIC of a port of the hub.
     #[error("no path between the NICs of worker and hub: {0}")]
     NoPath(String),
     /// A window could not be made, or is too small.
@@ -79,7 +79,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`; port 0 for any that is free.
+    /// Listens at `address`. Port 0 stands for any free port.
     pub fn bind(address: SocketAddr) -> Result<Self, ConnectError> {
         let fail = |error| ConnectError::Socket { doing: "listening", address, error };
         let socket = TcpListener::bind(address).map_err(fail)?;
@@ -87,12 +87,12 @@ impl Listener {
         Ok(Listener { socket, address })
     }
 
-    /// Returns the address that it listens at. A hub that bound to all addresses gives workers another address.
+    /// Returns the address of the socket. A hub that listens at all addresses gives workers another address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for the next connection; `Ok(None)` once [`stop`](Self::stop) was called.
+    /// Waits for the next connection. Returns `Ok(None)` once [`stop`](Self::stop) was called.
     pub fn accept(&self) -> Result<Option<Accepted>, ConnectError> {
         match self.socket.accept() {
             Ok((stream, _)) => Ok(Some(Accepted { stream })),
@@ -101,7 +101,7 @@ impl Listener {
         }
     }
 
-    /// Ends `accept` in any thread that waits in it.
+    /// Ends `accept` in each thread that waits in it.
     pub fn stop(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
@@ -114,7 +114,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Reads the peer's hello. `timeout` is for this; each later step may take twelve times as long.
+    /// Reads the peer's hello within `timeout`. Each later step may take twelve times as long.
     pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
         let nonsense = |error: io::Error| ConnectError::Nonsense(error.to_string());
         let mut stream = MessageStream::new(self.stream, timeout).map_err(nonsense)?;
@@ -133,9 +133,9 @@ impl AsFd for Accepted {
     }
 }
 
-/// Tells the other end the reason of a refusal.
+/// Sends the reason of a refusal to the other end.
 pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) -> ConnectError {
-    // A peer that refused has hung up.
+    // A peer that has refused has already closed the connection.
     if !matches!(error, ConnectError::Refused(_)) {
         let _ = stream.send(&Message::Refused(error.to_string()));
     }
@@ -146,14 +146,16 @@ pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) 
 #[derive(Debug)]
 pub struct Hello {
     stream: MessageStream,
-    /// The worker's token after its proof is checked; before that, the name that the hello uses for it.
+    /// The worker's token after the check of its proof. Before the check, the name that the hello uses for
+    /// the token.
     token: [u8; 16],
     hello: message::Hello,
     proof: [u8; PROOF],
 }
 
 impl Hello {
-    /// Returns the worker's token after [`identify`](Self::identify); before that, bytes that are nobody's token.
+    /// Returns the worker's token after [`identify`](Self::identify). Before that, returns the name that the
+    /// hello uses for it.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }
@@ -177,10 +179,11 @@ impl Hello {
         let _ = self.stream.send(&Message::Refused(why.to_owned()));
     }
 
-    /// Admits the peer. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts. The
-    /// links are those of `plan`, which the hello must name, too. `place` is called when the window is mapped and not yet
-    /// registered. Registration allocates its pages: a page that a core touches before is on the core's node. `no_path` is
-    /// called if no NIC of the peer reaches a NIC of this end, before the peer is notified.
+    /// Admits the peer. This end's posts come from `ours`, and a new window of `recv_bytes` receives the
+    /// peer's posts. The links are those of `plan`, and the hello must name the same links. `place` is called
+    /// when the window is mapped and not registered yet. Registration allocates all pages that no thread has
+    /// touched: a page that a core touches in `place` lies on the core's node. If no NIC of the peer reaches
+    /// a NIC of this end, `no_path` is called before the peer is notified.
     pub fn welcome(
         self,
         group: &Arc<Group>,
@@ -211,8 +214,8 @@ impl Hello {
     }
 }
 
-/// Connects to a hub's [`Listener`]. Posts of this end come from `ours`, the hub's posts go to `receive`, and the links are
-/// those of `plan`. `timeout` is for each step.
+/// Connects to a hub's [`Listener`]. This end's posts come from `ours`, `receive` gets the hub's posts, and
+/// the links are those of `plan`. `timeout` applies to each step.
 pub fn connect(
     address: SocketAddr,
     token: [u8; 16],

@@ -1,8 +1,8 @@
-//! The steps of both ends of a handshake between the hello and the links.
+//! The steps of both ends of a handshake, from the hello to the links.
 //!
-//! Runs on the handshake's thread. Each NIC of the connection registers the parts of the windows that its links carry
-//! (decision 49). It does so in a domain of its own, so that a worker's keys open no memory of another worker
-//! (decision 12).
+//! The handshake's thread runs them. Each NIC of the connection registers the parts of the windows that its
+//! links carry (decision 49). Each connection has its own protection domain on each NIC, so that a worker's
+//! keys give no access to another worker's memory (decision 12).
 
 use std::io;
 use std::net::SocketAddr;
@@ -38,7 +38,7 @@ pub(in crate::verbs) struct Parts {
 }
 
 impl Parts {
-    /// Adds the socket. The watch observes it from now on.
+    /// Adds the socket, and returns the links. The watch observes the socket from now on.
     pub fn watched(
         self,
         group: &Arc<Group>,
@@ -63,13 +63,13 @@ impl Parts {
     }
 }
 
-/// Returns the NICs of a joiner's group near which the hub should choose its own. All NICs count, unless a map of rails
-/// pairs them.
+/// Returns the joiner's NICs. The hub should choose its own NICs near them. Returns none if a map of rails
+/// pairs the NICs.
 pub(in crate::verbs) fn nics_to_be_near(group: &Group) -> Vec<Address> {
     if group.options.rails.is_empty() { OwnNics::of_group(group).addresses } else { Vec::new() }
 }
 
-/// Returns the hub's half of a connection. The hello has named the links of the plan, and the joiner's NICs.
+/// Makes the hub's half of a connection. The hello has named the links of the plan, and the joiner's NICs.
 pub(in crate::verbs) fn welcome(
     stream: &mut MessageStream,
     group: &Arc<Group>,
@@ -110,7 +110,7 @@ pub(in crate::verbs) fn welcome(
     }
 }
 
-/// Returns the joiner's half.
+/// Makes the joiner's half of a connection.
 pub(in crate::verbs) fn connect(
     stream: &mut MessageStream,
     address: SocketAddr,
@@ -150,8 +150,8 @@ pub(in crate::verbs) fn connect(
     Ok(Parts { recv, links, paths, dead, peer: format!("hub at {address}") })
 }
 
-/// Returns the ranges that each link of a plan carries, as an end with these windows sends and receives them. If a plan has
-/// too many ranges for a handshake, each link carries the whole windows, at both ends.
+/// Returns the ranges that each link of a plan carries, for an end with these windows. If a plan has too many
+/// ranges for a handshake, each link carries the whole windows, at both ends.
 fn carried(
     plan: &[PlannedLink],
     ends: fn(&Carries) -> [&Ranges; 2],
@@ -168,7 +168,7 @@ fn carried(
     plan.iter().map(of_link).collect()
 }
 
-/// Returns one end of each link of a plan, on a NIC of a port. The windows are registered with each NIC once.
+/// Makes this end of each link of a plan, on the NIC of its rail. Each NIC registers the windows once.
 fn open(
     rails: Vec<OnRail>,
     carried: Vec<Carried>,
@@ -242,7 +242,7 @@ pub(super) fn expect_ports(
     }
 }
 
-/// Returns the other side's ends, one for each planned link.
+/// Receives the other side's ends, one for each planned link.
 fn expect_links(stream: &mut MessageStream, plan: &[PlannedLink]) -> Result<Links, ConnectError> {
     let links = match stream.receive().map_err(talking)? {
         Message::Links(links) => links,

@@ -1,4 +1,4 @@
-//! The handshake's messages, little endian. Pure.
+//! The handshake's messages, little endian. This module does no input or output.
 //!
 //! The bytes come from outside: each field is checked before it is used, and memory is allocated only for bytes that
 //! have arrived. See `docs/protocol/data-path.md`.
@@ -14,49 +14,50 @@ use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 const MAGIC: [u8; 8] = *b"phubrdm6";
 /// The most NICs of a joiner.
 const MAX_NICS: usize = 64;
-/// Ranges of a window, in all links of a connection together: 32 GiB in runs of 512 KiB.
+/// The most ranges of a window, in all links of a connection together: 32 GiB in runs of 512 KiB.
 pub(in crate::verbs) const MAX_RANGES: usize = 1 << 16;
 /// The kernel's limit on a device's name.
 const MAX_NAME: usize = 64;
-/// The longest refusal.
+/// The largest text of a refusal, in bytes.
 const MAX_WORDS: usize = 4096;
 /// The most pairs of NICs in one trial.
 pub(in crate::verbs) const MAX_TRIALS: usize = 256;
-/// The longest reason why a pair cannot be tried.
+/// The largest text of the reason why a pair cannot be tried, in bytes.
 const MAX_REASON: usize = 1024;
-/// The longest message, with the ports of the largest hub.
+/// The largest message, in bytes. The ports of the largest hub fit in it.
 pub(in crate::verbs) const MAX_BYTES: usize = 1 << 19;
-/// The value for an unknown prefix.
+/// The value that stands for an unknown subnet prefix.
 const UNKNOWN: u8 = 255;
-/// Queue pairs and packets are numbered with 24 bits.
+/// The range of the numbers of queue pairs and packets, which have 24 bits.
 const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 
-/// A message of either end.
+/// A message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Message {
-    /// Worker: its request, and the proof that it has the token.
+    /// The worker's request, and the proof that the worker has the token.
     Hello { hello: Hello, proof: [u8; PROOF] },
-    /// Hub: the addresses of its ports, and the size of the window that it writes.
+    /// The addresses of the hub's ports, and the size of the window that the hub writes. Sent by the hub.
     Ports { send_bytes: u64, ports: Vec<Address> },
-    /// Worker: its ends of pairs of NICs that are to be tried before links are on them, each with the port of the hub.
+    /// The worker's ends of pairs of NICs, each with the port of the hub. The pairs are tried before links
+    /// use them.
     Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
-    /// Hub: its ends of these pairs, or the reason why it has none.
+    /// The hub's ends of these pairs, or the reason why the hub has none.
     Tried(Vec<Result<LinkEnd, String>>),
-    /// Worker: none of its NICs leads to the NICs of these ports. The hub reports its ports again. Empty: links
-    /// are made.
+    /// The ports of the hub whose NICs no NIC of the worker reaches. Sent by the worker. The hub then sends
+    /// its ports again. If the list is empty, all ports are reached, and both ends make the links.
     Unreached(Vec<u16>),
-    /// Either: its ends of the links.
+    /// One end's ends of the links. Sent by both.
     Links(Links),
-    /// Worker: all links are connected.
+    /// The worker's report that all links are connected.
     Ready,
-    /// Either: a refusal, with the reason.
+    /// A refusal, with the reason. Sent by either end.
     Refused(String),
 }
 
 /// The hello of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Hello {
-    /// The name of its token.
+    /// The name of the worker's token.
     pub name: [u8; 16],
     /// The size of the window that the worker writes.
     pub send_bytes: u64,
@@ -71,22 +72,22 @@ pub(in crate::verbs) struct Hello {
 pub(in crate::verbs) struct Links {
     /// Address of the first byte of the window that the other side writes.
     pub address: u64,
-    /// The size.
+    /// The size of that window.
     pub bytes: u64,
     /// The NICs of the ends. Empty from a hub: the worker knows the NICs of the hub's ports.
     pub nics: Vec<Address>,
     /// Whether the immediates of this side's posts are separate writes.
     pub apart: bool,
-    /// The ends, in the order of the hello.
+    /// The ends of the links, in the order in which the hello names the links.
     pub ends: Vec<LinkEnd>,
 }
 
 /// One side's end of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct LinkEnd {
-    /// Index of its NIC.
+    /// The index of the end's NIC.
     pub nic: u16,
-    /// The queue pair.
+    /// The number of the queue pair.
     pub number: u32,
     /// The number of the first packet from this end.
     pub first_packet: u32,
@@ -95,7 +96,7 @@ pub(in crate::verbs) struct LinkEnd {
 }
 
 impl Hello {
-    /// Returns the bytes that the proof covers: all bytes before it.
+    /// Returns the bytes that the proof covers: all bytes before the proof.
     pub fn text(&self) -> Vec<u8> {
         let Hello { name, send_bytes, links, nics } = self;
         let mut bytes = MAGIC.to_vec();
@@ -188,7 +189,7 @@ impl Message {
             4 => {
                 let words = &body[..body.len().min(MAX_WORDS)];
                 body = &[];
-                // A byte that is not UTF-8 becomes three.
+                // A byte that is not UTF-8 becomes three bytes.
                 Message::Refused(cut(&String::from_utf8_lossy(words), MAX_WORDS).to_owned())
             }
             6 => {
@@ -287,16 +288,16 @@ impl LinkEnd {
     }
 }
 
-/// Returns why a pair cannot be tried.
+/// Decodes the reason why a pair cannot be tried.
 fn reason(body: &mut &[u8]) -> Result<String, String> {
     let length = count(body, "bytes of a reason", 0..=MAX_REASON)?;
     let (words, rest) = body.split_at_checked(length).ok_or("the handshake message is too short")?;
     *body = rest;
-    // A byte that is not UTF-8 becomes three.
+    // A byte that is not UTF-8 becomes three bytes.
     Ok(cut(&String::from_utf8_lossy(words), MAX_REASON).to_owned())
 }
 
-/// Returns the words, cut to at most `most` bytes, in whole characters.
+/// Returns the beginning of a text, in whole characters and at most `most` bytes long.
 fn cut(why: &str, most: usize) -> &str {
     let mut end = why.len().min(most);
     while !why.is_char_boundary(end) {
@@ -321,7 +322,7 @@ fn encode_addresses(bytes: &mut Vec<u8>, addresses: &[Address]) {
 
 fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<Vec<Address>, String> {
     let count = count(body, "addresses", allowed)?;
-    // It grows as the bytes arrive: no memory is allocated for a count alone.
+    // The list grows as the bytes arrive, so that a count alone allocates no memory.
     let mut addresses = Vec::new();
     for _ in 0..count {
         let link_layer = match take(body)? {
@@ -474,7 +475,7 @@ mod tests {
         assert!(wrong(&|links| links.ends.clear()).contains("0 links are not between 1 and 4096"));
         assert!(wrong(&|links| links.nics[0].prefix = Some(129)).contains("129 bits"));
         assert!(wrong(&|links| links.nics[0].device = "a\nb".into()).contains("printable"));
-        // A count that its bytes do not follow costs no memory.
+        // A count without the bytes that it announces must not allocate memory.
         let mut bytes = MAGIC.to_vec();
         bytes.push(1);
         bytes.extend(0u64.to_le_bytes());
@@ -495,7 +496,7 @@ mod tests {
                 bytes[at] = byte;
             }
             bytes.extend(tail);
-            // A message that was decoded has the same meaning when it is encoded again.
+            // A decoded message keeps its meaning when it is encoded again.
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
             }

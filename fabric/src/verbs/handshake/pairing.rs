@@ -1,4 +1,4 @@
-//! The choice of the joiner's NIC for each link. Pure; the joiner computes it.
+//! The choice of the joiner's NIC for each link. The joiner computes it, without input or output.
 
 use std::fmt;
 
@@ -12,11 +12,11 @@ use crate::verbs::rail_map::RailMap;
 pub(in crate::verbs) struct Pairing {
     /// The hub's port, by its number in the group.
     pub port: usize,
-    /// Number of the worker's NIC.
+    /// The index of the worker's NIC.
     pub nic: usize,
-    /// The hub's end.
+    /// The address of the hub's end.
     pub hub: Address,
-    /// The worker's end.
+    /// The address of the worker's end.
     pub worker: Address,
     /// The reason for this choice, in words.
     pub reason: String,
@@ -40,13 +40,13 @@ impl fmt::Display for Pairing {
 #[derive(Clone, Debug)]
 pub(in crate::verbs) struct DeadPair {
     pub hub: Address,
-    /// Number of the joiner's NIC.
+    /// The index of the joiner's NIC.
     pub nic: usize,
-    /// The tries and their results, in words.
+    /// The trials and their results, in words.
     pub why: String,
 }
 
-/// Ports of the hub that no NIC of the joiner reaches, as far as is known.
+/// Ports of the hub that no NIC of the joiner reaches, as far as the trials show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Unreached {
     pub ports: Vec<u16>,
@@ -59,10 +59,11 @@ pub(in crate::verbs) struct Candidates<'a> {
     pub nics: &'a [usize],
 }
 
-/// Pairs each link's hub port with one of the NICs of its joiner's port. The NIC is a partner of the hub port's NIC, so
-/// that lanes stay on the rails of their NICs. If a port has no live partner, it gets another NIC of the same link layer,
-/// unless a map names the partners. Of several NICs, the least loaded is chosen, and then the first. `loads` are the links
-/// of each NIC of the joiner, including former connections.
+/// Chooses a NIC of the joiner's port for the hub's end of each link. The NIC is a partner of the hub port's
+/// NIC, so that lanes stay on the rails of their NICs. If no partner works, a port gets another NIC that can
+/// reach the hub's, unless a map names the partners. Of several NICs, the least loaded is chosen, and of
+/// equally loaded NICs the first. `loads` has the number of links of each NIC of the joiner, including
+/// earlier connections.
 pub(in crate::verbs) fn pair<'a>(
     hub: &[Address],
     links: impl IntoIterator<Item = Candidates<'a>>,
@@ -145,7 +146,7 @@ mod tests {
         Address { link_layer: LinkLayer::InfiniBand, lid, gid: Gid(gid), ..roce(device, [0; 4], None) }
     }
 
-    /// Links of these hub ports with a worker of one port.
+    /// Pairs links between these ports of the hub and a worker with one port.
     fn pair_worker(hub: &[Address], ports: &[usize], worker: &[Address]) -> Result<Vec<Pairing>, Unreached> {
         let nics: Vec<usize> = (0..worker.len()).collect();
         let links = ports.iter().map(|&hub_port| Candidates { hub_port, nics: &nics });
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn lanes_inherit_the_rails_of_their_nics() {
-        // 14 lanes on 8 NICs, and on 5: the NICs have two lanes or one, three or two.
+        // 14 lanes are on 8 NICs, or on 5. Each NIC has one or two lanes, or two or three.
         for nics in [8, 5] {
             let hub: Vec<_> =
                 (0..14).map(|lane| infiniband(&format!("mlx5_{}", lane * nics / 14), 7)).collect();
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn of_several_partners_the_first_has_the_first_link_of_each_hub_in_turn() {
-        // A worker prefers the order of its list; hubs with one NIC and two lanes follow each other.
+        // The order of the worker's list decides. Hubs with one NIC and two lanes follow each other.
         let worker: Vec<_> = [2, 3, 0, 1].map(|nic| infiniband(&format!("mlx5_{nic}"), 8)).to_vec();
         let (hub, all) = (vec![infiniband("mlx5_0", 7); 2], [0, 1, 2, 3]);
         let mut loads = [0; 4];

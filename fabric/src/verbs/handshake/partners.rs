@@ -1,14 +1,15 @@
-//! Rails: which NICs of the joiner go with each NIC of the hub. Lanes inherit. Pure; the joiner computes it.
+//! Rails: the NICs of the joiner that are the partners of each NIC of the hub. Lanes use the partners of
+//! their NIC. The joiner computes this, without input or output.
 //!
 //! ```text
-//!   a map of the user's          mlx5_0=mlx5_2
-//!   else a common subnet         10.0.3.4/24 -- 10.0.3.9/24
-//!   else, or if several NICs are in it, the same name: mlx5_3 -- mlx5_3
-//!   and those that are left by their place in the order of names
+//!   1. a map of the user           mlx5_0=mlx5_2
+//!   2. else a common subnet        10.0.3.4/24 -- 10.0.3.9/24
+//!   3. several NICs in the subnet: the same name, mlx5_3 -- mlx5_3
+//!   4. the remaining NICs: by their place in the order of names
 //! ```
 //!
-//! All InfiniBand is in fe80::/64 if no setting says otherwise, and rails of /31 share nothing. Names and places then
-//! count.
+//! By default, all InfiniBand is in fe80::/64, and rails of /31 have no common subnet. In both cases names
+//! and places decide.
 
 use std::cmp::Ordering;
 
@@ -26,7 +27,7 @@ pub(super) struct Partners {
     pub mapped: bool,
 }
 
-/// Returns the partners of each NIC of the hub among the joiner's.
+/// Returns the partners of each NIC of the hub, among the joiner's NICs.
 pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> Vec<Partners> {
     let fits: Vec<(Vec<usize>, String)> = hub.iter().map(|address| fit(address, joiner)).collect();
     let mut found: Vec<Partners> = fits
@@ -36,7 +37,7 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
     for (first, (fit, _)) in fits.iter().enumerate() {
         let rivals: Vec<usize> = (0..hub.len()).filter(|&nic| fits[nic].0 == *fit).collect();
         if rivals[0] != first {
-            continue; // dealt with the first of them
+            continue; // the first NIC of the group has dealt with the whole group
         }
         for (of_hub, own, reason) in deal(hub, &rivals, joiner, fit) {
             found[of_hub].nics.push(own);
@@ -59,8 +60,8 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
     found
 }
 
-/// Returns the joiner's NICs in the subnet of a hub's NIC. If there are none, returns the joiner's NICs with
-/// the link layer of the hub's NIC. Also returns the reason for the choice.
+/// Returns the joiner's NICs in the subnet of a hub's NIC, and the reason. If there are none, returns the
+/// joiner's NICs that can reach the hub's NIC.
 fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     let shared = |nic: usize| Some((nic, address.shared_subnet(&joiner[nic])?));
     let near: Vec<(usize, String)> = (0..joiner.len()).filter_map(shared).collect();
@@ -73,8 +74,8 @@ fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     }
 }
 
-/// Pairs NICs of the hub with NICs of the joiner, so that none is left over. NICs with the same name come first, then the
-/// rest by place.
+/// Pairs NICs of the hub with NICs of the joiner, so that each NIC has a partner. NICs with the same name are
+/// paired first, and then the others by their places.
 fn deal(
     hub: &[&Address],
     of_hub: &[usize],
@@ -109,7 +110,7 @@ fn deal(
     pairs
 }
 
-/// Compares names so that `mlx5_2` comes before `mlx5_10`: a run of digits counts by its length first.
+/// Compares names so that `mlx5_2` comes before `mlx5_10`: of two runs of digits, the shorter comes first.
 fn by_name(a: &str, b: &str) -> Ordering {
     fn key(mut name: &str) -> Vec<(&str, usize, &str)> {
         let mut key = Vec::new();
@@ -141,7 +142,7 @@ mod tests {
         }
     }
 
-    /// Creates an address with the subnet of an InfiniBand that nobody has configured.
+    /// Creates an address with the default subnet of InfiniBand.
     fn infiniband(device: &str, lid: u16) -> Address {
         let gid = format!("fe80::{lid:x}:1").parse::<std::net::Ipv6Addr>().unwrap().octets();
         Address { link_layer: LinkLayer::InfiniBand, lid, gid: Gid(gid), ..roce(device, [0; 4], 0) }
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn infiniband_of_one_subnet_keeps_its_rails() {
-        // The order in which a library lists devices is not that of their numbers.
+        // The library may list devices in another order than that of their numbers.
         let (hub, worker) =
             (numbered("mlx5_", 0..12, 100), numbered("mlx5_", [10, 11, 3, 2, 1, 0, 4, 5, 6, 7, 8, 9], 200));
         let rails = nics(&hub, &worker);
@@ -184,7 +185,7 @@ mod tests {
     fn a_nic_that_is_missing_shifts_no_other_rail() {
         let (hub, worker) = (numbered("mlx5_", 0..8, 100), numbered("mlx5_", [0, 1, 2, 4, 5, 6, 7], 200));
         assert_eq!(nics(&hub, &worker), [[0], [1], [2], [0], [3], [4], [5], [6]]);
-        // The worker's rail 3 is joined with some NIC of the hub rather than with none.
+        // The worker's rail 3 is paired with some NIC of the hub, rather than with none.
         assert_eq!(nics(&worker, &hub), [vec![0, 3], vec![1], vec![2], vec![4], vec![5], vec![6], vec![7]]);
     }
 

@@ -1,4 +1,4 @@
-//! The handshake's TCP connection: messages with their length before them, each within a time-out.
+//! The handshake's TCP connection. Each message has its length before it, and a timeout.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use rustix::net::sockopt;
 
 use super::message::{MAX_BYTES, Message};
 
-/// The time without a sign of life after which the kernel probes a peer.
+/// The idle time after which the kernel probes a peer.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 /// The time between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
@@ -43,7 +43,7 @@ impl MessageStream {
         self.timeout
     }
 
-    /// Multiplies the timeout of the following messages.
+    /// Multiplies the timeout of the messages that follow by `times`.
     pub fn take_time(&mut self, times: u32) {
         self.timeout *= times;
     }
@@ -82,7 +82,7 @@ impl MessageStream {
                 "a message of {length} bytes, of {MAX_BYTES} at most: this is the data path of a parameter hub, for its own workers"
             )));
         }
-        // The body is read in pieces, so that no memory is allocated for a length alone.
+        // The body is read in pieces, so that a length alone allocates no memory.
         let mut body = Vec::new();
         while body.len() < length {
             let mut piece = [0; 4096];
@@ -125,7 +125,7 @@ impl MessageStream {
         io::Error::new(ErrorKind::UnexpectedEof, "the other end hung up during the handshake")
     }
 
-    /// Returns the socket. From now on, its end means the end of the links.
+    /// Returns the socket. From now on, the end of the socket means the end of the links.
     pub fn into_socket(self) -> OwnedFd {
         self.stream.into()
     }

@@ -1,9 +1,9 @@
-//! The trial of a pair of NICs before it gets links: whether packets cross from one end to the other. The trial is a write
-//! of nothing, which the other NIC acknowledges. Addresses are not enough to decide: all InfiniBand has fe80::/64, and
-//! addresses of /32 share nothing.
+//! The trial of a pair of NICs before links use the pair: whether packets cross from one end to the other.
+//! The trial is a write without bytes, which the other NIC acknowledges. Addresses cannot decide this: by
+//! default, all InfiniBand is in fe80::/64, and addresses of /32 have no common subnet.
 //!
-//! Runs on the handshake's threads, on separate queue pairs that end with the trial: the completions of links belong to the
-//! port.
+//! The handshake's threads run the trial on separate queue pairs, which end with the trial: only the port may
+//! take the completions of links.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,11 +23,11 @@ use crate::verbs::handles::work::Work;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::link::random_packet;
 
-/// The time limit of a trial. A write of nothing takes microseconds, and is sent again after half a second by default. The
-/// limit is shorter than that of a step of the handshake, because the other end waits.
+/// The time limit of a trial. A write without bytes takes microseconds. By default, the NIC retries it after
+/// half a second. The limit is shorter than a step of the handshake, because the other end waits.
 const WITHIN: Duration = Duration::from_secs(2);
 
-/// One end of a pair that is tried.
+/// This end of a pair that is tried.
 pub(super) struct TrialEnd {
     qp: QueuePair,
     queue: Arc<CompletionQueue>,
@@ -44,29 +44,29 @@ impl TrialEnd {
         Ok(TrialEnd { qp, queue, nic: Arc::clone(nic), first_packet })
     }
 
-    /// Returns the data that the other end needs of this end. `nic` is the other end's number for the NIC.
+    /// Returns what the other end needs to know of this end. `nic` is the index of the NIC in the message.
     pub fn name(&self, nic: u16) -> LinkEnd {
         LinkEnd { nic, number: self.qp.number(), first_packet: self.first_packet, keys: Vec::new() }
     }
 
-    /// Connects the end, which then acknowledges the other end's write. The kernel resolves the address of a RoCE NIC in this
-    /// call.
+    /// Connects this end, which then acknowledges the other end's write. For a RoCE NIC, the kernel resolves
+    /// the address in this call.
     pub fn connect(&self, address: &Address, end: &LinkEnd) -> Result<(), String> {
         let peer = Peer { address: address.clone(), number: end.number, first_packet: end.first_packet };
         self.qp.connect(&self.nic, self.first_packet, &peer).map_err(|error| error.to_string())
     }
 
-    /// Writes nothing to the other end.
+    /// Posts a write without bytes to the other end. Returns the time of the post.
     pub fn write(&self) -> Result<Instant, String> {
         let fail = |errno| format!("ibv_post_send: {}", std::io::Error::from_raw_os_error(errno));
         SendChain::post_fence(&self.qp, 0).map_err(fail).map(|()| Instant::now())
     }
 
-    /// Waits until the write that began at this time is acknowledged.
+    /// Waits until the write that was posted at `written` is acknowledged.
     pub fn acknowledged(&self, written: Instant) -> Result<(), String> {
         let mut one = [ibv_wc::default()];
         loop {
-            // Armed before the look: a completion after it makes the channel readable.
+            // The queue is armed before it is polled: a completion after the poll makes the channel readable.
             self.queue.arm().map_err(|error| format!("ibv_req_notify_cq: {error}"))?;
             let count = self.queue.poll(&mut one).map_err(|answer| format!("ibv_poll_cq: {answer}"))?;
             if count == 1 {

@@ -1,4 +1,4 @@
-//! Completions: taken from the queues of a port's NICs, and handled.
+//! Completions: how a port takes them from the queues of its NICs, and handles them.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::verbs::handles::ffi::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, ibv_
 use crate::verbs::handles::words;
 use crate::verbs::handles::work::{Work, WorkId};
 
-/// The number of completions that are taken at once.
+/// The most completions that one call takes.
 pub(in crate::verbs) const BATCH: usize = 64;
 
-/// A completion of a link that is not attached yet. There are at most as many as it has receive requests:
-/// none is posted again before an arrival is shown.
+/// A completion of a link that is not attached yet. There are at most as many as the link has receive
+/// requests, because no request is posted again before its arrival is shown.
 pub(in crate::verbs) struct Early {
     route: usize,
     generation: u32,
@@ -23,7 +23,8 @@ pub(in crate::verbs) struct Early {
 }
 
 impl Port {
-    /// Fills `into` from `filled` on. Takes from a queue only as many arrivals as fit.
+    /// Fills `into` from index `filled` on. Takes only as many completions from a queue as `into` has room
+    /// for.
     pub(in crate::verbs) fn poll_queues(&mut self, into: &mut [Arrival], mut filled: usize) -> usize {
         let rails = self.rails.len();
         self.first = (self.first + 1) % rails.max(1);
@@ -48,11 +49,13 @@ impl Port {
         filled
     }
 
-    /// Takes everything that was in the queues at the start of this call into the stash.
+    /// Takes all completions that were in the queues at the start of this call. Puts their arrivals into the
+    /// stash.
     #[cold]
     pub(in crate::verbs) fn take_all(&mut self) {
         for rail in 0..self.rails.len() {
-            // Other links may continue to complete, so this takes only the older completions, which come first.
+            // Links may continue to complete during the loop, so it ends after the completions that were
+            // there first.
             let mut left = self.rails[rail].queue.entries() as usize;
             loop {
                 let count = self.take(rail, BATCH);
@@ -70,7 +73,7 @@ impl Port {
         }
     }
 
-    /// Takes completions of a rail into the batch.
+    /// Takes up to `wanted` completions of a rail into the batch.
     #[inline]
     fn take(&mut self, rail: usize, wanted: usize) -> usize {
         self.rails[rail].queue.poll(&mut self.batch[..wanted]).unwrap_or_else(|answer| {
@@ -95,7 +98,7 @@ impl Port {
         }
     }
 
-    /// Handles a completion. Returns the arrival, if the completion is one and its link has not ended.
+    /// Handles a completion. Returns the arrival, if the completion is an arrival and its link has not ended.
     #[inline]
     fn complete(&mut self, completion: &ibv_wc) -> Option<Arrival> {
         let WorkId { work, route, generation } = WorkId::decode(completion.wr_id);
@@ -165,7 +168,7 @@ impl Port {
         }
     }
 
-    /// Takes the completions of a link from the time before it was attached.
+    /// Handles the completions of a link from the time before it was attached.
     pub(in crate::verbs) fn take_early(&mut self, route: usize, generation: u32, id: LinkId) {
         let early = std::mem::take(&mut self.early);
         for early in early {
@@ -179,7 +182,7 @@ impl Port {
         }
     }
 
-    /// Forgets early completions of a route, because another link may now get it.
+    /// Drops early completions of a route, because another link may get the route now.
     pub(in crate::verbs) fn forget_early(&mut self, route: usize) {
         self.early.retain(|early| early.route != route);
     }
@@ -202,13 +205,13 @@ impl Port {
         self.end(id, CloseReason::Failed(words));
     }
 
-    /// Fails a link because a call of the data path failed.
+    /// Fails a link, because a call of the data path failed.
     #[cold]
     pub(in crate::verbs) fn fail_call(&mut self, id: LinkId, call: &str, errno: i32) {
         self.fail_with(id, call, &std::io::Error::from_raw_os_error(errno).to_string());
     }
 
-    /// Fails a rail because a call failed that all its links need.
+    /// Fails all links on a rail, because a call that all of them need failed.
     #[cold]
     pub(in crate::verbs) fn fail_rail(&mut self, rail: usize, call: &str, error: &str) {
         let rail = Arc::clone(&self.rails[rail]);

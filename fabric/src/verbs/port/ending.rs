@@ -1,4 +1,4 @@
-//! The end of links: a peer left or died, a NIC failed, or a link was detached.
+//! The end of links: a peer left or died, a NIC failed, or the layer above detached a link.
 //!
 //! ```text
 //!   Open --(socket ended, error, event)--> Ending --(all arrivals shown)--> Closing --(closed())--> Reported
@@ -18,12 +18,13 @@ use crate::port::CloseReason;
 use crate::verbs::handles::context::{Context, NicEvent};
 use crate::verbs::handles::work::Work;
 
-/// The time after which unsent posts are given up: a live peer's NIC takes microseconds for each.
+/// The time after which unsent posts are given up. The NIC of a live peer takes microseconds for each.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The longest time for which `detach` itself waits for unsent posts. After it the peer learns of the end, even if this
-/// port is never polled again. So a peer that does not take its arrivals cannot hold a core for longer, and several such
-/// peers cannot either.
+/// The longest time for which `detach` itself waits until the last posts are sent. It waits so that the peer sees
+/// the end even if this port is never polled again. The limit is for a peer that does not take its arrivals: it
+/// can block a core only for this time. Several such peers together cannot block the core for longer, because
+/// `detach` does not wait while an earlier link lingers.
 pub(in crate::verbs) const GRACE: Duration = Duration::from_millis(50);
 
 /// A detached link with posts that may be in flight.
@@ -35,7 +36,7 @@ pub(in crate::verbs) struct Linger {
 }
 
 impl Port {
-    /// Handles the reports of other threads, and the links that are ending.
+    /// Handles the reports of other threads, the links that are ending, and the detached links.
     #[inline]
     pub(in crate::verbs) fn look(&mut self) {
         let changes = self.state.changes();
@@ -72,7 +73,7 @@ impl Port {
         self.clear(&abandoned);
     }
 
-    /// Uses the rails of the NICs that are now open. The links of other NICs have ended or will end.
+    /// Takes over the rails of the NICs that are open now. The links on other NICs have ended or will end.
     fn take_up_rails(&mut self) {
         let open = self.state.own.open();
         let is_same = |(ours, open): (&Arc<Rail>, &Arc<Rail>)| Arc::ptr_eq(ours, open);
@@ -82,7 +83,8 @@ impl Port {
         }
     }
 
-    /// Ends an open link once its arrivals are shown, and ends the connection for the peer.
+    /// Ends an open link: the link closes once its arrivals are shown. Ends its connection, so the peer sees
+    /// the end, too.
     #[cold]
     pub(in crate::verbs) fn end(&mut self, id: LinkId, reason: CloseReason) {
         let Some(attached) = self.links.get_mut(id) else { return };
@@ -92,7 +94,8 @@ impl Port {
                 attached.state = LinkState::Ending(reason);
                 self.ends += 1;
             }
-            // When a NIC fails both ends, the peer's socket may end before this end's NIC reports it.
+            // If a NIC fails at both ends, the peer's socket may end before this end's NIC reports the
+            // failure.
             LinkState::Ending(known) | LinkState::Closing(known) if *known == CloseReason::PeerGone => {
                 *known = reason;
             }
@@ -100,13 +103,14 @@ impl Port {
         }
     }
 
-    /// Closes links after all their arrivals have been shown.
+    /// Closes each ending link whose arrivals have all been shown.
     #[cold]
     fn settle(&mut self) {
         if !self.links.iter().any(|(_, attached)| matches!(attached.state, LinkState::Ending(_))) {
             return;
         }
-        // All writes that the peer's NIC delivered before the socket ended have completed.
+        // All writes that the peer's NIC delivered before the socket ended have completed, so this takes
+        // them.
         self.take_all();
         for (_, attached) in self.links.iter_mut() {
             if let LinkState::Ending(reason) = &attached.state
@@ -117,8 +121,9 @@ impl Port {
         }
     }
 
-    /// Lets a detached link linger. Its queue pair is destroyed when its last posts have been sent. The socket ends with it,
-    /// and so do the other links of the connection, after their own posts have been sent.
+    /// Keeps a detached link until its last posts have been sent, and then destroys its queue pair. The
+    /// socket and the other links of the connection end at that time, after the other links' posts have been
+    /// sent, too.
     pub(in crate::verbs) fn linger(&mut self, attached: Attached<Endpoint>) {
         let Attached { link: mut endpoint, state, .. } = attached;
         let route = &endpoint.link.route;
@@ -132,7 +137,7 @@ impl Port {
             LinkState::Reported => false,
         };
         if !open {
-            return; // and the queue pair is destroyed
+            return; // dropping the endpoint destroys the queue pair
         }
         let connection = endpoint.connection.number;
         let link = &mut endpoint.link;
@@ -140,7 +145,7 @@ impl Port {
         for (_, neighbour) in self.links.iter_mut() {
             let Endpoint { connection: other, link, .. } = &mut neighbour.link;
             if other.number == connection && !link.is_fenced() {
-                // If this fails, the neighbour's posts cannot be sent.
+                // If this fails, the posts of the other link cannot be sent anyway.
                 let _ = link.fence();
             }
         }
@@ -160,7 +165,7 @@ impl Port {
         }
     }
 
-    /// Drops detached links after their posts have been sent.
+    /// Drops detached links whose posts have been sent, or cannot be sent.
     #[cold]
     fn sweep(&mut self) {
         let now = Instant::now();
@@ -172,7 +177,7 @@ impl Port {
         }
     }
 
-    /// Whether posts of a connection may be in flight on this port.
+    /// Whether the connection has posts on this port that may still be in flight.
     fn has_fences(&self, endpoint: &Endpoint) -> bool {
         let attached = self.links.iter().map(|(_, attached)| &attached.link);
         let lingering = self.lingering.iter().map(|linger| &linger.endpoint);
@@ -181,8 +186,8 @@ impl Port {
             .any(|other| other.connection.number == endpoint.connection.number && other.link.is_fenced())
     }
 
-    /// Clears abandoned routes; their queue pairs are destroyed. Takes their completions out of the queues, so that
-    /// other links can have the routes.
+    /// Frees abandoned routes, whose queue pairs are destroyed. First takes their completions out of the
+    /// queues, so that other links can use the routes.
     fn clear(&mut self, abandoned: &[Abandoned]) {
         if abandoned.is_empty() {
             return;
@@ -198,14 +203,14 @@ impl Port {
         }
     }
 
-    /// Waits, when the port is dropped, until all posts have been sent or given up.
+    /// Waits until all posts of detached links have been sent or given up. Called when the port is dropped.
     pub(in crate::verbs) fn part_from_all(&mut self) {
         if let Some(last) = self.lingering.iter().map(|linger| linger.deadline).max() {
             self.part(last);
         }
     }
 
-    /// Returns the latest time at which the first of the detached links is dropped.
+    /// Returns the deadline of the detached link that is given up first.
     pub(in crate::verbs) fn linger_deadline(&self) -> Option<Instant> {
         self.lingering.iter().map(|linger| linger.deadline).min()
     }

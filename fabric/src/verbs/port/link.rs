@@ -1,7 +1,7 @@
 //! A link's queue pair with its requests and counts.
 //!
-//! Made and connected by a handshake's thread, then owned by the port's. Knows its windows as addresses and keys,
-//! and not the state of the link in its port.
+//! A handshake's thread makes and connects it; then the port's thread owns it. It knows its windows as
+//! addresses and keys, and not the state of the link in its port.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,38 +20,39 @@ use crate::verbs::handles::error::DeviceError;
 use crate::verbs::handles::queue_pair::{Peer, QueuePair};
 use crate::verbs::handles::work::{Tally, Work};
 
-/// The most fences in flight: one for a detached link, and one for a neighbour.
+/// The most fences in flight: one for the detached link, and one for another link of its connection.
 const FENCES: u32 = 2;
-/// The most sends between two signalled ones; a completion then costs a thirtieth of a send's time.
+/// The most sends between two signalled sends. With 32, a completion costs a thirtieth of a send's time.
 const MAX_INTERVAL: u32 = 32;
-/// The number of sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
+/// The number of sends beyond the capacity whose acknowledgements may be late: an answer can overtake them.
 const LATE: u32 = 64;
-/// The most sends of a link that a NIC gets at a time. Other sends wait in the link. A device's own limit is not
-/// guaranteed. 1024 chunks of 32 KiB are 32 MiB, and take 0.7 ms at 400 Gb/s: far longer than any round trip.
+/// The most sends of a link that its NIC has at a time. Further sends wait in the link, because a device does
+/// not guarantee its own limit. 1024 chunks of 32 KiB are 32 MiB, and take 0.7 ms at 400 Gb/s: far longer
+/// than any round trip.
 const MOST_SENDS: u32 = 1024;
 
-/// The number of requests in the queues of a link with a given capacity.
+/// The numbers of requests in the queues of a link, for its capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Depths {
-    /// Sends that the NIC has and whose completion is not known.
+    /// The most sends that the NIC has and that have not completed.
     sends: u32,
-    /// Sends that wait for room in the NIC's queue.
+    /// The most sends that wait for room in the NIC's queue.
     waiting: u32,
-    /// The interval of signalled sends.
+    /// The number of sends from one signalled send to the next.
     interval: u32,
     receives: u32,
-    /// Requests of a send: 2 if its immediate is a separate write.
+    /// The number of requests per send: 2 if the immediate is a separate write.
     each: u32,
 }
 
 impl Depths {
-    /// Returns the depths of a link's queues. A full send queue always has a signalled send in it. Up to an interval of
-    /// its sends is done without a completion that shows it. The queue has room for that many sends beyond the capacity, so
-    /// that a post has room once the peer has polled all. There is a receive request for every send that can be in flight.
-    /// Receive requests are posted again in batches.
+    /// Returns the depths of a link's queues. A full send queue always contains a signalled send. Up to
+    /// `interval` sends may be done although no completion shows it yet. So the queue has room for that many
+    /// sends beyond the capacity, and a post has room once the peer has polled all. Each send that can be in
+    /// flight has a receive request. Receive requests are posted again in batches.
     ///
-    /// A queue has at most `most` requests, the device's word. Sends beyond it, and beyond [`MOST_SENDS`], wait in the link.
-    /// A device that has too few receive requests is named in an error.
+    /// A send queue has at most `most` requests, the limit of the device. Sends beyond that limit, and beyond
+    /// [`MOST_SENDS`], wait in the link. A device that allows too few receive requests causes an error.
     fn for_capacity(capacity: u32, most: u32, each: u32) -> Self {
         let interval = (capacity / 2).clamp(1, MAX_INTERVAL);
         let posts = capacity.saturating_add(interval).saturating_add(capacity.min(LATE));
@@ -64,22 +65,22 @@ impl Depths {
         self.sends * self.each + FENCES
     }
 
-    /// Returns the number of completions after a queue pair fails: everything in its queues completes.
+    /// Returns the most completions after a queue pair failed: then each request in its queues completes.
     fn completions(self) -> u32 {
         self.send_requests().saturating_add(self.receives)
     }
 }
 
-/// The keys of a range that a link sends.
+/// The keys of a range that a link sends: this end's key and the peer's.
 #[derive(Clone, Copy, Debug, Default)]
 struct Keys {
     local: u32,
     remote: u32,
 }
 
-/// A queue pair that can receive, and has no peer yet.
+/// A queue pair that can receive, but is not connected to a peer yet.
 pub(in crate::verbs) struct Unconnected {
-    // Destroyed before the route is released, as in `Link`.
+    // Dropped before the route is released, as in `Link`.
     qp: QueuePair,
     receives: ReceiveChain,
     registered: Arc<Registered>,
@@ -136,13 +137,14 @@ impl Unconnected {
         self.depths.each == 2
     }
 
-    /// Returns how many ranges it sends.
+    /// Returns the number of ranges that the link sends.
     pub fn sent_ranges(&self) -> usize {
         self.carried.sent.iter().len()
     }
 
-    /// Joins the queue pair with the peer's. The windows are at `from` at this end and at `to` at the peer. Each range that is
-    /// sent has its key at the peer. `apart`: the peer's immediates are separate writes.
+    /// Connects the queue pair to the peer's. The windows begin at address `from` at this end, and at `to` at
+    /// the peer. `remote` has the peer's key for each range that is sent. `apart` says whether the peer's
+    /// immediates are separate writes.
     pub fn connect(
         self,
         peer: &Peer,
@@ -182,10 +184,10 @@ impl Unconnected {
     }
 }
 
-/// A connected queue pair. The windows that it posts from and that the peer writes to stay registered as long
-/// as it lives.
+/// A connected queue pair. While it lives, the window from which it posts and the window that the peer writes
+/// stay registered.
 pub(in crate::verbs) struct Link {
-    // Destroyed first: afterwards nothing touches the windows, and nothing completes under the route.
+    // Dropped first. After that, nothing accesses the windows, and nothing completes under the route.
     qp: QueuePair,
     sends: SendChain,
     receives: ReceiveChain,
@@ -193,26 +195,29 @@ pub(in crate::verbs) struct Link {
     from: u64,
     /// Address of the first byte of the peer's window.
     to: u64,
-    /// The ranges that the link may post, and the keys of each range.
+    /// The ranges that the link may post. `keys` has the keys of each range.
     ranges: Ranges,
     keys: Vec<Keys>,
     depths: Depths,
-    /// Sends whose completion is not known, held back or handed over.
+    /// The number of sends without a known completion, including those that are held back.
     in_flight: u32,
-    /// The number of last sends that are not signalled.
+    /// The number of sends since the last signalled one.
     unsignalled: u32,
-    /// Sends that the next completions cover, and their bytes of the link's credit.
+    /// The signalled sends: for each, the number of sends that its completion covers, and their bytes of the
+    /// link's credit.
     signalled: VecDeque<(u32, usize)>,
-    /// Posts that wait for room in the send queue, in their order, with their keys and their bytes of the link's credit.
+    /// The posts that wait for room in the send queue, in order, with their keys and their bytes of the
+    /// link's credit.
     waiting: VecDeque<(Span, Keys, Imm, usize)>,
     credit: Credit,
     pub crossed: Crossed,
     fences: u32,
-    /// Whether a fence must be posted when no post waits any more.
+    /// Whether a fence must be posted after the last waiting post.
     fence_due: bool,
-    /// Whether the peer's immediates are separate writes. Then a completion does not say how many bytes came before it.
+    /// Whether the peer's immediates are separate writes. Then a completion does not tell how many bytes
+    /// arrived before it.
     pub peer_writes_apart: bool,
-    /// Receive requests that were used and not posted again.
+    /// The number of receive requests that were used and not posted again.
     consumed: u32,
     send_id: u64,
     #[cfg_attr(not(test), expect(dead_code, reason = "held: what the queue pair reads and writes"))]
@@ -226,10 +231,11 @@ impl Link {
         self.qp.number()
     }
 
-    /// Holds a send back, or reports that there is no room. The error is the errno of a full chain that was refused.
+    /// Holds a send back until the next flush, or returns `Full`. A full chain is handed over at once: the
+    /// error is that call's errno.
     ///
     /// # Panics
-    /// Panics if the link does not carry the span: the caller's layout differs from that of the plan.
+    /// Panics if the link does not carry the span, because the caller's layout differs from the plan's.
     pub fn post(&mut self, span: Span, imm: Imm, tally: &mut Tally) -> Result<Posted, i32> {
         let keys = self.keys_of(span);
         let has_room = self.in_flight < self.depths.sends;
@@ -237,7 +243,7 @@ impl Link {
             return Ok(Posted::Full);
         }
         let Some(counted) = self.credit.take(span.bytes) else { return Ok(Posted::Full) };
-        // Waiting posts go first, as soon as there is room.
+        // Waiting posts go first: as soon as there is room, they are handed over.
         if has_room {
             self.hold(span, keys, imm, counted, tally)?;
         } else {
@@ -246,7 +252,7 @@ impl Link {
         Ok(Posted::Accepted)
     }
 
-    /// Returns the keys of a span. A span without bytes needs none.
+    /// Returns the keys of the range that holds a span. A span without bytes needs no keys.
     #[inline]
     fn keys_of(&self, span: Span) -> Keys {
         if span.bytes == 0 {
@@ -258,7 +264,7 @@ impl Link {
         self.keys[place]
     }
 
-    /// Puts a send into the chain, which is handed over when it is full.
+    /// Adds a send to the chain. Hands the chain over when it is full.
     #[inline]
     fn hold(
         &mut self,
@@ -270,7 +276,8 @@ impl Link {
     ) -> Result<(), i32> {
         self.in_flight += 1;
         self.unsignalled += 1;
-        // The completion must be signalled, so that its bytes are given back to the credit.
+        // A send that counts bytes must be signalled, because its completion gives the bytes back to the
+        // credit.
         let signalled = self.unsignalled == self.depths.interval || counted > 0;
         if signalled {
             self.signalled.push_back((std::mem::take(&mut self.unsignalled), counted));
@@ -295,7 +302,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hands over the posts that waited, as far as there is room now.
+    /// Hands over waiting posts as far as there is room now.
     #[cold]
     fn hand_over_waiting(&mut self, tally: &mut Tally) -> Result<(), i32> {
         while self.in_flight < self.depths.sends
@@ -320,7 +327,7 @@ impl Link {
         self.sends.post(&self.qp)
     }
 
-    /// Notes that a signalled send and all earlier sends completed. Waiting sends get their room.
+    /// Notes that a signalled send and all sends before it have completed. Waiting sends get their room.
     pub fn sent(&mut self, tally: &mut Tally) -> Result<(), i32> {
         if let Some((sends, counted)) = self.signalled.pop_front() {
             self.in_flight -= sends;
@@ -329,7 +336,7 @@ impl Link {
         if self.waiting.is_empty() { Ok(()) } else { self.hand_over_waiting(tally) }
     }
 
-    /// Bounds the bytes that are posted and not known to be done.
+    /// Limits the bytes of posts that are not known to have completed.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.credit.limit_to(bytes);
     }
@@ -346,14 +353,15 @@ impl Link {
         self.receives.post(&self.qp, RECEIVES)
     }
 
-    /// Posts a fence after the earlier posts. [`fence_passed`](Self::fence_passed) follows when they are done.
+    /// Posts a fence after the earlier posts. When they are done, the fence completes, and
+    /// [`fence_passed`](Self::fence_passed) is called.
     pub fn fence(&mut self) -> Result<(), i32> {
         if !self.waiting.is_empty() {
             self.fence_due = true;
             return Ok(());
         }
         if self.in_flight == 0 || self.fences == FENCES {
-            return Ok(()); // nothing to wait for, or the last fence was for everything already
+            return Ok(()); // nothing is in flight, or the last fence comes after all posts
         }
         SendChain::post_fence(&self.qp, self.route.id(Work::Fence).encode())?;
         self.fences += 1;
@@ -364,7 +372,7 @@ impl Link {
         self.fences = self.fences.saturating_sub(1);
     }
 
-    /// Gives the link up, because the queue pair failed and nothing more is sent.
+    /// Drops the fences, because the queue pair has failed and will send nothing more.
     pub fn give_up(&mut self) {
         self.fences = 0;
         self.fence_due = false;
@@ -379,14 +387,14 @@ impl Link {
         self.depths.receives
     }
 
-    /// Returns the number of arrivals that can always be unread. It is less than the number of receive requests by a batch that
-    /// is used and not posted again yet.
+    /// Returns the number of unread arrivals for which the link has room in any case. It is less than the
+    /// number of receive requests, because a batch of them may be used and not posted again yet.
     pub fn sure_unread(&self) -> u32 {
         self.depths.receives - (RECEIVES - 1)
     }
 }
 
-/// The checks that only a hostile or a dead peer fails.
+/// Methods for tests of a hostile or a dead peer.
 #[cfg(test)]
 impl Link {
     /// Stops answering packets.
@@ -411,7 +419,8 @@ impl Link {
     }
 }
 
-/// Returns the 24 bits of a first packet's number; random, so that packets of a former queue pair do not fit.
+/// Returns the number of a first packet, with 24 bits. It is random, so that packets of an earlier queue pair
+/// do not match.
 pub(in crate::verbs) fn random_packet() -> std::io::Result<u32> {
     let mut bytes = [0; 4];
     getrandom(&mut bytes, GetRandomFlags::empty())?;

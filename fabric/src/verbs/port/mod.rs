@@ -1,6 +1,6 @@
 //! The port over verbs: its links, and the methods of the contract.
 //!
-//! Owned by one thread, which polls, posts and sleeps. Other threads report through its
+//! One thread owns the port: it polls, posts and sleeps. Other threads report to the port through its
 //! [`PortState`]. `arrivals.rs` handles completions, `ending.rs` ends links, and `sleeping.rs` sleeps.
 
 mod arrivals;
@@ -32,14 +32,14 @@ use rails::{MAX_RAILS, PortState, Rail};
 /// A connected link that no port polls yet.
 pub struct Endpoint {
     pub(super) connection: Arc<Connection>,
-    /// The port that its completions go to.
+    /// The port that gets the link's completions.
     port: Arc<PortState>,
     pub(super) link: Link,
-    /// The other end, in words.
+    /// The name of the other end, for errors.
     pub(super) peer: String,
     /// Whether a post found no room since the last wait.
     refused: bool,
-    /// The arrivals in the port's stash.
+    /// The number of the link's arrivals in the port's stash.
     stashed: u32,
     ends_with_port: bool,
     rule: Option<Box<dyn FrameRule>>,
@@ -64,12 +64,12 @@ impl Endpoint {
         self.link.route.rail.nic.name()
     }
 
-    /// Lets the link end, too, when its NIC's port is down for as long as packets are retried.
+    /// Makes the link also end when its NIC's port is down for as long as packets are retried.
     pub fn end_with_port(&mut self) {
         self.ends_with_port = true;
     }
 
-    /// Sets the rule. From now on the link closes if a write arrives with a length that the rule refuses.
+    /// Sets the rule for frames. From now on, the link closes if the rule refuses the length of a write.
     pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
         self.rule = Some(rule);
     }
@@ -84,7 +84,8 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// However an endpoint is dropped (by `detach`, with its port, or unattached), the peer sees that this end left.
+/// Shuts the connection, so the peer sees that this end left. Each way to drop an endpoint does so: `detach`,
+/// dropping the port, or dropping an unattached endpoint.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection.shut();
@@ -94,7 +95,7 @@ impl Drop for Endpoint {
 /// The owner of a route's completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// No link has the route: it is not attached yet, or not any more.
+    /// No link owns the route: its link is not attached yet, or has ended.
     Nobody,
     /// This link.
     Link(LinkId),
@@ -107,7 +108,7 @@ pub struct Port {
     _group: Arc<Group>,
     pub(super) state: Arc<PortState>,
     pub(super) links: Links<Endpoint>,
-    /// The generation and its owner, by route.
+    /// The generation and the owner of each route.
     pub(super) routes: Vec<(u32, Owner)>,
     /// Arrivals that were taken from a completion queue outside of `poll`.
     pub(super) stash: VecDeque<Arrival>,
@@ -116,22 +117,22 @@ pub struct Port {
     /// Detached links with sends that are still in flight.
     pub(super) lingering: Vec<Linger>,
     pub(super) batch: Box<[ibv_wc; BATCH]>,
-    /// The rails at the last look at the port's state.
+    /// The rails that the port uses, as of its last call of `look`.
     pub(super) rails: Vec<Arc<Rail>>,
-    /// The NIC that the next poll looks at first.
+    /// The index of the rail that was polled first in the last poll.
     pub(super) first: usize,
     /// The number of links that are ending or closing.
     pub(super) ends: usize,
-    /// Whether a link that had no room has room again.
+    /// Whether a link that had no room now has room again.
     pub(super) relieved: bool,
-    /// Whether the next completion makes its channel readable, by NIC.
+    /// Whether the next completion makes the channel readable, for each rail.
     pub(super) armed: [bool; MAX_RAILS],
     pub(super) changes_seen: u32,
     pub(super) tally: Tally,
 }
 
-/// Makes the ports of a hub: one for each entry, each on its NIC. Several ports may be on one NIC. A port whose NIC is not
-/// open has none until [`Group::mend`] opens it.
+/// Makes the ports of a hub: one for each entry of `nics`, on that NIC. Several ports may use one NIC. If a
+/// port's NIC is not open, the port has no NIC until [`Group::mend`] opens it.
 ///
 /// # Errors
 /// Returns an error if libibverbs is missing, no NIC can be opened, or something runs out.
@@ -142,7 +143,8 @@ pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, 
     Ok((group, ports))
 }
 
-/// Makes a worker's one port, over all of its NICs. If several NICs are equally good for a link, the first is used first.
+/// Makes the single port of a worker, over all of its NICs. If several NICs are equally good for a link, the
+/// port uses the first.
 ///
 /// # Errors
 /// Returns the errors of [`group`].
@@ -199,7 +201,7 @@ impl Port {
         })
     }
 
-    /// Posts again after there was no room. Some sends may have completed since the last look.
+    /// Posts again after there was no room: some sends may have completed since the last look at the queues.
     #[cold]
     fn post_again(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
         self.take_all();
@@ -212,7 +214,7 @@ impl Port {
         posted
     }
 
-    /// Removes a link. It lingers until its last posts are out.
+    /// Removes a link. The link lingers until its last posts have been sent.
     fn release(&mut self, id: LinkId) {
         if let Some(attached) = self.links.remove(id) {
             self.stash.retain(|arrival| arrival.link != id);
@@ -220,7 +222,7 @@ impl Port {
         }
     }
 
-    /// Returns the work of the NICs for this port so far.
+    /// Returns the counts of what the NICs did for this port so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }
@@ -285,7 +287,8 @@ impl crate::Port for Port {
         }
     }
 
-    /// Posts wait for the flush, or until their chain is full: then there is one doorbell a link and turn, and not one a post.
+    /// Does nothing. Posts wait for the flush, or until their chain is full. So a link rings one doorbell per
+    /// turn, not one per post.
     fn flush_early(&mut self) {}
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {

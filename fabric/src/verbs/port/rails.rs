@@ -1,5 +1,5 @@
-//! The state that a port shares with the other threads of its process: its NICs with their completion queues.
-//! It also has the routes from completions to links.
+//! The state that a port shares with the other threads of its process. It has the port's NICs with their
+//! completion queues, and the routes from completions to links.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,23 +17,24 @@ use crate::verbs::nic::Nic;
 /// The most NICs of one port.
 pub(in crate::verbs) const MAX_RAILS: usize = 32;
 
-/// One NIC of a port, with the completions of the port's links on it. If a NIC is opened again, it is another rail.
+/// One NIC of a port, with the queue for completions of the port's links on that NIC. A NIC that was opened
+/// again is another rail.
 #[derive(Debug)]
 pub(in crate::verbs) struct Rail {
     pub nic: Arc<Nic>,
     pub queue: Arc<CompletionQueue>,
 }
 
-/// The state that a port shares with the other threads of its process. Its changes are connections that ended, events
-/// of NICs, and routes to be cleared.
+/// The state that a port shares with the other threads of its process. Its changes are ended connections,
+/// events of NICs, and routes to clear.
 pub(in crate::verbs) type PortState = port_state::PortState<Rails>;
 
 /// The NICs of a port, and the reports of other threads to the port.
 #[derive(Debug)]
 pub(in crate::verbs) struct Rails {
-    /// The open rails, in the order in which the port was given its NICs. The port has a copy.
+    /// The open rails, in the order of the port's NICs. The port has a copy of the list.
     open: Mutex<Vec<Arc<Rail>>>,
-    /// The vector of their completions.
+    /// The completion vector of the rails' completion queues.
     vector: u32,
     pub bell: EventBell,
     /// A descriptor that is readable when the bell or a completion channel is.
@@ -50,7 +51,8 @@ struct Shared {
     generations: u32,
 }
 
-/// A route, the rail of its completions, and the number of completions for which it has room.
+/// A route whose queue pair is destroyed, the rail of its completions, and the number of completions reserved
+/// for it.
 #[derive(Clone, Debug)]
 pub(in crate::verbs) struct Abandoned {
     pub route: u32,
@@ -87,7 +89,7 @@ impl Rails {
         self.sleeper.as_fd()
     }
 
-    /// Replaces the rails by rails on these NICs. A NIC that already has a rail keeps it.
+    /// Sets the rails to rails on these NICs. A NIC that already has a rail keeps it.
     fn replace(&self, nics: &[Arc<Nic>]) -> Result<(), VerbsError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let rail = |nic: &Arc<Nic>| -> Result<Arc<Rail>, VerbsError> {
@@ -108,14 +110,14 @@ impl Rails {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the changes for the port: events of NICs, and routes whose queue pairs are destroyed. Completions of
-    /// such routes may still be in the queue.
+    /// Takes the reports for the port: events of NICs, and routes whose queue pairs are destroyed.
+    /// Completions of such routes may still be in the queue.
     pub fn take_changes(&self) -> (Vec<(Arc<Context>, NicEvent)>, Vec<Abandoned>) {
         let mut shared = self.lock();
         (std::mem::take(&mut shared.events), std::mem::take(&mut shared.abandoned))
     }
 
-    /// Clears a route whose completions have all left the queue. Another link may then have it.
+    /// Frees a route whose completions have all left the queue. Another link may then get the route.
     pub fn clear(&self, route: Abandoned) {
         route.rail.queue.release(route.completions);
         self.lock().free.push(route.route);
@@ -129,22 +131,22 @@ impl Ring for Rails {
 }
 
 impl PortState {
-    /// Gives the port these NICs. It starts to use them at its next look.
+    /// Sets the NICs of the port. The port starts to use them at its next call of `look`.
     pub fn use_nics(&self, nics: &[Arc<Nic>]) -> Result<(), VerbsError> {
         self.own.replace(nics)?;
         self.ended();
         Ok(())
     }
 
-    /// Takes an event of a NIC of the port.
+    /// Reports an event of a NIC to the port.
     pub fn take_event(&self, context: &Arc<Context>, event: NicEvent) {
         self.own.lock().events.push((Arc::clone(context), event));
         self.ended();
     }
 }
 
-/// A number that finds the link of a completion. A link has it from before it is attached until none of its completions is
-/// left in the queue.
+/// A number that leads from a completion to its link. The link has the number from before it is attached
+/// until none of its completions is left in the queue.
 #[derive(Debug)]
 pub(in crate::verbs) struct Route {
     port: Arc<PortState>,
@@ -155,7 +157,7 @@ pub(in crate::verbs) struct Route {
 }
 
 impl Route {
-    /// Creates a route with room for `completions`, which the caller has reserved in the rail's queue.
+    /// Creates a route. The caller has reserved `completions` in the rail's queue.
     pub fn new(port: &Arc<PortState>, rail: &Arc<Rail>, completions: u32) -> Self {
         let mut shared = port.own.lock();
         let number = shared.free.pop().unwrap_or_else(|| {
@@ -169,7 +171,7 @@ impl Route {
         Route { port: Arc::clone(port), number, generation, rail: Arc::clone(rail), completions }
     }
 
-    /// Returns the name of a request of this link.
+    /// Returns the id of a request of this link.
     pub fn id(&self, work: Work) -> WorkId {
         WorkId { work, route: self.number, generation: self.generation }
     }

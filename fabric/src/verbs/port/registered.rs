@@ -1,6 +1,7 @@
-//! The ranges of a connection's two windows that its links on one NIC carry, registered in a separate protection domain.
+//! The ranges of a connection's two windows that its links on one NIC carry. They are registered in a
+//! separate protection domain.
 //!
-//! Made by a handshake's thread, then held by the links that use it.
+//! A handshake's thread registers them. The links that use them keep them registered.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ pub(in crate::verbs) struct Carried {
     pub received: Ranges,
 }
 
-/// The ranges that the links on one NIC carry, registered in a separate domain.
+/// The ranges that the links on one NIC carry, registered in a separate protection domain.
 pub(in crate::verbs) struct Registered {
     pub nic: Arc<Nic>,
     pub domain: Arc<Domain>,
@@ -28,7 +29,7 @@ pub(in crate::verbs) struct Registered {
     received: Regions,
 }
 
-/// Ranges of a window, and the region of each.
+/// Ranges of a window, and the memory region of each.
 struct Regions {
     ranges: Ranges,
     regions: Vec<Region>,
@@ -40,15 +41,15 @@ impl Regions {
         register: impl Fn(Span) -> Result<Region, RegisterError>,
     ) -> Result<Self, RegisterError> {
         let ranges: Ranges = carried.flat_map(Ranges::iter).collect();
-        // A limit that is too low for one range is too low for the sum of all ranges, which the limit must allow.
+        // An error of one range names the bytes of all ranges, because the memory limit must allow their sum.
         let bytes = ranges.iter().map(|range| range.bytes).sum();
         let register = |range| register(range).map_err(|error| RegisterError { bytes, ..error });
         let regions = ranges.iter().map(register).collect::<Result<_, _>>()?;
         Ok(Regions { ranges, regions })
     }
 
-    /// Returns the regions of a link's ranges. Each range lies in one region, because a region holds the ranges of all
-    /// links.
+    /// Returns the regions of a link's ranges. The regions were made from the ranges of all links, so each
+    /// range of a link lies in one region.
     fn of<'a>(&'a self, carried: &'a Ranges) -> impl Iterator<Item = &'a Region> {
         let region = |range| &self.regions[self.ranges.holding(range).expect("the range of a link")];
         carried.iter().map(region)
@@ -56,7 +57,7 @@ impl Regions {
 }
 
 impl Registered {
-    /// Registers the ranges of these links. Ports on one NIC share the registration.
+    /// Registers the ranges of these links. Ports on the same NIC share the registration.
     pub fn new<'a>(
         nic: &Arc<Nic>,
         ours: &Arc<SendWindow>,
@@ -74,12 +75,12 @@ impl Registered {
         Ok(Registered { nic: Arc::clone(nic), domain, sent, received })
     }
 
-    /// Returns the keys of this NIC for the ranges that a link sends, one for each range.
+    /// Returns this NIC's keys for the ranges that a link sends, one for each range.
     pub fn local_keys(&self, link: &Carried) -> Vec<u32> {
         self.sent.of(&link.sent).map(Region::local_key).collect()
     }
 
-    /// Returns the keys of the peer's NIC for the ranges that a link receives, one for each range.
+    /// Returns this NIC's keys for the ranges that a link receives, one for each range. The peer needs them.
     pub fn remote_keys(&self, link: &Carried) -> Vec<u32> {
         self.received.of(&link.received).map(Region::remote_key).collect()
     }

@@ -1,7 +1,7 @@
 //! Sleep: on the completion channels of a port's NICs, and on its bell.
 //!
-//! No wake-up is lost: a queue is armed first and polled once more after that. A later completion makes the channel
-//! readable. Completions that are taken meanwhile go into the stash.
+//! No wake-up is lost: the port arms a queue, and polls it once more after that. A later completion makes the
+//! channel readable. Arrivals of completions taken before the sleep go into the stash.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -13,7 +13,8 @@ use super::Port;
 use crate::port::Until;
 
 impl Port {
-    /// Sleeps until `until` holds or the deadline passed. Without a deadline it may sleep forever.
+    /// Sleeps until `until` holds or the deadline has passed. Without a deadline, the sleep may last for
+    /// ever.
     pub(in crate::verbs) fn sleep(&mut self, until: Until, deadline: Option<Instant>) {
         while !self.arm(until) && deadline.is_none_or(|at| Instant::now() < at) {
             self.nap(deadline);
@@ -25,13 +26,13 @@ impl Port {
     fn nap(&mut self, deadline: Option<Instant>) {
         let left = |at: Instant| timespec(at.saturating_duration_since(Instant::now()));
         let timeout = deadline.into_iter().chain(self.linger_deadline()).min().map(left);
-        // After any outcome (readable, timeout, signal) the caller looks again.
+        // After any result (readable, timeout, signal) the caller checks again.
         let _ = poll(&mut [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)], timeout.as_ref());
         self.slept();
     }
 
-    /// Prepares a sleep. Returns whether there is already something to see. If not, the [`fd`](Self::fd) becomes readable when
-    /// there is, and [`slept`](Self::slept) must be called after the sleep.
+    /// Prepares a sleep. Returns true if there is already something to see. Otherwise the [`fd`](Self::fd)
+    /// becomes readable when there is, and the caller must call [`slept`](Self::slept) after the sleep.
     pub(crate) fn arm(&mut self, until: Until) -> bool {
         if self.is_due(until) {
             return true;
@@ -44,7 +45,8 @@ impl Port {
         self.is_due(until)
     }
 
-    /// Arms the queues: the next completion of each makes its channel readable. Takes earlier completions.
+    /// Arms the queues, so that the next completion of each makes its channel readable. Takes the completions
+    /// before that.
     fn arm_queues(&mut self) {
         let mut armed = false;
         for rail in 0..self.rails.len() {
@@ -61,8 +63,8 @@ impl Port {
         }
     }
 
-    /// Returns the descriptor that a sleeper has to poll. It covers the bell and the channel of each NIC, including NICs that
-    /// are opened later.
+    /// Returns the descriptor that a sleeper must poll. It covers the bell and the channels of all NICs,
+    /// including NICs that are opened later.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.state.own.sleeper()
     }
@@ -72,7 +74,7 @@ impl Port {
         self.lingering.is_empty() && self.links.is_empty()
     }
 
-    /// Handles the event that woke a sleeper.
+    /// Resets the bell and the channels that have ended a sleep.
     pub(crate) fn slept(&mut self) {
         self.relieved = false;
         self.state.own.bell.quieten();
@@ -83,7 +85,7 @@ impl Port {
         }
     }
 
-    /// Whether a wait is over.
+    /// Whether the wait for `until` is over.
     fn is_due(&mut self, until: Until) -> bool {
         self.look();
         let arrived = match until {

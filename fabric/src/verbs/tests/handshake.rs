@@ -1,5 +1,5 @@
-//! Workers that get past the hello and then send messages of no correct worker: each is a clear error at both
-//! ends.
+//! Workers that send a correct hello, and then messages that no correct worker sends. Each causes a clear
+//! error at both ends.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::super::handshake::message::{LinkEnd, Links, Message};
 use super::super::handshake::stream::MessageStream;
 use super::*;
 
-/// The hub's group, and a hello from a peer that then says whatever the test has it say.
+/// The hub's group, and a listener for a peer that sends a hello and then the message that the test gives it.
 struct Hub {
     listener: Listener,
     group: Arc<Group>,
@@ -22,7 +22,7 @@ impl Hub {
         Hub { listener, group, window: window().0, _ports: ports }
     }
 
-    /// Returns the hub's result for a worker with a window of `send_bytes` that answers with `says`, and the last
+    /// Returns the hub's error for a worker that has a window of `send_bytes` and sends `says`, and the last
     /// message to the worker.
     fn meets(&self, send_bytes: u64, says: Option<Message>, timeout: Duration) -> (String, Option<Message>) {
         let mut stream = MessageStream::connect(self.listener.address(), LONG).unwrap();
@@ -102,7 +102,7 @@ fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
 fn an_address_without_a_path_is_refused_with_states_both_ends_and_the_gid_table() {
     let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
-    // The default route's destination and mask are 0; with one, there is a path to everywhere.
+    // A default route has destination and mask 0. With such a route, there is a path to every address.
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
     if routes.lines().any(|line| line.split_whitespace().nth(1) == Some("00000000")) {
         println!("skipped: this machine has a default route");
@@ -110,7 +110,7 @@ fn an_address_without_a_path_is_refused_with_states_both_ends_and_the_gid_table(
     }
     let hub = Hub::new(&nic);
     let ours = hub.group.nics(0)[0].address().gid;
-    // Of a block that is assigned to nobody (RFC 5737).
+    // An address from a block that is assigned to nobody (RFC 5737).
     let nowhere = Gid(Ipv4Addr::new(203, 0, 113, 9).to_ipv6_mapped().octets());
     let (error, _) = hub.meets(BYTES as u64, links(|links| links.nics[0].gid = nowhere), LONG);
     for expected in ["from INIT to RTR", "STATE | AV | PATH_MTU", "The GID table of"] {
@@ -126,7 +126,7 @@ fn queues_grow_with_the_links_up_to_what_the_nic_has() {
     const CAPACITY: u32 = 1500;
     let (mut hub, mut workers) = meet(&nic, 2, CAPACITY);
     hub.attach_all();
-    // All of both, before the hub looks.
+    // Both workers post all their posts before the hub polls.
     for worker in &mut workers {
         worker.attach_all();
         for value in 0..CAPACITY {
@@ -137,7 +137,7 @@ fn queues_grow_with_the_links_up_to_what_the_nic_has() {
     }
     let mut seen = [0, 0];
     while seen != [CAPACITY, CAPACITY] {
-        // Posts that wait in a worker's link leave when the worker sees that earlier posts are sent.
+        // Posts that wait in a worker's link are sent when the worker sees completions of earlier posts.
         workers.iter_mut().for_each(|worker| assert_eq!(worker.port.poll(&mut [Arrival::default()]), 0));
         let mut arrivals = [Arrival::default(); 64];
         let count = hub.port.poll(&mut arrivals);

@@ -1,7 +1,7 @@
 //! hwloc's network devices as NICs.
 //!
-//! If a PCI function has an RDMA device, all its devices are one NIC with all their names. hwloc knows the
-//! speed of the PCI link, not of the port. Must not know sysfs.
+//! If a PCI function has an RDMA device, all its devices are one NIC with all their names. The speed from
+//! hwloc is that of the PCI link, not that of the port. This module must not know sysfs.
 
 use super::tree::{nodes_of, os_index};
 use crate::host::{Nic, NicKind, PciAddress, SocketId, Speed, SpeedSource};
@@ -11,7 +11,8 @@ use hwlocality::object::attributes::ObjectAttributes;
 use hwlocality::object::types::{OSDeviceType, ObjectType};
 use std::collections::BTreeMap;
 
-/// The hardware address of an IPoIB device is 20 bytes long, an Ethernet one 6.
+/// The text length of an IPoIB device's hardware address. The address has 20 bytes; that of an Ethernet
+/// device has 6.
 const IPOIB_ADDRESS_CHARS: usize = 59;
 
 struct OsDevice<'a> {
@@ -59,8 +60,8 @@ fn nics_of_function(devices: Vec<OsDevice<'_>>) -> Vec<Nic> {
             })
             .collect();
     }
-    // If a function has several RDMA devices, hwloc does not say which net device belongs to which: the first
-    // gets all.
+    // If a function has several RDMA devices, hwloc does not show which net device belongs to which. The
+    // first RDMA device gets all of them.
     let mut netdevs: Vec<String> = net.iter().map(|device| device.name.clone()).collect();
     let ethernet = !net.is_empty() && !net.iter().any(|device| device.ipoib);
     rdma.into_iter()
@@ -87,13 +88,13 @@ fn with_locality(mut nic: Nic, parent: &TopologyObject) -> Nic {
             device: pci.bus_device(),
             function: pci.function(),
         });
-        // GB/s of the PCI link; 0 if hwloc could not read it.
+        // The speed of the PCI link in GB/s, or 0 if hwloc could not read it.
         let bytes_per_s = f64::from(pci.link_speed()) * 1e9;
         nic.speed = Speed::new((bytes_per_s * 8.0) as u64, SpeedSource::PciLink);
     }
     let Some(near) = parent.first_non_io_ancestor() else { return nic };
     if near.object_type() == ObjectType::Machine {
-        // hwloc puts a device of unknown place directly below the machine.
+        // hwloc puts a device with unknown locality directly below the machine.
         return nic;
     }
     if let [only] = nodes_of(near)[..] {

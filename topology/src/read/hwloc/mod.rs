@@ -1,6 +1,6 @@
 //! The machine as hwloc sees it: live, or from lstopo's XML.
 //!
-//! The only module that knows hwloc. It returns plain data and keeps no hwloc object. Must not know placement.
+//! Only this module knows hwloc. It returns plain data and keeps no hwloc object. It must not know placement.
 
 mod devices;
 mod tree;
@@ -11,13 +11,13 @@ use hwlocality::Topology;
 use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 use std::path::Path;
 
-/// Reads this machine. With `allowed`, cpus outside it do not count as allowed.
+/// Reads this machine. If `allowed` is given, cpus outside it do not count as allowed.
 pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
     let topology = builder()?.build().map_err(|error| error.to_string())?;
     survey(&topology, Source::LiveHwloc, allowed)
 }
 
-/// Returns the machine in an XML text after its form was checked; `path` only names the source.
+/// Returns the machine in an XML text whose form was checked. `path` only names the source in errors.
 pub(crate) fn read_xml(path: &Path, text: &str) -> Result<Survey, String> {
     let topology = builder()?
         .from_xml(text)
@@ -31,7 +31,7 @@ pub(crate) fn read_xml(path: &Path, text: &str) -> Result<Survey, String> {
 
 fn builder() -> Result<TopologyBuilder, String> {
     Topology::builder()
-        // The host lists disallowed cpus too, and marks them.
+        // The host also lists disallowed cpus, and marks them.
         .with_flags(BuildFlags::INCLUDE_DISALLOWED)
         .map_err(|error| error.to_string())?
         .with_io_type_filter(TypeFilter::KeepImportant)

@@ -1,6 +1,6 @@
 //! hwloc's sockets, nodes, cores and caches as parts of a survey.
 //!
-//! Must not know devices.
+//! This module must not know devices.
 
 use crate::host::{Cache, CacheKind, CpuId, NodeId, SocketId};
 use crate::read::survey::{FoundCpu, FoundNode, Survey};
@@ -35,11 +35,11 @@ pub fn read(topology: &Topology, allowed: Option<&[u32]>, survey: &mut Survey) {
     survey.caches.extend(topology.objects().filter_map(cache));
 }
 
-/// Returns the nodes local to an object, ascending. A cpu may have several (fast and slow memory); the kernel allocates
-/// from the first by default.
+/// Returns the nodes that are local to an object, ascending. A cpu may have several, with fast and with slow
+/// memory. By default the kernel allocates from the first.
 pub fn nodes_of(object: &TopologyObject) -> Vec<NodeId> {
     let Some(set) = object.nodeset() else { return Vec::new() };
-    // An infinite set says nothing about the object's place.
+    // An infinite set says nothing about the object's locality.
     if set.weight().is_none() {
         return Vec::new();
     }

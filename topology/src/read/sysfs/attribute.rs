@@ -1,4 +1,4 @@
-//! One sysfs file: its text, or why it cannot be read.
+//! One sysfs file: its text, or the reason why it cannot be read.
 //!
 //! Must not know what any file means.
 
@@ -6,7 +6,7 @@ use super::SysfsError;
 use crate::cpulist;
 use std::path::{Path, PathBuf};
 
-/// An error quotes this much of a file.
+/// The number of characters of a file that an error quotes.
 const SEEN_CHARS: usize = 40;
 
 /// Returns the file's text without its newline.
@@ -17,7 +17,7 @@ pub fn text(path: &Path) -> Result<String, SysfsError> {
     }
 }
 
-/// Returns the file's text; `None` if it cannot be read.
+/// Returns the file's text, or `None` if it cannot be read.
 pub fn text_if_readable(path: &Path) -> Option<String> {
     text(path).ok()
 }
@@ -34,7 +34,7 @@ pub fn integer(path: &Path) -> Result<i64, SysfsError> {
     text.parse().map_err(|_| garbage(path, "a whole number", &text))
 }
 
-/// Names in a directory, sorted; empty if there is no such directory.
+/// Returns the names in a directory, sorted. Returns an empty list if there is no such directory.
 pub fn names(directory: &Path) -> Result<Vec<String>, SysfsError> {
     let unreadable = |source| SysfsError::Unreadable { path: directory.to_owned(), source };
     let entries = match std::fs::read_dir(directory) {
@@ -50,7 +50,8 @@ pub fn names(directory: &Path) -> Result<Vec<String>, SysfsError> {
     Ok(names)
 }
 
-/// Returns the target of a symbolic link; `None` if there is no link or no target.
+/// Returns the target of a symbolic link. Returns `None` if there is no link, or if its target does not
+/// exist.
 pub fn link_target(path: &Path) -> Option<PathBuf> {
     path.canonicalize().ok()
 }

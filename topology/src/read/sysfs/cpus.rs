@@ -1,6 +1,6 @@
 //! Processing units, their cores, sockets and caches below `devices/system/cpu`.
 //!
-//! Must not know NUMA nodes, apart from the table that it gets.
+//! This module must not know NUMA nodes, apart from the table that it gets.
 
 use super::{SysfsError, attribute};
 use crate::host::{Cache, CacheKind, CpuId, NodeId, SocketId};
@@ -56,7 +56,7 @@ fn socket(path: &Path) -> Result<SocketId, SysfsError> {
     }
 }
 
-/// Returns the core's number: the number of its first thread, because `core_id` may repeat between dies.
+/// Returns the core's number. It is that of its first thread, because `core_id` may repeat between dies.
 fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     for name in ["core_cpus_list", "thread_siblings_list"] {
         let path = topology.join(name);
@@ -67,8 +67,8 @@ fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     Ok(u64::from(cpu))
 }
 
-/// Cpus with less than 0.7 of the capacity of the fastest, ascending. The kernel reports capacities on Arm; on x86 it lists
-/// the efficiency cores. Cpus that cannot be read belong to no list.
+/// Returns the cpus with less than 0.7 of the capacity of the fastest, ascending. On Arm the kernel reports
+/// capacities; on x86 it lists the efficiency cores. A cpu whose files cannot be read is not in the list.
 pub(crate) fn slow_cpus(root: &Path) -> Vec<u32> {
     let atoms = root.join("devices/cpu_atom/cpus");
     if root.join("devices/cpu_core/cpus").exists() {
@@ -85,7 +85,8 @@ pub(crate) fn slow_cpus(root: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// Reads a cache. An unreadable cache is left out: its cores are then taken in the order of their numbers.
+/// Reads a cache. Returns `None` if it cannot be read: its cores are then taken in the order of their
+/// numbers.
 fn cache(path: &Path) -> Option<Cache> {
     let level = attribute::integer(&path.join("level")).ok()?;
     let kind = match attribute::text_if_readable(&path.join("type"))?.as_str() {
@@ -103,7 +104,7 @@ fn cache(path: &Path) -> Option<Cache> {
     })
 }
 
-/// Parses a size such as `1024K`, in bytes.
+/// Parses a size such as `1024K`. Returns bytes.
 fn size_bytes(text: &str) -> Option<u64> {
     let (digits, unit) = match text.strip_suffix('K') {
         Some(digits) => (digits, 1 << 10),

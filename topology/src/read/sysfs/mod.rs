@@ -1,8 +1,8 @@
-//! The machine as sysfs shows it: used without hwloc, and for facts that hwloc cannot see.
+//! The machine as sysfs shows it. The reader is used without hwloc, and for facts that hwloc cannot see.
 //!
-//! Every path is below a root, so that tests can read a made-up tree. A broken file about cpus or nodes is an
+//! Every path is below a root, so that tests can use a made-up tree. A broken file about cpus or nodes is an
 //! error, because no good plan can follow from it. A broken file about a NIC leaves that fact unknown, with a
-//! note. Must not know `/proc`. The caller says which cpus are allowed.
+//! note. This module must not know `/proc`: the caller says which cpus are allowed.
 
 mod attribute;
 mod cpus;
@@ -48,7 +48,7 @@ pub enum SysfsError {
     },
 }
 
-/// Returns the machine below `root`. With `allowed`, only those cpus count as allowed.
+/// Reads the machine below `root`. If `allowed` is given, only those cpus count as allowed.
 pub(crate) fn read(root: &Path, allowed: Option<&[u32]>) -> Result<Survey, SysfsError> {
     let mut survey = Survey::new(Source::LiveSysfs(root.to_owned()));
     let node_of_cpu = nodes::read(root, &mut survey)?;
@@ -62,7 +62,7 @@ pub(crate) fn read(root: &Path, allowed: Option<&[u32]>) -> Result<Survey, Sysfs
     Ok(survey)
 }
 
-/// Returns the NICs below `root`. `notes` gets the devices that are left out, with the reasons.
+/// Reads the NICs below `root`. Adds a note about the devices that are left out, with the reasons.
 #[cfg(feature = "hwloc")]
 pub(crate) fn read_nics(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError> {
     nics::read(root, notes)

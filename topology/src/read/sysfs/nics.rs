@@ -1,7 +1,7 @@
 //! Net devices below `class/net`, joined with the RDMA devices on top of them.
 //!
-//! A device's locality is the locality of its ancestors in the device tree; its name does not count. Must not
-//! know cpus.
+//! A device's locality is that of its ancestors in the device tree; its name does not matter. This module
+//! must not know cpus.
 
 use super::{SysfsError, attribute, rdma};
 use crate::host::{Nic, NicKind, NodeId, PciAddress, Speed, SpeedSource};
@@ -20,7 +20,7 @@ pub struct NetDevice {
     pub speed: Option<Speed>,
     pub link_up: Option<bool>,
     infiniband: bool,
-    /// The reason why it is not a NIC on its own; `None` if it is a NIC.
+    /// The reason why the device is not a NIC on its own, or `None` if it is a NIC.
     not_a_nic: Option<&'static str>,
 }
 
@@ -51,7 +51,7 @@ pub fn read(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError
             }
         }
     }
-    // One sentence for all devices of a kind, because a container host has hundreds of veths.
+    // There is one sentence for all devices of a kind, because a container host has hundreds of veths.
     notes.extend(left_out.into_iter().map(|(why, names)| format!("Not NICs, {why}: {}.", names.join(", "))));
     Ok(nics)
 }
@@ -89,7 +89,8 @@ fn net_device(home: &Path, name: String, notes: &mut Vec<String>) -> NetDevice {
         (Some(_), Some(TYPE_ETHERNET | TYPE_INFINIBAND)) => None,
         (Some(_), _) => Some("neither Ethernet nor InfiniBand"),
     };
-    // Reading the speed of a device without a link is an I/O error: the speed is unknown, and needs no note.
+    // If a device has no link, reading its speed is an I/O error. The speed is then unknown, and needs no
+    // note.
     let speed = match attribute::text_if_readable(&home.join("speed")).filter(|text| !text.is_empty()) {
         None => None,
         Some(text) => match text.parse::<i64>() {
@@ -116,8 +117,8 @@ fn is_wireless(home: &Path) -> bool {
     home.join("wireless").exists() || home.join("phy80211").exists()
 }
 
-/// Whether this is an SR-IOV virtual function with a physical function that has a net device here too. In a
-/// container the physical function may be invisible; then the virtual function is the NIC.
+/// Whether the device is an SR-IOV virtual function whose physical function also has a net device here. In a
+/// container the physical function may be invisible, and then the virtual function is the NIC.
 pub fn is_function_of_listed_nic(device: &Path) -> bool {
     attribute::names(&device.join("physfn/net")).is_ok_and(|names| !names.is_empty())
 }

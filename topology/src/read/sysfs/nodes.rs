@@ -1,6 +1,6 @@
 //! NUMA nodes below `devices/system/node`.
 //!
-//! Must not know sockets or cores: only the node of each cpu.
+//! This module must not know sockets or cores. It only knows the node of each cpu.
 
 use super::{SysfsError, attribute};
 use crate::host::{CpuId, NodeId};
@@ -33,7 +33,7 @@ pub fn read(root: &Path, survey: &mut Survey) -> Result<BTreeMap<CpuId, NodeId>,
     Ok(node_of_cpu)
 }
 
-/// Reads a line such as `Node 0 MemTotal:  4417740 kB`, in bytes.
+/// Reads a line such as `Node 0 MemTotal:  4417740 kB`. Returns bytes.
 fn memory_bytes(meminfo: &Path) -> Option<u64> {
     let text = attribute::text_if_readable(meminfo)?;
     let (_, rest) = text.lines().find_map(|line| line.split_once("MemTotal:"))?;

@@ -1,7 +1,7 @@
 //! RDMA devices below `class/infiniband`, and their net devices.
 //!
-//! A soft-RoCE device has no hardware parent: it has the locality and the speed of the net device that its GID
-//! table names. Must not know verbs.
+//! A soft-RoCE device has no hardware parent. It has the locality and the speed of the net device that its
+//! GID table names. This module must not know verbs.
 
 use super::nics::{NetDevice, fill_locality, is_function_of_listed_nic};
 use super::{SysfsError, attribute};
@@ -30,7 +30,7 @@ pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> 
             }
             (None, None) => {}
         }
-        // The rate of a software device means nothing: the net device below it has the true speed.
+        // The rate of a software device means nothing. The net device below it has the real speed.
         let port_speed = hardware.is_some().then(|| port_speed(&nic.name, &ports, notes)).flatten();
         nic.speed =
             port_speed.or_else(|| netdevs.iter().filter_map(|net| net.speed).max_by_key(|s| s.bits_per_s));
@@ -40,7 +40,7 @@ pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> 
     Ok(nics)
 }
 
-/// Returns the hardware below the RDMA device; `None` for a software device.
+/// Returns the hardware below the RDMA device, or `None` for a software device.
 fn hardware(home: &Path) -> Option<PathBuf> {
     let device = attribute::link_target(&home.join("device"))?;
     (!device.iter().any(|part| part == "virtual")).then_some(device)
@@ -58,14 +58,14 @@ fn net_devices_of<'a>(
 ) -> Vec<&'a NetDevice> {
     let mut named = Vec::new();
     for directory in ports.iter().map(|port| port.join("gid_attrs/ndevs")) {
-        // The entry of an unused GID exists but cannot be read.
+        // The entry of an unused GID exists, but cannot be read.
         let entries = attribute::names(&directory).unwrap_or_default();
         named.extend(entries.iter().filter_map(|entry| attribute::text_if_readable(&directory.join(entry))));
     }
     net_devices
         .iter()
         .filter(|net| match hardware {
-            // The GID table of hardware also names VLANs and bonds, which are not this device.
+            // The GID table of a hardware device also names VLANs and bonds, which are other devices.
             Some(device) => {
                 net.device.as_deref() == Some(device) || (net.device.is_some() && named.contains(&net.name))
             }
@@ -90,8 +90,8 @@ fn kind(home: &Path, ports: &[PathBuf], in_hardware: bool) -> NicKind {
     }
 }
 
-/// Returns the sum of the rates of the active ports, because all of them carry data; if none is active, the rate of
-/// the fastest. The slot of a card may be slower.
+/// Returns the sum of the rates of the active ports, because all of them carry data. If no port is active,
+/// returns the rate of the fastest port. The slot of a card may be slower.
 fn port_speed(name: &str, ports: &[PathBuf], notes: &mut Vec<String>) -> Option<Speed> {
     let (mut together, mut fastest) = (0u64, 0);
     for port in ports {
@@ -115,7 +115,7 @@ fn is_active(port: &Path) -> bool {
     attribute::text_if_readable(&port.join("state")).is_some_and(|state| state.starts_with('4'))
 }
 
-/// Parses a rate such as `2.5 Gb/sec (1X SDR)`, in bits per second.
+/// Parses a rate such as `2.5 Gb/sec (1X SDR)`. Returns bits per second.
 fn rate_bits_per_s(text: &str) -> Option<u64> {
     let (number, rest) = text.split_once(' ')?;
     let gbps: f64 = number.parse().ok()?;
@@ -123,7 +123,7 @@ fn rate_bits_per_s(text: &str) -> Option<u64> {
     sane.then_some((gbps * 1e9) as u64)
 }
 
-/// Returns whether the device is usable: any port is active.
+/// Returns whether the device is usable, which means that any port is active.
 fn link_up(ports: &[PathBuf]) -> Option<bool> {
     let states: Vec<String> =
         ports.iter().filter_map(|port| attribute::text_if_readable(&port.join("state"))).collect();

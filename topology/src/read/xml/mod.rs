@@ -1,7 +1,7 @@
-//! A machine from an XML file: checks of the file, before a C library parses it.
+//! A machine from an XML file. The file is checked before a C library parses it.
 //!
-//! The form is checked here because hwloc reports every fault as "invalid argument", and its XML library writes
-//! to stderr. Must not know what the elements mean.
+//! The form is checked here, because hwloc reports every fault as "invalid argument", and its XML library
+//! writes to stderr. This module must not know what the elements mean.
 
 mod object;
 
@@ -9,10 +9,10 @@ use crate::host::Host;
 use object::Objects;
 use std::path::{Path, PathBuf};
 
-/// lstopo's XML of the largest machines is about 10 MB.
+/// The largest file that is read. The largest machines have about 10 MB of lstopo's XML.
 const FILE_BYTES_LIMIT: u64 = 64 << 20;
 
-/// The reason why an XML file gave no [`Host`].
+/// The error of an XML file that is no [`Host`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XmlError {
@@ -67,7 +67,7 @@ pub enum XmlError {
         /// The version of hwloc.
         version: &'static str,
     },
-    /// hwloc refuses to load it.
+    /// hwloc refuses to load the file.
     #[error(
         "topology XML {path}: well-formed, but hwloc refuses it: {reason}; expected the format of hwloc 2 (`lstopo --version` shows the version that wrote it)"
     )]
@@ -115,8 +115,9 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
     Err(XmlError::WithoutHwloc { path: path.to_owned() })
 }
 
-/// Returns the version of hwloc that wrote a file, unless it is 2. hwloc 1 has a document type of its own, `hwloc.dtd`.
-/// Hwloc 2 reads such a file with other objects. Hwloc 3 has other types of devices, and gives its version in the root element.
+/// Returns the version of hwloc that wrote a file, unless it is 2. Version 1 has its own document type,
+/// `hwloc.dtd`. Version 2 would read different objects from such a file. Version 3 has other types of
+/// devices, and names itself in the root element.
 fn other_version(text: &str) -> Option<&'static str> {
     let says = |tag: &str, what: &str| {
         let tag = text.find(tag).and_then(|at| text[at..].split('>').next());
@@ -129,8 +130,8 @@ fn other_version(text: &str) -> Option<&'static str> {
     }
 }
 
-/// Checks that tags are nested, attributes are quoted, and the root is `topology`. If they are not, returns
-/// the line and the fault.
+/// Checks that tags are nested, attributes are quoted, and the root is `topology`. Otherwise returns the line
+/// and the fault.
 pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
     let line_at = |offset: usize| text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
     let mut open: Vec<(&str, usize)> = Vec::new();

@@ -1,18 +1,19 @@
-//! Checks that hwloc itself does not make of an object. It reads a null pointer if an object lacks one of its
-//! sets, and trusts that an object lies within its parent. Found by fuzzing (`fuzz/src/machine/xml.rs`).
+//! Checks of an object that hwloc does not make. If an object lacks one of its sets, hwloc reads a null
+//! pointer. Also, hwloc assumes that an object lies within its parent. Fuzzing found both faults
+//! (`fuzz/src/machine/xml.rs`).
 //!
-//! Must not know what hwloc does with the object.
+//! This module must not know what hwloc does with the object.
 
 use std::collections::HashSet;
 
-/// Types that have no cpus.
+/// The types of objects without cpus.
 const WITHOUT_SETS: [&str; 4] = ["Bridge", "PCIDev", "OSDev", "Misc"];
 const WITH_SETS: [&str; 17] = [
     "Machine", "Package", "Die", "Group", "NUMANode", "MemCache", "Core", "PU", "L1Cache", "L2Cache",
     "L3Cache", "L4Cache", "L5Cache", "L1iCache", "L2iCache", "L3iCache", "System",
 ];
 const SETS: [&str; 4] = ["cpuset", "complete_cpuset", "nodeset", "complete_nodeset"];
-/// 65,536 cpus: no real machine has more.
+/// The most words of a set: 65,536 cpus. No real machine has more.
 const WORDS_LIMIT: usize = 2048;
 
 /// The objects of a file, tag by tag.
@@ -23,7 +24,8 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Takes an object's opening tag, or a tag that opens and closes it. The error names the fault.
+    /// Handles the opening tag of an object, or a tag that opens and closes an object. The error names the
+    /// fault.
     pub fn begin(&mut self, tag: &str) -> Result<(), String> {
         let name_and_attributes = tag.trim_end_matches('/');
         let object = check(name_and_attributes, self.open.last_mut())?;
@@ -34,24 +36,24 @@ impl Objects {
         Ok(())
     }
 
-    /// Takes the end of the innermost object. The error names the fault.
+    /// Handles the closing tag of the innermost object. The error names the fault.
     pub fn end(&mut self) -> Result<(), String> {
         self.open.pop().map_or(Ok(()), Object::close)
     }
 }
 
-/// An object that is open.
+/// An object whose closing tag has not come yet.
 #[derive(Debug)]
 struct Object {
-    /// The sets, in the order of [`SETS`]; `None` for a device.
+    /// The sets, in the order of [`SETS`], or `None` for a device.
     sets: Option<[Vec<u32>; 4]>,
-    /// The cpus of its children until now, without memory objects; `None` if it has no children.
+    /// The cpus of its children so far, without memory objects. `None` if it has no children.
     covered: Option<Vec<u32>>,
 }
 
 impl Object {
-    /// Checks that a child lies within this object, and has no cpu of another child. A memory object has the
-    /// cpus of its neighbours.
+    /// Checks that a child lies within this object, and shares no cpu with an earlier child. Memory objects
+    /// are excepted: they have the same cpus as their neighbours.
     fn check_child(&mut self, kind: &str, sets: &[Vec<u32>; 4]) -> Result<(), String> {
         let Some(own) = &self.sets else { return Err(format!("an object {kind} within a device")) };
         for ((name, inner), outer) in SETS.iter().zip(sets).zip(own) {
@@ -65,7 +67,7 @@ impl Object {
         Ok(())
     }
 
-    /// Adds a child's cpus; false if another child has any of them.
+    /// Adds a child's cpus. Returns false if another child has any of them.
     fn add_child_cpus(&mut self, cpus: &[u32]) -> bool {
         let covered = self.covered.get_or_insert_default();
         covered.resize(covered.len().max(cpus.len()), 0);
@@ -74,7 +76,7 @@ impl Object {
         free
     }
 
-    /// Checks that its children, if it has any, have all of its cpus.
+    /// Checks that the object's children, if it has any, have all of its cpus.
     fn close(self) -> Result<(), String> {
         match (self.sets, self.covered) {
             (Some([cpus, ..]), Some(covered)) if !within(&cpus, &covered) => {
@@ -129,8 +131,8 @@ fn check(tag: &str, parent: Option<&mut Object>) -> Result<Object, String> {
     Ok(Object { sets: Some(sets), covered: None })
 }
 
-/// Checks that an object's number is unique, which hwloc asserts. hwloc gives an object without a number the next
-/// number, which another object may have.
+/// Checks that an object's number is unique, because hwloc asserts that. An object must have a number,
+/// because hwloc would give it the next number, which another object may have.
 fn check_number(tag: &str, numbers: &mut HashSet<u64>) -> Result<(), String> {
     let text = attribute(tag, "gp_index").ok_or("an object without gp_index")?;
     match text.parse() {
@@ -153,8 +155,8 @@ fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     }
 }
 
-/// Returns a finite set. hwloc writes the highest word first: `0x1,0xffffffff` or `0x1,,0x3`. The lowest is first
-/// here.
+/// Parses a finite set. hwloc writes the highest word first: `0x1,0xffffffff` or `0x1,,0x3`. The result has
+/// the lowest word first.
 fn words(text: &str) -> Option<Vec<u32>> {
     if text.is_empty() || text.len() > 11 * WORDS_LIMIT {
         return None;
@@ -167,7 +169,7 @@ fn words(text: &str) -> Option<Vec<u32>> {
     text.rsplit(',').map(word).collect()
 }
 
-/// Returns the number in a set of one number.
+/// Returns the number in a set that has exactly one number.
 fn single_number(set: &[u32]) -> Option<u32> {
     let numbers = set.iter().map(|word| word.count_ones()).sum::<u32>();
     let word = set.iter().position(|&word| word != 0)?;
@@ -193,7 +195,7 @@ mod tests {
         check(tag, Some(&mut machine()))
     }
 
-    /// hwloc 2.9 reads through a null pointer if the first set is missing.
+    /// A test against a crash: hwloc 2.9 reads through a null pointer if the first set is missing.
     #[test]
     fn an_object_that_lacks_a_set_never_reaches_hwloc() {
         assert!(within_machine(CORE).is_ok());
@@ -212,7 +214,7 @@ mod tests {
         assert!(check(CORE, Some(&mut device)).unwrap_err().contains("within a device"));
     }
 
-    /// hwloc 2.9 aborts in both cases.
+    /// A test against a crash: hwloc 2.9 aborts in both cases.
     #[test]
     fn children_share_no_cpu_and_leave_none_over() {
         let mut machine = machine();
@@ -223,7 +225,7 @@ mod tests {
         assert_eq!(within_machine(CORE).unwrap().close(), Ok(()), "without children");
     }
 
-    /// hwloc 2.9 aborts if a PU's set names another PU.
+    /// A test against a crash: hwloc 2.9 aborts if a PU's set names another PU.
     #[test]
     fn the_set_of_a_cpu_is_its_own_number() {
         let cpu = r#"object type="PU" os_index="3" cpuset="0x8" complete_cpuset="0x8" nodeset="0x1" complete_nodeset="0x1""#;
@@ -234,7 +236,7 @@ mod tests {
         }
     }
 
-    /// hwloc 2.9 aborts on a repeated number, and on an object without a number.
+    /// A test against a crash: hwloc 2.9 aborts on a repeated number, and on an object without a number.
     #[test]
     fn two_objects_with_the_same_number_never_reach_hwloc() {
         let mut numbers = HashSet::new();

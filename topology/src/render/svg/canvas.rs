@@ -1,10 +1,10 @@
 //! SVG elements as text.
 //!
-//! The only file that writes markup, so the only file that must escape text. Must not know what is drawn.
+//! This file alone writes markup, so it alone must escape text. It must not know what is drawn.
 
 use std::fmt::Write;
 
-/// The part of a text that its x names.
+/// The part of a text that is at the text's x.
 #[derive(Clone, Copy)]
 pub enum Anchor {
     Start,
@@ -99,13 +99,13 @@ impl Canvas {
         ));
     }
 
-    /// Opens a group that shows this hint under the pointer.
+    /// Opens a group with a hint that shows under the pointer.
     pub fn open_group(&mut self, hint: &str) {
         self.element(format_args!("<g><title>{}</title>", escape(hint)));
     }
 
-    /// Opens a group for a core: a page finds it by its attribute `data-cpu`, and its tile is the group's first
-    /// rectangle.
+    /// Opens a group for a core. A page finds the group by its attribute `data-cpu`. The first rectangle of
+    /// the group is the core's tile.
     pub fn open_core(&mut self, cpu: Option<u32>, hint: &str) {
         match cpu {
             Some(cpu) => self.element(format_args!("<g data-cpu=\"{cpu}\"><title>{}</title>", escape(hint))),
@@ -135,7 +135,7 @@ impl Canvas {
     }
 }
 
-/// Returns the text with markup escaped. Control characters, which XML forbids, become U+FFFD.
+/// Returns the text with escaped markup. Control characters, which XML forbids, become U+FFFD.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

@@ -10,7 +10,7 @@
 //!  (nic)(nic)        (nic)                       (nic)
 //! ```
 //!
-//! Lines run only in gaps between tiles, so no line crosses a tile. Must not know the machine.
+//! Lines run only in gaps between tiles, so no line crosses a tile. This module must not know the machine.
 
 use super::canvas::{Canvas, Stroke};
 use super::figure::{Figure, Point, Size};
@@ -40,7 +40,7 @@ impl CoreGroup {
             n if n <= SINGLE_COLUMN_LIMIT && !self.nics.is_empty() => 1,
             1 => 1,
             n if n <= TWO_COLUMNS_LIMIT => 2,
-            // About as many columns as rows, in pairs.
+            // There are about as many columns as rows, and an even number of columns.
             n => 2 * ((n as f64).sqrt() / 2.0).ceil() as usize,
         }
     }
@@ -132,7 +132,7 @@ impl CoreGroup {
             let place = self.tile_place(index);
             let y = cores_at.y + place.y + height / 2.0;
             let left = cores_at.x + place.x;
-            // The line is on the left of the second of a pair, and of a single column.
+            // The line is to the left of the second core of a pair, or to the left of a single column.
             let (from, bus) = if single || index % self.columns() % 2 == 1 {
                 (left, left - BUS_GAP / 2.0)
             } else {

@@ -1,6 +1,6 @@
 //! Figures that know their size, and figures that arrange other figures.
 //!
-//! Must not know machines.
+//! This module must not know machines.
 
 use super::canvas::{Anchor, Canvas, Rect, Text, Weight};
 
@@ -22,13 +22,13 @@ pub trait Figure {
     /// Draws within `size()` from the upper left corner `at`.
     fn draw(&self, canvas: &mut Canvas, at: Point);
 
-    /// Draws where more height is available; only frames use it.
+    /// Draws the figure with more height than it needs. Only frames use the additional height.
     fn draw_stretched(&self, canvas: &mut Canvas, at: Point, _height: f64) {
         self.draw(canvas, at);
     }
 }
 
-/// Figures in rows, like words.
+/// Figures in rows, like the words of a text.
 pub struct Flow {
     figures: Vec<Box<dyn Figure>>,
     places: Vec<Place>,
@@ -41,7 +41,7 @@ pub struct Flow {
 pub enum Rows {
     /// Figures stand on the row's bottom line, with about the same number in each row.
     Standing,
-    /// Figures begin at the row's top; all get the height of the highest.
+    /// Figures begin at the row's top, and all have the height of the highest figure.
     Stretched,
     /// Figures stand on the row's bottom line, with each row as full as possible.
     Filled,
@@ -55,7 +55,8 @@ struct Place {
 }
 
 impl Flow {
-    /// Arranges figures in rows of at most `width` if possible, with as many figures in each row as the number of rows needs.
+    /// Arranges figures in rows that are at most `width` wide, if possible. The rows have about equal numbers
+    /// of figures.
     pub fn new(rows: Rows, gap: f64, width: f64, figures: Vec<Box<dyn Figure>>) -> Self {
         let sizes: Vec<Size> = figures.iter().map(|figure| figure.size()).collect();
         let (mut places, mut size, count) = arrange(&sizes, gap, width);

@@ -1,6 +1,6 @@
 //! The meaning of the picture's signs, and the plan's reasons.
 //!
-//! Must not know the layout of the machine.
+//! This module must not know the layout of the machine.
 
 use super::canvas::{Canvas, Weight};
 use super::figure::{Figure, Flow, Paragraph, Point, Rows, Size, Stack, text_width};
@@ -9,7 +9,7 @@ use super::tile::{CoreTile, IdleTile, NicRole, NicTile};
 use crate::host::Host;
 use crate::place::Plan;
 
-/// The picture shows this many reasons. The text rendering shows all.
+/// The number of reasons that the picture shows. The text rendering shows all reasons.
 const REASONS_LIMIT: usize = 12;
 const TEXT_SIZE: f64 = 11.5;
 

@@ -1,6 +1,6 @@
 //! The figures of the machine: sockets with their nodes, nodes with their cores and NICs.
 //!
-//! Must not know coordinates.
+//! This module must not know coordinates.
 
 use super::canvas::{Rect, Stroke, Weight};
 use super::core_group::CoreGroup;
@@ -13,7 +13,7 @@ use crate::place::{PlacedCore, PlacedNic, Plan};
 use crate::render::text;
 use std::collections::BTreeMap;
 
-/// Room for a row of five NICs with their cores.
+/// The width of a node. A row of five NICs with their cores fits in it.
 const NODE_WIDTH: f64 = 690.0;
 const GAP: f64 = 14.0;
 
@@ -31,7 +31,7 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// Returns a socket with its nodes; `None` if it has no nodes and no NICs.
+    /// Returns a socket with its nodes, or `None` if it has no nodes and no NICs.
     fn socket(&self, id: SocketId) -> Option<Box<dyn Figure>> {
         let nodes = self.host.nodes.iter().filter(|node| node.socket == Some(id));
         let panels: Vec<_> = nodes.map(|node| self.node(node)).collect();
@@ -235,7 +235,7 @@ impl Scene<'_> {
     }
 }
 
-/// Whether the plan has items. A hub's plan has none before a job comes.
+/// Whether the plan has items. A hub's plan has none before the first job.
 fn has_items(plan: &Plan) -> bool {
     !plan.owners().is_empty()
 }

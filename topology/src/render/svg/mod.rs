@@ -1,11 +1,12 @@
-//! Host and plan as a picture: an SVG document that needs nothing outside itself.
+//! Host and plan as a picture: a complete SVG document that refers to no other file.
 //!
 //! ```text
 //!   machine (what is where) ──> figures: Frame, Flow, Stack, CoreGroup, tiles ──> canvas (SVG elements)
 //! ```
 //!
-//! Every figure knows its size before it is drawn, so figures cannot overlap. The document uses attributes and no
-//! style sheet, so that one HTML page can have several pictures. Must not know how plans are made.
+//! Every figure knows its size before it is drawn, so figures cannot overlap. The document uses attributes
+//! and no style sheet, so several pictures can be in one HTML page. This module must not know how plans are
+//! made.
 
 mod canvas;
 mod core_group;
@@ -25,14 +26,14 @@ use figure::{Figure, Point, Stack};
 pub use network::{NetworkBox, NetworkPicture};
 
 const MARGIN: f64 = 24.0;
-/// Wide enough for the two sockets of a PBox, with five NICs each, side by side.
+/// The width of a page. The two sockets of a PBox, with five NICs each, fit side by side.
 const PAGE_WIDTH: f64 = 1560.0;
-/// A narrower page has no room for the legend and the reasons.
+/// The least width of a page. A narrower page has no room for the legend and the reasons.
 const PAGE_WIDTH_LEAST: f64 = 720.0;
 
-/// Returns the machine as a picture: sockets side by side, cores as tiles filled by their loads, NICs below them, and
-/// lines from each core to its NICs. A complete SVG document that refers to nothing outside. `noun` is the caller's
-/// word for an item.
+/// Returns the machine as a picture. Sockets are side by side, cores are tiles filled by their loads, and
+/// NICs are below them. Lines lead from each core to its NICs. The result is a complete SVG document that
+/// refers to no other file. `noun` is the caller's word for an item.
 pub fn svg(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     let machine = machine::figure(host, plan, noun, PAGE_WIDTH - 2.0 * MARGIN);
     let width = machine.size().width.max(PAGE_WIDTH_LEAST - 2.0 * MARGIN);
@@ -51,8 +52,9 @@ pub fn svg(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     canvas.finish(width + 2.0 * MARGIN, size.height + 2.0 * MARGIN, &host.summary())
 }
 
-/// Returns only the machine, with the cores and NICs of a plan that may have no items yet. It is for a page that shows
-/// the cores' work. A core's tile is the first rectangle of the group with the core's number in `data-cpu`.
+/// Returns a picture of the machine alone, with the cores and NICs of a plan that may have no items yet. It
+/// is for a page that shows the cores' work. A core's tile is the first rectangle of the group with the
+/// core's number in `data-cpu`.
 pub fn machine_svg(host: &Host, plan: &Plan) -> String {
     let machine = machine::figure(host, Some(plan), "item", PAGE_WIDTH - 2.0 * MARGIN);
     let size = machine.size();

@@ -1,5 +1,5 @@
-//! Machines on a network: each is a box with members and an owner below them. Lines with their traffic lead to the
-//! network.
+//! Machines on a network. Each machine is a box with members and an owner below them. Lines lead from the
+//! owners to the network, with their traffic.
 //!
 //! ```text
 //!   +- machine 0 ---+  +- machine 1 ---+
@@ -10,7 +10,7 @@
 //!   [            network               ]
 //! ```
 //!
-//! Must not know what members and owners are: the caller gives all words.
+//! This module must not know what members and owners are: the caller gives all words.
 
 use super::canvas::{Anchor, Canvas, Rect, Stroke, Text, Weight};
 use super::figure::{Figure, Flow, Paragraph, Point, Rows, Size, Stack, fitted};
@@ -21,19 +21,19 @@ const BOX_WIDTH: f64 = 230.0;
 const GAP: f64 = 14.0;
 /// The most boxes of a row.
 const ROW: usize = 4;
-/// The most boxes of a level, and members of a box. The text rendering shows more.
+/// The most boxes of a level, and the most members of a box. The text rendering shows more.
 const BOXES: usize = 8;
 const MEMBERS: usize = 8;
 const MEMBER: Size = Size { width: 46.0, height: 24.0 };
 const MEMBER_GAP: f64 = 4.0;
 const OWNER: Size = Size { width: 178.0, height: 58.0 };
-/// The distances from the title of a box to its contents, from members to the owner, and from owner to network. Then
-/// the network's height.
+/// The heights from a box's title to its contents, from its members to the owner, and from the owner to the
+/// network. The last one is the height of the network.
 const TITLE: f64 = 30.0;
 const JOIN: f64 = 34.0;
 const DROP: f64 = 62.0;
 const BAR: f64 = 24.0;
-/// Half of the distance of the two lines to the network.
+/// Half of the distance between the two lines to the network.
 const LANE: f64 = 9.0;
 
 /// One machine of a picture.
@@ -41,13 +41,13 @@ const LANE: f64 = 9.0;
 pub struct NetworkBox {
     /// The name.
     pub name: String,
-    /// The names of the members; may be empty.
+    /// The names of the members. The list may be empty.
     pub members: Vec<String>,
     /// The text next to the line from the members to the owner.
     pub joined_by: String,
     /// The owner's name, and a line below it.
     pub owner: [String; 2],
-    /// The part of everything that the box owns, 0 to 1.
+    /// The part of all data that the box owns, 0 to 1.
     pub part: f64,
     /// The bytes that it sends.
     pub sends: String,
@@ -71,7 +71,7 @@ pub struct NetworkPicture {
 }
 
 impl NetworkPicture {
-    /// Returns a complete SVG document that refers to nothing outside.
+    /// Returns a complete SVG document that refers to no other file.
     pub fn svg(&self) -> String {
         let most = self.levels.iter().map(|boxes| boxes.len().min(ROW)).max().unwrap_or(1).max(3);
         let width = row_width(most);
@@ -165,7 +165,7 @@ impl BoxFigure {
         BoxFigure { content: content.clone(), members, tint }
     }
 
-    /// Draws the lines from the owner's foot to the network, with their traffic.
+    /// Draws the lines from the owner's lower edge to the network, with their traffic.
     fn lines(&self, canvas: &mut Canvas, middle: f64, foot: f64, network: f64) {
         let edge = self.tint.edge;
         arrow(canvas, (middle - LANE, foot), (middle - LANE, network), edge);
@@ -233,7 +233,7 @@ impl Figure for BoxFigure {
     }
 }
 
-/// Draws a line with a point at its end, up or down.
+/// Draws a line with an arrowhead at its end, up or down.
 fn arrow(canvas: &mut Canvas, from: (f64, f64), to: (f64, f64), colour: &'static str) {
     canvas.line(&[from, to], colour, Stroke::Solid);
     let back = if to.1 > from.1 { -5.0 } else { 5.0 };

@@ -1,6 +1,6 @@
 //! The picture's colours.
 //!
-//! Must not know what the colours are used for.
+//! This module must not know what the colours are used for.
 
 pub const PAGE: &str = "#ffffff";
 pub const INK: &str = "#1f2933";
@@ -13,7 +13,7 @@ pub const IDLE_FILL: &str = "#eef1f4";
 pub const IDLE_EDGE: &str = "#cbd2d9";
 pub const BARRED_EDGE: &str = "#c0796f";
 
-/// One NIC's colours: the tile's ground, its full part, and its edge and lines.
+/// The colours of one NIC: the background of its tile, its full part, and its edge and lines.
 #[derive(Clone, Copy)]
 pub struct Tint {
     pub ground: &'static str,
@@ -25,13 +25,14 @@ const fn tint(ground: &'static str, full: &'static str, edge: &'static str) -> T
     Tint { ground, full, edge }
 }
 
-/// The tint of cores without a NIC.
+/// The colours of cores without a NIC.
 pub const NEUTRAL: Tint = tint("#eceff3", "#c3ccd6", "#616e7c");
 
-/// The tint of cores that may not be used.
+/// The colours of cores that may not be used.
 pub const BARRED: Tint = tint(PAGE, PAGE, BARRED_EDGE);
 
-/// Ten, because a PBox has ten NICs. Neighbours differ much in hue, and no two differ only in hue.
+/// The colours of NICs. There are ten, because a PBox has ten NICs. Neighbours differ much in hue, and no two
+/// differ only in hue.
 const TINTS: [Tint; 10] = [
     tint("#e6effb", "#a9c8f2", "#2563b0"),
     tint("#fdeedd", "#f8c78e", "#b96a10"),

@@ -1,17 +1,17 @@
 //! Tiles: an owning core, a core that owns nothing, a NIC.
 //!
-//! Must not know the places of tiles.
+//! This module must not know the places of tiles.
 
 use super::canvas::{Anchor, Canvas, Rect, Stroke, Text, Weight};
 use super::figure::{Figure, Point, Size, fitted};
 use super::palette::{self, Tint};
 
-/// A core that owns items; in a picture without a plan, any core.
+/// A core that owns items. In a picture without a plan, it is any core.
 pub struct CoreTile {
     pub label: String,
-    /// The number, for a page that shows more of it; `None` for a core of several cpus.
+    /// The cpu's number, by which a page can find the tile. `None` for a core of several cpus.
     pub cpu: Option<u32>,
-    /// The text of the load, and its part of the largest load, 0 to 1.
+    /// The text of the load, and the load as a part of the largest load, 0 to 1.
     pub load: Option<(String, f64)>,
     pub tint: Tint,
     pub hint: String,
@@ -88,7 +88,7 @@ impl Figure for IdleTile {
 /// The meaning of a NIC tile.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum NicRole {
-    /// The NIC itself, in use or in a picture without a plan.
+    /// A NIC of this node that is in use, or any NIC of this node in a picture without a plan.
     Here,
     /// A NIC of another node, shown next to the cores that use it.
     Elsewhere,

@@ -184,16 +184,16 @@ class Session:
                 Default: no bound.
             clip_norm_last: clips a round by the norm of the round before: if that norm was above `clip_norm_last`, the hub
                 scales this round's mean gradient by `clip_norm_last / norm`. The results are not those of `clip_norm`, and no
-                key waits for the other keys. The first round is not scaled. The property `norm` is always `None`. For "bsp"
-                at one hub, without `clip_norm`, `skip_nonfinite` and `skip_spikes`. Default: no bound.
+                key waits for the other keys. The first round is not scaled. The property `norm` is always `None`. For
+                "bsp", without `clip_norm`, `skip_nonfinite` and `skip_spikes`. Default: no bound.
             skip_nonfinite: whether the job skips a round if its mean gradient has a value that is infinite or NaN. Weights,
                 optimizer state and numbers of steps then do not change. `skipped` counts the skipped rounds. As with
                 `clip_norm`, push every key of a round before you wait for one. Works without a codec, with "f16" and with
                 "bf16": other codecs send such values as zero.
             skip_spikes: skips a round, as `skip_nonfinite` does, if its norm is above this factor times the running mean of
                 norms, such as 3.0, or if its mean gradient is not finite. The running mean covers about the last hundred
-                rounds that were not skipped. Until ten rounds are in the mean, no norm is too large. At one hub, with the
-                codecs of `skip_nonfinite`. Default: no bound.
+                rounds that were not skipped. Until ten rounds are in the mean, no norm is too large. Works with the codecs
+                of `skip_nonfinite`. Default: no bound.
             ema: the decay of an average of the weights that the hub keeps, such as 0.999. The average begins with the first
                 weights. After each step it is `ema * average + (1 - ema) * weights`. The method `ema()` fetches the average,
                 and checkpoints have it. Default: no average.

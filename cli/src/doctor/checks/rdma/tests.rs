@@ -1,4 +1,4 @@
-//! The doctor's judgements of RDMA, on made-up devices: what passes, warns or fails, and the fix.
+//! The doctor's judgements of RDMA on made-up devices: which of them pass, warn or fail, and with which fix.
 
 use fabric::verbs::{DeviceError, Gid, GidEntry, Mtu};
 
@@ -82,7 +82,7 @@ fn a_device_that_does_not_open_fails_where_the_hub_has_no_other() {
     let others = Candidate { planned: false, ..candidate(&shut) };
     says(&port(&others), Verdict::Warn, "Permission denied", "/dev/infiniband/uverbs*");
     says(&port(&Candidate { others: false, ..others }), Verdict::Fail, "Permission denied", "uverbs*");
-    // Of an active port without an address the plan has nothing, either.
+    // If a port is active but has no address, the plan does not use it either.
     let bare = device("mlx5_1", true, 5, vec![]);
     let bare = Candidate { planned: false, ..candidate(&bare) };
     says(&port(&bare), Verdict::Warn, "there is no GID", "ip address add IP/BITS dev eth7");

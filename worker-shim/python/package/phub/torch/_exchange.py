@@ -20,8 +20,9 @@ from .._phub import Error
 from .._session import Session
 from ._coverage import Coverage
 from ._errors import GradientError, StateError, WrapError
-from ._gradients import Gradients, Mean
+from ._gradients import Gradients
 from ._model import Model
+from ._pushes import Mean, Pushes
 from ._scaler import Found
 from ._settings import Settings, UnsupportedOptimizerError, by_key
 from ._tensors import Broadcast
@@ -52,7 +53,11 @@ class Exchange:
         self._settings, self._overlap, self._clip_value, self._passes = settings, overlap, clip_value, passes
         device = next(iter(parameters.values())).device
         self._windows = windows(session, device)
-        self._mean = Mean(join_mean, lambda joined: windows(joined, device)) if session.world_size > 1 else None
+        self._pushes = Pushes(session, self._windows, overlap, clip_value)
+        self._mean: Optional[Mean] = None
+        if session.world_size > 1:
+            of_mean = lambda joined, its_windows: Pushes(joined, its_windows, overlap, clip_value)  # noqa: E731
+            self._mean = Mean(join_mean, lambda joined: windows(joined, device), of_mean)
         self._weights = Weights(parameters, self._windows)
         self._coverage = Coverage({id(parameter): key for key, parameter in parameters.items()})
         self._uncovered: List[str] = []
@@ -75,11 +80,8 @@ class Exchange:
             torch.cuda.synchronize()
         self.session.broadcast()
         self._gradients = Gradients(
-            self.session,
+            self._pushes,
             self.parameters,
-            self._windows,
-            self._overlap,
-            self._clip_value,
             self._passes,
             self._backward_begins,
             self._weights.lend,

@@ -8,24 +8,21 @@
 ```
 
 The gradients that `step()` finds count; bytes that left before are only a start. With several workers a script that
-touches its gradients before `step()` finds the mean of all workers there, as with DDP. Owned by the thread of the script.
+touches its gradients before `step()` finds the mean of all workers there, as with DDP. After a step in which it did, the bytes
+that leave in the backward pass go to the job that makes means. Owned by the thread of the script.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import torch
 
-from .._phub import Error
-from .._session import Session
-from ._errors import GradientError, MeanError
 from ._held import gradient_of, unasked
-from ._script import line
+from ._pushes import Mean, Pushes, check
 from ._watched import is_exposed, is_watched, release, unwatch, watch
-from ._windows import Windows
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
@@ -38,57 +35,38 @@ def _no_gradient() -> Optional[torch.Tensor]:
     return None
 
 
-class _Sent(NamedTuple):
-    """A gradient whose bytes have left."""
-
-    gradient: torch.Tensor
-    version: int
-    times: float
-
-    def is_still(self, gradient: torch.Tensor, times: float) -> bool:
-        """Whether this is still the parameter's gradient, not written since it was sent, and sent with this factor."""
-        return gradient is self.gradient and gradient._version == self.version and times == self.times and is_watched(gradient)
-
-
 class Gradients:
     """The gradients of a model's parameters by key."""
 
     def __init__(
         self,
-        session: Session,
+        pushes: Pushes,
         parameters: Dict[str, torch.nn.Parameter],
-        windows: Windows,
-        overlap: bool,
-        clip_value: Optional[float],
         passes: int,
         begin: Callable[[], None],
         lend: Callable[[Sequence[str]], None],
-        mean: Optional["Mean"],
+        mean: Optional[Mean],
     ) -> None:
         """Args:
-            overlap: whether bytes leave in the backward pass, for the keys for which that gains something.
+            pushes: those of the optimizer's own job.
             passes: the backward passes of the first step; the later ones have as many as the one before.
-            begin: is called before bytes leave, once a round.
+            begin: is called before bytes leave to the own job, once a round.
             lend: lets the hub write the windows of keys.
             mean: the mean over several workers; None with one.
         """
-        self._session, self._parameters, self._windows = session, parameters, windows
-        self._clip_value, self._begin, self._lend, self._mean = clip_value, begin, lend, mean
-        ahead = session.keys if windows.crosses_a_bus else session.leaves_ahead()
-        self._ahead = frozenset(ahead if overlap else ())
+        self._own, self._parameters = pushes, parameters
+        self._begin, self._lend, self._mean = begin, lend, mean
         self._bucket: Dict[str, torch.Tensor] = {}
         self._in_bucket = 0
-        self._sent: Dict[str, _Sent] = {}
-        self._left: Set[str] = set()
-        """Keys with bytes that have left in this round, of any gradient."""
         # The number of backward passes that have added to a gradient since the last step, and before it. The second number
         # shows which pass is the last.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
         self._hooks: Dict[str, Any] = {}
-        self._touched_at = ""
-        self._is_touched = self._was_touched = False  # in this round, and in the last one: then bytes ahead would be lost
+        self._is_touched = self._was_touched = False  # in this round, and in the last one: then the script uses means
+        self._has_means = False
+        """Whether the gradients of this round are means of all workers."""
         self._ends_backward = False
         self._passes_of_first = passes
         self._times = 1.0
@@ -100,14 +78,14 @@ class Gradients:
         for key, parameter in parameters.items():
             if parameter.grad is not None:
                 parameter.grad._phub_is_exposed = True  # type: ignore[attr-defined]
-            if parameter.grad is not None or key in self._ahead:
+            if parameter.grad is not None or key in self._own.ahead:
                 self._follow(key)
 
     def _follow(self, key: str) -> None:
         """Adds a hook to the backward pass that watches a parameter's gradients: those that leave there, and those that the
         script may hold before the backward pass."""
         parameter = self._parameters[key]
-        is_asked = self._mean is not None or key in self._ahead
+        is_asked = self._mean is not None or key in self._own.ahead
         if is_asked and parameter.requires_grad and key not in self._hooks:
             self._hooks[key] = _after_accumulation(parameter, _calls(weakref.ref(self), key))
 
@@ -134,7 +112,9 @@ class Gradients:
         gradient = gradient_of(self._parameters[key])
         if gradient is None:
             return  # another hook has taken it
-        self._sent.pop(key, None)
+        pushes = self._receiver
+        if pushes is not None:
+            pushes.changed(key)
         self._bucket.pop(key, None)
         if gradient is not self._last.get(key, _no_gradient)():
             self._last[key] = weakref.ref(gradient)
@@ -143,40 +123,51 @@ class Gradients:
         if self._is_apart:
             release(gradient)
             return
-        if is_exposed(gradient):
+        leaves = pushes is not None and key in pushes.ahead and passes == self._expected.get(key, self._passes_of_first)
+        if is_exposed(gradient):  # it can change without a trace
             self._average_after_backward()
-            return  # it can change without a trace, so that it leaves in step()
-        leaves = key in self._ahead and not self._was_touched and passes == self._expected.get(key, self._passes_of_first)
-        if leaves or self._mean is not None:
+            leaves = leaves and pushes is not self._own
+        elif leaves or self._mean is not None:
             watch(gradient, self)
         if leaves:
-            self._check(key, gradient)
+            check(key, gradient)
             is_called_back = bool(self._bucket) or self._call_back()
             self._bucket[key] = gradient
             self._in_bucket += gradient.numel() * gradient.element_size()
             if self._in_bucket >= _BUCKET_BYTES or not is_called_back:
                 self._send_bucket()
 
+    @property
+    def _receiver(self) -> Optional[Pushes]:
+        """The job to which bytes leave in the backward pass. After a step whose gradients the script has used, it is the job
+        that makes means, if there is one."""
+        if not self._was_touched:
+            return self._own
+        return None if self._mean is None else self._mean.pushes
+
     def _send_bucket(self) -> None:
         """Sends the gradients in the bucket, except those that the script has touched or replaced."""
-        is_there = lambda key, gradient: is_watched(gradient) and gradient_of(self._parameters[key]) is gradient  # noqa: E731
-        bucket = {key: gradient for key, gradient in self._bucket.items() if is_there(key, gradient)}
-        self._bucket, self._in_bucket = {}, 0
+        is_own = self._receiver is self._own
+        bucket, self._bucket, self._in_bucket = self._bucket, {}, 0
+        for key, gradient in list(bucket.items()):
+            may_leave = is_watched(gradient) or (is_exposed(gradient) and not is_own)
+            if not may_leave or gradient_of(self._parameters[key]) is not gradient:
+                del bucket[key]
         if not bucket:
             return
-        if not self._left:
-            self._begin()
-        for gradient in bucket.values():
+        if is_own:
+            if not self._own.left:
+                self._begin()
+            self._lend(list(bucket))
+        watched = [gradient for gradient in bucket.values() if is_watched(gradient)]
+        for gradient in watched:
             release(gradient)
-        self._clip(bucket.values())
-        keys = list(bucket)
-        self._lend(keys)
-        self._windows.write(bucket, self._times)
-        self._windows.do(keys, self._session.send_ahead)
-        for key, gradient in bucket.items():
+        if is_own:
+            self._own.send_ahead(bucket, self._times)
+        elif self._mean is not None:
+            self._mean.send_ahead(bucket)
+        for gradient in watched:
             watch(gradient, self)
-            self._sent[key] = _Sent(gradient, gradient._version, self._times)
-        self._left.update(keys)
 
     def _call_back(self) -> bool:
         """Registers a callback for the end of the backward pass that runs on this thread. Returns whether one runs."""
@@ -219,18 +210,16 @@ class Gradients:
     def _average(self) -> None:
         """Replaces all gradients by the means of all workers."""
         assert self._mean is not None
-        self._touched_at = line()
-        gradients = {}
-        for key, parameter in self._parameters.items():
-            gradient = gradients[key] = gradient_of(parameter)
+        self._is_touched = self._has_means = True
+        self._mean.replace(self._current(), self._parameters)
+        for key, gradient in self._current().items():
             if gradient is not None:
-                self._check(key, gradient)
-                if key not in self._left:
-                    self._clip([gradient])
                 unwatch(gradient)
                 self._follow(key)
-        self._sent.clear()
-        self._mean.replace(gradients, self._parameters)
+        self._own.all_changed()
+
+    def _current(self) -> Dict[str, Optional[torch.Tensor]]:
+        return {key: gradient_of(parameter) for key, parameter in self._parameters.items()}
 
     # ---- a scaler
 
@@ -257,46 +246,24 @@ class Gradients:
     def unscale(self, times: float) -> None:
         """Multiplies all gradients by a number, as the script finds them after a step with a scaler."""
         if times != 1.0:
-            gradients = [gradient_of(parameter) for parameter in self._parameters.values()]
             with unasked(), torch.no_grad():
-                torch._foreach_mul_([each for each in gradients if each is not None], times)
+                torch._foreach_mul_([each for each in self._current().values() if each is not None], times)
 
     # ---- the step
 
     def push(self, times: float = 1.0) -> None:
         """Ends the round: the hub steps with the gradients of the parameters, times a number."""
-        sent: List[str] = []
-        rewritten: List[str] = []
-        nothing: List[str] = []
-        written: Dict[str, torch.Tensor] = {}
         with unasked():
-            for key, parameter in self._parameters.items():
-                gradient = gradient_of(parameter)
-                if gradient is None:
-                    nothing.append(key)
-                    continue
-                was_sent = self._sent.get(key)
-                if was_sent is not None and was_sent.is_still(gradient, times):
-                    sent.append(key)
-                    continue
-                if gradient.is_sparse:
-                    self._check(key, gradient)
-                written[key] = gradient
-                (rewritten if key in self._left else sent).append(key)
-            if not self._touched_at:
-                self._clip(gradient for key, gradient in written.items() if key not in self._left)
+            gradients = self._current()
+            unsent = self._own.unsent(gradients, times)
             self.unscale(times)
-            self._windows.write(written)
-        self._windows.do(sent, self._session.push)
-        self._windows.do(rewritten, self._push_rewritten)
-        self._windows.do(nothing, self._session.push_nothing)
-        self._expected, self._passes, self._touched_at = self._passes, {}, ""
+            self._own.push(gradients, unsent, clips=not self._has_means)
+        if self._mean is not None and self._mean.pushes is not None:
+            self._mean.pushes.all_changed()
+        self._bucket.clear()
+        self._expected, self._passes, self._has_means = self._passes, {}, False
         self._was_touched, self._is_touched = self._is_touched, False
         self._times, self._expects_search = times, False
-        self.nothing()
-
-    def _push_rewritten(self, *keys: str) -> None:
-        self._session.push(*keys, rewritten=True)
 
     def zeroed(self) -> None:
         """Forgets the backward passes of this round, whose sums the script has dropped, if it has not made a step. Gradients that
@@ -328,18 +295,7 @@ class Gradients:
     def nothing(self) -> None:
         """Forgets the bytes that were sent in this round, because another push has replaced them."""
         self._bucket.clear()
-        self._sent.clear()
-        self._left.clear()
-
-    def _clip(self, gradients: Iterable[torch.Tensor]) -> None:
-        if self._clip_value is not None:
-            with unasked(), torch.no_grad():
-                for gradient in gradients:
-                    gradient.clamp_(-self._clip_value, self._clip_value)
-
-    def _check(self, key: str, gradient: torch.Tensor) -> None:
-        if gradient.is_sparse:
-            raise GradientError(f"parameter {key!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
+        self._own.replaced()
 
     def leave(self) -> None:
         """Removes the hooks, and makes all gradients ordinary tensors."""
@@ -352,52 +308,6 @@ class Gradients:
                 unwatch(gradient)
         if self._mean is not None:
             self._mean.leave()
-
-
-class Mean:
-    """The mean of all workers' gradients, for scripts that touch gradients before `step()`: a separate job, which is joined
-    at its first use."""
-
-    def __init__(self, join: Callable[[], Session], windows: Callable[[Session], Windows]) -> None:
-        self._join, self._make_windows = join, windows
-        self._session: Optional[Session] = None
-
-    def replace(self, gradients: Dict[str, Any], parameters: Dict[str, torch.nn.Parameter]) -> None:
-        """Puts the mean of all workers into each gradient. A parameter without a gradient on this worker gets one if another
-        worker has one.
-
-        Raises:
-            MeanError: not all workers came to this line.
-        """
-        try:
-            if self._session is None:
-                self._session = self._join()
-                self._windows = self._make_windows(self._session)
-            session, windows = self._session, self._windows
-            made = [key for key, gradient in gradients.items() if gradient is not None]
-            with unasked():
-                windows.write({key: gradients[key] for key in made})
-                windows.do(made, session.push)
-                windows.do([key for key, gradient in gradients.items() if gradient is None], session.push_nothing)
-                for key, gradient in gradients.items():
-                    windows.settle(key)
-                    if session.was_left_alone(key):
-                        continue
-                    if gradient is None:
-                        gradient = parameters[key].grad = torch.empty_like(parameters[key], requires_grad=False)
-                    windows.take([key], [torch.Tensor.detach(gradient)])
-        except Error as error:
-            raise MeanError(
-                f"{line()}: gradients are used here, where DDP would have the mean of all workers; the hub's mean did not arrive: "
-                f"{error}. Touch gradients at the same line of all workers, or read them after leave()"
-            ) from error
-
-    def leave(self) -> None:
-        """Leaves the job, if it was joined."""
-        session, self._session = self._session, None
-        if session is not None:
-            self._windows.close()
-            session.leave()
 
 
 def _calls(this: "weakref.ref[Gradients]", key: str) -> Callable[..., None]:
@@ -421,4 +331,4 @@ def _after_accumulation(parameter: torch.nn.Parameter, hook: Callable[..., None]
     return handle
 
 
-__all__: List[str] = ["Gradients", "Mean"]
+__all__: List[str] = ["Gradients"]

@@ -113,7 +113,8 @@ class Join:
     def _join_mean(self, joined: Session, keys: Dict[str, Key]) -> Session:
         """Joins the job that averages gradients."""
         limits = {"join_limit": 60.0, "wait_limit": 60.0}  # a worker that does not come is the script's mistake
-        return Session(keys=keys, optimizer=Average(), job=f"{joined.job[:56]}-mean", **{**self._place(), **limits})
+        own = {"answers_ahead": self._exchange["overlap"], **limits}
+        return Session(keys=keys, optimizer=Average(), job=f"{joined.job[:56]}-mean", **{**self._place(), **own})
 
     def _buffers(self, joined: Session) -> Optional[Broadcast]:
         if joined.world_size == 1:

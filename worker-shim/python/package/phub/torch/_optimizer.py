@@ -60,7 +60,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         clip_norm: the largest norm of the mean gradient of all parameters. The hub scales a longer gradient down, as
             `torch.nn.utils.clip_grad_norm_` does after DDP. A call of that function would cost an exchange of gradients, and
             `clip_norm` costs none. `grad_norm` is the norm of the last step.
-        clip_value: the largest absolute value of a gradient: each worker clips its gradients to it, before the mean.
+        clip_value: the largest absolute value of a gradient. Each worker clips the gradients that `step()` finds, before the mean.
         backward_passes_per_step: the number of backward passes before the first `step()`. In the last of them the gradients
             are sent. If a step has another number of passes, `step()` still takes the sum of all of them, and the next step
             expects that number.

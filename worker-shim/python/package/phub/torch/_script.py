@@ -1,9 +1,11 @@
-"""The current line of the user's script, for errors that are raised elsewhere."""
+"""The current line of the user's script, for errors and warnings that come from elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
+from typing import Optional
 
 import torch
 
@@ -16,3 +18,13 @@ def line() -> str:
     while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_OURS):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def is_within(function: str) -> bool:
+    """Whether a function of torch with this name is running."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and os.path.abspath(frame.f_code.co_filename).startswith(_OURS):
+            return True
+        frame = frame.f_back
+    return False

@@ -89,16 +89,22 @@ class HostWindows:
         self._session = session
         self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
 
-    def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
-        """Writes gradients, or weights, times a factor into the windows that the hub reads, by key."""
+    def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0, clip_value: Optional[float] = None) -> None:
+        """Writes gradients, or weights, into the windows that the hub reads, by key: times a factor, or with each element
+        between minus and plus `clip_value`."""
         if not values:
             return
         with torch.no_grad():
-            if times == 1.0:
+            if times == 1.0 and clip_value is None:
                 copy([self._windows[key][0] for key in values], list(values.values()))
             else:
                 for key, each in values.items():
-                    torch.mul(each, times, out=self._windows[key][0])
+                    _changed(each, times, clip_value, out=self._windows[key][0])
+
+    def has(self, key: str, values: torch.Tensor, times: float, clip_value: Optional[float]) -> bool:
+        """Whether the hub reads the same bits as `write` would write now. False if the answer takes longer than a write."""
+        window = self._windows[key][0]
+        return values.dtype == window.dtype and not have_other_bits(_changed(values, times, clip_value), window)
 
     def do(self, keys: Sequence[str], call: Call) -> None:
         """Makes a call of the session for keys, once the written values are in the windows."""
@@ -127,6 +133,15 @@ class HostWindows:
 
     def close(self) -> None:
         """Does nothing: no work is left."""
+
+
+def _changed(
+    values: torch.Tensor, times: float, clip_value: Optional[float], out: Optional[torch.Tensor] = None
+) -> torch.Tensor:
+    """Returns values times a factor, or clipped; never both."""
+    if clip_value is not None:
+        return torch.clamp(values, -clip_value, clip_value, out=out)
+    return values if times == 1.0 and out is None else torch.mul(values, times, out=out)
 
 
 def _copy_each(into: List[torch.Tensor], values: List[torch.Tensor]) -> None:
@@ -176,7 +191,7 @@ class CudaWindows(HostWindows):
         self._thread = threading.Thread(target=self._run, name="phub-copies", daemon=True)
         self._thread.start()
 
-    def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
+    def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0, clip_value: Optional[float] = None) -> None:
         for key in values:
             self._made[key].wait()  # the bytes of an earlier call are read from the window
         # Waits until the values are made, and until the weights of the round before were copied out of their window.
@@ -184,11 +199,14 @@ class CudaWindows(HostWindows):
         with torch.cuda.stream(self._stream):
             for key, each in values.items():
                 own = torch.Tensor.detach(each)
-                self._windows[key][0].copy_(own if times == 1.0 else own * times, non_blocking=True)
+                self._windows[key][0].copy_(_changed(own, times, clip_value), non_blocking=True)
                 each.record_stream(self._stream)
             done = torch.cuda.Event()
             done.record(self._stream)
         self._copied.update(dict.fromkeys(values, done))
+
+    def has(self, key: str, values: torch.Tensor, times: float, clip_value: Optional[float]) -> bool:
+        return False  # a comparison would cross the bus, as a write does
 
     def do(self, keys: Sequence[str], call: Call) -> None:
         made = threading.Event()

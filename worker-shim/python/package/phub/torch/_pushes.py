@@ -1,0 +1,190 @@
+"""The pushes of gradients to a job: bytes leave as the backward pass makes gradients, and a push counts them if they are unchanged.
+
+There are two jobs. In the optimizer's own job the hub makes the step. The other job gives the mean of all workers' gradients to a
+script that uses gradients before `step()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
+
+import torch
+
+from .._phub import Error
+from .._session import Session
+from ._errors import GradientError, MeanError
+from ._held import unasked
+from ._script import is_within, line
+from ._watched import is_exposed, is_watched
+from ._windows import Windows
+
+Made = Mapping[str, Optional[torch.Tensor]]
+"""Gradients by key; `None` for a parameter that has no gradient."""
+
+
+class _Sent(NamedTuple):
+    """A gradient whose bytes have left."""
+
+    gradient: torch.Tensor
+    version: int
+    times: float
+
+
+class Pushes:
+    """The gradients of one round of a job."""
+
+    def __init__(self, session: Session, windows: Windows, overlap: bool, clip_value: Optional[float]) -> None:
+        """Args:
+            overlap: whether bytes leave before the push, for the keys for which that gains something.
+            clip_value: the bytes have each element between minus and plus this. The gradient itself stays.
+        """
+        self._session, self._windows, self._clip_value = session, windows, clip_value
+        ahead = session.keys if windows.crosses_a_bus else session.leaves_ahead()
+        self.ahead = frozenset(ahead if overlap else ())
+        """Keys whose bytes may leave before the push."""
+        self._sent: Dict[str, _Sent] = {}
+        self.left: Set[str] = set()
+        """Keys with bytes that have left since the last push, of any gradient."""
+
+    def send_ahead(self, gradients: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
+        """Sends the bytes of gradients, times a factor. Nothing is counted yet."""
+        self._windows.write(gradients, times, self._clip_value)
+        self._windows.do(list(gradients), self._session.send_ahead)
+        for key, gradient in gradients.items():
+            self._sent[key] = _Sent(gradient, gradient._version, times)
+        self.left.update(gradients)
+
+    def changed(self, key: str) -> None:
+        """Notes that the gradient that was sent is not the current one."""
+        self._sent.pop(key, None)
+
+    def unsent(self, gradients: Made, times: float = 1.0) -> Dict[str, torch.Tensor]:
+        """Returns the gradients whose current bytes have not left.
+
+        Raises:
+            GradientError: a gradient among them is sparse.
+        """
+        found = {key: each for key, each in gradients.items() if each is not None and not self._has_left(key, each, times)}
+        for key, gradient in found.items():
+            check(key, gradient)
+        return found
+
+    def _has_left(self, key: str, gradient: torch.Tensor, times: float) -> bool:
+        sent = self._sent.get(key)
+        if sent is None or sent.gradient is not gradient or sent.times != times or gradient._version != sent.version:
+            return False
+        # A view of an exposed gradient may have written it, and torch does not count that.
+        return is_watched(gradient) or (is_exposed(gradient) and self._windows.has(key, gradient, times, self._clip_value))
+
+    def push(self, gradients: Made, unsent: Mapping[str, torch.Tensor], clips: bool = True) -> None:
+        """Ends the round with all gradients. Writes the bytes of those in `unsent` first."""
+        self._windows.write(unsent, clip_value=self._clip_value if clips else None)
+        is_rewritten = self.left.intersection(unsent)
+        made = [key for key, gradient in gradients.items() if gradient is not None]
+        self._windows.do([key for key in made if key not in is_rewritten], self._session.push)
+        self._windows.do([key for key in made if key in is_rewritten], self._push_rewritten)
+        self._windows.do([key for key, gradient in gradients.items() if gradient is None], self._session.push_nothing)
+        self.replaced()
+
+    def _push_rewritten(self, *keys: str) -> None:
+        self._session.push(*keys, rewritten=True)
+
+    def all_changed(self) -> None:
+        """Notes that no gradient that was sent is a current one."""
+        self._sent.clear()
+
+    def replaced(self) -> None:
+        """Forgets the bytes that were sent, because a push has replaced or counted them."""
+        self._sent.clear()
+        self.left.clear()
+
+
+class Mean:
+    """The mean of all workers' gradients, for scripts that use gradients before `step()`. Its job is joined at the first use."""
+
+    pushes: Optional[Pushes] = None
+    """The pushes of its job, once it is joined."""
+
+    def __init__(self, join: Callable[[], Session], windows: Callable[[Session], Windows], pushes: Callable[..., Pushes]) -> None:
+        """`pushes` makes the pushes of a session and its windows."""
+        self._join, self._make_windows, self._make_pushes = join, windows, pushes
+        self._session: Optional[Session] = None
+
+    def send_ahead(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Sends the bytes of gradients. The hub sums them when they have come from all workers.
+
+        Raises:
+            MeanError: they cannot leave.
+        """
+        assert self.pushes is not None
+        with _says_where():
+            self.pushes.send_ahead(gradients)
+
+    def replace(self, gradients: Dict[str, Any], parameters: Dict[str, torch.nn.Parameter]) -> None:
+        """Puts the mean of all workers into each gradient. A parameter without a gradient on this worker gets one if another
+        worker has one.
+
+        Raises:
+            MeanError: not all workers came to this line.
+        """
+        with _says_where():
+            if self._session is None:
+                self._session = self._join()
+                _advise(self._session.rank)
+                self._windows = self._make_windows(self._session)
+                self.pushes = self._make_pushes(self._session, self._windows)
+            session, windows, pushes = self._session, self._windows, self.pushes
+            assert pushes is not None
+            with unasked():
+                pushes.push(gradients, pushes.unsent(gradients))
+                for key, gradient in gradients.items():
+                    windows.settle(key)
+                    if session.was_left_alone(key):
+                        continue
+                    if gradient is None:
+                        gradient = parameters[key].grad = torch.empty_like(parameters[key], requires_grad=False)
+                    windows.take([key], [torch.Tensor.detach(gradient)])
+
+    def leave(self) -> None:
+        """Leaves the job, if it was joined."""
+        session, self._session, self.pushes = self._session, None, None
+        if session is not None:
+            self._windows.close()
+            session.leave()
+
+
+def check(key: str, gradient: torch.Tensor) -> None:
+    """Checks that the hub can take a gradient.
+
+    Raises:
+        GradientError: it is sparse.
+    """
+    if gradient.is_sparse:
+        raise GradientError(f"parameter {key!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
+
+
+def _advise(rank: int) -> None:
+    if rank == 0 and is_within("clip_grad_norm_"):
+        warnings.warn(
+            f"{line()}: clip_grad_norm_ needs the mean of all workers' gradients before step(), which is one more exchange of all "
+            f"gradients in each step. DistributedOptimizer(..., clip_norm=1.0) clips by the 2-norm without this exchange: leave "
+            f"clip_grad_norm_ out then. optimizer.grad_norm is the norm",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+@contextlib.contextmanager
+def _says_where() -> Iterator[None]:
+    try:
+        yield
+    except Error as error:
+        raise MeanError(
+            f"{line()}: gradients are used here, where DDP would have the mean of all workers; the hub's mean did not arrive: "
+            f"{error}. Touch gradients at the same line of all workers, or read them after leave()"
+        ) from error
+
+
+__all__: List[str] = ["Made", "Mean", "Pushes", "check"]

@@ -1,0 +1,210 @@
+"""Gradients that a script uses before `step()`: they are DDP's, and leave in the backward pass all the same."""
+
+import warnings
+
+import numpy as np
+import pytest
+from conftest import end_gloo, in_processes
+
+torch = pytest.importorskip("torch")
+
+import phub.torch  # noqa: E402
+from phub.torch._pushes import Mean  # noqa: E402
+
+WIDE = ("first.weight", "second.weight")  # small keys do not leave ahead
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)
+
+    def forward(self, inputs):
+        return self.second(torch.relu(self.first(inputs)))
+
+
+def backward(model, rank, number):
+    generator = torch.Generator().manual_seed(10 * number + rank)
+    model(torch.randn(4, 64, generator=generator)).square().mean().backward()
+
+
+def clip(model):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+def clips(called, model, optimizer, rank):
+    for number in range(4):
+        optimizer.zero_grad(set_to_none=True)
+        backward(called, rank, number)
+        yield
+        clip(model)
+        optimizer.step()
+
+
+def keeps_its_gradients(called, model, optimizer, rank):
+    for number in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        backward(called, rank, number)
+        yield
+        clip(model)
+        optimizer.step()
+
+
+def clips_sometimes(called, model, optimizer, rank):
+    for number in range(6):
+        optimizer.zero_grad(set_to_none=True)
+        backward(called, rank, number)
+        yield
+        if number % 3:
+            clip(model)
+        optimizer.step()
+
+
+def has_several_passes(called, model, optimizer, rank):
+    number = 0
+    for passes in (2, 1, 3, 3, 2):
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(passes):
+            backward(called, rank, number)
+            number += 1
+        yield
+        clip(model)
+        optimizer.step()
+
+
+def clips_twice(called, model, optimizer, rank):
+    for number in range(4):
+        optimizer.zero_grad(set_to_none=True)
+        backward(called, rank, 2 * number)
+        yield
+        clip(model)
+        backward(called, rank, 2 * number + 1)
+        clip(model)
+        optimizer.step()
+
+
+def train(rank, work, hub, transport, file):
+    """Returns the weights with the hub, with and without overlap, and with DDP; and how many of the wide keys' bytes left for
+    the mean in the backward pass of each step."""
+    torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
+    weights, left, sent = [], [], set()
+    send_ahead = Mean.send_ahead
+    Mean.send_ahead = lambda mean, gradients: (sent.update(gradients), send_ahead(mean, gradients))[1]
+    for job, overlap in (("overlap", True), ("none", False), ("ddp", None)):
+        model = called = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if overlap is None:
+            called = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            place = {"hub": hub, "rank": rank, "world_size": 2, "job": job, "transport": transport}
+            optimizer = phub.torch.DistributedOptimizer(optimizer, model, overlap=overlap, **place)
+        sent.clear()
+        for _ in work(called, model, optimizer, rank):
+            left.append(len(sent.intersection(WIDE)))
+            sent.clear()
+        weights.append([each.detach().clone().numpy() for each in model.parameters()])
+        if overlap is not None:
+            optimizer.leave()
+    end_gloo()
+    return weights, left
+
+
+@pytest.mark.parametrize(
+    "work, ahead",
+    [
+        (clips, [0, 2, 2, 2]),
+        (keeps_its_gradients, [0, 2, 2, 2]),
+        (clips_sometimes, [0, 0, 2, 2, 0, 2]),
+        (has_several_passes, [0, 0, 2, 2, 0]),
+        (clips_twice, [0, 0, 2, 2]),
+    ],
+)
+def test_means_are_those_of_ddp_and_leave_in_the_backward_pass(hub, tmp_path, work, ahead):
+    results = in_processes(2, train, work, hub.address, "tcp", tmp_path / "store")
+    for (overlapped, apart, ddp), left in results:
+        for ours, same, theirs in zip(overlapped, apart, ddp):
+            np.testing.assert_array_equal(ours, same)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+        assert left == ahead + [0] * (2 * len(ahead))
+    np.testing.assert_array_equal(results[0][0][0][0], results[1][0][0][0])
+
+
+def warned(rank, hub):
+    """Returns the warnings of a script that clips, and of one that reads gradients."""
+    found = []
+    for job, use in (("clips", clip), ("reads", lambda model: model.first.bias.grad.sum())):
+        model = Net()
+        place = {"hub": hub, "rank": rank, "world_size": 2, "job": job}
+        optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **place)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for number in range(2):
+                backward(model, rank, number)
+                use(model)
+                optimizer.step()
+        found.append([str(each.message) for each in caught if "phub" in each.filename])
+        optimizer.leave()
+    return found
+
+
+def test_rank_0_says_once_how_to_clip_without_the_exchange(hub):
+    (clipping, reading), others = in_processes(2, warned, hub.address)
+    (words,) = clipping
+    assert words.startswith("test_torch_means.py:") and "clip_norm=" in words
+    assert reading == [] and others == [[], []]
+
+
+def written_by_a_view(called, model, optimizer, rank):
+    views = []
+    # The hook runs when the bytes of the second layer have left.
+    hook = model.first.bias.register_hook(lambda _: [each.mul_(2.0) for each in views].clear())
+    for number in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        backward(called, rank, number)
+        yield
+        clip(model)
+        views = views or [model.second.weight.grad.data]
+        optimizer.step()
+    hook.remove()
+
+
+def test_a_write_by_a_view_after_the_bytes_have_left_counts(hub, tmp_path):
+    results = in_processes(2, train_alone, hub.address)
+    ours, same, once = results[0]
+    np.testing.assert_array_equal(ours, same)
+    assert not np.array_equal(ours, once), "the view was written"
+
+
+def train_alone(rank, hub):
+    found = []
+    for job, overlap, work in (("overlap", True, written_by_a_view), ("none", False, written_by_a_view), ("once", False, clips)):
+        model = Net()
+        place = {"hub": hub, "rank": rank, "world_size": 2, "job": job, "transport": "tcp"}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = phub.torch.DistributedOptimizer(optimizer, model, overlap=overlap, **place)
+        for _ in work(model, model, optimizer, rank):
+            pass
+        found.append(model.second.weight.detach().clone().numpy())
+        optimizer.leave()
+    return found
+
+
+@pytest.mark.parametrize("passes", [(1, 1, 1), (1, 2, 3, 1)])
+def test_each_sum_of_passes_is_clipped_by_value_once(hub, passes):
+    models = {overlap: Net() for overlap in (True, False, None)}
+    for overlap, model in models.items():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if overlap is not None:
+            place = {"hub": hub, "rank": 0, "world_size": 1, "job": str(overlap), "transport": "tcp"}
+            optimizer = phub.torch.DistributedOptimizer(optimizer, model, clip_value=1e-4, overlap=overlap, **place)
+        for step, count in enumerate(passes):
+            optimizer.zero_grad(set_to_none=True)
+            for number in range(count):
+                backward(model, 0, 10 * step + number)
+            if overlap is None:
+                torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+            optimizer.step()
+    for ours, same, theirs in zip(*(model.parameters() for model in models.values())):
+        torch.testing.assert_close(ours, same, rtol=0, atol=0)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
