@@ -26,8 +26,8 @@ def jobs_at(address):
 
 
 def cell(world, **settings):
-    """Does what a notebook's cell or a run of a sweep does: makes a model and an optimizer, and some steps. Returns model, optimizer
-    and parameters."""
+    """Does what a notebook's cell or a run of a sweep does: makes a model and an optimizer, and some steps. Returns model,
+    optimizer and parameters."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **world, **settings)

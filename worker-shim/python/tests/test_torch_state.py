@@ -160,8 +160,8 @@ HALFWAY = 3
 
 
 def part(rank, settings, job, first, loaded):
-    """Trains a worker from batch `first` on. Each rank 0 loads `loaded`, if there is some. Returns the results, and the state that the
-    first worker saves halfway."""
+    """Trains a worker from batch `first` on. Each rank 0 loads `loaded`, if there is some. Returns the results, and the state
+    that the first worker saves halfway."""
     model = models.fresh("cnn")
     optimizer = models.optimizer_of("cnn", model)
     if loaded is not None and settings[rank]["rank"] == 0:

@@ -60,8 +60,8 @@ class Joined(torch.optim.Optimizer):
         """Refuses `torch.distributed.algorithms.join.Join`, which would make this worker step by itself."""
         raise WrapError(
             "Join([optimizer]): the hub makes this optimizer's steps, and all workers must make the same number of steps. For "
-            "uneven inputs, let a worker without more inputs continue with zero_grad() and step() as often as the others, so that its "
-            "gradients count as zeros; or give all workers the same number of inputs (drop_last=True). Join([model]) is for "
+            "uneven inputs, let a worker without more inputs continue with zero_grad() and step() as often as the others, so that "
+            "its gradients count as zeros; or give all workers the same number of inputs (drop_last=True). Join([model]) is for "
             "DistributedDataParallel, by phub.torch.ddp_hook or phub.c10d, with an optimizer of torch's own"
         )
 
