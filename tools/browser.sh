@@ -2,8 +2,8 @@
 # Runs a test of tests/browser in a headless Chromium, with real hubs and workers: `tools/browser.sh TEST PACKAGES [ARGUMENTS]`
 # (`make page`, `make perfetto`). ARGUMENTS go to the test.
 #
-# It needs Debian's chromium or chromium-headless-shell and python3 with venv, and installs PACKAGES and websocket-client from PyPI
-# in target/TEST. Without them it says so and exits with status 3.
+# The script needs Debian's chromium or chromium-headless-shell, and python3 with venv. It installs PACKAGES and websocket-client
+# from PyPI in target/TEST. If something is missing, it says so and exits with status 3.
 set -eu
 cd "$(dirname "$0")/.."
 test=$1

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Checks the commands that the pages print: `tools/check-commands.py [DIRECTORY]`, after `make test` has built the programs.
 
-Each line of an `sh` block, and each command of ours in backticks, is taken apart. Programs of DIRECTORY (target/release) parse
-their arguments, and quick commands run. Makefile targets, crates, tests and scripts must exist. A block with a program that is not
-ours needs a line `<!-- not run: why -->` before it; its commands of ours are looked at nevertheless.
+It checks each command in an `sh` block, and each command of this project in backticks. Programs in DIRECTORY (default:
+target/release) parse the arguments of their commands, and quick commands run. Makefile targets, crates, tests and scripts must
+exist. A block with a program of another project needs a line `<!-- not run: why -->` before it; the commands of this project in
+it are checked nevertheless.
 """
 
 import os
@@ -52,7 +53,8 @@ def simple_commands(line):
 
 
 def program(name, args, programs):
-    """Returns the output of one of our programs for its arguments. It parses all before it sees --help."""
+    """Returns the fault of the arguments of one of this project's programs. The program runs with --help added: it parses all
+    arguments before it prints the help."""
     quick = args[:1] and args[0] in QUICK
     with tempfile.TemporaryDirectory() as folder:
         command = [programs / name, *args] + ([] if quick else ["--help"])
@@ -62,7 +64,7 @@ def program(name, args, programs):
 
 
 def cargo(args, programs):
-    """Returns the fault of cargo's arguments: a crate, test or program that the tree lacks."""
+    """Returns the fault of cargo's arguments, or None. A fault is a crate, test or program that does not exist."""
     own = (args + ["--"]).index("--")
     for flag, value in zip(args[:own], args[1:own]):
         if flag in ("-p", "--bin", "--bench") and f'name = "{value}"' not in MANIFESTS:
@@ -87,7 +89,7 @@ def make(args):
 
 
 def script(path, args):
-    """Returns the fault of a call of a script in the tree."""
+    """Returns the fault of a call of a script of this project, or None."""
     if path not in FILES:
         return f"no file {path}"
     folder = str(pathlib.Path(path).parent) + "/"
@@ -117,8 +119,8 @@ def wrong(command, programs):
 
 
 def commands_of(text):
-    """Yields the lines of shell of a page, each with its kind of fault. A marked block is checked for other programs, a
-        sentence for a single flag."""
+    """Yields the lines of shell of a page. With each line comes the text of a fault that does not count for it, or None: a marked
+    block may have programs of other projects, and a sentence may have a flag without its value."""
     for mark, block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             if line.strip() and not line.startswith("#"):
@@ -129,7 +131,7 @@ def commands_of(text):
 
 
 def faults_of(page, programs):
-    """Returns (commands of a page, faults)."""
+    """Returns the number of commands on a page, and the list of their faults."""
     commands, faults = 0, []
     for line, allowed in commands_of((ROOT / page).read_text()):
         for command in filter(None, simple_commands(line)):

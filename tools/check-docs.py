@@ -4,13 +4,12 @@
 - Every link leads to a file of the tree, and to a heading of it. Every path in backticks exists.
 - docs/path-of-a-chunk.md lists the files on the path of a chunk, and the totals are the sums.
 - docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
-- docs/README.md leads to each page of docs. A page has at most 2,500 words, except for pages in which people look things
-    up.
-- Each test file has a head that says what it shows: tools/list-tests.py reads it.
-- docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
+- docs/README.md links to each page of docs. A page has at most 2,500 words, unless it is a page of reference.
+- Each test file has a head that says what the file shows (tools/list-tests.py).
+- docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches (tools/lists.py).
 - docs/features.md names tests that exist.
-- docs/papers.md names files and tests that exist, and counts its rows.
-- docs/decisions/README.md has each number once, and leads to each decision. A record has a status, a date, and the same
+- docs/papers.md names files and tests that exist, and the counts of its rows are right.
+- docs/decisions/README.md has each number once, and a link to each decision. A record has a status, a date, and the usual
   headings.
 """
 
@@ -35,7 +34,7 @@ STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
 PAPER = re.compile(r"^\| ([A-Z]\d+) \|(.*)\|$", re.M)
 STATES = ("done", "otherwise", "missing")
 TEST = re.compile(r"#\[(?:tokio::)?test\b.*\](?:\s*(?:#\[.*\]|//.*))*\s*(?:async )?fn (\w+)|^ *def (test_\w+)", re.M)
-# A section in the form of docs/papers.md, with a wrong count, number, state, file and test.
+# A section in the form of docs/papers.md, with a wrong count, number, state, file and test, to test the check.
 WRONG_PAPER = "\n## A\n**0 done, 0 otherwise, 0 missing.**\n| A2 | 1 | x | perhaps | `no/file.rs` | `no_test`, `no/file.svg` |"
 
 
@@ -51,7 +50,7 @@ def headings(page):
 
 
 def wrong_paths(page, tracked, tops):
-    """Paths in backticks that the tree does not have. A path may leave out its beginning, and a `.rs` at its end."""
+    """Yields the paths in backticks that do not exist. A path may leave out its first folders, and the `.rs` at its end."""
     for path in itertools.chain(*map(expand, PATH.findall(page.read_text()))):
         if "/" in path and (path.split("/")[0] in tops or path.endswith((".rs", ".sh", ".py", ".md"))):
             path = path.rstrip("/")
@@ -69,7 +68,7 @@ def wrong_links(page):
 
 
 def index(pages):
-    """Yields the faults of the index of docs: pages that it does not lead to, and pages that are too long."""
+    """Yields the faults of the index of docs: pages to which it has no link, and pages that are too long."""
     links = {(ROOT / "docs" / link).resolve() for link, _ in LINK.findall((ROOT / "docs/README.md").read_text())}
     for page in pages:
         name = str(page.relative_to(ROOT))
@@ -104,14 +103,14 @@ def path_of_a_join():
 
 
 def features(tracked):
-    """Tests of docs/features.md that the tree does not have."""
+    """Yields the tests in docs/features.md that do not exist."""
     for name in re.findall(r"`([\w./-]+\.(?:rs|py|sh))`", (ROOT / "docs/features.md").read_text()):
         if not any(path == name or path.endswith("/" + name) for path in tracked):
             yield f"no test {name}"
 
 
 def papers(text, tracked, tests):
-    """Yields the faults of the rows of docs/papers.md: numbers, states and their counts, files, names of tests."""
+    """Yields the faults of the rows of docs/papers.md: their numbers, states, counts of states, files and tests."""
     for section in text.split("\n## ")[1:]:
         rows = [(name, [cell.strip() for cell in re.split(r"(?<!\\)\|", cells)]) for name, cells in PAPER.findall(section)]
         states = [re.match(r"\w*", cells[2])[0] for _, cells in rows]
@@ -126,7 +125,7 @@ def papers(text, tracked, tests):
 
 
 def decisions():
-    """Yields the faults of the table of decisions, or of a record."""
+    """Yields the faults of the table of decisions, and of the records."""
     folder = ROOT / "docs/decisions"
     table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in DECISION.findall((folder / "README.md").read_text())]
     rows = {int(number): where for numbers, where in table for number in numbers.split(", ")}

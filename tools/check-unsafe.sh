@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fails if docs/unsafe.md does not list exactly the source files that use `unsafe`.
+# Fails if docs/unsafe.md does not list exactly those source files that use `unsafe`.
 set -eu
 cd "$(dirname "$0")/.."
 used=$(git ls-files '*.rs' | xargs grep -lE '\bunsafe (\{|fn|impl)|unsafe fn\(' | sort)

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Checks dependencies by deny.toml: `make deny`. cargo-deny comes into target/deny if this machine has none, which takes minutes.
-# Where the database of advisories cannot be fetched, that is said, the rest has to pass, and the status is 3.
+# Checks dependencies by the rules of deny.toml: `make deny`. If this machine has no cargo-deny, the script builds it in
+# target/deny, which takes minutes. If the database of advisories cannot be fetched, the script says so, makes all other checks,
+# and exits with status 3.
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PWD/target/deny/bin:$PATH

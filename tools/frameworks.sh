@@ -1,7 +1,7 @@
 #!/bin/sh
-# Trains with real frameworks from PyPI by the backend "phub", with Ray Train, and in the idioms of tests/truth:
-# `tools/frameworks.sh`. Arguments go to pytest. The environment is in target/frameworks (or PHUB_FRAMEWORKS_DIR); it takes 6 GB,
-# because PyPI's PyTorch brings CUDA along.
+# Trains with real frameworks from PyPI over the backend "phub", with Ray Train, and in the idioms of tests/truth:
+# `tools/frameworks.sh`. Arguments go to pytest. The environment is in target/frameworks (or PHUB_FRAMEWORKS_DIR). It takes 6 GB,
+# because PyPI's PyTorch includes CUDA.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -16,7 +16,7 @@ python -m pip install -q --disable-pip-version-check 'torch>=2.4' numpy lightnin
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
     "$root/worker-shim/python"
-# Tests use the installed package, not the sources, so they run from a directory without the sources.
+# The tests run from a directory without the sources, so that they use the installed package.
 cd "$dir"
 python -m pip list --disable-pip-version-check 2>/dev/null | grep -E '^(torch|lightning|accelerate|transformers|ray|phub) '
 python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \

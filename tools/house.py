@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Prints the outliers of the tree, for the planner of the next clean-up: `tools/house.py`.
+"""Prints the outliers of the source tree, for whoever plans the next clean-up: `tools/house.py`.
 
-`tools/house.py --check` prints the parts of the coordinator that are too large, and fails if there are any.
+`tools/house.py --check` prints only the parts of the coordinator that are too large, and fails if there are any.
 
-- types of the coordinator with more than 12 fields or 25 methods of their own, its functions of more than 60 lines
+- types of the coordinator with more than 12 fields or 25 methods of their own, and functions of more than 60 lines
 - folders with more than 12 files, files with more than 400 lines
 - circles of imports between files of different folders of a crate
-- names of public types in several files; siblings (files of one name) may share a type's name
+- names of public types that several files define; files of the same name may share a type's name
 """
 
 import collections
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAME = re.compile(r"^ *pub (?:struct|enum|union|trait|type) (\w+)", re.M)
 BLOCK = re.compile(r"( *)(?:pub(?:\([^)]*\))? )?(?:const |unsafe )*(struct|impl|fn)\b(?:<.*?>)? ?(\w+)")
 FIELD = re.compile(r"    (?:pub(?:\([^)]*\))? )?\w+: ")
-# The crates with bounded types and functions.
+# The crates whose types and functions have limits.
 BOUNDED = {"coordinator"}
 MOST_FIELDS, MOST_METHODS, MOST_LINES = 12, 25, 60
 USE = re.compile(r"^ *(pub(?:\([^)]*\))? )?use ([^;]+);", re.M)
@@ -44,7 +44,7 @@ class Crate:
             self.modules[module], self.exports[module] = file, {path[-1]: path[:-1] for path in uses}
 
     def find(self, module, path, depth=0):
-        """Returns the file that defines `path`, as `module` writes it. Re-exports are followed."""
+        """Returns the file that defines `path`, a path in the source of `module`. Follows re-exports."""
         here = () if path[0] == "crate" else module
         for step in path:
             if step == "super":
@@ -57,14 +57,13 @@ class Crate:
         return self.modules.get(here)
 
     def imports(self, module):
-        """Returns the files that `module` imports. Re-exports do not count: they only list names of other
-        modules."""
+        """Returns the files that `module` imports. Re-exports do not count, because they only list names of other modules."""
         text = self.texts[self.modules[module]]
         paths = [path for is_pub, tree in USE.findall(text) if not is_pub for path in expand(tree)]
         return {self.find(module, path.split("::")) for path in paths + PATH.findall(text)} - {self.modules[module]}
 
     def circles(self):
-        """Sets of files that reach each other, when they are of different folders."""
+        """Returns the circles: sets of files in different folders that import each other, directly or not."""
         edges, reached = {file: self.imports(module) for module, file in self.modules.items()}, {}
         for file in edges:
             reached[file], left = set(), [file]
@@ -73,13 +72,13 @@ class Crate:
                 reached[file] |= new
                 left += new
         circles = {frozenset(other for other in reached[file] if file in reached.get(other, ())) for file in edges}
-        parents = {file.parent for file in edges}  # a folder with only tests is not a home
+        parents = {file.parent for file in edges}  # without folders that only have tests
         homes = {file: path if (path := file.with_suffix("")) in parents else file.parent for file in edges}
         return [circle for circle in circles if len({homes[file] for file in circle}) > 1]
 
 
 def blocks(text):
-    """Yields the structs, impls and functions of a file, as rustfmt lays them out: kind, name, lines."""
+    """Yields kind, name and lines of the structs, impls and functions of a file. Relies on rustfmt's layout."""
     lines = text.split("\n")
     for first, line in enumerate(lines):
         if (block := BLOCK.match(line)) and not line.endswith(("}", ";")):

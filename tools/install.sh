@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs packages by apt-get, as root or with sudo: `tools/install.sh WHO PACKAGE...`. If it cannot, it says so and fails.
+# Installs packages by apt-get, as root or with sudo: `tools/install.sh WHO PACKAGE...`. If it cannot, it prints an error in the
+# name of WHO, and fails.
 set -u
 who=$1
 shift

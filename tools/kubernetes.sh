@@ -1,6 +1,6 @@
 #!/bin/sh
-# `make kubernetes` runs this: docs/kubernetes.yaml by Kubernetes' own schemas, the oldest and the newest that
-# PyPI's kubernetes-validate has. No cluster is needed.
+# Checks docs/kubernetes.yaml by Kubernetes' own schemas: `make kubernetes`. It uses the oldest and the newest version that PyPI's
+# kubernetes-validate has, and needs no cluster.
 set -eu
 cd "$(dirname "$0")/.."
 venv=target/kubernetes-venv

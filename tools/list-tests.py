@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prints the test files and what they show: `tools/list-tests.py [WORD...]`. With --check it prints nothing.
 
-A line is a path and the first sentence of the file's head; with words, only lines that have all of them. A head is `//!` in Rust,
-the docstring in Python, the first comment in a shell script. A test file without a head is an error. Unit tests at the end of a
-product file are not listed.
+A line has a path and the first sentence of the file's head. With words, only lines that have all words are printed. A head is
+`//!` in Rust, the docstring in Python, the first comment in a shell script. A test file without a head is an error. Unit tests at
+the end of a product file are not listed.
 """
 
 import itertools

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks the lists of docs/adding.md against the tree: `tools/lists.py`. It fails when a list is wrong; `check-docs.py` runs it.
 
-A section of that page is a list of files that a new thing of one kind touches. It names an example that is in the tree, and a
-pattern that finds the example. Each product file that the pattern finds is in the list, or among the files that only use the
-example. Each entry of the list has a file that the pattern finds. An entry that ends with a slash is a folder.
+A section of that page lists the files to change when something new of one kind is added, such as a codec. It names an existing
+example, and a pattern that finds the example. Each product file that the pattern finds must be in the list, or among the files
+that only use the example. For each entry of the list, the pattern must find a file. An entry that ends with a slash is a folder.
 """
 
 import pathlib
@@ -13,7 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/adding.md"
-# Pages, tests and tools may use an example without a row. One that has a row needs the example.
+# Pages, tests and tools may use an example without being in the list. If one is in the list, it must have the example.
 FREE = re.compile(r"^docs/|^[^/]*\.md$|(^|/)(tests|examples|tools)/|/tests\.rs$")
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.M | re.S)
 PATTERN = re.compile(r"^The pattern is `([^`]+)`", re.M)
@@ -23,7 +23,7 @@ QUOTED = re.compile(r"`([^`]+)`")
 
 
 def is_in(file, entries):
-    """Whether an entry names the file, or its folder."""
+    """Whether one of the entries names the file, or a folder of it."""
     return any(file == entry or (entry.endswith("/") and file.startswith(entry)) for entry in entries)
 
 
@@ -34,7 +34,7 @@ def found(pattern, files):
 
 
 def wrong(section, files):
-    """Returns the faults of a section: (the number of its entries, complaints)."""
+    """Returns the number of entries of a section, and its faults."""
     pattern, users = PATTERN.search(section), USERS.search(section)
     if not pattern:
         return 0, ["has no line 'The pattern is `...`'"]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Whether this compiler loses a comparison that is used twice, and where in this tree: `tools/miscompiled.py`.
+"""Finds code that the compiler miscompiles, because it loses a comparison that is used twice: `tools/miscompiled.py`.
 
-It compiles the smallest program that shows the fault (docs/decisions/0022-a-miscompiled-count.md). If the compiler gets
-that right, the script names it and ends. Otherwise it checks this tree and its dependencies in the release profile, and
-looks at every function before and after the faulty pass: a comparison that the pass has removed must have no use left.
-If one has, the exit status is 1.
+The script compiles the smallest program that shows the fault (docs/decisions/0022-a-miscompiled-count.md). If the compiler gets
+the program right, the script names the compiler and ends. Otherwise it checks this tree and its dependencies in the release
+profile. It compares every function before and after the faulty pass: a comparison that the pass has removed must have no use
+left. If one has, the exit status is 1.
 
 Arguments go to cargo, for example `--workspace --all-targets`. The compiler is RUSTC, or rustc.
 """
@@ -34,12 +34,12 @@ def compiles_right(rustc):
 
 
 def statements(file):
-    """Returns the lines of a function. Copies and moves of an operand count as equal."""
+    """Returns the statements of a function. A copy and a move of an operand count as equal."""
     return [line.strip().replace("move _", "copy _") for line in file.read_text().splitlines()]
 
 
 def lost(before, after):
-    """Returns the remaining uses of comparisons that the pass has removed."""
+    """Returns the lines that still use a comparison that the pass has removed."""
     kept = {line for line in after if COMPARISON.match(line)}
     removed = {match[1] for line in before if line not in kept and (match := COMPARISON.match(line))}
     uses = [re.compile(rf"(?:copy |&|&mut |&raw const |&raw mut )\(*{local}\b") for local in removed]
@@ -47,11 +47,11 @@ def lost(before, after):
 
 
 def search(arguments):
-    """Returns the number of functions, and the lines of each function that use a removed comparison."""
+    """Returns the number of functions, and for each miscompiled function the lines that use a removed comparison."""
     target = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "miscompiled"
     mir = target / "mir"
     cargo = [os.environ.get("CARGO", "cargo")]
-    # Results of other crates are kept. Our own functions are removed, so that no deleted function is left.
+    # Cargo keeps the results of other crates. The files of this project are removed, so that none of a deleted function is left.
     metadata = subprocess.run([*cargo, "metadata", "--no-deps", "--format-version=1"], cwd=ROOT, check=True,
                               stdout=subprocess.PIPE)
     members = json.loads(metadata.stdout)["packages"]
@@ -63,7 +63,7 @@ def search(arguments):
             file.unlink()
 
     flags = ["always-encode-mir=yes", f"dump-mir={PASS}", f"dump-mir-dir={mir}", "dump-mir-exclude-pass-number=yes"]
-    # Options for the compiler's developers; RUSTC_BOOTSTRAP lets a released compiler take them.
+    # Options for developers of the compiler. With RUSTC_BOOTSTRAP a released compiler accepts them.
     environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join("-Z" + flag for flag in flags)}
     command = [*cargo, "check", "--quiet", "--release", "--target-dir", target, *arguments]
     subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True)

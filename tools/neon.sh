@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the tests of kernels and codecs for 64-bit Arm and runs them with qemu. Needs Debian's gcc-aarch64-linux-gnu,
-# libc6-dev-arm64-cross and qemu-user, and rustup's target.
+# Builds the tests of kernels and codecs for 64-bit Arm, and runs them with qemu. Needs Debian's packages gcc-aarch64-linux-gnu,
+# libc6-dev-arm64-cross and qemu-user, and Rust's standard library for the target (rustup target add).
 set -eu
 cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu

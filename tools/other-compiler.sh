@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the unit tests of fabric and pbox-core with the rustc of Debian unstable, in the release profile:
-# `tools/other-compiler.sh`. If the compiler cannot be had, it says so and exits with status 3.
+# `tools/other-compiler.sh`. If the compiler cannot be downloaded or does not run, the script says so and exits with status 3.
 set -eu
 cd "$(dirname "$0")/.."
 RUSTC=$(sh tools/debian/rustc.sh)

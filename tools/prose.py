@@ -22,7 +22,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Percent of the doc comments that may fail. It only goes down.
+# The largest percentage of doc comments that may fail. Never raise it.
 LIMIT = 3.0
 WORDS = 25
 
@@ -31,9 +31,9 @@ OPENERS = re.compile(
     r"|As|And|But|Or|So|In|On|At|From|To|For|Behind|Beside|Above|Below|Before|After|Until|While|Into|Between|Over|Others|Likewise|Such|Also"
     r"|Like|If|This(?! \w+))\b(?! (module|file|test|program|example|crate|tool|script)\b)"
 )
-# A statement of what a test shows may begin with its condition.
+# The doc of a test may begin with a condition.
 CONDITIONS = re.compile(r"(If|When|Where|While|After|Before|Until|With|Without|In|On|At|Over|Between|Below|Above|Behind)\b")
-# A question is a good title of a page or a check.
+# The title of a page or a check may be a question.
 TITLES = ("What is ", "How to ")
 POINTERS = re.compile(
     r"(Others|It all|So many|The others)\b"
@@ -45,14 +45,14 @@ PHRASES = re.compile(
     r"|\bgrace period\b|\bthis one and the other\b|\bthese and those\b",
     re.I,
 )
-# Words in -s that begin a doc of a function, and are plural nouns, not verbs.
+# Words that end in -s and are no verbs. The doc of a function must not begin with one.
 PLURALS = set(
     "Arrivals Bytes Chunks Codecs Connections Cores Elements Entries Events Figures Gradients Hubs Is Its Keys Layers Machines Members "
     "Messages Nanoseconds NICs Numbers Pages Pairs Parts Peers Pieces Process Programs Pushes Queues Ranges Ranks Replies Requests Rows Samples "
     "Seconds Settings Shards Sizes Slots Spans Terms Threads Times Tokens Values Windows Words Workers As Was This Thus Less Always "
     "Across Plus Various Axis Unless Address Class Status Others Yes Ours".split()
 ) - {"Numbers", "Pushes", "Queues", "Pairs", "Parts", "Times", "Ranks"}
-# Verbs that begin docs of functions and never stand for a thing.
+# Verbs with which the doc of a type must not begin: they are never nouns.
 VERBS = set(
     "Adds Aborts Allocates Allows Asks Asserts Attaches Begins Brings Builds Carries Chooses Closes Compares Computes Connects Converts "
     "Creates Decides Decodes Describes Does Draws Encodes Encrypts Ensures Expects Finds Forgets Frees Gives Goes Has Holds Is Joins Keeps "
@@ -85,7 +85,7 @@ def rust(source):
 
 
 def item(lines, at):
-    """Returns the kind of the item that a doc comment ends before: type, function, bool, test, help (of a flag), or other."""
+    """Returns the kind of the item below a doc comment: type, function, bool, test, help (of a flag), module or other."""
     attributes = []
     while at < len(lines) and re.match(r"\s*(#\[|//(?!/))", lines[at]):
         depth = 0
@@ -132,7 +132,7 @@ def python(source):
 
 
 def paragraphs(text):
-    """Yields the paragraphs and the points of lists of a doc comment, without code, headings, tables and pictures."""
+    """Yields the paragraphs of a doc comment, and the items of its lists. Leaves out code, headings, tables and drawings."""
     fenced, part = False, []
     for line in [*text, ""]:
         bare = line.strip()
@@ -150,7 +150,7 @@ def paragraphs(text):
 
 
 def sentences(paragraph):
-    """Splits a paragraph at full stops. Code, links and numbers become one word."""
+    """Splits a paragraph into sentences. Code and links count as one word."""
     plain = re.sub(r"``?[^`]+``?", "`x`", paragraph)
     plain = re.sub(r"\[([^\]]*)\](\([^)]*\))?", r"\1", plain)
     plain = re.sub(r"\b(e\.g|i\.e|al|cf|vs|no|Sec|Fig|Eq)\. ", r"\1 ", plain)
@@ -158,7 +158,7 @@ def sentences(paragraph):
 
 
 def wrong(kind, text):
-    """Returns the reasons why a doc comment fails, none if it is right."""
+    """Returns the reasons why a doc comment fails; none if it passes."""
     reasons = []
     parts = list(paragraphs(text))
     if not parts:
@@ -240,7 +240,7 @@ WRONG = [
 
 
 def self_test():
-    """Tries the rules on examples that pass and that fail. Returns the number of wrong answers."""
+    """Tests the rules by examples that must pass and examples that must fail. Returns the number of wrong answers."""
     failed = [f"refused: {kind}: {text} {why}" for kind, text in RIGHT if (why := wrong(kind, text.splitlines()))]
     failed += [f"accepted: {kind}: {text}" for kind, text in WRONG if not wrong(kind, text.splitlines())]
     rusty = "//! A file.\n\n/// A type.\n/// Of two lines.\npub struct A {\n    /// A field.\n    a: u8,\n}\n\n"

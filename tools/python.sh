@@ -2,8 +2,8 @@
 # Builds the Python package as its users do, installs it in a virtual environment, checks its types and runs its tests:
 # `tools/python.sh`. Arguments go to pytest. The environment is in target/python (or PHUB_PYTHON_DIR).
 #
-# PyTorch, scikit-learn and NumPy are the system's (PHUB_PYTHON names another interpreter, for example of an environment
-# with a newer PyTorch). Tests of missing packages are skipped, with a message.
+# PyTorch, scikit-learn and NumPy are the system's. PHUB_PYTHON names another interpreter, for example of an environment with a
+# newer PyTorch. Tests that need a missing package are skipped, with a message.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -28,16 +28,16 @@ mkdir -p "$dir"
 export PATH="$dir/venv/bin:$PATH"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv --system-site-packages "$dir/venv"
 python -m pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8' 'prometheus-client>=0.20' 'pytest-xdist>=3.5,<4'
-# The features are those of the programs, so that cargo builds the crates below once for all tests.
+# The features are those of the programs. So cargo builds the common crates only once for all tests.
 MATURIN_PEP517_ARGS=$(sh "$root/tools/setup.sh" features)
 export MATURIN_PEP517_ARGS
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
     "$root/worker-shim/python"
-# Tests use the installed package, not the sources, so they run from a directory without the sources.
+# The tests run from a directory without the sources, so that they use the installed package.
 cd "$dir"
 mypy --config-file "$root/worker-shim/python/pyproject.toml" -p phub
 python -m mypy.stubtest --ignore-disjoint-bases phub._phub
-# Most tests wait for something: they need 280 s of processor time.
+# More processes than cores, because most tests wait for something: all together need 280 s of processor time.
 python -m pytest -q -n "$((2 * $(nproc) + 1))" -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
     -p no:cacheprovider "$root/worker-shim/python/tests" "$@"

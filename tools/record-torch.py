@@ -3,8 +3,8 @@
 
     tools/record-torch.py > pbox-core/tests/data/torch.json
 
-Single-tensor CPU optimizers in f32. Numbers are written as the bits of an f32, so that nothing is rounded. Settings are
-rounded to f32 first, because the hub keeps them so.
+The optimizers are those for a single tensor in f32 on the CPU. Numbers are written as the bits of an f32, so that nothing is
+rounded. Settings are first rounded to f32, because the hub stores settings as f32.
 """
 
 import json
@@ -35,7 +35,7 @@ SETTINGS = [
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion as its paper has it (Chen et al. 2023, program 1): PyTorch has none."""
+    """Lion as in its paper (Chen et al. 2023, program 1), because PyTorch has no Lion."""
 
     @torch.no_grad()
     def step(self):
@@ -49,7 +49,7 @@ class Lion(torch.optim.Optimizer):
 
 
 def values(seed, scale):
-    """Numbers from -scale to scale, by a linear congruence: the same on every machine."""
+    """Returns pseudo-random numbers from -scale to scale, by a linear congruence. They are the same on every machine."""
     numbers, state = [], seed
     for _ in range(ELEMENTS):
         state = (state * 1664525 + 1013904223) % 2**32

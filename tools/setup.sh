@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs missing packages on Debian or Ubuntu: `tools/setup.sh`. It does not fail if hwloc is missing:
-# `tools/setup.sh features` prints the flag that builds with it where it is there.
+# Installs missing packages on Debian or Ubuntu: `tools/setup.sh`. It does not fail if hwloc is missing. `tools/setup.sh features`
+# prints the flag to build with hwloc, if hwloc is there.
 set -u
 
 # The bindings need hwloc 2.8; Debian 12 and Ubuntu 24.04 have it.

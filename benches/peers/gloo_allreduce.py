@@ -1,25 +1,24 @@
 """The gloo peer: a data-parallel job with PyTorch's all-reduce on CPUs instead of a hub.
 
-Every rank is a process with a gradient, a momentum and a weights buffer of the model's size. One round sums
-the gradients over all ranks, and then every rank makes the optimizer's step on its own copy of the weights.
-Values and step are the same as in mpi_allreduce.c:
+Every rank is a process with three buffers of the model's size: gradients, momentum and weights. A round sums the gradients over
+all ranks. Then every rank makes the optimizer's step on its own copy of the weights. Values and step are those of
+mpi_allreduce.c:
 
     g = rescale * sum + weight_decay * w
     m = momentum * m + g
     w = w - lr * (g + momentum * m)
 
 Choices that make gloo as fast as possible:
-  - --piece sums the buffer in pieces that are all in flight at once, like the buckets of
-    DistributedDataParallel. The step of each piece is made when its sum is there. 6553600 elements are
-    its 25 MiB.
-  - gloo sums in place. To fill the gradients again between two rounds would cost a pass over memory.
-    Instead the step leaves the mean in place of the sum: the sum of all ranks' means is the sum again.
-  - The step runs over slices of 1 MiB, which stay in the cache from one operation to the next. Torch's
-    own optimizer makes several passes over memory.
+  - --piece sums the buffer in pieces that are all in flight at once, like the buckets of DistributedDataParallel. The step of a
+    piece is made when its sum has arrived. A bucket of 25 MiB has 6553600 elements.
+  - gloo sums in place. To write the gradients again between two rounds would cost a pass over memory. Instead the step replaces
+    the sum by the mean: the next round's sum of all ranks' means is the same sum again.
+  - The step runs over slices of 1 MiB, which stay in the cache from one operation to the next. Torch's own optimizer makes
+    several passes over memory.
   - Buffers are in huge pages, and are touched before the first round.
-  - One torch thread for each rank if there are no more cores than ranks.
+  - Each rank has one torch thread if there are no more cores than ranks.
 
-Prints one JSON object. Knows nothing of hubs.
+Prints one JSON object. Must not know hubs.
 """
 
 import argparse
@@ -40,11 +39,11 @@ import torch.multiprocessing
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 WEIGHT_DECAY = 0.0001
-# Gradients and first weights repeat with this period. It is a prime: no power-of-two piece lines up with it.
+# Gradients and first weights repeat with this period. It is a prime, so that pieces whose size is a power of two differ.
 PERIOD = 61
 HUGE_PAGE_BYTES = 2 << 20
-# torch fuses some multiplications into additions, so bits are not comparable: over 23 rounds the weights of right runs
-# differ by some 1e-7 of their size.
+# The largest relative error of the weights. Torch fuses some multiplications and additions, so bits cannot be compared: after 23
+# rounds the weights of right runs differ by some 1e-7 of their size.
 TOLERANCE = 1e-5
 SLICE = 1 << 18
 NO_NORM_REACHES = 1e30
@@ -52,7 +51,7 @@ LIMIT = timedelta(seconds=60)
 
 
 def buffer(elements):
-    """Zeros of f32, touched, in huge pages if the kernel has some."""
+    """Returns zeros of f32 that are touched, in huge pages if the kernel has some."""
     memory = mmap.mmap(-1, elements * 4 + HUGE_PAGE_BYTES)
     memory.madvise(mmap.MADV_HUGEPAGE)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE_BYTES
@@ -67,8 +66,7 @@ def first_weights():
 
 
 def last_weights(mean, rounds):
-    """Returns a period of the weights after `rounds` rounds: the step again, written differently and in double
-    precision."""
+    """Returns a period of the weights after `rounds` rounds. It computes the same step in another way, in double precision."""
     momentum, weights = np.zeros(PERIOD), first_weights()
     for _ in range(rounds):
         gradient = mean + weights * WEIGHT_DECAY
@@ -87,13 +85,13 @@ def check(what, seen, period):
 
 
 class Rank:
-    """One rank's buffers, and its rounds."""
+    """The buffers of a rank, and its rounds."""
 
     def __init__(self, settings, elements, rank):
         self.workers, self.clips = settings.workers, settings.clip
         names = ("gradient", "momentum", "weights")
         self.gradient, self.momentum, self.weights = (torch.from_numpy(buffer(elements)) for _ in names)
-        # Even offsets for ranks: the mean over any number of workers is a whole number.
+        # The offsets of ranks are even, so that the mean over any number of workers is a whole number.
         for values, period in (self.gradient, np.arange(PERIOD) + 2 * rank), (self.weights, first_weights()):
             values.copy_(torch.from_numpy(np.resize(period.astype(np.float32), elements)))
         scratch = torch.zeros(min(SLICE, elements))
@@ -114,7 +112,7 @@ class Rank:
                 self.step(*views)
 
     def clip(self):
-        """Clips as clip_grad_norm_ does, by a bound that no norm reaches: values stay as they are."""
+        """Clips as clip_grad_norm_ does, by a bound that no norm reaches, so that values do not change."""
         norm = torch.linalg.vector_norm(self.gradient) / self.workers
         self.gradient.mul_(torch.clamp(NO_NORM_REACHES / (norm + 1e-6), max=1.0))
 
@@ -142,13 +140,13 @@ def run_rank(rank, settings, elements, store, threads):
         times.append(time.perf_counter())
 
     rounds = [end - begin for begin, end in zip(times, times[1:])]
-    # Rounds run back to back, so all ranks take equally long except for skew. The slowest rank counts.
+    # Rounds follow each other without a pause, so all ranks take about the same time. The slowest rank counts.
     slowest = torch.tensor([times[-1] - times[0], statistics.median(rounds)], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     mean = np.arange(PERIOD) + (settings.workers - 1)
     check(f"rank {rank}: mean", mine.gradient.numpy(), mean)
     check(f"rank {rank}: weights", mine.weights.numpy(), last_weights(mean, settings.warmup + settings.rounds))
-    dist.barrier()  # every rank's result is right
+    dist.barrier()  # after it, every rank has checked its result
     if rank == 0:
         seconds, median = slowest.tolist()
         goodput = settings.workers * elements * 4 / median / 1e9
@@ -159,7 +157,7 @@ def run_rank(rank, settings, elements, store, threads):
 
 
 def whole(text):
-    """Returns a whole number above 0, for argparse."""
+    """Parses a whole number above 0, for argparse."""
     if text.isascii() and text.isdigit() and 0 < int(text) < 2**31:
         return int(text)
     raise argparse.ArgumentTypeError(f"'{text}'; expected a whole number from 1 to {2**31 - 1}")
@@ -171,15 +169,15 @@ def main():
     for name in ["workers", "rounds", "warmup", "elements", "piece", "interfaces", "threads"]:
         parser.add_argument(f"--{name}", type=whole, metavar="N")
     parser.add_argument("--clip", action="store_true")
-    # Ranks of other machines are started there, with the same store.
+    # Another command starts the ranks of other machines, with the same store.
     parser.add_argument("--here", type=whole, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="RANK")
     parser.add_argument("--store", metavar="FILE")
     parser.add_argument("--interface", default="lo", metavar="NAME")
     settings = parser.parse_args()
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
-    # The host's own name may not resolve. For each interface in the list gloo adds a connection between
-    # two ranks, and two threads to each rank.
+    # The interface is given, because the host's own name may have no address. Only one is given: for each interface, gloo adds a
+    # connection between two ranks, and two threads to each rank.
     os.environ["GLOO_SOCKET_IFNAME"] = ",".join([settings.interface] * settings.interfaces)
     with tempfile.TemporaryDirectory() as directory:
         store = settings.store or os.path.join(directory, "store")

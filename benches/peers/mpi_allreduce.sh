@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Builds and runs the Open MPI peer on this machine, or on several: workers are ranks, and one JSON object
-# is printed. Installs nothing.
+# Builds the Open MPI peer, and runs it on this machine or on several. Each rank is a worker. Prints one JSON object, and installs
+# nothing.
 set -euo pipefail
 
 usage() {
     cat <<'END'
 usage: mpi_allreduce.sh [--ready] [OPTION...]
 
-  --ready        say whether it can run here, and what is missing
+  --ready        only say whether the peer can run here, and what is missing
   --workers N    ranks                                               (4)
   --elements N   f32 elements of the gradient                        (25557032: ResNet-50)
-  --piece N      elements in one MPI_Allreduce; 262144 is the strongest rival that we know
+  --piece N      elements in one MPI_Allreduce; 262144 is the fastest that we know
                                                                      (all: one flat call)
   --rounds N     measured rounds; the median counts                  (20)
-  --warmup N     rounds before them                                  (3)
-  --tuned        the shared-memory collective with 512 KiB fragments; without it, Open MPI as shipped
-  --ring         the ring, which sends the fewest bytes; without it, Open MPI chooses
+  --warmup N     rounds before the measured ones                     (3)
+  --tuned        use the shared-memory collective with 512 KiB fragments; without it, Open MPI as shipped
+  --ring         use the ring, which sends the fewest bytes; without it, Open MPI chooses
 
-For ranks on several machines, by TCP, on the first of them:
+For ranks on several machines, by TCP, run the command on the first machine, with:
   --hosts LIST      address:ranks of each machine, with commas between them, in the order of the ranks
-  --agent PROGRAM   what starts a command on a machine, as ssh does  (Open MPI's: ssh)
-  --interface NAME  the wire                                         (Open MPI's: all)
+  --agent PROGRAM   the program that starts a command on a machine   (Open MPI's: ssh)
+  --interface NAME  the network interface                            (Open MPI's: all)
 END
 }
 
@@ -36,8 +36,8 @@ while (($# > 0)); do
         shift 2
         ;;
     --tuned)
-        # coll/sm is off by default (priority 0), and its default fragments are 8 KiB: one synchronization of
-        # all ranks each. Larger fragments make coll/sm worthwhile.
+        # coll/sm is off by default (priority 0). Its fragments are 8 KiB by default, and each needs a synchronization of all
+        # ranks. With larger fragments coll/sm is faster.
         mca+=(--mca coll_sm_priority 100 --mca coll_sm_fragment_size 524288)
         shift
         ;;
@@ -46,12 +46,12 @@ while (($# > 0)); do
         shift
         ;;
     --hosts)
-        # Machines made of namespaces share cores, and Open MPI does not see it: a rank that waits must not spin.
+        # Machines made of namespaces share cores, which Open MPI does not know. So a rank that waits must not spin.
         mca+=(--host "${2:?expected address:ranks,...}" --mca pml ob1 --mca mpi_yield_when_idle 1)
         shift 2
         ;;
     --agent)
-        # A daemon that leaves its session survives the program that started it.
+        # Otherwise a daemon leaves its session, and survives the program that started it.
         mca+=(--mca plm_rsh_agent "${2:?expected a program}" --leave-session-attached)
         shift 2
         ;;
@@ -77,7 +77,7 @@ done
 
 missing=()
 command -v mpirun >/dev/null || missing+=(openmpi-bin)
-# The compiler comes without the headers too.
+# mpicc may be installed without the headers.
 mpicc -E -include mpi.h -x c /dev/null >/dev/null 2>&1 || missing+=(libopenmpi-dev)
 command -v cc >/dev/null || missing+=(gcc)
 if ((${#missing[@]} > 0)); then
@@ -96,7 +96,7 @@ built=${CARGO_TARGET_DIR:-$here/../../target}/peers
 mkdir -p "$built"
 program=$built/mpi_allreduce
 if [[ ! $program -nt $here/mpi_allreduce.c || ! $program -nt $here/mpi_allreduce.sh ]]; then
-    # Contraction off: the check compares bits. The step is bound by memory, so it costs nothing.
+    # -ffp-contract=off, because the check compares bits. It costs no time, because memory limits the step.
     mpicc -std=gnu11 -O3 -march=native -ffp-contract=off -Wall -Wextra \
         -o "$program.$$" "$here/mpi_allreduce.c"
     mv "$program.$$" "$program"

@@ -11,15 +11,15 @@ import time
 import websocket
 
 PATIENCE_S = 60
-"""Nothing takes so long."""
+"""The timeout of every wait, in seconds. Nothing takes as long."""
 
 
 class Browser:
-    """One page of a browser of its own."""
+    """A page in a headless browser, which is started for it."""
 
     def __init__(self, program):
         self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        # Without its sandbox, which root and most containers cannot have: it opens our own page alone.
+        # Without a sandbox, because root and most containers cannot have one. The browser opens only this project's pages.
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"]
         self.process = subprocess.Popen(
             [program, *flags, f"--user-data-dir={self.home.name}", "about:blank"],
@@ -56,21 +56,21 @@ class Browser:
                 return answer["result"]
 
     def value(self, script):
-        """Returns the value of an expression in the page; for a promise, its result."""
+        """Returns the value of a JavaScript expression in the page; of a promise, its result."""
         result = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def until(self, what, script, *words):
-        """Waits until the text that an expression has contains all words."""
+        """Waits until the text of a JavaScript expression contains all words."""
         end, seen = time.monotonic() + PATIENCE_S, None
         while time.monotonic() < end:
-            # While the page loads there is nothing of it.
+            # While the page loads, the expression may fail, because elements are missing.
             seen = self.value(f"(() => {{ try {{ return {script}; }} catch {{ return null; }} }})()")
             if seen is not None and all(word in str(seen) for word in words):
                 return seen
-            time.sleep(0.1)  # no event of the protocol says that a text has changed
+            time.sleep(0.1)  # a poll, because the protocol has no event for a changed text
         raise AssertionError(f"{what}: expected {words} within {PATIENCE_S} s, seen {seen!r}")
 
     def press(self, key, text=""):
@@ -90,19 +90,19 @@ class Browser:
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 
     def requested(self):
-        """Returns the addresses that the page has asked for."""
+        """Returns the addresses that the page has requested."""
         sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]
 
     def complaints(self):
-        """Returns the thrown errors, and the errors in the browser's log."""
+        """Returns the exceptions of the page's scripts, and the errors in the browser's log."""
         thrown = [event["params"] for event in self.events if event.get("method") == "Runtime.exceptionThrown"]
         entries = [event["params"]["entry"] for event in self.events if event.get("method") == "Log.entryAdded"]
         return thrown + [entry for entry in entries if entry["level"] == "error"]
 
     def close(self):
         self.socket.close()
-        # Its processes do not all end with the first one.
+        # Not all processes of the browser end with its first process.
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.home.cleanup()

@@ -1,7 +1,8 @@
-"""The hub's page in a real browser, with a real hub and real workers: `make page`.
+"""The hub's page works in a real browser, with a real hub and real workers: `make page`.
 
-A hub that wants a token, four workers, one of them slow, and a headless Chromium. The page asks for the token, shows who is
-late, a worker that is stopped, another job of many workers, a worker that is killed, and that the hub is gone. With `--pictures DIR` it leaves pictures there.
+The test has a hub that requires a token, four workers, of which one is slow, and a headless Chromium. The page asks for the
+token. It shows the worker that is late, a worker that is stopped, another job with many workers, a worker that is killed, and
+that the hub is gone. With `--pictures DIR` the test writes pictures to DIR.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def hub(programs, home, secret):
 
 
 def worker(programs, secret, address, rank, job, ranks):
-    """Pushes and pulls as a network of the trace does whose layers compute for some time."""
+    """Runs a worker that pushes and pulls at the times of a network's trace, and pauses as long as its layers compute."""
     time_scale = (0.15 if rank == SLOW else 0.05) * ranks / RANKS
     command = [programs / "phub-probe", "--hub", address, "--rank", rank, "--workers", ranks, "--job", job]
     command += ["--compute", "resnet50", "--shrink", 50 * ranks, "--time-scale", time_scale, "--rounds", 100000]
@@ -48,7 +49,7 @@ def pid_of(process):
 
 
 def check(page, address, token, pictures):
-    """Yields whenever something must happen to the cluster: the event and its target."""
+    """Checks the page. Yields an event and its target each time that something must happen to the cluster."""
 
     def picture(name, width=1000, height=820, scheme="light"):
         page.window(width, height, scheme)
@@ -102,7 +103,7 @@ def check(page, address, token, pictures):
     page.until("a cell is told", "document.activeElement.closest('section').querySelector('[aria-live]').textContent", f"rank {SLOW}: waited for")
 
     yield signal.SIGSTOP, STOPPED
-    # Beside a rank that is slow anyway it may be one of two.
+    # The verdict may name two ranks, because another rank is slow anyway.
     waits = f"/has waited .* for ranks? (\\d+, )*{STOPPED}\\b/.test({VERDICT}) && {VERDICT}"
     print("   ", page.until("the stopped worker is named", waits, "has waited"))
     page.until("it has the first row, which says so", f"{FIRST_ROW}.startsWith('{STOPPED}') && {FIRST_ROW}", "awaited")
@@ -171,7 +172,7 @@ def main():
                 start(whom, MANY)
             else:
                 os.kill(server.pid if whom is None else pid_of(workers[whom]), what)
-        # The answers 401 to the first two requests, and the refused connections at the end.
+        # Expected complaints: the answers 401 to the first two requests, and the refused connections at the end.
         expected = ["401", "ERR_CONNECTION_REFUSED"]
         others = [one for one in page.complaints() if not any(word in str(one) for word in expected)]
         assert not others, others

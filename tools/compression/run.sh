@@ -1,11 +1,11 @@
 #!/bin/sh
-# Accuracy of each method by rounds and by time, on links of a limited rate (docs/figures/compression.md). Needs root, a
-# release build, and a Python with the package phub, NumPy and scikit-learn (make python; PHUB_PYTHON_VENV). Options: --help.
-# `run.sh saved` measures the communication time that a method saves, and needs no package. `run.sh length` trains until
-# accuracy is flat, over shared memory, and needs no root.
+# Measures the accuracy of each method by rounds and by time, on links of a limited rate (docs/figures/compression.md). Needs
+# root, a release build, and a Python with the package phub, NumPy and scikit-learn (make python; PHUB_PYTHON_VENV). `--help`
+# lists the options. `run.sh saved` measures the communication time that a method saves, and needs no Python package. `run.sh
+# length` trains until accuracy is flat, over shared memory, and needs no root.
 #
-# It runs in its own network, mount and process namespaces. When this script ends, also by Ctrl-C or SIGKILL, the kernel
-# removes everything that it made.
+# The script runs in its own network, mount and process namespaces. When it ends, also by Ctrl-C or SIGKILL, the kernel removes
+# everything that it made.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

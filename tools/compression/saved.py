@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The time of a round with nothing to compute, on links of a limited rate, for each method. It shows how much
-communication time a method saves, its encoding and decoding included.
+"""Measures the time of a round without computing, on links of a limited rate, for each method. The time shows how much
+communication time a method saves, with its encoding and decoding.
 
-Four workers and a hub, each a machine, as in run.py. All methods are measured once, then again, so that changes of
-the machine's load affect all of them.
+Four workers and a hub are machines, as in run.py. All methods are measured once, then again, so that changes of the machine's
+load affect all of them.
 """
 
 import argparse
@@ -24,11 +24,11 @@ METHODS = ["none", "bf16", "qsgd:8:512", "slim:0.2:0.1", "slim:0.2:0.1:20000:non
 
 
 def arguments():
-    """Returns the options."""
+    """Returns the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binaries", default="target/release", help="where phub-server and phub-probe are")
-    parser.add_argument("--model", default="resnet50", help="of phub-probe")
-    parser.add_argument("--mbit", type=int, default=1000, help="rate of each worker's link, both ways; the hub has all")
+    parser.add_argument("--model", default="resnet50", help="a model of phub-probe")
+    parser.add_argument("--mbit", type=int, default=1000, help="rate of each worker's link, each way; the hub's link has the sum")
     parser.add_argument("--rounds", type=int, default=8, help="measured rounds of each run")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each method")
     parser.add_argument("--out", default="target/compression", help="folder of saved.json")
@@ -36,7 +36,7 @@ def arguments():
 
 
 def main():
-    """Runs all, prints a table."""
+    """Measures all methods, and prints a table."""
     args = arguments()
     machines = Machines(WORKERS + 1)
     machines.limit([args.mbit] * WORKERS + [args.mbit * WORKERS], SOCKET_BYTES)
@@ -58,7 +58,7 @@ def main():
 
 
 def one(machines, args, method):
-    """Returns the report of rank 0."""
+    """Measures one method once. Returns the report of rank 0."""
     options = {"--model": args.model, "--transport": "tcp", "--rounds": args.rounds,
                "--compress": None if method == "none" else method}
     with started(machines, args.binaries, [WORKERS], WORKERS, options) as (_, workers):

@@ -1,4 +1,4 @@
-"""One worker of a run: `worker.py SETTINGS`, JSON. Rank 0 prints a line of JSON for each evaluation."""
+"""One worker of a run: `worker.py SETTINGS`, with the settings in JSON. Rank 0 prints a line of JSON for each evaluation."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from task import TASKS, accuracy, backward
 
 
 def main():
-    """Trains, and reports."""
+    """Trains. Rank 0 evaluates and prints."""
     run = json.loads(sys.argv[1])
     task, method = TASKS[run["task"]](), METHODS[run["method"]]
     rank, workers, seed = run["rank"], run["workers"], run["seed"]
@@ -36,15 +36,14 @@ def main():
                 spent += time.perf_counter() - looked
                 line = {"round": number, "seconds": spent, "accuracy": accuracy(weights, *task.test)}
                 if run["hub_too"]:
-                    # With Slim-DP, the hub's weights are the model. A worker's own differ between two
-                    # selections.
+                    # With Slim-DP the model is the hub's weights. Between two selections a worker's own weights differ.
                     line["hub"] = accuracy(session.state().tensors, *task.test) if method.local else line["accuracy"]
                 print(json.dumps(line), flush=True)
                 looked = time.perf_counter()
 
 
 def hub_step(session, weights, batch, _rate):
-    """Pushes gradients while they are made, from the last layer on; the hub steps."""
+    """Pushes each gradient when it is computed, beginning with the last layer. The hub makes the step."""
     for name, gradient in backward(weights, *batch):
         session.gradient(name)[:] = gradient
         session.push(name)
@@ -52,8 +51,8 @@ def hub_step(session, weights, batch, _rate):
 
 
 def local_step(session, weights, batch, rate):
-    """Steps locally and pushes the change of the step; the hub's values of the pushed parameters come back (Slim-DP,
-    algorithm 1)."""
+    """Makes a local step, pushes its change, and waits for the hub's values of the parameters that were sent (Slim-DP, algorithm
+    1)."""
     for name, gradient in list(backward(weights, *batch)):
         change = np.float32(rate) * gradient
         weights[name] -= change
@@ -63,7 +62,7 @@ def local_step(session, weights, batch, rate):
 
 
 def keeping_step(session, weights, batch, rate):
-    """The same, but a change that was not sent goes with a later push: no step is lost."""
+    """Makes a local step as `local_step` does, but adds a change that was not sent to a later push, so that no step is lost."""
     for name, gradient in list(backward(weights, *batch)):
         change = np.float32(rate) * gradient
         weights[name] -= change

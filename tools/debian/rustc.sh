@@ -1,9 +1,9 @@
 #!/bin/sh
-# Gets the rustc of Debian unstable and prints its path: `tools/debian/rustc.sh [TARGET]`. It compiles for this machine, and for
-# the other target if one is named.
+# Downloads the rustc of Debian unstable and prints its path: `tools/debian/rustc.sh [TARGET]`. This rustc compiles for this
+# machine, and for TARGET if it is given.
 #
-# The compiler (100 MB of packages) is in target/other-compiler, and runs there with its own C library. The C compiler is the
-# machine's. If it cannot be had, this says so and exits with status 3.
+# The compiler (100 MB of packages) is in target/other-compiler, and uses its own C library. The C compiler is this machine's. If
+# the compiler cannot be downloaded or does not run, the script says so and exits with status 3.
 set -eu
 cd "$(dirname "$0")/../.."
 target=${1:-}
@@ -11,7 +11,7 @@ dir=$PWD/target/other-compiler
 root=$dir/root
 
 not_had() {
-    echo "rustc of Debian unstable: NOT HAD: $1" >&2
+    echo "rustc of Debian unstable: NOT AVAILABLE: $1" >&2
     exit 3
 }
 
@@ -23,13 +23,13 @@ aarch64-unknown-linux-gnu) architecture=arm64 ;;
 *) not_had "no Debian architecture is known for $target" ;;
 esac
 if ! [ -x "$dir/rustc" ] || ! [ -d "$root/usr/lib/rustlib/$target" ]; then
-    # Both are built again: a standard library fits only the compiler of its own version.
+    # Both folders are made again, because a standard library fits only the compiler of its own version.
     rm -rf "$dir/rustc" "$root"
     sh tools/debian/unpack.sh "$root" "$(dpkg --print-architecture)" libstd-rust-dev -- rustc
     [ -z "$architecture" ] || sh tools/debian/unpack.sh "$root" "$architecture" -- libstd-rust-dev
     loader=$(find "$root" -name 'ld-linux-*.so.*' | head -n 1)
-    # The wrapper is no shell script: sh drops variables with a hyphen in their names, and cargo gives such variables to
-    # the compiler.
+    # The wrapper is not a shell script, because sh drops environment variables with a hyphen in their names. Cargo passes such
+    # variables to the compiler.
     cat >"$dir/rustc" <<PYTHON
 #!$(python3 -c 'import sys; print(sys.executable)')
 import os, sys

@@ -1,15 +1,16 @@
 #!/bin/sh
 # Unpacks packages of Debian unstable in a folder: `tools/debian/unpack.sh FOLDER ARCHITECTURE [PACKAGE...] [-- PACKAGE...]`.
-# Packages before the two hyphens bring all that they depend on; those after them come without dependencies.
+# Packages before the two hyphens are unpacked with their dependencies, and packages after them without.
 #
-# It installs nothing, and needs Debian's apt, but no root. If it cannot get the packages, it says so and exits with status 3.
+# The script installs nothing. It needs Debian's apt, but no root. If it cannot download the packages, it says so and exits with
+# status 3.
 set -eu
 folder=$1
 architecture=$2
 shift 2
 
 not_had() {
-    echo "debian: $architecture packages were NOT HAD: $1" >&2
+    echo "debian: $architecture packages: NOT AVAILABLE: $1" >&2
     exit 3
 }
 

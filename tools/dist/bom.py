@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the contents of a release: `bom.py TARGET DIRECTORY`. The bill of materials is in CycloneDX's JSON, the licences
-are text.
+"""Writes two files about the contents of a release: `bom.py TARGET DIRECTORY`. One is a bill of materials in CycloneDX's JSON,
+the other has the texts of the licences.
 
-Both files name the crates that cargo links into the wheel and the programs, and Rust's standard library. Crates of tests, of
-builds and of macros are not shipped. `bom.py --check FILE` validates a bill by CycloneDX's schema. It fails for a crate
-without a licence."""
+Both files name the crates that cargo links into the wheel and the programs, and Rust's standard library. Crates of tests, builds
+and macros are not shipped, and not named. The script fails for a crate without a licence. `bom.py --check FILE` validates a bill
+by CycloneDX's schema."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def said(*command):
 
 
 def shipped(target):
-    """Returns cargo's description of each crate that is linked, with its hash in Cargo.lock; and the crates each needs."""
+    """Returns cargo's description of each linked crate, with its hash in Cargo.lock, and the crates that each crate needs."""
     printed = said("cargo", "tree", "--locked", "--edges", "normal,no-proc-macro", *SHIPPED, "--target", target, "--prefix",
                    "depth", "--no-dedupe", "--format", " {p} ")
     edges, path = {}, []
@@ -43,22 +43,21 @@ def shipped(target):
 
 
 def standard_library():
-    """Returns the standard library, described as cargo would."""
+    """Returns a description of the standard library, in the form of cargo's descriptions."""
     version = re.search(r"release: (\S+)", said(os.environ.get("RUSTC", "rustc"), "-vV"))[1]
     return {"name": "std", "version": version, "license": "MIT OR Apache-2.0", "sha256": None, "source": None,
             "repository": "https://github.com/rust-lang/rust"}
 
 
 def reference(crate):
-    """Returns the package URL of a crate, if it is from the registry. Another crate gets a name that no registry knows: the
-    registry has crates of other people under the same names."""
+    """Returns the package URL of a crate that is from the registry. A crate of this project gets a name that no registry knows,
+    because the registry has other people's crates with the same names."""
     kind = "pkg:cargo/" if crate["source"] else "rust:" if crate["name"] == "std" else "phub:"
     return f"{kind}{crate['name']}@{crate['version'].replace('+', '%2B')}"
 
 
 def component(crate):
-    """Returns a crate as a component of CycloneDX. A slash between licences is an older spelling of OR in
-    cargo."""
+    """Returns a crate as a component of CycloneDX. In cargo, a slash between licences is an older spelling of OR."""
     described = {"type": "library", "bom-ref": reference(crate), "name": crate["name"], "version": crate["version"],
                  "licenses": [{"expression": re.sub(r"\s*/\s*", " OR ", crate["license"])}]}
     if crate["source"]:
@@ -70,7 +69,7 @@ def component(crate):
 
 
 def bill(crates, edges, target):
-    """Returns the bill of materials: the same for the same commit and target."""
+    """Returns the bill of materials, which is the same for the same commit and target."""
     version = next(version for name, version in crates if name == "phub-cli")
     commit, when = said("git", "log", "-1", "--format=%H %cI").split()
     product = {"type": "application", "bom-ref": "phub", "name": "phub", "version": version,
@@ -94,13 +93,13 @@ def texts(crate):
 
 
 def licences(crates):
-    """Returns the text: a table of crates, then each text once, under the crates that have it."""
+    """Returns the text of the licences: a table of the crates, and then each licence once, below the names of its crates."""
     ours = (ROOT / "LICENSE").read_text().strip()
     owners, said_by = {}, {}
     for crate in crates.values():
         found = [ours] if crate["source"] is None else texts(crate)
         if not found and "Apache-2.0" in crate["license"]:
-            found = [ours]  # the terms of Apache-2.0 name nobody
+            found = [ours]  # the text of Apache-2.0 has no name of an author, so this project's copy is the same
         if not found:
             sys.exit(f"dist: the crate {crate['name']} {crate['version']} ({crate['license']}) has no file with its licence: "
                      "find the text, and say in tools/dist/bom.py where")
@@ -119,7 +118,7 @@ def licences(crates):
 
 
 def check(path):
-    """Ends with the first fault of a bill, by CycloneDX's schema."""
+    """Ends the script with the first fault of a bill, if CycloneDX's schema finds one."""
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Installs the package of `tools/dist/deb.sh` in a fresh Debian (debootstrap, in target/dist/root), runs its service as systemd
-# would, with a worker, and removes the package. Root, because of the chroot; without root, debootstrap or Debian's packages it
-# says so and ends with status 3.
+# Installs the package of `tools/dist/deb.sh` in a fresh Debian, which debootstrap makes in target/dist/root. Runs the package's
+# service as systemd would, trains with a worker, and removes the package. Needs root for the chroot. Without root, debootstrap or
+# Debian's packages, the script says so and exits with status 3.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dir=$PWD/target/dist
@@ -23,7 +23,7 @@ read -r mirror release < <(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) 
 if [ "${1:-}" != in-namespace ]; then
     rm -rf "$root"
     debootstrap --variant=minbase --include=procps "$release" "$root" "$mirror" >"$dir/debootstrap.log" || not_had "see $dir/debootstrap.log"
-    # A separate network and process tree: its port is free, and nothing outlives it.
+    # In a separate network and process tree, the hub's port is free, and no process is left behind.
     exec unshare --net --pid --fork --mount-proc --kill-child bash "$0" in-namespace
 fi
 ip link set lo up
@@ -46,7 +46,8 @@ as_service() {
 }
 # shellcheck disable=SC2046
 as_service $(sed -n 's/^ExecStartPre=//p' "$unit") | tee "$dir/doctor.log"
-grep -q '^note *libibverbs.*cannot be loaded' "$dir/doctor.log" # it is only recommended, so dpkg did not install it
+# dpkg did not install libibverbs, because the package only recommends it.
+grep -q '^note *libibverbs.*cannot be loaded' "$dir/doctor.log"
 # shellcheck disable=SC2046
 as_service $(sed -n 's/^ExecStart=//p' "$unit") &
 for _ in $(seq 200); do

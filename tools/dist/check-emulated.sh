@@ -1,9 +1,10 @@
 #!/bin/sh
 # Uses a wheel for 64-bit Arm on a machine of another kind: `tools/dist/check-emulated.sh WHEEL`. Debian's Python for 64-bit Arm
-# imports the package, and the hub and a session of two workers run, all in qemu's user mode. check-wheel.sh calls this.
+# imports the package, and starts the hub and a session of two workers. All run in qemu's user mode. check-wheel.sh calls this
+# script.
 #
-# qemu, Python and the C library are packages of Debian unstable, unpacked in target/dist/arm64. NumPy is from PyPI. If they
-# cannot be had, this says so and ends with status 3.
+# qemu, Python and the C library are packages of Debian unstable, which are unpacked in target/dist/arm64. NumPy is from PyPI. If
+# the packages cannot be downloaded, the script says so and exits with status 3.
 set -eu
 cd "$(dirname "$0")/../.."
 wheel=$1
@@ -21,7 +22,7 @@ if ! [ -x "$dir/bin/python3" ]; then
     [ -e "$root/lib" ] || ln -s usr/lib "$root/lib"
     mkdir "$dir/bin"
 fi
-# A program that is started by another one needs the emulator, too.
+# Makes a wrapper that runs a program in the emulator, for programs that are started by other programs.
 emulated() {
     printf '#!/bin/sh\nexec "%s" -L "%s" "%s" "$@"\n' "$dir/qemu/usr/bin/qemu-aarch64" "$root" "$1" >"$dir/bin/$2"
     chmod +x "$dir/bin/$2"
@@ -35,6 +36,7 @@ for program in phub-server phub-probe; do emulated "$dir/site/bin/$program" "$pr
 PATH=$dir/bin:$PATH
 phub-server --version
 phub-probe --version
-# The probe does no more here: it starts itself again, which the kernel cannot do with a program for another machine.
+# The probe only prints its version here. For more it starts itself again, and the kernel cannot start a program for another
+# machine.
 PYTHONPATH=$dir/site python3 tools/dist/use.py
 echo "dist: the wheel works with Python $version on an emulated 64-bit Arm"

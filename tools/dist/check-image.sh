@@ -1,7 +1,7 @@
 #!/bin/bash
-# Builds the image of tools/dist/Containerfile with buildah on a Debian that debootstrap makes, and runs it as its user: doctor,
-# hub, health, a worker, stop. After `tools/dist/deb.sh`. Root; without root, buildah, debootstrap or Debian's packages it says so
-# and ends with status 3.
+# Builds the image of tools/dist/Containerfile with buildah, on a Debian that debootstrap makes. Runs the image as its user: the
+# doctor, the hub, its health check, a worker, and the stop. Run `tools/dist/deb.sh` before. Needs root. Without root, buildah,
+# debootstrap or Debian's packages, the script says so and exits with status 3.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dir=$PWD/target/dist
@@ -23,7 +23,7 @@ read -r mirror < <(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) $(CODENA
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Images are plain directories, and commands run by chroot: so it works inside containers, too.
+# Images are plain directories, and commands run by chroot, so that the script works in a container, too.
 builder() { buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" "$@"; }
 debootstrap --variant=minbase bookworm "$work/root" "$mirror" >"$dir/debootstrap.log" || not_had "see $dir/debootstrap.log"
 base=$(builder from scratch)
@@ -38,7 +38,7 @@ root=$(builder mount "$image")
 du -sh "$root" | sed "s/^\(\S*\).*/dist: container image: \1 unpacked/"
 settings() { builder inspect --type container --format "{{.Docker.Config.$1}}" "$image"; }
 [ "$(settings User)" = phub ]
-# A separate network and process tree: its port is free, and nothing outlives it.
+# In a separate network and process tree, the hub's port is free, and no process is left behind.
 export root env="$(builder inspect --type container --format '{{range .Docker.Config.Env}}{{.}} {{end}}' "$image")"
 export health="$(builder inspect --type container --format '{{index .Docker.Config.Healthcheck.Test 3}}' "$image")"
 unshare --net --mount --pid --fork --mount-proc --kill-child bash -euo pipefail -c '

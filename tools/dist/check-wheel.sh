@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the wheel of `tools/dist/wheel.sh` as a user without Rust does, in a new virtual environment of each Python from
-# 3.9 on that this machine has (PHUB_PYTHONS names others). It then uses the wheel: the commands, a session of two workers,
-# and its probe. A wheel for another machine (TARGET) is used in an emulator by tools/dist/check-emulated.sh.
+# 3.9 on that this machine has (PHUB_PYTHONS names other Pythons). Then it uses the wheel: the commands, a session of two workers,
+# and the probe. For a wheel of another machine (TARGET) it runs tools/dist/check-emulated.sh.
 set -eu
 cd "$(dirname "$0")/../.."
 dir=$PWD/target/dist
@@ -13,7 +13,7 @@ wheel=$(echo "$dir"/phub-*_"${target%%-*}".whl)
 "$dir/venv/bin/abi3audit" --strict "$wheel"
 [ "$target" = "$host" ] || exec sh tools/dist/check-emulated.sh "$wheel"
 
-# No part of a compiler is on the path.
+# A path without Rust and other compilers of the user.
 PATH=/usr/bin:/bin
 export PATH
 pythons=${PHUB_PYTHONS:-$(find /usr/bin /usr/local/bin "$HOME"/.pyenv/versions/*/bin -name 'python3.[0-9]*' 2>/dev/null |

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes a Debian package of the commands that `tools/dist/wheel.sh` has built, with a systemd unit: `make dist`. It is
-# written to target/dist, and installs on Debian 10, Ubuntu 20.04 and later.
+# Makes a Debian package of the commands that `tools/dist/wheel.sh` has built, with a systemd unit: `make dist`. The package is
+# in target/dist, and can be installed on Debian 10, Ubuntu 20.04 and later.
 set -eu
 cd "$(dirname "$0")/../.."
 target=${TARGET:-$(rustc -vV | sed -n 's/host: //p')}

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes all that a release needs, but uploads nothing: `make release`. It refuses a tree with changes, a version that is not the
-# first of CHANGELOG.md or has no date there, and a tag that names another commit. docs/releasing.md has the steps around it.
+# Makes all files of a release, but uploads nothing: `make release`. It refuses a tree with changes, a version that is not the
+# first of CHANGELOG.md or has no date there, and a tag of another commit. docs/releasing.md has the steps before and after.
 set -eu
 cd "$(dirname "$0")/../.."
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
@@ -28,7 +28,7 @@ changes=$(git status --porcelain)
 [ -z "$changes" ] || refuse "one of make check, deny and dist has changed the tree: find out why before you release:
 $changes"
 
-# An earlier build may have been for another target. Its bill has the commit.
+# A file of another target may be of an earlier build. Each bill of materials names its commit.
 for bill in target/dist/phub-"$version"-*.cdx.json; do
     grep -q "\"$(git rev-parse HEAD)\"" "$bill" || refuse "$bill is not of this commit: build that target again, or remove its files"
 done

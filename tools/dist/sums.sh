@@ -1,10 +1,10 @@
 #!/bin/sh
-# Writes target/dist/SHA256SUMS over all that a release has, of each target that was built: the end of `make dist`. A user checks
-# files by `sha256sum --check --ignore-missing SHA256SUMS`.
+# Writes target/dist/SHA256SUMS, with the sums of all files of a release, for each target that was built. It is the last step of
+# `make dist`. A user checks files by `sha256sum --check --ignore-missing SHA256SUMS`.
 set -eu
 cd "$(dirname "$0")/../../target/dist"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' ../../Cargo.toml | head -n 1)
-# Files of other versions are left out. A glob that finds nothing is passed on unchanged, and sha256sum fails.
+# Files of other versions are left out. A glob without a match stays as it is, and then sha256sum fails.
 sha256sum phub-"$version"-*.whl phub_"$version"_*.deb phub-"$version"-*.cdx.json phub-"$version"-*-licences.txt >SHA256SUMS.new
 mv SHA256SUMS.new SHA256SUMS
 sed 's/^/dist: /' SHA256SUMS

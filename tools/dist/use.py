@@ -1,4 +1,4 @@
-"""Uses an installed wheel: a hub by its command, which is on the path, two workers that train, and the figures of the hub."""
+"""Uses an installed wheel: starts a hub by the command on the path, trains with two workers, and reads the hub's metrics."""
 
 import subprocess
 import threading
@@ -15,7 +15,7 @@ def work(rank, seen):
     with phub.Session(address, rank, 2, keys={"weight": (300, 100)}, optimizer=phub.Sgd(learning_rate=0.5)) as session:
         session.broadcast({"weight": np.ones((300, 100))})
         for _ in range(10):
-            session.gradient("weight")[:] = rank  # their mean is a half
+            session.gradient("weight")[:] = rank  # the mean of the two is a half
             session.push("weight")
             session.wait("weight")
         seen.append(float(session.weights("weight").mean()))

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Builds the wheel that needs no Rust: `make dist`. It has the Python package and the commands phub-server and phub-probe,
-# and runs on Linux with glibc 2.28 (2018) or later and Python 3.9 or later. It is written to target/dist. The debug
-# information of the commands is next to them, in a folder of the target's name.
+# Builds the wheel whose users need no Rust: `make dist`. It has the Python package and the commands phub-server and phub-probe,
+# and runs on Linux with glibc 2.28 (2018) or later and Python 3.9 or later. The wheel is in target/dist. The commands and their
+# debug information are there, too, in a folder with the name of the target.
 #
-# Zig's linker knows the symbols of old C libraries, so that the machine that builds may be new. Zig, maturin and the tool
-# that checks the wheel come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for
-# 64-bit Arm, with the rustc of Debian unstable if this machine's has no standard library for it (rustup target add).
+# Zig's linker knows the symbols of old C libraries, so the machine that builds the wheel may be new. Zig, maturin and the tools
+# that check the wheel come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for 64-bit Arm.
+# If this machine's rustc has no standard library for the target (rustup target add), the rustc of Debian unstable is used.
 set -eu
 cd "$(dirname "$0")/../.."
 host=$(rustc -vV | sed -n 's/host: //p')
@@ -28,7 +28,7 @@ mkdir -p "$dir"
     'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20' 'cyclonedx-python-lib[json-validation]>=9'
 PATH=$dir/venv/bin:$PATH
 
-# The contents of the release, and their licences. Both files go into the packages, too.
+# Two files: the contents of the release, and the licences. Both are also in the packages.
 made=$dir/phub-*-${target%%-*}
 # shellcheck disable=SC2086
 rm -f $made.cdx.json $made-licences.txt
@@ -36,9 +36,9 @@ python tools/dist/bom.py "$target" "$dir"
 # shellcheck disable=SC2086
 python tools/dist/bom.py --check $made.cdx.json
 
-# Maturin and cargo-zigbuild each use a C compiler by a path of their own. For each path, cargo builds all crates with C in
-# them, and those above them, once. So both get this one. Under the name of the C compiler it compiles and links, as ar it
-# makes archives.
+# Maturin and cargo-zigbuild would each use a C compiler at another path. Cargo would then build all crates with C, and the crates
+# that depend on them, once for each path. So both get the programs that `zig` makes here: a compiler that also links, and an
+# archiver.
 mkdir -p "$dir/zig"
 zig() {
     printf '#!/bin/sh\nexec cargo-zigbuild zig %s -- %s "$@"\n' "$1" "$3" > "$dir/zig/$2"
@@ -50,9 +50,9 @@ compiler=$(zig cc "cc-$target" "-g -fno-sanitize=all -target ${target%%-*}-linux
 archiver=$(zig ar "ar-$target" "")
 export "CC_$of_target=$compiler" "AR_$of_target=$archiver"
 export "CARGO_TARGET_$(echo "$of_target" | tr a-z A-Z)_LINKER=$compiler"
-# The code is the same; the line tables are for people who look at an end that nobody expected.
+# Line tables do not change the code. They are for people who examine a crash.
 export CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
-# maturin does not strip: that would be another profile, and cargo would build all twice.
+# Maturin must not strip: it would use another profile, for which cargo would build everything again.
 wheels=$dir/phub-*_${target%%-*}.whl
 # shellcheck disable=SC2086
 rm -f $wheels
@@ -61,7 +61,7 @@ maturin build -q --release --zig --target "$target" --compatibility "manylinux_$
 cargo zigbuild --release --locked --target "$target.$glibc" -p phub-cli -p benches \
     --bin phub-server --bin phub-probe
 
-# The commands go into the wheel unchanged: pip puts the files in `scripts` on the user's path.
+# The commands are added to the wheel unchanged. Pip installs the files of `scripts` on the user's path.
 rm -rf "$dir/unpacked"
 # shellcheck disable=SC2086
 wheel unpack -d "$dir/unpacked" $wheels
@@ -69,7 +69,7 @@ package=$(echo "$dir"/unpacked/*)
 scripts=$package/$(basename "$package").data/scripts
 mkdir -p "$scripts"
 mkdir -p "$dir/$target"
-# The machine's knows only programs for it. LLVM's, which is part of Rust, knows all.
+# The machine's own objcopy knows only programs for this machine. LLVM's, which is a part of Rust, knows those for all machines.
 objcopy() {
     if [ "$target" = "$host" ]; then
         command objcopy "$@"
@@ -88,7 +88,7 @@ done
 extension=$package/phub/_phub.abi3.so
 strip_to "$extension" "$dir/$target/_phub.abi3.so"
 mv "$dir/$target/_phub.abi3.so" "$extension"
-# Where Python's packages keep them (PEP 639, PEP 770).
+# The places for licences and bills of materials in Python's packages (PEP 639, PEP 770).
 info=$(echo "$package"/*.dist-info)
 mkdir -p "$info/licenses" "$info/sboms"
 # shellcheck disable=SC2086

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The tests of tools/figures, a part of `make test`: the pure parts, then the rig with a toy if this machine can run it.
+# Runs the tests of tools/figures, a part of `make test`: those that only compute, then small runs on the rig if this machine can
+# run it.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

@@ -16,14 +16,14 @@ from table import Table  # noqa: E402
 
 
 def main():
-    """Measures the missing runs, then prints and draws all."""
+    """Makes the missing runs, then prints and draws all figures."""
     args = arguments().parse_args()
     os.makedirs(args.out, exist_ok=True)
     table = Table(f"{args.out}/runs.csv", args.fresh, args.others_at_most)
     points = chosen(args.only, args.quick, args.hubs)
     if args.at_most:
         points = points[: args.at_most]
-    # All points run once, then again, so that a change of the machine shows in the spread of each point.
+    # All points run once, then again, so that a change of the machine's speed shows in the spread of each point.
     runs = [(point, repeat) for repeat in range(args.repeats) for point in points]
     todo = [run for run in runs if not table.has(*run)]
     print(f"{len(points)} points, {args.repeats} runs each; {len(runs) - len(todo)} are in {table.path}", flush=True)
@@ -44,17 +44,17 @@ def main():
 
 
 def arguments():
-    """Returns the options that run.sh --help lists."""
+    """Returns the options of the command line, which `run.sh --help` lists."""
     parser = common_options("tools/figures/run.sh", __doc__)
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", choices=list(KINDS),
-                        help=f"one of {', '.join(KINDS)}; may be given again; default all but trial")
+                        help=f"one of {', '.join(KINDS)}; may be given several times; default: all but trial")
     parser.add_argument("--quick", action="store_true", help="a few points of each figure, in some minutes")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--others-at-most", type=float, default=1, metavar="SHARE",
-                        help="measure again the runs in which other work had more of the cores, e.g. 0.3")
+                        help="repeat the runs in which other work had a larger share of the cores, e.g. 0.3")
     parser.add_argument("--hubs", choices=["beside", "apart"],
-                        help="for all points, one beside each worker, or one on a machine of its own; default as P3's")
-    parser.add_argument("--at-most", type=int, metavar="N", help="the first N points only")
+                        help="for all points: a hub on each worker's machine, or one on a separate machine; default: as in P3")
+    parser.add_argument("--at-most", type=int, metavar="N", help="measure only the first N points")
     return parser
 
 
@@ -62,14 +62,14 @@ def common_options(program, description):
     """Returns the options of P3's and iBatch's experiments."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
-    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
-    parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="folder of CSV files and pictures")
+    parser.add_argument("--no-pictures", action="store_true", help="write only CSV files")
     parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser
 
 
 def run_main(name, main):
-    """Runs a program; an error that ends it early is one line."""
+    """Runs a program's `main`. If an error or a signal ends it early, prints one line and not a traceback."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"{name}: ended by SIGTERM"))
     try:
         main()
@@ -80,7 +80,7 @@ def run_main(name, main):
 
 
 def say(number, of, point, row, seconds):
-    """A line for each run."""
+    """Prints a line about a run."""
     rate = f"{point.gbps:g} Gb/s"
     what = f"{point.model}, {point.machines} machines, {rate}, {point.schedule}, {point.consistency}"
     of_bound = float(row["samples_per_s"]) / float(row["bound"])

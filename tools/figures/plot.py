@@ -30,7 +30,7 @@ def main():
 
 
 def curve(axes, table, points, x, style="o-", **kwargs):
-    """Draws medians with bars from the lowest to the highest run."""
+    """Draws the medians of runs, with bars from the lowest to the highest run."""
     found = [(x(point), table.summary(point)) for point in points]
     found = [(at, *summary) for at, summary in found if summary]
     if not found:
@@ -41,7 +41,7 @@ def curve(axes, table, points, x, style="o-", **kwargs):
 
 
 def draw_bandwidth(args, table, points, paper):
-    """Draws figure 7: samples a second, and the gain over the baseline, by the links' rate."""
+    """Draws figure 7: samples a second, and the gain over the baseline, by the rate of the links."""
     figure, rows = plt.subplots(2, 4, figsize=(11, 4.8), height_ratios=[3, 2], sharex="col")
     apart = chosen(["apart"], quick=False, hubs=args.hubs)
     by_setting, with_apart = ({(point.model, point.gbps, point.schedule): point for point in those} for those in (points, apart))
@@ -83,13 +83,13 @@ def line(axes, pairs, form, **more):
 
 
 def gains_of(table, by_setting, model, rates, schedule):
-    """Percent over the baseline, by medians, for each rate that was measured."""
+    """Returns the gain over the baseline in percent, from medians, for each rate that was measured."""
     both = [(gbps, *(table.summary(by_setting[model, gbps, name]) for name in (schedule, "kvstore"))) for gbps in rates]
     return [(gbps, 100 * (ours[0] / base[0] - 1)) for gbps, ours, base in both if ours and base]
 
 
 def draw_utilisation(args, *_):
-    """Draws figures 8 and 9: the bytes that a machine sends and receives, over about two iterations."""
+    """Draws figures 8 and 9: the rates at which a machine sends and receives, over about two iterations."""
     figure, rows = plt.subplots(2, 3, figsize=(11, 4.2), sharey="col", sharex="col")
     for (model, gbps), *columns in zip(SHOWN_AT.items(), *rows):
         shown_ms = 2.5 * 1000 * BATCH / SAMPLES_PER_S[model]
@@ -155,7 +155,7 @@ def draw_slices(_, table, points, _paper):
 
 
 def draw_asgd(_, table, points, _paper):
-    """Draws ASGD and P3."""
+    """Draws the speeds of ASGD and P3, of appendix B.2."""
     figure, axes = plt.subplots(figsize=(3.6, 2.6))
     for consistency, colour, label in [("bsp", "p3", "p3, BSP"), ("asp", "asp", "sliced, ASGD")]:
         shown = [point for point in points if point.consistency == consistency]

@@ -1,10 +1,10 @@
-"""The points of each figure that are measured. Plain data; must not know how a run is made."""
+"""The points that are measured for each figure. Plain data; must not know how a run is made."""
 
 from dataclasses import dataclass, fields, replace
 
 from scale import PAPER_SLICE_BYTES, Scale, share_of_model
 
-# Measured: with these the cores are less than 60% busy (docs/figures/schedules.md).
+# The scale of each model. With these scales the cores are less than 60% busy, as measured (docs/figures/schedules.md).
 SCALES = {
     "resnet50": Scale(8, 1),
     "inception3": Scale(8, 1),
@@ -19,17 +19,17 @@ SWEEPS = {
     "vgg19": [10, 12.5, 15, 20, 30],
     "sockeye": [2, 4, 6, 8],
 }
-# Besides the rate at which the paper shows the model.
+# The rate of each model's other figures, in Gb/s: that of the paper.
 SHOWN_AT = {"resnet50": 4, "vgg19": 15, "sockeye": 4}
 SCHEDULES = ["kvstore", "sliced", "p3"]
 SLICE_PARAMETERS = [5_000, 10_000, 25_000, 50_000, 250_000, 1_000_000]
-# Rates of the sweeps with the hub on a separate machine: about where P3 gains most.
+# The rates of the sweeps with a hub on a separate machine: about those at which P3 gains most.
 APART = {"resnet50": [4], "inception3": [2], "vgg19": [12.5], "sockeye": [4]}
 
 
 @dataclass(frozen=True)
 class Point:
-    """One setting; its fields are the first columns of a row."""
+    """The settings of a measured point. The fields are the first columns of a row."""
 
     model: str
     machines: int
@@ -41,16 +41,16 @@ class Point:
     series: bool = False
 
     def scale(self):
-        """More machines share the same cores, so their times are longer."""
+        """Returns the scale of the model. With more than four machines, which share the same cores, times are longer."""
         scale = SCALES[self.model]
         return replace(scale, time=scale.time * max(1, self.machines / 4))
 
     def links(self):
         """Returns the Mb/s of each machine's link: one for each worker, and the hub's own if it is separate.
 
-        If each machine has a hub and a worker, it carries gradients and weights each way, and the share of its own hub
-        does not leave it. With a separate hub a worker's link carries the model once each way, and is slower
-        accordingly. The hub's link is as fast as all of them.
+        If each machine has a hub and a worker, its link carries gradients and weights each way, except for the share of its own
+        hub. With a separate hub, a worker's link carries the model once each way, and its rate is lower in proportion. The hub's
+        link has the rate of all workers' links together.
         """
         mbit = self.scale().mbit(self.gbps)
         if self.hubs == "beside":
@@ -59,7 +59,7 @@ class Point:
         return [worker] * self.machines + [worker * self.machines]
 
     def key(self):
-        """Returns the point as a row of the table has it."""
+        """Returns the first columns of the point's rows in the table."""
         return tuple(str(getattr(self, field.name)) for field in fields(self))
 
 
@@ -75,7 +75,8 @@ def bandwidth(schedules=SCHEDULES):
 
 
 def apart():
-    """Returns points that P3's paper lacks: as figure 7, with one separate hub and a link as fast as all workers' together."""
+    """Yields points that are not in P3's paper: as figure 7, with a separate hub, whose link has the rate of all workers'
+    links."""
     for model, rates in APART.items():
         for gbps in rates:
             for schedule in ["kvstore", "p3"]:
@@ -105,14 +106,14 @@ def slices():
 
 
 def asgd():
-    """Appendix B.2, speed only: ASGD answers each push at once, P3 when all workers have pushed."""
+    """Yields the points of appendix B.2, for speed only. ASGD answers each push at once, and P3 when all workers have pushed."""
     for gbps in [1, 2, 4]:
         yield Point("resnet50", 4, gbps, "sliced", consistency="asp")
         yield Point("resnet50", 4, gbps, "p3")
 
 
 def trial():
-    """No figure: two machines and a toy, to see within two seconds that everything works."""
+    """Yields points of no figure: two machines and a small model, which show within two seconds that everything works."""
     yield Point("googlenet", 2, 4, "kvstore")
     yield Point("googlenet", 2, 4, "p3", series=True)
 
@@ -120,7 +121,7 @@ def trial():
 FIGURES = {"7": bandwidth, "8": utilisation, "9": utilisation, "10": machines, "12": slices, "asgd": asgd,
            "apart": apart}
 KINDS = {**FIGURES, "trial": trial}
-# A few minutes that show all kinds of runs.
+# The points of `--quick`: all kinds of runs, in a few minutes.
 QUICK = [
     *(Point("resnet50", 4, gbps, schedule) for gbps in [2, 4, 10] for schedule in ["kvstore", "p3"]),
     *(Point("vgg19", 4, gbps, schedule) for gbps in [15] for schedule in ["kvstore", "p3"]),

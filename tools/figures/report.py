@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the pictures' numbers as tables of Markdown: gains over the baseline and shares of the bound."""
+"""Prints the numbers of the figures as tables of Markdown: gains over the baseline and shares of the bound."""
 
 from figures import arguments
 from points import NAMES, chosen
@@ -29,7 +29,7 @@ def main():
 
 
 def rows(table, points):
-    """A row for each model, number of machines and rate."""
+    """Prints a row for each model, number of machines and rate."""
     settings = dict.fromkeys((point.model, point.machines, point.gbps) for point in points)
     for model, machines, gbps in settings:
         by_schedule = {point.schedule: point for point in points if (point.model, point.machines, point.gbps)
@@ -43,17 +43,17 @@ def rows(table, points):
 
 
 def of_bound(table, point):
-    """Returns the median's share of the bound."""
+    """Returns the median speed as a share of the bound, as text."""
     return f"{table.summary(point)[0] / table.summary(point, 'bound')[0]:.2f}"
 
 
 def words(summary):
-    """Returns median, lowest and highest."""
+    """Returns median, lowest and highest as text."""
     return "{:.0f} ({:.0f} to {:.0f})".format(*summary)
 
 
 def spread(values):
-    """Returns median, lowest and highest, in percent."""
+    """Returns median, lowest and highest as text, in percent."""
     values = sorted(values)
     return "{:.0f}% ({:.0f} to {:.0f})".format(*(100 * v for v in (values[len(values) // 2], values[0], values[-1])))
 

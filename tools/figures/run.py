@@ -16,10 +16,10 @@ from points import KEY  # noqa: E402
 from scale import CREDIT_BYTES, SOCKET_BYTES, model_gbps  # noqa: E402
 
 PORT = 7077
-# Measured iterations: links and traces are not random, so few are enough.
+# The number of measured iterations. A few are enough, because links and traces are not random.
 ITERATIONS = 5
 LOOK_S = 0.1
-# A run that takes longer has failed.
+# The timeout of a run, in seconds.
 LIMIT_S = 600
 
 
@@ -28,14 +28,15 @@ class Failed(Exception):
 
 
 def measure(machines, binaries, point, series_path=None):
-    """Returns a row of the table without its repeat. There are as many machines as the point needs."""
+    """Makes a run of a point. Returns its row of the table, without the number of the repeat. `machines` must have as many
+    machines as the point needs."""
     scale = point.scale()
     machines.limit(point.links(), scale.bytes(SOCKET_BYTES))
     places = range(point.machines) if point.hubs == "beside" else [point.machines]
     with started(machines, binaries, places, point.machines, worker_options(point)) as (hubs, workers):
         load = Load([process.pid for process in [*hubs, *workers]])
         link = Link(workers[0].pid)
-        # The samples a second are those of P3's figures.
+        # With a series, the interval of samples is that of P3's figures: 10 ms on P3's machines.
         looks, look_s = [load.look], LOOK_S
         if series_path:
             looks, look_s = [load.look, link.look], scale.sample_ms(10) / 1000
@@ -49,9 +50,9 @@ def measure(machines, binaries, point, series_path=None):
 
 @contextlib.contextmanager
 def started(machines, binaries, places, count, options):
-    """Hubs on these machines, and the probe as a worker on each of `count` machines; afterwards all are killed.
+    """Starts hubs on the machines `places`, and the probe as a worker on each of `count` machines. At the end all are killed.
 
-    One hub has all cores. Several hubs get one core each, one after another.
+    A single hub has all cores. Several hubs get one core each, in turn.
     """
     processes = []
 
@@ -83,7 +84,7 @@ def started(machines, binaries, places, count, options):
 
 
 def worker_options(point):
-    """Returns the probe's options."""
+    """Returns the probe's options for a point."""
     scale = point.scale()
     slice_bytes = scale.bytes(point.slice_bytes)
     return {
@@ -102,7 +103,8 @@ def worker_options(point):
 
 
 def attend(workers, looks=(), look_s=1):
-    """Takes samples until the first worker has reported, then waits for all."""
+    """Calls the functions `looks` every `look_s` seconds until the first worker has reported, then waits for all workers. Returns
+    their reports."""
     began = time.monotonic()
     next_look = began
     said = {worker: b"" for worker in workers}
@@ -129,7 +131,7 @@ def attend(workers, looks=(), look_s=1):
 
 
 def row(point, scale, reports, load):
-    """Returns a row from all workers' reports; each has its own samples."""
+    """Returns a row from the reports of all workers. Each worker computes other samples, so their speeds are added."""
     computes = [report["compute"] for report in reports]
     means = {
         name: statistics.mean(compute[name] for compute in computes)
@@ -154,7 +156,7 @@ def row(point, scale, reports, load):
 
 
 def write_series(path, series, scale):
-    """Returns the series in the units of P3's figures: milliseconds, Gb/s received, Gb/s sent, there."""
+    """Writes a series in the units of P3's figures, for P3's machines: milliseconds, Gb/s received, Gb/s sent."""
     with open(path, "w") as file:
         file.write("ms,received_gbps,sent_gbps\n")
         for second, received, sent in series:

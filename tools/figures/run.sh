@@ -1,11 +1,11 @@
 #!/bin/sh
-# `make figures` runs this: P3's experiments on links of a limited rate, between network namespaces
-# (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs iBatch's,
-# `run.sh levels` and `run.sh racks` hubs above hubs (docs/figures/levels.md), `run.sh phub` PHub's (docs/figures/phub.md).
+# Runs experiments on links of a limited rate, between network namespaces: P3's experiments without arguments, as for `make
+# figures` (docs/figures/schedules.md), iBatch's by `run.sh ibatch`, those of levels of hubs by `run.sh levels` and `run.sh racks`
+# (docs/figures/levels.md), and PHub's by `run.sh phub` (docs/figures/phub.md). `run.sh --help` lists the options. Needs root.
 # Pictures need matplotlib, which this script installs in a virtual environment under target/.
 #
-# It runs in its own network, mount and process namespaces. When this script ends, also by Ctrl-C or SIGKILL, the kernel
-# removes everything that it made.
+# The script runs in its own network, mount and process namespaces. When it ends, also by Ctrl-C or SIGKILL, the kernel removes
+# everything that it made.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

@@ -10,8 +10,8 @@ COLUMNS = [
     *KEY,
     "repeat",
     "samples_per_s",  # of all of P3's machines together
-    "bound",  # the most that any schedule can reach
-    "iteration_ms",  # the rest is here, not there
+    "bound",  # the highest speed that any schedule can reach
+    "iteration_ms",  # from here on, the columns are of this machine, and not scaled to P3's
     "compute_ms",
     "stalled_ms",
     "late_ms",
@@ -19,7 +19,7 @@ COLUMNS = [
     "shrink",
     "time",
     "cpu_share",  # of all cores, while iterations were measured
-    "others_share",  # of other work: the run's and the kernel's interrupts are not in it
+    "others_share",  # of other work, without the run and without the kernel's interrupts
 ]
 # Columns without numbers.
 WORDS = ["model", "schedule", "consistency", "hubs", "series"]
@@ -43,7 +43,7 @@ class Table:
         return [row for row in self.rows if tuple(row[name] for name in KEY) == key]
 
     def add(self, row):
-        """Adds a row, on disk at once: whole or not at all."""
+        """Adds a row, and writes the file at once. After an interruption, the file has the whole row or none of it."""
         missing = [name for name in COLUMNS if name not in row]
         if missing:
             raise ValueError(f"a row without {', '.join(missing)}")
@@ -57,7 +57,7 @@ class Table:
 
 
 def spread(values, form=".0f"):
-    """Returns median, lowest and highest in words."""
+    """Returns median, lowest and highest as text."""
     values = list(values)
     middle, low, high = (format(of(values), form) for of in (statistics.median, min, max))
     return f"{middle} ({low} to {high})"

@@ -1,4 +1,4 @@
-"""The pure parts: scale, points, table, series. No root, no network."""
+"""Tests of the parts that only compute: scale, points, table, series. They need no root and no network."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ class Scales(unittest.TestCase):
             self.assertRaises(ValueError, Scale, shrink, time)
 
     def test_what_leaves_a_machine(self):
-        # A machine sends 3 of 4 parts of its gradients, and its own part of the weights to 3 machines.
+        # A machine sends three of four parts of its gradients, and its hub's part of the weights to three machines.
         self.assertEqual(share_of_model(4), 3 / 4 + 3 / 4)
         self.assertEqual(share_of_model(2), 1)
         self.assertEqual(share_of_model(1), 0)
@@ -60,7 +60,7 @@ class Points(unittest.TestCase):
     def test_more_machines_are_as_much_slower(self):
         four, eight = (Point("vgg19", machines, 10, "p3") for machines in (4, 8))
         self.assertEqual(eight.scale().time, 2 * four.scale().time)
-        # All links together carry the same.
+        # All links together carry the same bytes.
         self.assertAlmostEqual(sum(eight.links()), sum(four.links()))
 
     def test_a_hub_apart_has_all_workers_rates(self):
@@ -119,7 +119,7 @@ class Tables(unittest.TestCase):
 
 class Series(unittest.TestCase):
     def test_bytes_become_rates_by_the_step(self):
-        # 1 Mb in each tenth of a second received, twice as much sent; the third look is late.
+        # Each tenth of a second 1 Mb is received, and 2 Mb are sent. The third sample is late.
         looks = [(10 + at, at * 1_250_000, at * 2_500_000) for at in (0, 0.1, 0.25, 0.3, 0.4)]
         series = rates(looks, 0.1)
         self.assertEqual(len(series), 4)
@@ -135,7 +135,7 @@ class Series(unittest.TestCase):
 
     def test_shares_are_of_the_last_seconds(self):
         load = Load([])
-        # Seconds, busy, total, own.
+        # The values of a sample: seconds, and the busy, total and own time.
         load.looks = [(0, 0, 0, 0), (1, 100, 100, 100), (2, 150, 200, 120)]
         self.assertEqual(load.shares(1), (0.5, 0.3))
         self.assertEqual(load.shares(99), (0.75, 0.15))

@@ -1,5 +1,5 @@
-"""The rig itself: a run of two machines and a toy, which leaves nothing when it is killed. Without root and built
-binaries it skips, with a message (check.sh)."""
+"""A run on the rig, of two machines and a small model, leaves nothing when it is killed. Without root or built binaries the test
+is skipped, with a message (check.sh)."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ LIMIT_S = 120
 
 
 def lacks():
-    """Returns the thing that this machine lacks; `None` if it has everything."""
+    """Returns what this machine lacks for the test; `None` if it lacks nothing."""
     said = subprocess.run(["sh", os.path.join(HERE, "..", "rig", "ready.sh")], capture_output=True, text=True, check=False)
     return said.stderr.strip() or None
 
@@ -56,13 +56,13 @@ class Rig(unittest.TestCase):
         command = [*RUN, self.out, "--repeats", "1000", "--hubs", "apart"]
         rig = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.addCleanup(rig.stdout.close)
-        # One run has ended, the next is under way.
+        # One run has ended, and the next is running.
         for line in rig.stdout:
             if line.startswith("1/"):
                 break
         rig.kill()
         rig.wait()
-        # Its output ends when the last process that can write to it has ended.
+        # The output ends when the last process that can write to it has ended.
         rig.stdout.read()
         self.assertEqual(namespaces(), self.before)
         self.assertEqual(processes(self.out), [])
@@ -72,13 +72,13 @@ class Rig(unittest.TestCase):
 
 
 def namespaces():
-    """Names of network namespaces, and the links of this one."""
+    """Returns the names of network namespaces, and the links of this namespace."""
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     return names, sorted(os.listdir("/sys/class/net"))
 
 
 def processes(word):
-    """Processes whose command line has the word."""
+    """Returns the processes whose command line has this word."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -23,8 +23,8 @@ class Load:
         self.looks.append((time.monotonic(), busy, busy + idle + iowait, own + interrupts))
 
     def shares(self, seconds):
-        """Computes two shares of the last `seconds` before the last sample: the busy share of all cores, and the
-            share of other work."""
+        """Returns two shares of the cores' time, for the last `seconds` before the last sample: the busy part, and the part of
+        work by other processes."""
         end = self.looks[-1]
         begin = max((look for look in self.looks if look[0] <= end[0] - seconds), default=self.looks[0])
         _, busy, total, own = (late - early for late, early in zip(end, begin))
@@ -32,7 +32,7 @@ class Load:
 
 
 def process_ticks(pid):
-    """Returns user and system time of a process and its children, all their threads."""
+    """Returns the user and system time of a process and its children, of all threads, in ticks."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rsplit(")", 1)[1].split()
@@ -44,7 +44,7 @@ def process_ticks(pid):
 
 
 class Link:
-    """Bytes sent and received over eth0 in a process's network namespace."""
+    """Samples of the bytes that were sent and received over eth0, in the network namespace of a process."""
 
     def __init__(self, pid):
         self.path = f"/proc/{pid}/net/dev"
@@ -65,10 +65,9 @@ class Link:
 
 
 def rates(series, step_s):
-    """Computes rates from samples of seconds, bytes and bytes: seconds since the first sample, Mb/s, Mb/s,
-        for each step.
+    """Returns the rates of each step from samples of (seconds, bytes, bytes): seconds since the first sample, Mb/s, Mb/s.
 
-    A sample may be late; bytes between two samples are spread evenly.
+    Samples may be late, so the bytes between two samples are spread evenly over the time between them.
     """
     if len(series) < 2:
         return []

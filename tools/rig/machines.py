@@ -1,4 +1,4 @@
-"""N machines on one switch, or in racks with a switch each, each a network namespace with one shaped link.
+"""Machines that are network namespaces, each with one link of a limited rate: on one switch, or in racks with a switch each.
 
     namespace m0          this namespace: the switches         namespace m1
     eth0 10.99.0.1 =veth= port0 --- rack0 --- port1 =veth= eth0 10.99.0.2
@@ -7,26 +7,26 @@
     with several racks:   rack0 --- up0 =veth= down0 --- core --- down1 =veth= up1 --- rack1
                                    tbf         tbf: what the rack sends and receives
 
-Runs inside `unshare --net --mount --pid` (run.sh): when this process ends, however it ends, the kernel takes
-away every process, link and namespace of it. Nothing of it is ever in the namespace of the machine's own links.
+Runs inside `unshare --net --mount --pid` (run.sh). When this process ends, for any reason, the kernel removes all of its
+processes, links and namespaces. None of them is ever in the namespace of the real machine's links.
 """
 
 import subprocess
 
-# Jumbo frames, as P3 had them; a frame of TCP carries 8948 bytes in 9014.
+# Jumbo frames, as in P3: a frame of 9014 bytes carries 8948 bytes of TCP's data.
 MTU = 9000
-# P3's machines had it. Every process may have another one.
+# The congestion control of P3's machines. A process may choose another one.
 CONGESTION = "cubic"
-# P3's own settings, except for the burst, which must hold a segment that the kernel has not yet cut: 64 KiB.
+# P3's own settings of tc's filter, except for the burst: it must hold a segment of 64 KiB, which the kernel cuts only later.
 LATENCY = "50ms"
 BURST = "128kb"
-# A real machine would have its cores for itself.
+# A higher priority for the processes of machines, because the cores of real machines do no other work.
 NICE = -5
 
 
 class Machines:
-    """`count` machines, with links that are not yet limited. Each rack has an equal number of them, in a
-    row."""
+    """A number of machines, whose links have no limit at first. Each rack has the same number of machines, with neighbouring
+    numbers."""
 
     def __init__(self, count, racks=1, mtu=MTU, congestion=CONGESTION):
         self.count, self.racks = count, racks
@@ -45,34 +45,34 @@ class Machines:
             tell(f"ip -n {name} link set lo up")
             tell(f"ip -n {name} addr add {self.address(machine)}/16 dev eth0")
             tell(f"ip -n {name} link set eth0 up")
-            # Set by the route, because a namespace may not always set it as its default.
+            # The route sets the congestion control, because not every namespace may set a default.
             route = f"10.99.0.0/16 dev eth0 src {self.address(machine)} congctl {congestion}"
             tell(f"ip -n {name} route change {route}")
 
     def address(self, machine):
-        """Returns the address of its link."""
+        """Returns the address of a machine's link."""
         return f"10.99.0.{machine + 1}"
 
     def limit(self, mbits, socket_bytes):
-        """Limits each machine's link, both ways, and the bytes that a socket may queue in its link."""
+        """Limits the rate of each machine's link, each way, and the bytes that a socket may queue in the link."""
         for machine, mbit in enumerate(mbits):
             tell(f"ip netns exec m{machine} sysctl -qw net.ipv4.tcp_limit_output_bytes={socket_bytes}")
             tell(f"ip netns exec m{machine} tc qdisc replace dev eth0 {shape(mbit)}")
             tell(f"tc qdisc replace dev port{machine} {shape(mbit)}")
 
     def limit_uplinks(self, mbit):
-        """Limits the traffic of each rack with the others, both ways."""
+        """Limits the rate of each rack's uplink, each way."""
         for rack in range(self.racks):
             for port in (f"up{rack}", f"down{rack}"):
                 tell(f"tc qdisc replace dev {port} {shape(mbit)}")
 
     def inside(self, machine, command):
-        """Returns the command that runs there with priority, and ends when this process ends."""
+        """Returns a command that runs on a machine, with priority, and that the kernel kills when this process ends."""
         first = ["nice", "-n", str(NICE), "setpriv", "--pdeathsig", "KILL"]
         return ["ip", "netns", "exec", f"m{machine}", *first, *command]
 
     def remove(self):
-        """Removes namespaces and links, so that others can be made."""
+        """Removes all namespaces and links, so that other machines can be made."""
         for machine in range(self.count):
             tell(f"ip link del port{machine}")
             tell(f"ip netns del m{machine}")
@@ -84,12 +84,12 @@ class Machines:
 
 
 def shape(mbit):
-    """Returns tc's arguments for a rate."""
+    """Returns the arguments of tc that limit a link to a rate."""
     return f"root tbf rate {round(mbit * 1000)}kbit latency {LATENCY} burst {BURST}"
 
 
 def tell(command):
-    """Runs a command; its output is the error if it fails."""
+    """Runs a command. If it fails, raises an error with its output."""
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"`{command}` failed: {(done.stderr or done.stdout).strip()}; needs root, iproute2 and tbf")

@@ -1,6 +1,5 @@
 #!/bin/sh
-# Checks that this machine can run the rig of namespaces. If something is missing, it names that and exits with
-# 1.
+# Checks that this machine can run the rig of namespaces. If something is missing, the script names it and exits with status 1.
 set -u
 
 lacks() { echo "rig: $1" >&2 && exit 1; }

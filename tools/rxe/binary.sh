@@ -7,9 +7,8 @@
 #     tools/rxe/binary.sh lib fabric                    the unit tests of a library
 #     tools/rxe/binary.sh interposer libibverbs.so.1    the library that behaves like hardware, like_hardware/
 #
-# It builds the release profile and the whole workspace, as `make test` does, so that the results are shared. Cargo's
-# messages name the file, wherever the target directory is. PHUB_RXE_FEATURES replaces the flags that tools/setup.sh
-# finds.
+# The script builds the whole workspace in the release profile, as `make test` does, so that both use the same results. It finds
+# the file in cargo's messages, so any target directory will do. PHUB_RXE_FEATURES replaces the flags that tools/setup.sh prints.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 if [ $# -ne 2 ]; then
@@ -38,7 +37,7 @@ cd "$here/../.."
 features=${PHUB_RXE_FEATURES-$(sh tools/setup.sh features)}
 # shellcheck disable=SC2086
 messages=$("${CARGO:-cargo}" "${build[@]}" --release --quiet $features --message-format json)
-# One JSON object a line; the program's object has its name and an "executable".
+# Cargo prints one JSON object in a line. The object of the program has its name and an "executable".
 path=$(sed -n "/\"name\":\"$name\"/s/.*\"executable\":\"\([^\"]*\)\".*/\1/p" <<<"$messages" | tail -n 1)
 if [ -z "$path" ]; then
     echo "binary.sh: cargo built no $kind called $name" >&2

@@ -1,11 +1,12 @@
 #!/bin/bash
-# Measures incast over RDMA: `tools/rxe/incast.sh [REPETITIONS]` (3). Four workers of one guest, each with its own NIC, push to a hub
-# in another guest, whose one NIC is behind a switch port of 64 Mb/s with a queue of 256 KB, which drops what does not fit:
+# Measures incast over RDMA: `tools/rxe/incast.sh [REPETITIONS]` (3). Four workers in one guest, each with its own NIC, push to a
+# hub in another guest. The hub's only NIC is behind a switch port of 64 Mb/s. The port has a queue of 256 KB, and drops packets
+# when the queue is full:
 #
 #     workers: nic0 to nic3 --wires-- nic0 to nic3 [bridge] port: tbf -- veth -- the hub's NIC
 #
-# For each credit (of PHUB_INCAST_CREDITS), and for none, it prints the share of packets that the switch dropped, packets
-# that the workers' NICs sent again, and goodput in MB/s, in turns. The processors are emulated: only ratios count.
+# For each credit in PHUB_INCAST_CREDITS, and without credit, the script prints the packets that the switch dropped, the retries
+# of the workers' NICs, and the goodput in MB/s. The credits alternate. The processors are emulated, so only ratios count.
 set -eu -o pipefail
 rate=64mbit queue=256kb
 read -ra credits <<<"${PHUB_INCAST_CREDITS:-none 1048576 262144 131072 65536 32768}"

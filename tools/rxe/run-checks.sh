@@ -1,11 +1,11 @@
 #!/bin/bash
-# Runs checks in a guest, one after the other: `run-checks.sh FILE...`. Each has its own time-out, and the functions of
-# steps.sh. The folder for results gets a NAME.SIDE.log with the output of each, and results.SIDE with a line for each: exit
-# status and seconds.
+# Runs checks in a guest, one after the other: `run-checks.sh FILE...`. Each check has its own timeout, and the functions of
+# steps.sh. The folder for results gets a file NAME.SIDE.log with the output of each check, and a file results.SIDE with a line
+# for each check: its name, exit status and seconds.
 set -u
 side=$PHUB_RXE_SIDE
 for check in "$@"; do
-    # The hub of the check before, on the other side, may still be stopping.
+    # The hub of the check before may still be stopping, on the other side.
     for _ in {1..200}; do
         [ "$side" = 2 ] && [ "$check" != "$1" ] && (: <"/dev/tcp/$PHUB_RXE_PEER/7077") 2>/dev/null || break
         sleep 0.1
@@ -15,7 +15,7 @@ for check in "$@"; do
     log=$PHUB_RXE_OUT/$name.$side.log
     begun=$EPOCHREALTIME
     echo "check $name"
-    # The lines are also shown: --kill-when looks for them there.
+    # The lines are also printed, because --kill-when of guest.sh looks for its text in the guest's output.
     # shellcheck disable=SC2016
     timeout -k 2 "$limit" bash -eu -o pipefail -c '. tools/rxe/steps.sh && . "$1"' check "$check" 2>&1 </dev/null | tee "$log"
     status=${PIPESTATUS[0]}

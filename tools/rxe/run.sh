@@ -1,25 +1,25 @@
 #!/bin/bash
-# `make rxe` runs this: all checks of tools/rxe/checks, those with a name that begins with an argument (`tools/rxe/run.sh 02
-# 03`), or those that CI runs on each change (`tools/rxe/run.sh ci`). It prints one line for each, with its time;
-# target/rxe/logs has their output.
+# Runs the checks of tools/rxe/checks: all (`make rxe`), those whose name begins with an argument (`tools/rxe/run.sh 02 03`), or
+# those that CI runs on each change (`tools/rxe/run.sh ci`). Prints a line for each check, with its time. The output of the checks
+# is in target/rxe/logs.
 #
-# A check in checks/by-name runs only when it is asked for: soft-RoCE cannot be relied on to play its part.
+# A check in checks/by-name runs only if an argument names it, because soft-RoCE is not reliable enough for it.
 #
-# A check is a script NN-name.sh in checks/bed (the guests and their wires) or checks/hub, run in a guest from the
-# repository's root by `bash -eu -o pipefail` with the functions of steps.sh; exit status 0 is a pass. Its head
-# lists its needs in comments.
+# A check is a script NN-name.sh in checks/bed (the guests and their wires) or checks/hub. It runs in a guest, in the root of the
+# repository, by `bash -eu -o pipefail`, with the functions of steps.sh. With exit status 0 it has passed. Comments in its head
+# say what it needs:
 #
 #     # guest: one OPTIONS       options of bed/guest.sh; one boot serves all checks with the same line
 #     # guest: pair OPTIONS      options of bed/pair.sh: the script runs at both ends (PHUB_RXE_SIDE is 1 or 2), and
 #                                both must pass, except a side that --kill-...-when kills
 #     # build: KIND NAME        a program that binary.sh builds; the check finds it by NAME on its PATH
-#     # seconds: N               its time-out in the guest (60)
+#     # seconds: N               the timeout of the check in the guest (60)
 #     # ci                       CI runs it on each change; `make nightly` runs all checks
 #
-# Several `guest` lines run it in several guests, several `build` lines build several programs.
+# With several `guest` lines the check runs once in each kind of guest. Several `build` lines build several programs.
 #
-# PHUB_RXE_TRIES (1) is how often the failed checks of a boot are tried, each time in a fresh guest: an emulated processor
-# on a busy host loses timers and packets. PHUB_RXE_PATIENCE (1) multiplies every time-out.
+# PHUB_RXE_TRIES (1) is the number of times that the failed checks of a boot are tried, each time in a fresh guest: an emulated
+# processor on a busy host loses timers and packets. PHUB_RXE_PATIENCE (1) multiplies every timeout.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
@@ -61,7 +61,7 @@ for number in "$tries" "$PHUB_RXE_PATIENCE"; do
 done
 seconds_of() { echo $((PHUB_RXE_PATIENCE * $(sed -n 's/^# seconds: //p' "$1" | grep . || echo 60))); }
 
-# boot SHAPE FILE...: runs the checks in guests of this shape, and failed checks again if tries are left.
+# boot SHAPE FILE...: runs the checks in guests of this shape. If some fail and tries are left, runs them again.
 boot() {
     local shape=$1 before=$failed try
     shift
@@ -73,7 +73,7 @@ boot() {
     done
 }
 
-# boot_once SHAPE FILE...: runs the checks in guests of this shape and reports them.
+# boot_once SHAPE FILE...: runs the checks in guests of this shape, and reports the results.
 boot_once() {
     local shape=$1 status=0 begun=$SECONDS options command kept limit check
     shift
@@ -85,7 +85,7 @@ boot_once() {
     # On a shared emulated processor, a boot with ten NICs can take half a minute.
     limit=$((60 * PHUB_RXE_PATIENCE))
     for check in "$@"; do limit=$((limit + $(seconds_of "$check"))); done
-    eval "options=(${shape#"${shape%% *}"})" # a text to look for is quoted
+    eval "options=(${shape#"${shape%% *}"})" # eval, because a text of --kill-when is quoted
     command=(env "PATH=$rxe_dir/bin:$PATH" bash "$here/run-checks.sh" "$@")
     case $shape in
     one*)
@@ -105,8 +105,8 @@ boot_once() {
     echo "      $((SECONDS - begun)) s with the boot"
 }
 
-# report SHAPE LOGS NAME: one line. A side without a result has crashed with its guest; a side that is killed on purpose
-# gives no result.
+# report SHAPE LOGS NAME: prints a line about a check. A side that is killed on purpose needs no result. Any other side without a
+# result has failed: its guest has crashed.
 report() {
     local shape=$1 kept=$2 name=$3 sides="1" side status seconds="-" verdict=ok ended=""
     case $shape in

@@ -1,20 +1,20 @@
 # shellcheck shell=bash
 # Functions that several checks use. run-checks.sh sources this file before each check.
 
-# within SECONDS COMMAND...: tries the command until it succeeds.
+# within SECONDS COMMAND...: repeats the command until it succeeds, and fails after the timeout.
 within() {
     local end=$((SECONDS + $1))
     shift
     until "$@"; do
-        [ $SECONDS -lt $end ] || { echo "waited in vain for: $*" && return 1; }
+        [ $SECONDS -lt $end ] || { echo "timed out waiting for: $*" && return 1; }
         sleep 0.1
     done
 }
 
-# listens HOST PORT: whether something listens there. Guests boot at different speeds.
+# listens HOST PORT: whether a program listens there. The other guest may boot more slowly.
 listens() { (: <"/dev/tcp/$1/$2") 2>/dev/null; }
 
-# ask HOST PORT: the answer of a hub's control port to GET /v1/hub.
+# ask HOST PORT: prints the answer of a hub's control port to GET /v1/hub.
 ask() {
     local answer token
     token=$(phub-server token)
@@ -25,10 +25,10 @@ ask() {
     printf '%s\n' "${answer#*$'\n\n'}"
 }
 
-# chunks HOST PORT: how many chunks the hub's cores have stepped.
+# chunks HOST PORT: prints the number of chunks that the hub's cores have stepped.
 chunks() { ask "$1" "$2" | jq '[.cores[].chunks] | add'; }
 
-# relinked HOST N: whether workers of the hub there, on port 7077, have made their links again so often.
+# relinked HOST N: whether there were at least N reconnects of workers to the hub on port 7077 of HOST.
 relinked() { [ "$(ask "$1" 7077 | jq .counts.relinks)" -ge "$2" ]; }
 
 # rounds_flow HOST PORT: waits until the hub has stepped 50 more chunks.
@@ -39,16 +39,16 @@ rounds_flow() {
     within 60 has_stepped "$1" "$2" $most
 }
 
-# like_hardware: from now on libibverbs has the limits and faults that LIKE_... variables say. The check has the line
-# `# build: interposer libibverbs.so.1`; its result lies among the programs.
+# like_hardware: from now on programs use the interposer, a libibverbs with the limits and faults of the LIKE_... variables. The
+# check must have the line `# build: interposer libibverbs.so.1`, which puts the library in the folder of the programs.
 like_hardware() {
     LD_LIBRARY_PATH=$(dirname "$(type -p libibverbs.so.1)")
     export LD_LIBRARY_PATH LIKE_LOG=/tmp/verbs
     : >"$LIKE_LOG"
 }
 
-# serve OPTION...: a hub on port 7077. The end of the check shows its output and that of the workers. `hub_by`
-# may have a command that starts it.
+# serve OPTION...: starts a hub on port 7077. At the end of the check, the output of the hub and of the workers is printed. If
+# `hub_by` is set, that command starts the hub.
 hub_by=()
 serve() {
     "${hub_by[@]}" phub-server serve "$@" &>/tmp/hub &
@@ -57,16 +57,17 @@ serve() {
     within 60 listens 127.0.0.1 7077
 }
 
-# end_hub: stops the hub, which must end well.
+# end_hub: stops the hub. Fails if the hub does not end with status 0.
 end_hub() {
     kill "$hub"
     wait "$hub"
 }
 
-# write_bw OPTION...: perftest's ib_write_bw as the client of a server that is starting in this guest or another.
+# write_bw OPTION...: runs perftest's ib_write_bw as a client. It tries until the server, in this guest or the other one, has
+# started.
 write_bw() {
     until ib_write_bw "$@" &>/tmp/write_bw; do
-        # The output has the peer's address once they have met: a failure after that is a failure.
+        # The output has the peer's address when the two have connected. A failure after that is not tried again.
         if grep -q "remote address" /tmp/write_bw; then
             cat /tmp/write_bw
             return 1
@@ -76,11 +77,11 @@ write_bw() {
     cat /tmp/write_bw
 }
 
-# moved COUNT FILE: whether perftest has moved this many chunks.
+# moved COUNT FILE: whether perftest, by its output in FILE, has moved this number of chunks.
 moved() { grep -Eq "^ *32768 +$1 +[1-9]" "$2"; }
 
-# model ELEMENTS...: /tmp/model is a safetensors file with one f32 tensor of zeros for each ELEMENTS, which takes no room on
-# the disk. Keep it small: emulated NICs move tens of megabytes a second.
+# model ELEMENTS...: makes the safetensors file /tmp/model, with an f32 tensor of zeros for each ELEMENTS. The file is sparse, so
+# it takes no room on the disk. Keep the model small: emulated NICs move tens of megabytes a second.
 model() {
     local header="" begin end=0 number=0 elements byte octal
     for elements in "$@"; do
@@ -88,7 +89,7 @@ model() {
         header="$header${header:+,}\"tensor $number\":{\"dtype\":\"F32\",\"shape\":[$elements],\"data_offsets\":[$begin,$end]}"
     done
     header="{$header}"
-    # The length of the header comes first, in eight bytes, the lowest first.
+    # The file begins with the length of the header, in eight bytes, little-endian.
     for ((byte = 0; byte < 8; byte++)); do
         printf -v octal %03o $((${#header} >> (8 * byte) & 255))
         printf '%b' "\\0$octal"

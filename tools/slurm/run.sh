@@ -1,6 +1,6 @@
 #!/bin/sh
-# `make slurm` runs this: README's training under a real Slurm of two machines (docs/launchers.md). The machines are network
-# namespaces; when this script ends, however it ends, the kernel removes all of them. Needs root, and `make python` before.
+# Runs the README's training under a real Slurm of two machines: `make slurm` (docs/launchers.md). The machines are network
+# namespaces, which the kernel removes when this script ends, for any reason. Needs root. Run `make python` before.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

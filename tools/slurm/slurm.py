@@ -1,4 +1,4 @@
-"""A real Slurm of two machines, and README's training under it: by srun and by sbatch, in the order of the nodes and in turn.
+"""Runs the README's training under a real Slurm of two machines: by srun and by sbatch, with ranks in blocks and in turn.
 
     namespace m0: slurmd -N one    the rig's switch    namespace m1: slurmd -N two
     namespace m2: slurmctld; srun and sbatch are called here
@@ -20,7 +20,7 @@ from machines import Machines  # noqa: E402
 
 NODES = ["one", "two"]
 HEAD = len(NODES)
-# Programs start, and a training of seconds ends, within this time.
+# The timeout, in seconds, for programs to start, and for a training, which takes seconds.
 LIMIT_S = 120
 
 CONF = """\
@@ -47,12 +47,12 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 
 
 def code(page, begins):
-    """Returns the block of a page that begins so."""
+    """Returns the code block of a page that begins with this text."""
     blocks = re.findall(r"```\w+\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     return next(block for block in blocks if block.startswith(begins))
 
 
-# Each worker says which ranks are on its machine, as its machine's hub has them.
+# Each worker prints the ranks that its machine's hub has as members.
 PLACES = """
 import phub
 with phub.Session(keys={"a": (3,)}, optimizer=phub.Average()) as session:
@@ -62,7 +62,7 @@ with phub.Session(keys={"a": (3,)}, optimizer=phub.Average()) as session:
 """
 
 
-# A batch script that starts its one task itself, and one that should have used srun.
+# Two batch scripts without srun: one has a single task, so it is right; the other has four tasks, so it needs srun.
 ALONE = """#!/bin/sh
 #SBATCH --ntasks=1
 #SBATCH --output=alone.out
@@ -106,7 +106,7 @@ class Cluster:
 
     @staticmethod
     def called(name, command):
-        """Returns the command on a machine with this host name."""
+        """Returns a command that runs another command with this host name."""
         return ["unshare", "--uts", "sh", "-c", f"hostname {name} && exec {command}"]
 
     def daemon(self, log, machine, *command):
@@ -115,12 +115,12 @@ class Cluster:
             subprocess.Popen(inside, env=self.env, stdout=out, stderr=out)
 
     def ask(self, *command):
-        """Returns the output of a command of Slurm on the head."""
+        """Runs a command of Slurm on the head. Returns the ended process with its output."""
         inside = self.machines.inside(HEAD, command)
         return subprocess.run(inside, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     def wait(self, is_there, what):
-        """Waits for a daemon of Slurm by asking: no event tells when it is ready."""
+        """Waits until `is_there` returns true. It polls, because Slurm's daemons do not notify when they are ready."""
         begun = time.monotonic()
         while not is_there():
             if time.monotonic() - begun > LIMIT_S / 4:
@@ -130,7 +130,7 @@ class Cluster:
 
 
 def check(name, done, out, tasks):
-    """Checks that every rank has trained, and that every worker of a machine used the hub on that machine."""
+    """Checks that the command succeeded, and that every rank has trained."""
     ranks = {int(rank): float(loss) for rank, loss in re.findall(r"^rank (\d+): loss ([\d.]+)$", out, re.MULTILINE)}
     if done.returncode or sorted(ranks) != list(range(tasks)) or max(ranks.values()) > 0.5:
         sys.exit(f"slurm: {name}: exit status {done.returncode}, ranks and losses {ranks}\n{out}\n{done.stderr}")
@@ -138,7 +138,7 @@ def check(name, done, out, tasks):
 
 
 def refused(name, done, out):
-    """Checks that a process outside the tasks gets an error at once."""
+    """Checks that a process which is not a task of Slurm ended with the error that says to use srun."""
     if done.returncode == 0 or WORDS not in out:
         sys.exit(f"slurm: {name}: exit status {done.returncode}, expected an error with {WORDS!r}\n{out}\n{done.stderr}")
     print(f"slurm: {name}: an error that says to use srun", flush=True)
@@ -173,7 +173,7 @@ def main():
         ask = ("python", "-c", "import phub; print(phub.worker())")
         done = cluster.ask("salloc", "-N2", "-n4", *ask)
         refused("a shell", done, done.stderr)
-        # Slurm itself starts the shell of a job in this way, with use_interactive_step.
+        # With `use_interactive_step`, Slurm itself starts the shell of a job in this way.
         done = cluster.ask("salloc", "-N2", "-n4", "srun", "--interactive", "--preserve-env", *ask)
         refused("an interactive step", done, done.stdout + done.stderr)
 

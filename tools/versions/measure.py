@@ -2,8 +2,8 @@
 """Measures how long deltas of weights are: `tools/versions/measure.py PHUB_SERVER > docs/figures/versions.csv`.
 
 A small language model learns the pages of this repository, with Adam at a hub. Then, for each learning rate and precision, a
-version is published before a step, after it, and after ten more. Each version is read back here with PyPI's zstandard and xxhash,
-by the rules of docs/formats.md alone. Needs phub, torch, zstandard and xxhash, and ten minutes of one core.
+version is published before a step, after the step, and after ten more steps. This script reads each version with PyPI's
+zstandard and xxhash, by the rules of docs/formats.md only. Needs phub, torch, zstandard and xxhash, and ten minutes of one core.
 """
 
 import csv
@@ -46,13 +46,13 @@ class Model(torch.nn.Module):
 
 
 class Reader:
-    """A reader of a directory, without this project's code."""
+    """A reader of a directory of versions, without this project's code."""
 
     def __init__(self, directory):
         self.directory, self.state, self.at = directory, {}, 0
 
     def advance(self):
-        """Reads the next version. Returns (the bytes of its tensors in the files, the state before it)."""
+        """Reads the next version. Returns the number of bytes of its tensors in the files, and the state before the version."""
         version = self.directory / f"weight_v{self.at + 1:06d}"
         index = json.loads((version / "model.safetensors.index.json").read_text())
         about, before = index["metadata"], dict(self.state)
@@ -80,7 +80,7 @@ class Reader:
 
 
 def changed(before, after, size):
-    """Returns how many elements of `size` bytes differ, and how many there are."""
+    """Returns the number of elements of `size` bytes that differ, and the number of all elements."""
     kind = torch.int16 if size == 2 else torch.int32
 
     def elements(content):

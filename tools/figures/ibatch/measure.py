@@ -18,27 +18,27 @@ from run import Failed, attend, started  # noqa: E402
 from table import spread  # noqa: E402
 
 BATCHINGS = ["ibatch", "greedy", "layer", "all"]
-# The measured cluster: computing and pulls take about equally long, so that batches matter.
+# The measured cluster. Its computing and its pulls take about the same time, so that the choice of batches matters.
 MODEL, SHRINK, TIME, MBIT, START_UP_MS = "vgg19-22k", 48, 1.6, 300, 8
-# The time of a message without bytes, with its wake-up: fitted once to layer by layer on two machines.
+# The time of a message without bytes, with the wake-up of its receiver: fitted once, to pulls layer by layer on two machines.
 LATENCY_MS = 2
-# The paper's figure 3: GoogLeNet on six machines; model, shrink, time.
+# The paper's figure 3: GoogLeNet on six machines. The setting is model, shrink and time.
 FIGURE_3 = {"machines": 6, "setting": ("googlenet", 8, 2)}
-# Eight machines share the cores of four: everything takes twice as long.
+# The numbers of machines. Eight machines share the cores that four would need, so everything takes twice as long.
 COUNTS = [2, 4, 8]
 ITERATIONS = 5
-# The share of a machine's frames that is not header.
+# The share of a frame that is not headers.
 GOODPUT = (MTU - 52) / (MTU + 14)
 SOCKET_BYTES, CHUNK_BYTES = 8 << 10, 4096
 
 
 def slower(count):
-    """Returns how much slower everything is with this many machines, which share the cores."""
+    """Returns the factor by which all times are longer with this number of machines, which share the cores."""
     return max(1, count / 4)
 
 
 def simulate(binaries, **options):
-    """Returns the report of phub-cluster."""
+    """Runs the simulator phub-cluster, and returns its report."""
     words = [word for name, value in options.items() for word in option(name, value)]
     done = subprocess.run([f"{binaries}/phub-cluster", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -47,13 +47,13 @@ def simulate(binaries, **options):
 
 
 def option(name, value):
-    """Arguments of the program; a switch has no value."""
+    """Returns the arguments of the program for an option. A bool is a flag without a value."""
     name = "--" + name.replace("_", "-")
     return [name] * value if isinstance(value, bool) else [name, str(value)]
 
 
 def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale=TIME, iterations=ITERATIONS):
-    """Returns the report of each worker."""
+    """Makes a run on the rig, and returns the report of each worker."""
     count = machines.count
     machines.limit([MBIT / slower(count)] * count, SOCKET_BYTES)
     options = {"--compute": model, "--time-scale": time_scale * slower(count), "--shrink": shrink, "--exchanges": 1,
@@ -64,7 +64,7 @@ def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale
 
 
 def simulated(binaries, count):
-    """Returns the simulation of the measured cluster."""
+    """Simulates the measured cluster. Returns the results by the choice of batches."""
     slow = slower(count)
     answer = simulate(binaries, compute=MODEL, shrink=SHRINK, time_scale=TIME * slow, nodes=count,
                       gbps=MBIT / slow / 1000 * GOODPUT, start_up_ms=START_UP_MS * slow, latency_ms=LATENCY_MS,
@@ -73,7 +73,7 @@ def simulated(binaries, count):
 
 
 def row(count, batching, repeat, reports, simulation):
-    """Returns a row of a run: means over all workers."""
+    """Returns the row of a run, with means over all workers."""
     mean = lambda of: statistics.mean(of(report) for report in reports)  # noqa: E731
     profile = reports[0]["pull"]["profile"]
     values = {
@@ -89,7 +89,7 @@ def row(count, batching, repeat, reports, simulation):
 
 
 def layers(reports):
-    """Figure 3: the times to pull and to compute each part of GoogLeNet, the paper's layers."""
+    """Returns the rows of figure 3: the times to pull and to compute each part of GoogLeNet, which the paper calls layers."""
     profile = reports[0]["pull"]["profile"]
     parts = {}
     named = zip(reports[0]["compute"]["layers"], profile["transfer_ms"], strict=True)
@@ -102,7 +102,7 @@ def layers(reports):
 
 
 def say(rows):
-    """The table of docs/figures/batches.md: medians, lowest and highest; percentages are prediction over measurement."""
+    """Prints the table of docs/figures/batches.md: medians, lowest and highest. Percentages are the errors of predictions."""
     print("\n| machines | batches | iteration, ms | simulated | to the last layer, ms | predicted | simulated |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for count in dict.fromkeys(row["machines"] for row in rows):
@@ -115,18 +115,18 @@ def say(rows):
 
 
 def column(rows, name):
-    """Returns a column's median, lowest and highest."""
+    """Returns a column's median, lowest and highest as text."""
     return spread(float(row[name]) for row in rows)
 
 
 def off(rows, promised, came):
-    """Returns the error of the predictions of these rows, lowest to highest, if there are any."""
+    """Returns the lowest and the highest error of the predictions in these rows as text, empty without predictions."""
     shares = sorted(100 * (float(row[promised]) / float(row[came]) - 1) for row in rows if row[promised])
     return f"{shares[0]:+.0f} to {shares[-1]:+.0f}%" if shares else ""
 
 
 def write(path, rows):
-    """A CSV file."""
+    """Writes rows to a CSV file."""
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -134,7 +134,7 @@ def write(path, rows):
 
 
 def main():
-    """Measures, and writes a row for each run; then the profile of figure 3."""
+    """Makes all runs, and writes a row for each. Then measures and writes the profile of figure 3."""
     parser = common_options("tools/figures/run.sh ibatch", __doc__)
     parser.add_argument("--counts", default=",".join(map(str, COUNTS)), help="numbers of machines (%(default)s)")
     args = parser.parse_args()

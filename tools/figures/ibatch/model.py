@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Simulates iBatch's cluster of up to 72 nodes, writes ibatch-model.csv and prints the numbers of the paper's figures.
 
-Two numbers of the paper's text, both of VGG19-22K, set the values that it leaves open. The speed of a node follows
-from the default PS: 72 nodes are 26 times as fast as one. The start-up of a pull follows from 30 nodes: layer by
-layer 21 times, default PS 22 times. The rest follows: eight blades of 10 Gb/s carry all nodes, each node is worker and server, tensors lie evenly on all
+The paper does not give the speed of a node and the start-up time of a pull. They are computed from speedups in its text, for
+VGG19-22K. The speed of a node follows from the default PS, with which 72 nodes are 26 times as fast as one. The start-up time
+follows from 30 nodes: they are 21 times as fast layer by layer, and 22 times with the default PS. All other values are the
+paper's: eight blades with 10 Gb/s have all nodes, each node is a worker and a server, and tensors are spread evenly over all
 servers.
 """
 
@@ -13,34 +14,34 @@ import os
 from measure import simulate, write
 
 MODELS = ["googlenet", "inception3", "vgg19", "vgg19-22k"]
-# A module, which the paper counts as a layer, is the part of a layer's name before this character.
+# The paper's layers are modules. The name of a module is the part of a layer's name before this character.
 JOIN_BY = {"googlenet": {"join_by": "/"}, "inception3": {"join_by": "."}}
 NODES = [1, 2, 4, 6, 8, 12, 18, 24, 30, 40, 50, 60, 72]
 BLADES, BLADE_GBPS = 8, 10
 DEFAULT_AT_72, DEFAULT_AT_30, LAYER_AT_30 = 26, 22, 21
-# Around the point where pulling all takes as long as computing forward.
+# The ratios of pulling to the forward pass: around 1, where pulling everything takes as long as the forward pass.
 LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
 
 
 def cluster(binaries, model, nodes, scale, start_up_ms, gbps=None, **more):
-    """Returns the paper's cluster: gradients leave after the backward pass."""
+    """Simulates the paper's cluster, in which gradients are sent after the backward pass. Returns the simulator's report."""
     gbps = gbps or BLADE_GBPS * min(1, BLADES / nodes)
     return simulate(binaries, compute=model, nodes=nodes, gbps=gbps, time_scale=scale, start_up_ms=start_up_ms,
                     spread="even", **JOIN_BY.get(model, {}), **{"push_at_the_end": True, **more})
 
 
 def of(answer, batching):
-    """Returns one way to choose batches."""
+    """Returns the part of a report that is about one way to choose batches."""
     return next(each for each in answer["batchings"] if each["batching"] == batching)
 
 
 def speedup(answer, batching):
-    """Returns the speedup over one node that communicates nothing."""
+    """Returns the speedup over a single node without communication."""
     return answer["nodes"] * answer["computing"] / of(answer, batching)["iteration"]
 
 
 def solve(low, high, rises_at):
-    """Returns the value at which a condition begins to hold."""
+    """Returns the value between `low` and `high` from which on a condition is true."""
     for _ in range(24):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if rises_at(middle) else (middle, high)
@@ -48,8 +49,8 @@ def solve(low, high, rises_at):
 
 
 def calibrate(binaries):
-    """Returns the trace's time scale, and the start-up in ms. They are fitted one after another, because the
-    second moves the first a little."""
+    """Returns the time scale of the trace, and the start-up time in ms. The two are fitted in turn, several times, because the
+    start-up time changes the scale a little."""
     start_up_ms, scale = 0.0, 1.0
     for _ in range(4):
         scale = solve(0.1, 1000, lambda scale, ms=start_up_ms: speedup(
@@ -77,7 +78,7 @@ def rows_of(figure, answer, load=""):
 
 
 def main():
-    """Calibrates, simulates, writes."""
+    """Calibrates the model, simulates all cases, writes the rows and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
     parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY")
@@ -89,11 +90,11 @@ def main():
     for model in MODELS:
         for nodes in NODES:
             rows += rows_of("5", cluster(args.binaries, model, nodes, scale, start_up_ms))
-    # The same nodes with our pushes, which leave while they are made.
+    # The same nodes with this project's pushes, which are sent while the backward pass computes others.
     for nodes in NODES:
         answer = cluster(args.binaries, "vgg19-22k", nodes, scale, start_up_ms, push_at_the_end=False)
         rows += rows_of("5-pushed-as-made", answer)
-    # The effect of the values that the paper leaves open: nodes that compute faster or slower.
+    # The effect of the values that the paper does not give: the same with nodes that compute faster or slower.
     at_72 = cluster(args.binaries, "vgg19-22k", 72, scale, start_up_ms)
     ratio = of(at_72, "all")["pull"] / at_72["forward"]
     for load in LOADS:
@@ -104,7 +105,7 @@ def main():
 
 
 def say(rows):
-    """The tables of docs/figures/batches.md."""
+    """Prints the tables of docs/figures/batches.md."""
     print("\n| figure | model | nodes | load | default PS | layer | greedy | ibatch | iteration: over default, layer |"
           " pull and forward: over default, layer |")
     for first in range(0, len(rows), 4):

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Draws iBatch's figures 3, 5 and 7 as SVG and PNG from the output of measure.py and model.py. Must not
-measure."""
+"""Draws iBatch's figures 3, 5 and 7 as SVG and PNG, from the output of measure.py and model.py. Must not measure."""
 
 import argparse
 import csv
@@ -16,7 +15,7 @@ import style  # noqa: E402
 NAMES = {"googlenet": "GoogLeNet", "inception3": "Inception-V3", "vgg19": "VGG19", "vgg19-22k": "VGG19-22K"}
 WAYS = {"ibatch": ("iBatch, optimum", "#1e8449"), "greedy": ("iBatch, greedy", "#7dbb8f"),
         "layer": ("layer by layer", "#2b7bba"), "all": ("default PS", "#c0392b")}
-# Numbers of the paper's text for VGG19-22K.
+# The numbers of the paper's text for VGG19-22K.
 PAPER = {"ibatch": [(30, 25), (72, 45)], "layer": [(30, 21), (72, 32)], "all": [(30, 22), (72, 26)]}
 
 
@@ -69,7 +68,7 @@ def draw_speedup(out, rows):
 
 
 def draw_parts(out, rows):
-    """Draws figure 7: the overlap of pull and forward on 72 nodes, over the default's time."""
+    """Draws figure 7: the overlap of pull and forward pass on 72 nodes, relative to the default's time."""
     models = ["inception3", "vgg19", "vgg19-22k"]
     figure, panels = plt.subplots(1, len(models), figsize=(9, 2.8), sharey=True)
     for axes, model in zip(panels, models):
@@ -92,8 +91,8 @@ def draw_parts(out, rows):
 
 
 def draw_gains(out, rows):
-    """Draws a figure that is not in the paper: the gain of the optimum on 72 nodes, by the ratio of pulling to
-    computing forward."""
+    """Draws a figure that is not in the paper: the gain of the best batches on 72 nodes, by the ratio of the times of pulls and
+    of the forward pass."""
     figure, panels = plt.subplots(1, 2, figsize=(7, 2.6), sharey=True)
     whole = {"pull_and_forward_ms": "pull and forward", "iteration_ms": "a whole iteration"}
     for axes, (column, title) in zip(panels, whole.items()):

@@ -1,4 +1,4 @@
-"""The pure parts of iBatch's figures."""
+"""Tests of the parts of iBatch's figures that only compute."""
 
 import unittest
 

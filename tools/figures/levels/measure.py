@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures hubs above hubs on machines made of namespaces. For comparison it measures the all-reduces of gloo and Open MPI
-over the same ranks on the same links. `tools/figures/run.sh levels` starts it. Systems that are not installed are named, and
-their rows are missing."""
+"""Measures a hub on each machine, on machines made of namespaces. For comparison it measures the all-reduces of gloo and Open MPI
+over the same ranks on the same links. `tools/figures/run.sh levels` starts it. It names systems that are not installed, and
+leaves out their rows."""
 
 import contextlib
 import os
@@ -19,47 +19,47 @@ from run import Failed, attend  # noqa: E402
 from table import spread  # noqa: E402
 
 PORT = 7077
-# The bytes that a socket may queue in its link.
+# The bytes that a socket may have in its link's queue.
 SOCKET_BYTES = 256 << 10
 
 
 def goodput(mtu):
-    """Returns the share of a frame that is not header, with TCP's time stamps."""
+    """Returns the share of a frame that is not headers, with TCP's time stamps."""
     return (mtu - 52) / (mtu + 14)
 
 
 GOODPUT = goodput(MTU)
 SHAPES = ["mesh", "mesh-clip", "mesh-qsgd", "flat", "flat-clip", *OPTIONS]
-# The probe's options for a shape: steps that wait for the norm of all gradients, and 8 bits a value between the hubs.
+# The probe's options for a shape: steps that wait for the norm of all gradients, or a codec of 8 bits between the hubs.
 FLAGS = {"mesh-clip": ["--clip-norm", "1"], "flat-clip": ["--clip-norm", "1"], "mesh-qsgd": ["--compress", "qsgd:8:512"]}
 
 
 class Result:
-    """One run: seconds of its median round, bytes of the model, and the bytes that each machine sent and
+    """The result of a run: the seconds of the median round, the bytes of the model, and the bytes that each machine sent and
     received."""
 
     def __init__(self, round_s, model_bytes, sent, received):
         self.round_s, self.model_bytes, self.sent, self.received = round_s, model_bytes, sent, received
 
     def share_of_bound(self, machines, mbit, mtu=MTU):
-        """Returns the rounds a second as a share of those that the links allow, if each machine sends and receives 2(n-1)/n of
-        the model."""
+        """Returns the speed as a share of the highest speed that the links allow, if each machine sends and receives 2(n-1)/n of
+        the model in a round."""
         return bound_s(self.model_bytes, machines, mbit, mtu) / self.round_s
 
 
 def bound_s(model_bytes, machines, mbit, mtu=MTU):
-    """Returns seconds of a round in which each link carries only the necessary bytes, and headers."""
+    """Returns the seconds of a round in which each link carries only the necessary bytes, and headers."""
     return volume(model_bytes, machines) * 8 / (mbit * 1e6 * goodput(mtu))
 
 
 def volume(model_bytes, machines):
-    """Returns bytes that a machine must send in a round, and receive: for the shares of the others, and for its own
-    share."""
+    """Returns the bytes that a machine must send in a round, and receive: for the shares of the other machines, and for its
+    own."""
     return 2 * (machines - 1) / machines * model_bytes
 
 
 def wire(machines):
-    """Returns the bytes that each machine has sent and received until now, in bytes of frames."""
+    """Returns the bytes that each machine has sent until now, and those that it has received, with the headers of frames."""
     def counter(machine, name):
         path = f"/sys/class/net/eth0/statistics/{name}_bytes"
         return int(subprocess.run(machines.inside(machine, ["cat", path]), capture_output=True, check=True).stdout)
@@ -70,7 +70,7 @@ def wire(machines):
 
 @contextlib.contextmanager
 def processes():
-    """Starts processes, all of which are killed at the end."""
+    """Yields a function that starts a process. At the end all processes are killed."""
     started = []
 
     def start(machines, machine, command, **more):
@@ -89,7 +89,7 @@ def processes():
 
 
 def run_hubs(machines, binaries, workers, shape, rounds, options):
-    """Runs a hub on each machine: a mesh, or hubs that share a flat job."""
+    """Makes a run with a hub on each machine: the hubs are a mesh, or share a flat job. Returns its result."""
     count = machines.count
     addresses = ",".join(f"{machines.address(machine)}:{PORT}" for machine in range(count))
     with processes() as start:
@@ -119,7 +119,7 @@ def run_hubs(machines, binaries, workers, shape, rounds, options):
 
 
 def run_peer(shape, machines, workers, rounds, model_bytes):
-    """Runs another system's all-reduce over as many ranks."""
+    """Makes a run of another system's all-reduce, with the same number of ranks. Returns its result."""
     before = wire(machines)
     places = [(machine, workers) for machine in range(machines.count)]
     round_s = all_reduce(shape, machines, places, rounds, model_bytes // 4)
@@ -128,19 +128,19 @@ def run_peer(shape, machines, workers, rounds, model_bytes):
 
 
 def main():
-    """Measures all shapes one after another, as often as asked, and prints a table."""
+    """Measures all shapes in turn, `--repeats` times, and prints a table."""
     parser = common_options("tools/figures/run.sh levels", __doc__)
-    parser.add_argument("--machines", type=int, default=2, metavar="N", help="machines, a hub on each (2)")
+    parser.add_argument("--machines", type=int, default=2, metavar="N", help="machines, each with a hub (2)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="workers of each machine (4)")
     parser.add_argument("--mbit", type=float, default=1000, metavar="N", help="rate of each machine's link, Mb/s (1000)")
-    parser.add_argument("--mtu", type=int, default=MTU, metavar="BYTES", help="of the links (%(default)s)")
+    parser.add_argument("--mtu", type=int, default=MTU, metavar="BYTES", help="MTU of the links (%(default)s)")
     parser.add_argument("--congestion", default=CONGESTION, metavar="NAME",
-                        help="TCP's congestion control that a process gets if it asks for none (%(default)s)")
-    parser.add_argument("--before", metavar="DIRECTORY", help="binaries to compare: the shape mesh by these, as mesh-before")
+                        help="TCP's congestion control for processes that choose none (%(default)s)")
+    parser.add_argument("--before", metavar="DIRECTORY", help="folder of other binaries, which run mesh as mesh-before")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s")
     parser.add_argument("--model", default="resnet50", help="the probe's model (resnet50)")
-    parser.add_argument("--schedule", default="sliced", help="of the workers and their hubs (sliced)")
+    parser.add_argument("--schedule", default="sliced", help="schedule of the workers and their hubs (sliced)")
     args = parser.parse_args()
     shapes = installed(args.shapes.split(",")) + ["mesh-before"] * bool(args.before)
     results = {shape: [] for shape in shapes}
@@ -160,7 +160,7 @@ def main():
 
 
 def say(args, results):
-    """The table of docs/figures/levels.md: medians, lowest and highest."""
+    """Prints the table of docs/figures/levels.md: medians, lowest and highest."""
     print(f"\n{args.machines} machines x {args.workers} workers, {args.mbit:g} Mb/s, MTU {args.mtu}, {args.congestion}, "
           f"{args.model}, {args.schedule}")
     print("\n| shape | rounds a second | of the links' bound |")

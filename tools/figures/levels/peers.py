@@ -1,4 +1,4 @@
-"""All-reduces of other systems over ranks on machines made of namespaces: gloo's and Open MPI's."""
+"""The all-reduces of gloo and Open MPI, over ranks on machines made of namespaces."""
 
 import contextlib
 import json
@@ -11,10 +11,10 @@ from run import LIMIT_S, Failed
 HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = os.path.join(HERE, "..", "..", "..", "benches", "peers")
 GLOO, MPI = os.path.join(PEERS, "gloo_allreduce.sh"), os.path.join(PEERS, "mpi_allreduce.sh")
-# Starts a process in the namespace that has an address: Open MPI asks for it as for ssh.
+# The program that Open MPI starts instead of ssh. It starts a process in the namespace that has an address.
 ENTER = os.path.join(HERE, "enter.sh")
-# The options: all in one call, as the system is shipped; in pieces of this many elements, as in DistributedDataParallel's
-# buckets of 25 MiB; with the algorithm that sends the fewest bytes.
+# The options of each shape. Without options, there is one call for all elements. `--piece` cuts them into pieces, as large as
+# DistributedDataParallel's buckets of 25 MiB. `--ring` uses the algorithm that sends the fewest bytes.
 OPTIONS = {
     "gloo": [],
     "gloo-buckets": ["--piece", 6553600],
@@ -34,8 +34,7 @@ def script(shape):
 
 
 def installed(shapes):
-    """Returns the shapes that can run here. The other shapes are named with the reason, and the packages to
-    install."""
+    """Returns the shapes that can run here. For each other shape, its script prints the reason, and the packages to install."""
     def is_there(shape):
         return not is_peer(shape) or subprocess.run([script(shape), "--ready"], check=False).returncode == 0
 
@@ -43,7 +42,7 @@ def installed(shapes):
 
 
 def all_reduce(shape, machines, places, rounds, elements):
-    """Returns seconds of the median round of a shape over the ranks of each place: a machine and its number of ranks."""
+    """Returns the seconds of a shape's median round. `places` are pairs of a machine and its number of ranks."""
     options = ["--workers", sum(ranks for _, ranks in places), "--elements", elements, "--rounds", rounds, "--warmup", 1,
                "--interface", "eth0", *OPTIONS[shape]]
     with tempfile.TemporaryDirectory() as directory:
@@ -60,7 +59,7 @@ def all_reduce(shape, machines, places, rounds, elements):
 
 
 def run(program, machines, commands):
-    """Runs a program on machines, until all have ended. Returns the measurements of the first machine."""
+    """Runs a program on machines until all of its processes have ended. Returns the seconds that the first process measured."""
     def start(machine, options):
         command = machines.inside(machine, [program, *map(str, options)])
         return stack.enter_context(ended(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)))
@@ -78,7 +77,7 @@ def run(program, machines, commands):
 
 @contextlib.contextmanager
 def ended(process):
-    """Kills a process at the end, if it is still there."""
+    """Kills a process at the end, if it still runs."""
     try:
         yield process
     finally:

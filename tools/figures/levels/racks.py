@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures racks whose uplinks are slower than their workers' links together (PHub, figure 5). All workers use one hub, or
-each rack has a hub and the hubs form a mesh. For comparison: the times that the links allow, and the all-reduces of gloo and
-Open MPI over the same ranks. `tools/figures/run.sh racks` starts it. The packages that gloo and Open MPI need are named if
-they are missing."""
+each rack has a hub and the hubs are a mesh. For comparison there are the times that the links allow, and the all-reduces of gloo
+and Open MPI over the same ranks. `tools/figures/run.sh racks` starts it. It names the packages of gloo and Open MPI that are
+missing."""
 
 import os
 import statistics
@@ -25,8 +25,8 @@ NAMES = {"flat": "one hub", "mesh": "a hub in each rack", "gloo": "gloo", "openm
 
 
 class Racks:
-    """Racks of workers, each with a hub, and their links in Mb/s. A rack's hub has NICs for its rack and for the other
-    racks: its link is as fast as those of its workers together, plus its uplink."""
+    """The racks of workers, each with a hub, and the rates of their links in Mb/s. A rack's hub has NICs for its rack and for the
+    other racks, so the rate of its link is that of its workers' links together, plus that of its uplink."""
 
     def __init__(self, racks, workers, mbit, oversubscribed):
         self.racks, self.workers, self.mbit, self.oversubscribed = racks, workers, mbit, oversubscribed
@@ -34,7 +34,7 @@ class Racks:
         self.hub = workers * mbit + self.uplink
 
     def machines(self):
-        """Returns the machines. The hub is the first machine of each rack."""
+        """Makes the machines, and limits their links. The first machine of each rack is for the hub."""
         of_a_rack = [self.hub] + [self.mbit] * self.workers
         machines = Machines(self.racks * len(of_a_rack), self.racks)
         machines.limit(of_a_rack * self.racks, SOCKET_BYTES)
@@ -42,11 +42,11 @@ class Racks:
         return machines
 
     def models(self, shape):
-        """Returns how many models cross each link in a round, the busier way: of a worker, of a hub, of a rack's
-        uplink."""
+        """Returns the bytes that cross three links in a round, in models: the link of a worker, of a hub, and of a rack. Of the
+        two directions, the busier one counts."""
         all_workers, across = self.racks * self.workers, 2 * (self.racks - 1) / self.racks
         if is_peer(shape):
-            # A ring in the order of the ranks: each sends to the next, so once into and once out of each rack.
+            # A ring in the order of the ranks: each rank sends to the next, so the ring enters and leaves each rack once.
             ring = 2 * (all_workers - 1) / all_workers
             return ring, 0, ring
         if shape == "flat":
@@ -54,18 +54,18 @@ class Racks:
         return 1, self.workers + across, across
 
     def bound_s(self, shape, model_bytes):
-        """Returns seconds of a round that the links allow."""
+        """Returns the seconds of the fastest round that the links allow."""
         rates = self.mbit, self.hub, self.uplink
         return max(models / rate for models, rate in zip(self.models(shape), rates)) * model_bytes * 8 / (1e6 * GOODPUT)
 
 
     def workers_at(self):
-        """Returns the machines of the workers, by rank."""
+        """Returns the machines of the workers, in the order of ranks."""
         return [rack * (self.workers + 1) + 1 + rank for rack in range(self.racks) for rank in range(self.workers)]
 
 
 def run(racks, machines, binaries, shape, rounds, options):
-    """Returns seconds of the median round, and bytes of the model."""
+    """Makes a run. Returns the seconds of the median round, and the bytes of the model."""
     first_of_rack = [rack * (racks.workers + 1) for rack in range(racks.racks)]
     with processes() as start:
         for machine in first_of_rack if shape == "mesh" else first_of_rack[:1]:
@@ -90,14 +90,15 @@ def run(racks, machines, binaries, shape, rounds, options):
 
 
 def main():
-    """Measures all points one after another, as often as asked, and prints a table."""
+    """Measures all points in turn, `--repeats` times, and prints a table."""
     parser = common_options("tools/figures/run.sh racks", __doc__)
-    parser.add_argument("--racks", default="2x4,4x2", help="racks x workers of each (%(default)s)")
-    parser.add_argument("--oversubscribed", default="1,2,4", help="a rack's workers together over its uplink (%(default)s)")
+    parser.add_argument("--racks", default="2x4,4x2", help="numbers of racks x workers in a rack (%(default)s)")
+    parser.add_argument("--oversubscribed", default="1,2,4",
+                        help="the rate of a rack's workers' links together, divided by that of its uplink (%(default)s)")
     parser.add_argument("--mbit", type=float, default=200, metavar="N", help="rate of each worker's link, Mb/s (200)")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
     parser.add_argument("--model", default="googlenet", help="the probe's model, or the tensors of a safetensors file (googlenet)")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s, a hub's first")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s; flat or mesh must be the first")
     args = parser.parse_args()
     racks = [tuple(map(int, each.split("x"))) for each in args.racks.split(",")]
     points = [Racks(*shape, args.mbit, int(over)) for shape in racks for over in args.oversubscribed.split(",")]

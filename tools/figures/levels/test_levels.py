@@ -1,4 +1,5 @@
-"""Hubs above hubs on the rig: the bytes on a machine's wire. Without root and built binaries it skips, with a message."""
+"""A machine of a mesh on the rig sends and receives one stream, for any number of workers. Without root or built binaries the
+test is skipped, with a message."""
 
 import os
 import subprocess
@@ -6,7 +7,7 @@ import sys
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Binaries may be named from here.
+# The folder from which the path of the binaries may be relative.
 ROOT = os.path.join(HERE, "..", "..", "..")
 RIG = os.path.join(ROOT, "tools", "rig", "ready.sh")
 IN_NAMESPACES = """
@@ -37,7 +38,7 @@ class RackFormulas(unittest.TestCase):
         self.assertEqual(racks.models("mesh"), (1, 9.5, 1.5))
         self.assertEqual(racks.models("openmpi"), (1.9375, 0, 1.9375))
         self.assertEqual(racks.workers_at()[7:10], [8, 10, 11])
-        # 24 models through 2 Gb/s, and one through 1 Gb/s.
+        # 24 models cross a link of 2 Gb/s, and one model crosses a link of 1 Gb/s.
         self.assertAlmostEqual(racks.bound_s("flat", 125e6) * GOODPUT, 12)
         self.assertAlmostEqual(racks.bound_s("mesh", 125e6) * GOODPUT, 1)
 
@@ -46,7 +47,7 @@ class RackFormulas(unittest.TestCase):
                  "the rig is not there")
 class Wire(unittest.TestCase):
     def rows(self, what):
-        """Returns the numbers that a function below prints in namespaces of its own."""
+        """Returns the numbers that a function below prints when it runs in its own namespaces."""
         done = in_namespaces(what, BINARIES)
         self.assertEqual(done.returncode, 0, done.stderr)
         return [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
@@ -72,14 +73,14 @@ class Peers(unittest.TestCase):
 
 
 def in_namespaces(*words):
-    """This program in namespaces of its own."""
+    """Runs this program in its own namespaces, with these arguments. Returns the ended process."""
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child",
                "--mount-proc", "sh", "-c", IN_NAMESPACES, "levels", os.path.abspath(__file__), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
 
 
 def reduce():
-    """Prints the seconds of a small all-reduce over three ranks on two machines, whose programs check every sum."""
+    """Prints the seconds of a small all-reduce over three ranks on two machines, for each system. The ranks check every sum."""
     from measure import SOCKET_BYTES, Machines
     from peers import OPTIONS, all_reduce, installed
 
@@ -90,14 +91,14 @@ def reduce():
 
 
 def count(binaries):
-    """Prints for each number of workers the bytes that a machine sends and receives in a round, as a share of the
-    necessary bytes."""
+    """Prints for each number of workers the fewest and the most bytes that a machine sends or receives in a round. They are
+    shares of the necessary bytes."""
     from measure import SOCKET_BYTES, Machines, run_hubs, volume
 
     machines = Machines(2)
     machines.limit([4000, 4000], SOCKET_BYTES)
     for workers in (1, 2, 4, 8):
-        # The difference of two runs has no joins and no broadcast.
+        # Joins and broadcasts do not count, because they are the same in both runs.
         few, many = (run_hubs(machines, binaries, workers, "mesh", rounds, ["--model", "googlenet"]) for rounds in (2, 10))
         must = 8 * volume(few.model_bytes, 2)
         shares = [(b - a) / must for a, b in zip(few.sent + few.received, many.sent + many.received)]

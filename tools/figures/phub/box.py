@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures PHub's figures 1b and 3 on machines made of namespaces: eight workers with servers beside them, or one box with ten
-links. Writes phub-box.csv. `tools/figures/run.sh phub` starts it."""
+"""Measures PHub's figures 1b and 3 on machines made of namespaces: eight workers with a server on each worker's machine, or with
+one box that has ten links. Writes phub-box.csv. `tools/figures/run.sh phub` starts it."""
 
 import json
 import os
@@ -21,13 +21,13 @@ from run import ITERATIONS, LOOK_S, attend, started  # noqa: E402
 from scale import BATCH, CREDIT_BYTES, PAPER_SLICE_BYTES, SAMPLES_PER_S, SOCKET_BYTES, Scale, model_gbps  # noqa: E402
 
 MACHINES = 8
-# PBox has ten NICs, each as fast as a worker's.
+# PBox has ten NICs, each as fast as a worker's NIC.
 BOX_LINKS = 10
 SHRINK = {"resnet50": 8, "inception3": 8, "googlenet": 8, "vgg19": 24}
-# Eight machines share two cores.
+# The factor of all times, because eight machines share two cores.
 TIME = 4
-# For each GPU: the seconds that a P4000 (the traces' GPU) needs for a second of that GPU's work, and the batch of that GPU. A GTX 1080 Ti computes 190 samples a second of
-# ResNet-50 (PHub's table 1); half a GRID K520 has 2.45 TFLOP/s, a P4000 5.3.
+# The time of each GPU for a second of work of a P4000, the GPU of the traces, in seconds. A GTX 1080 Ti computes 190 samples a
+# second of ResNet-50 (PHub's table 1). Half a GRID K520 has 2.45 TFLOP/s, and a P4000 5.3.
 GPUS = {
     "GTX 1080 Ti": SAMPLES_PER_S["resnet50"] / 190,
     "GRID K520": 5.3 / 2.45,
@@ -38,7 +38,7 @@ MXNET = "MXNet"
 
 @dataclass(frozen=True)
 class Point:
-    """One setting; its fields are the first columns of a row."""
+    """The settings of a measured point. The fields are the first columns of a row."""
 
     figure: str
     model: str
@@ -53,15 +53,15 @@ class Point:
         return Scale(SHRINK[self.model], TIME * max(1, self.gbps / 10))
 
     def gpu_time(self):
-        """Returns the trace's --time-scale."""
+        """Returns the probe's `--time-scale`, the factor of the trace's times."""
         return self.scale().time * GPUS[self.gpu] * self.batch / BATCH
 
     def is_box(self):
-        """Whether all workers have one hub with links of its own."""
+        """Whether all workers use one hub, which has its own links."""
         return self.system.startswith("box")
 
     def links(self):
-        """Returns the Mb/s of each machine's link, and of the box."""
+        """Returns the rate of each machine's link in Mb/s, and of the box's link if there is a box."""
         mbit = self.scale().mbit(self.gbps)
         return [mbit] * self.machines + [mbit * BOX_LINKS] * self.is_box()
 
@@ -83,13 +83,13 @@ def points():
 
 
 def trial():
-    """Yields two points, to see within seconds that everything works."""
+    """Yields two points, which show within seconds that everything works."""
     for system in ["kvstore", "box"]:
         yield Point("trial", "googlenet", "GTX 1080 Ti", 32, 10, system, machines=2)
 
 
 def options(point):
-    """Returns the probe's options."""
+    """Returns the probe's options for a point."""
     scale = point.scale()
     slice_bytes = scale.bytes(PAPER_SLICE_BYTES)
     mbit = scale.mbit(point.gbps)
@@ -108,7 +108,7 @@ def options(point):
 
 
 def measure(machines, args, point):
-    """Returns a row without its repeat."""
+    """Makes a run. Returns its row, without the number of the repeat."""
     scale = point.scale()
     machines.limit(point.links(), scale.bytes(SOCKET_BYTES))
     if point.system == MXNET:
@@ -125,12 +125,13 @@ def measure(machines, args, point):
 
 
 def layers_path(args, model):
-    """Returns the file of a model's layers: the bytes of each key, forward and backward times of a P4000."""
+    """Returns the path of the file with a model's layers: the bytes of each key, and the forward and backward times of a
+    P4000."""
     return f"{args.out}/layers-{model}.json"
 
 
 def note_layers(args, point, layers):
-    """Writes the layers, which MXNet's workers need."""
+    """Writes the file with a model's layers, which MXNet's workers need."""
     per_p4000 = lambda ms: ms / point.gpu_time()  # noqa: E731
     noted = [{"bytes": layer["key_bytes"], "forward_ms": per_p4000(layer["forward_ms"]),
               "backward_ms": per_p4000(layer["backward_ms"])} for layer in layers]
@@ -139,7 +140,7 @@ def note_layers(args, point, layers):
 
 
 def measure_mxnet(machines, args, point):
-    """Returns a row of MXNet's KVStore with a server beside each worker."""
+    """Makes a run of MXNet's KVStore, with a server on each worker's machine. Returns its row."""
     with peer_mxnet.started(machines, args.mxnet, layers_path(args, point.model), point.gpu_time(), ITERATIONS,
                             SHRINK[point.model]) as (others, workers):
         load = Load([process.pid for process in [*others, *workers]])
@@ -150,7 +151,7 @@ def measure_mxnet(machines, args, point):
 
 
 def row(point, means, shares):
-    """Returns a row; times are those of the imitated machines."""
+    """Returns a row, with the times of the imitated machines."""
     there = {name: value / point.scale().time for name, value in means.items()}
     samples = point.machines * point.batch * 1000 / there["iteration_ms"]
     cpu, others = (f"{share:.4g}" for share in shares)
@@ -166,8 +167,8 @@ def read(path):
 def main():
     """Measures the missing runs: all points once, then again."""
     parser = common_options("tools/figures/run.sh phub", __doc__)
-    parser.add_argument("--trial", action="store_true", help="two machines and a toy, in some seconds")
-    parser.add_argument("--only", metavar="SYSTEM", choices=[*SYSTEMS, MXNET], help="one system")
+    parser.add_argument("--trial", action="store_true", help="two machines and a small model, in some seconds")
+    parser.add_argument("--only", metavar="SYSTEM", choices=[*SYSTEMS, MXNET], help="measure only this system")
     parser.add_argument("--mxnet", metavar="PYTHON", help="a Python with mxnet 1.9.1 and numpy 1.23.5; default: no MXNet")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)

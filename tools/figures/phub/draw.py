@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws phub.svg and phub-box.svg of phub.csv and phub-box.csv. Needs matplotlib; must not measure."""
+"""Draws phub.svg and phub-box.svg from phub.csv and phub-box.csv. Needs matplotlib; must not measure."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ def curve(axes, summaries, label=None, **more):
 
 
 def draw_zero(table):
-    """Draws how chunks are divided, sizes of chunks, workers, and jobs."""
+    """Draws phub.svg: ways to divide chunks between cores, sizes of chunks, numbers of workers, and numbers of jobs."""
     figure, ((divide, chunks), (workers, jobs)) = plt.subplots(2, 2, figsize=(9, 5.6))
     for variant, of_sizes in told.divided(table).items():
         curve(divide, of_sizes, variant, color=COLOURS[variant])
@@ -61,7 +61,7 @@ def draw_zero(table):
 
 
 def draw_box(rows):
-    """Draws figure 3, speed over `kvstore`, and figure 1b, the parts of an iteration."""
+    """Draws phub-box.svg: figure 3, the speed relative to `kvstore`, and figure 1b, the parts of an iteration."""
     figure, (speed, parts) = plt.subplots(1, 2, figsize=(9, 3))
     gains = told.gains(rows)
     settings = list(dict.fromkeys(setting for setting, _ in gains))
@@ -88,7 +88,7 @@ def draw_box(rows):
 
 
 def main():
-    """Draws what has rows."""
+    """Draws the figures for which there are rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
     args, _ = parser.parse_known_args()

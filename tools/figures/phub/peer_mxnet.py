@@ -1,5 +1,5 @@
-"""MXNet's KVStore on machines made of namespaces: a server and a worker on each, and the scheduler on the first. As a program, a
-worker: it imitates a GPU layer by layer, as `phub-probe --compute` does."""
+"""MXNet's KVStore on machines made of namespaces: a server and a worker on each machine, and the scheduler on the first. When it
+is run as a program, this file is a worker, which imitates a GPU layer by layer, as `phub-probe --compute` does."""
 
 import argparse
 import contextlib
@@ -8,15 +8,15 @@ import subprocess
 import time
 
 PORT = 9100
-# MXNet splits a tensor of more values over all servers.
+# MXNet splits a tensor with more values than this over all servers.
 BIG_ARRAY = 1_000_000
-# A wait for weights that have arrived is shorter.
+# The longest wait, in seconds, for weights that have already arrived.
 WAS_THERE_S = 0.0005
 
 
 @contextlib.contextmanager
 def started(machines, python, layers, time_scale, iterations, shrink):
-    """Yields the scheduler with the servers, and the workers; afterwards all are killed."""
+    """Yields the scheduler with the servers, and the workers. At the end all are killed."""
     count, processes = machines.count, []
 
     def start(machine, role, **more):
@@ -44,14 +44,14 @@ def started(machines, python, layers, time_scale, iterations, shrink):
 
 
 class Gpu:
-    """The clock of an imitated GPU: a layer begins when the one before has ended and its weights are there."""
+    """The clock of an imitated GPU. A layer begins when the layer before has ended and its own weights have arrived."""
 
     def __init__(self):
         self.free_at = time.perf_counter()
         self.stalled = self.computed = 0.0
 
     def wait_for(self, arrays):
-        """Waits for weights. If they are there already, a thread that woke late is no stall of the GPU."""
+        """Waits for weights. If they have already arrived, the GPU does not stall, although this thread may wake up late."""
         asked = time.perf_counter()
         for array in arrays:
             array.wait_to_read()
@@ -68,7 +68,7 @@ class Gpu:
 
 
 def train(store, nd, optimizer, layers, time_scale, iterations):
-    """Returns what a worker has seen of its iterations."""
+    """Runs the iterations of a worker. Returns the mean times of an iteration."""
     keys, arrays = 0, []
     for layer in layers:
         layer["keys"] = list(range(keys, keys + len(layer["bytes"])))
@@ -88,19 +88,19 @@ def train(store, nd, optimizer, layers, time_scale, iterations):
                 store.pull(key, arrays[key][1], priority=-key)
         ends.append((gpu.free_at, gpu.stalled, gpu.computed))
     nd.waitall()
-    store._barrier()  # nobody leaves while another still pulls
+    store._barrier()  # no worker leaves while another one still pulls
     mean = [1000 * (last - first) / iterations for first, last in zip(ends[0], ends[-1])]
     return {**dict(zip(("iteration_ms", "stalled_ms", "compute_ms"), mean)), "seconds": mean[0] * iterations / 1000}
 
 
 def main():
-    """Runs a worker; a server ends in the import, when all workers have left."""
+    """Runs a worker. In a server or the scheduler, `import mxnet` returns only when all workers have left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("layers")
     parser.add_argument("time_scale", type=float)
     parser.add_argument("iterations", type=int)
     args = parser.parse_args()
-    import mxnet  # noqa: PLC0415 (to import it is to be what DMLC_ROLE says)
+    import mxnet  # noqa: PLC0415 (the import makes the process what DMLC_ROLE says)
 
     with open(args.layers) as file:
         layers = json.load(file)

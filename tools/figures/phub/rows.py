@@ -1,4 +1,4 @@
-"""The rows of phub.csv, and what the page says of them: ratios within one repeat, their median, lowest and highest."""
+"""The rows of phub.csv, and the numbers that the page has of them: ratios within a repeat, with median, lowest and highest."""
 
 import os
 import statistics
@@ -12,7 +12,7 @@ COLUMNS = ["experiment", "model", "variant", "at", "repeat", "value"]
 
 
 class Rows:
-    """Rows in a file. The rows of an experiment's repeat are added together, so that none is half there."""
+    """The rows of a file. All rows of a repeat of an experiment are added at once, so that no repeat is incomplete."""
 
     def __init__(self, path):
         self.path = path
@@ -23,25 +23,25 @@ class Rows:
         return any((row["experiment"], row["repeat"]) == (experiment, str(repeat)) for row in self.rows)
 
     def add(self, rows):
-        """Adds rows, on disk at once: all or none."""
+        """Adds rows, and writes the file at once. After an interruption, the file has all of these rows or none."""
         self.rows += [{name: str(row[name]) for name in COLUMNS} for row in rows]
         csv_file.write(self.path, COLUMNS, self.rows)
 
     def values(self, experiment, **where):
-        """Returns the values by repeat of rows with these columns."""
+        """Returns the values of the rows that have these columns, by repeat."""
         where = {"experiment": experiment, **{name: str(value) for name, value in where.items()}}
         found = [row for row in self.rows if all(row[name] == value for name, value in where.items())]
         return {row["repeat"]: float(row["value"]) for row in found}
 
 
 def ratios(values, base):
-    """Returns the median, lowest and highest of the ratios within a repeat; `None` if no repeat has both."""
+    """Returns the median, lowest and highest ratio of two values of the same repeat; `None` if no repeat has both."""
     both = [values[repeat] / base[repeat] for repeat in values if base.get(repeat)]
     return summary(both)
 
 
 def summary(values):
-    """Returns median, lowest and highest; `None` of nothing."""
+    """Returns median, lowest and highest; `None` if there are no values."""
     values = list(values)
     return (statistics.median(values), min(values), max(values)) if values else None
 

@@ -1,4 +1,5 @@
-"""The rows of PHub's figures, what is said of them, and the points of the rig, with a toy on it if this machine can."""
+"""Tests of PHub's figures: rows, the numbers that the page has of them, and points. One test makes a small run on the rig, if
+this machine can."""
 
 import os
 import subprocess
@@ -15,7 +16,7 @@ from rows import COLUMNS, Rows, jain, ratios  # noqa: E402
 
 
 def lacks():
-    """Returns the thing that this machine lacks for the rig; `None` if it has everything."""
+    """Returns what this machine lacks for the rig; `None` if it lacks nothing."""
     said = subprocess.run(["sh", os.path.join(HERE, "..", "..", "rig", "ready.sh")], capture_output=True, text=True, check=False)
     return said.stderr.strip() or None
 
@@ -45,7 +46,7 @@ class Tables(unittest.TestCase):
         self.assertRaisesRegex(ValueError, str(COLUMNS[0]), Rows, self.path)
 
     def test_ratios_are_of_one_repeat(self):
-        # The machine is ten times as slow in the second repeat, and the ratio is the same.
+        # In the second repeat the machine is ten times as slow, and the ratio does not change.
         table = Rows(self.path)
         for repeat, speed in enumerate([1, 0.1, 1]):
             table.add([row("chunks", "", 32768, repeat, 100 * speed), row("chunks", "", 1024, repeat, 40 * speed)])
@@ -80,7 +81,7 @@ class Boxes(unittest.TestCase):
 
     def test_computing_and_transfer_keep_their_ratio(self):
         point = box.Point("3", "resnet50", "GTX 1080 Ti", 32, 10, "kvstore")
-        # 32 samples at 190 a second; 817 Mb at 10 Gb/s.
+        # The time of 32 samples at 190 samples a second, and that of 817 Mb at 10 Gb/s.
         computing = point.gpu_time() * 32 / 97.5
         transfer = 817 / point.scale().shrink / point.links()[0]
         self.assertAlmostEqual(computing / transfer, (32 / 190) / 0.0817)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The numbers of docs/figures/phub.md from the rows: ratios within a repeat, medians, lowest and highest. Prints the page's tables."""
+"""Computes the numbers of docs/figures/phub.md from the rows: ratios within a repeat, with median, lowest and highest. Prints the
+page's tables."""
 
 import argparse
 import importlib.util
@@ -15,12 +16,12 @@ from zero import CHUNK_BYTES, JOBS, WORKERS  # noqa: E402
 
 DEFAULT_CHUNK = 32768
 VARIANTS = ["tall in runs", "tall in turn", "tall at random", "wide counted", "wide in step", "wide by rayon"]
-# A worker of the paper has one link of 56 Gb/s, without headers and coding.
+# The rate of a worker's link in the paper, 56 Gb/s, without headers and coding.
 WORKER_GB_S = 6.8
 
 
 def divided(table):
-    """Returns by variant and size the time of a pass over that of the hub's own way."""
+    """Returns, by variant and size of chunks, the time of a pass relative to that of the hub's own way to divide chunks."""
     base = table.values("divide", variant=VARIANTS[0], at=DEFAULT_CHUNK)
     sizes = sorted({int(row["at"]) for row in table.rows if row["experiment"] == "divide"})
     return {variant: {size: ratios(table.values("divide", variant=variant, at=size), base) for size in sizes}
@@ -28,20 +29,21 @@ def divided(table):
 
 
 def by_chunk(table):
-    """Returns by size rounds a second over those with chunks of 32 KiB."""
+    """Returns, by size of chunks, the rounds a second relative to those with chunks of 32 KiB."""
     base = table.values("chunks", at=DEFAULT_CHUNK)
     found = {size: ratios(table.values("chunks", at=size), base) for size in CHUNK_BYTES}
     return {size: ratio for size, ratio in found.items() if ratio}
 
 
 def by_workers(table):
-    """Returns the share of the machine's limit by workers."""
+    """Returns, by number of workers, the goodput as a share of the machine's limit."""
     return {count: summary(table.values("workers", at=count, variant="share of the limit").values()) for count in WORKERS
             if table.values("workers", at=count)}
 
 
 def by_jobs(table):
-    """Returns by number of jobs all their goodput over that of one job, and the slowest job over the fastest."""
+    """Returns, by number of jobs, the goodput of all jobs relative to that of one job, and the speed of the slowest job relative
+    to the fastest."""
     rates = {count: [table.values("jobs", at=count, variant=f"job {job}") for job in range(count)] for count in JOBS}
     repeats = [repeat for repeat in rates[1][0] if all(repeat in of_job for of_jobs in rates.values() for of_job in of_jobs)]
     total, fair = {}, {}
@@ -53,14 +55,14 @@ def by_jobs(table):
 
 
 def jains(table):
-    """Returns Jain's index by number of jobs."""
+    """Returns, by number of jobs, Jain's index of fairness."""
     rates = {count: [table.values("jobs", at=count, variant=f"job {job}") for job in range(count)] for count in JOBS}
     return {count: summary(jain(of_job[repeat] for of_job in of_jobs if repeat in of_job) for repeat in of_jobs[0])
             for count, of_jobs in rates.items()}
 
 
 def traffic_model():
-    """Returns the module of the model of memory traffic."""
+    """Returns the module tools/figures/traffic/model.py, the model of memory traffic."""
     spec = importlib.util.spec_from_file_location("traffic_model", os.path.join(HERE, "..", "traffic", "model.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -68,8 +70,8 @@ def traffic_model():
 
 
 def on_paper():
-    """Returns by machine and workers the pushed bytes a second over the machine's limit with very many workers. Without reuse in
-    the cache; a worker has one link of 56 Gb/s, or an eighth of the machine's."""
+    """Returns, by machine and number of workers, the pushed bytes a second relative to the machine's limit with very many
+    workers. Assumes that the cache reuses nothing. A worker has one link of 56 Gb/s, or an eighth of the machine's links."""
     model, shares = traffic_model(), {}
     for machine in model.MACHINES:
         if machine.name == "8 x 100 Gb/s":
@@ -82,20 +84,20 @@ def on_paper():
 
 
 def gains(rows):
-    """Returns samples a second over those of `kvstore` with servers beside the workers, by model and batch, and system."""
+    """Returns, by model, batch and system, the speed relative to `kvstore` with a server on each worker's machine."""
     of = values(rows, "3", "samples_per_s")
     return {(setting, system): ratios(found, of[setting, "kvstore"]) for (setting, system), found in of.items()
             if (setting, "kvstore") in of}
 
 
 def shares(rows):
-    """Returns the share of an iteration that is not computing, by model and system, of figure 1b."""
+    """Returns, by model and system, the share of an iteration that is not computing, for figure 1b."""
     stalled, whole = values(rows, "1b", "stalled_ms"), values(rows, "1b", "iteration_ms")
     return {(setting[0], system): ratios(found, whole[setting, system]) for (setting, system), found in stalled.items()}
 
 
 def values(rows, figure, column):
-    """Returns the values by repeat, by model and batch, and system."""
+    """Returns, by model, batch and system, the values of a column by repeat."""
     found = {}
     for row in rows:
         if row["figure"] == figure:
@@ -104,7 +106,7 @@ def values(rows, figure, column):
 
 
 def words(of, form=".2f"):
-    """Returns median, lowest and highest in words."""
+    """Returns median, lowest and highest as text."""
     return "{} ({} to {})".format(*(format(value, form) for value in of)) if of else ""
 
 

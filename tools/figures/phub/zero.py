@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Measures what a hub does with no compute, for docs/figures/phub.md: variants that the hub lacks, sizes of chunks, several jobs,
-and workers to saturation. Writes phub.csv. No root. An interrupted run continues."""
+"""Measures a hub without computing workers, for docs/figures/phub.md: ways to divide work that the hub does not have, sizes of
+chunks, several jobs, and numbers of workers up to saturation. Writes phub.csv. Needs no root. A run that was interrupted
+continues."""
 
 import argparse
 import json
@@ -17,9 +18,9 @@ CHUNK_BYTES = [1 << power for power in (10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 
 JOBS = [1, 2, 4, 8]
 WORKERS = [1, 2, 4, 8, 16]
 WORKERS_OF_A_JOB = 2
-# Rounds of each job are counted for so long.
+# The time, in seconds, for which the rounds of each job are counted.
 WINDOW_S = 4
-# A run that takes longer has failed.
+# The timeout of a program, in seconds.
 LIMIT_S = 300
 EXPERIMENTS = ["balance", "divide", "cost", "chunks", "jobs", "workers"]
 
@@ -29,14 +30,14 @@ class Failed(Exception):
 
 
 def ablations(args, what, repeat):
-    """Yields the rows of the benchmark of this name."""
+    """Runs the benchmark with this name, and yields its rows."""
     for line in run([args.ablations, what, "--repeat", str(repeat)]).splitlines():
         experiment, model, variant, at, value = line.split(",")
         yield {"experiment": experiment, "model": model, "variant": variant, "at": at, "repeat": repeat, "value": value}
 
 
 def run(command):
-    """Returns the output of a program that must end well."""
+    """Runs a program, which must succeed, and returns its output."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     if done.returncode != 0:
         raise Failed(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -44,19 +45,19 @@ def run(command):
 
 
 def probe(args, *options):
-    """Returns the probe's report."""
+    """Runs the probe, and returns its report."""
     return json.loads(run([f"{args.binaries}/phub-probe", "--json", *map(str, options)]))
 
 
 def chunks(args, repeat):
-    """Rounds a second by the size of a chunk: the real hub, shared memory, ResNet-50, 4 workers."""
+    """Yields the rounds a second of the hub by the size of a chunk: shared memory, ResNet-50, 4 workers."""
     for chunk_bytes in CHUNK_BYTES:
         report = probe(args, "--workers", 4, "--chunk-bytes", chunk_bytes, "--limit", "off", "--rounds", args.rounds)
         yield row("chunks", chunk_bytes, repeat, 1000 / report["round_ms_p50"], "rounds a second")
 
 
 def workers(args, repeat):
-    """Goodput by the number of workers, as a share of the machine's limit."""
+    """Yields the goodput by the number of workers, also as a share of the machine's limit."""
     for count in WORKERS:
         report = probe(args, "--workers", count, "--rounds", args.rounds)
         yield row("workers", count, repeat, report["limit_ratio"], "share of the limit")
@@ -64,19 +65,19 @@ def workers(args, repeat):
 
 
 def jobs(args, repeat):
-    """Rounds a second of each of several jobs on one hub."""
+    """Yields the rounds a second of each of several jobs on one hub."""
     for count in JOBS:
         for job, rate in enumerate(rates_of_jobs(args, count)):
             yield row("jobs", count, repeat, rate, f"job {job}")
 
 
 def row(experiment, at, repeat, value, variant):
-    """Returns a row."""
+    """Returns a row of phub.csv."""
     return {"experiment": experiment, "model": "resnet50", "variant": variant, "at": at, "repeat": repeat, "value": f"{value:.5g}"}
 
 
 def rates_of_jobs(args, count):
-    """Returns the rounds a second of each job, while all of them run."""
+    """Runs a number of jobs on one hub. Returns the rounds a second of each job, while all of them run."""
     processes = []
     token = run([f"{args.binaries}/phub-server", "token"]).strip()
     try:
@@ -104,7 +105,7 @@ def rates_of_jobs(args, count):
 
 
 def when_all_run(address, token, count):
-    """Returns the first look at which every job has made a few rounds."""
+    """Waits until every job has made a few rounds. Returns the time, and the round of each job."""
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         seen = look(address, token)
@@ -115,7 +116,7 @@ def when_all_run(address, token, count):
 
 
 def look(address, token):
-    """Returns the time, and the round of each job."""
+    """Asks the hub for the round of each job. Returns the time, and the rounds by job."""
     request = urllib.request.Request(f"http://{address}/v1/hub", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         hub = json.load(answer)
@@ -126,7 +127,7 @@ MEASURES = {"chunks": chunks, "jobs": jobs, "workers": workers}
 
 
 def build_ablations():
-    """Returns the path of the benchmark, after it is built."""
+    """Builds the benchmark, and returns its path."""
     command = ["cargo", "build", "--release", "--bench", "ablations", "--message-format", "json"]
     features = subprocess.run(["sh", "tools/setup.sh", "features"], capture_output=True, text=True, check=True).stdout.split()
     done = subprocess.run([*command, *features], stdout=subprocess.PIPE, text=True, check=True)
@@ -137,17 +138,19 @@ def build_ablations():
 def arguments():
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", default=[], choices=EXPERIMENTS, help="may be given again; default all")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="runs of each (7)")
+    parser.add_argument("--only", action="append", default=[], choices=EXPERIMENTS,
+                        help="an experiment; may be given several times; default: all")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="runs of each experiment (7)")
     parser.add_argument("--rounds", type=int, default=40, metavar="N", help="rounds of a run of the probe (40)")
-    parser.add_argument("--window-s", type=float, default=WINDOW_S, metavar="S", help=f"rounds of jobs are counted for so long ({WINDOW_S})")
-    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for phub.csv")
-    parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help="of the built programs")
+    parser.add_argument("--window-s", type=float, default=WINDOW_S, metavar="S",
+                        help=f"seconds for which rounds of jobs are counted ({WINDOW_S})")
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="folder of phub.csv")
+    parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help="folder of the built programs")
     return parser
 
 
 def main():
-    """Measures what is missing: everything once, then again."""
+    """Makes the missing runs: everything once, then again."""
     args = arguments().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("phub: ended by SIGTERM"))
     os.makedirs(args.out, exist_ok=True)
@@ -155,7 +158,7 @@ def main():
     args.ablations = None
     for repeat in range(args.repeats):
         for experiment in args.only or EXPERIMENTS:
-            # Balance is arithmetic.
+            # The balance is computed, not measured, so one repeat is enough.
             if table.has(experiment, repeat) or (experiment == "balance" and repeat > 0):
                 continue
             if experiment not in MEASURES:

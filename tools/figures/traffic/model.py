@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Memory traffic of a hub on paper: how many bytes cross the memory bus for a byte that workers push. It also shows how
-much three machines could carry at most. NICs deliver into a simulated last-level cache. Writes traffic.csv. Some minutes, no root."""
+"""A model of a hub's memory traffic: the bytes that cross the memory bus for each byte that workers push, and the highest goodput
+of three machines. NICs deliver into a simulated last-level cache. Writes traffic.csv. Takes some minutes, and needs no root."""
 
 import argparse
 import collections
@@ -12,47 +12,48 @@ import random
 CHUNK_BYTES = 32 << 10
 # The values that a step reads and writes in addition to the slots: weights and momentum (Nesterov).
 STATE = ["weights", "momentum"]
-# When slots are summed: at a chunk's last arrival; as they come, in the order of the workers; as they come, in any order.
+# The ways to sum slots: all at a chunk's last arrival; each as early as the order of the workers allows; each at its arrival, in
+# any order.
 WAYS = ["last", "in order", "any order"]
-# How far the last worker is behind the first one, in chunks.
+# The numbers of chunks by which the last worker is behind the first.
 LAGS = [0, 16, 64, 256, 512, 1024, 2048, 4096]
 SEEDS = 2
 
 Machine = collections.namedtuple("Machine", "name nics wire_gb_s memory_gb_s cache_mb cache_ways io_ways")
-# The numbers are for both sockets together. The wire is the rate of the NICs each way, less headers and coding. The
-# memory is 0.8 of the rated speed of its channels. `io_ways` is the part of the cache into which NICs deliver.
+# The numbers are for both sockets together. `wire_gb_s` is the rate of the NICs each way, less headers and coding. `memory_gb_s`
+# is 0.8 of the rated speed of the memory channels. `io_ways` is the part of the cache into which NICs deliver.
 MACHINES = [
     Machine("10 x 56 Gb/s", 10, 68, 125, 70, 20, 2),  # PBox: 2 x E5-2690 v4, 8 x DDR4-2400
     Machine("8 x 100 Gb/s", 8, 98, 330, 108, 12, 2),  # 2 x Ice Lake SP, 16 x DDR4-3200
     Machine("8 x 400 Gb/s", 8, 392, 490, 210, 15, 2),  # 2 x Sapphire Rapids, 16 x DDR5-4800
 ]
-# The same machine, with NICs that write past the cache.
+# The value of `io_ways` for NICs that write to memory, past the cache.
 NO_IO = 0
 
 
 class Cache:
-    """A cache of blocks of a chunk's size, with a separate part for blocks that NICs bring. In each part the block goes
-    that was not used for the longest time. Counts the blocks that cross the memory bus."""
+    """A cache of blocks as large as a chunk, with a separate part for blocks that NICs deliver. Each part evicts the block that
+    was not used for the longest time. The cache counts the blocks that cross the memory bus."""
 
     def __init__(self, blocks, io_blocks):
         self.room = {"core": blocks - io_blocks, "io": io_blocks}
-        # Block to whether memory has another value.
+        # For each block in the cache, whether its value in memory is older.
         self.parts = {"core": collections.OrderedDict(), "io": collections.OrderedDict()}
         self.reads = self.writes = 0
 
     def read(self, block):
-        """Reads a block by a core or a NIC; a core keeps it."""
+        """Reads a block, by a core or a NIC. A block that was not in the cache is then in the cores' part."""
         if not self._use(block, False):
             self.reads += 1
             self._put("core", block, False)
 
     def write(self, block):
-        """Writes a block by a core, which it reads first."""
+        """Writes a block by a core, which reads the block first."""
         self.read(block)
         self._use(block, True)
 
     def deliver(self, block):
-        """Writes a whole block by a NIC."""
+        """Writes a whole block by a NIC, which reads nothing."""
         if self.room["io"] == 0:
             for part in self.parts.values():
                 part.pop(block, None)
@@ -76,17 +77,17 @@ class Cache:
 
 
 class Hub:
-    """The work of a hub on arrivals, by way."""
+    """A hub that sums slots in one of the `WAYS`, and makes steps."""
 
     def __init__(self, cache, workers, way):
         self.cache, self.workers, self.way = cache, workers, way
-        self.come = collections.defaultdict(set)  # chunk to the workers with a slot that is in
-        self.summed = {}  # chunk to the number of slots in its accumulator, and the accumulator
-        self.free = []  # the block that was used last is taken first
+        self.come = collections.defaultdict(set)  # by chunk: the workers whose slot has arrived
+        self.summed = {}  # by chunk: the number of slots in its accumulator, and the accumulator
+        self.free = []  # the free accumulators; the one that was used last is taken first
         self.made = itertools.count()
 
     def arrives(self, chunk, worker):
-        """Takes in a worker's slot of a chunk."""
+        """Handles the arrival of a worker's slot of a chunk."""
         self.cache.deliver(("slot", worker, chunk))
         come = self.come[chunk]
         come.add(worker)
@@ -113,19 +114,18 @@ class Hub:
         if accumulator is not None:
             self.cache.read(("sum", accumulator))
             self.free.append(accumulator)
-        # The order does not matter: the worker that came last is left, and its number makes no difference
-        # here.
+        # The slots that are not in the accumulator. They may be of other workers than these, which makes no difference here.
         for worker in range(count, self.workers):
             self.cache.read(("slot", worker, chunk))
         for kind in STATE:
             self.cache.write((kind, chunk))
         for _ in range(self.workers):
-            self.cache.read(("weights", chunk))  # its answer
+            self.cache.read(("weights", chunk))  # the answer to a worker
 
 
 def arrivals(chunks, workers, lag, seed):
-    """Returns a round's arrivals. Each worker pushes all chunks in the same order at the same pace. The workers
-    begin within `lag` chunks, in any order of ranks."""
+    """Returns the arrivals of a round. All workers push all chunks in the same order and at the same speed. They begin within the
+    time of `lag` chunks, in a random order of ranks."""
     dice = random.Random(seed)
     begins = [lag * place / max(workers - 1, 1) for place in range(workers)]
     dice.shuffle(begins)
@@ -135,7 +135,8 @@ def arrivals(chunks, workers, lag, seed):
 
 
 def traffic(cache_blocks, io_blocks, chunks, workers, lag, way, seed=0):
-    """Returns bytes across the memory bus for a pushed byte, reads and writes, in the second of two rounds."""
+    """Simulates two rounds. Returns the bytes that are read and written over the memory bus for each pushed byte, in the second
+    round."""
     cache = Cache(cache_blocks, io_blocks)
     hub = Hub(cache, workers, way)
     for number in range(2):
@@ -146,19 +147,19 @@ def traffic(cache_blocks, io_blocks, chunks, workers, lag, way, seed=0):
 
 
 def streamed(workers):
-    """Returns the same without any reuse: each slot is written by a NIC and read, state is read and written once a
-    chunk."""
+    """Returns the bytes that are read and written for each pushed byte if the cache reuses nothing: a NIC writes each slot and a
+    core reads it, and a core reads and writes the state once for each chunk."""
     return 1 + len(STATE) / workers, 1 + len(STATE) / workers
 
 
 def carried(machine, bytes_each):
-    """Returns the GB/s that workers can push, and the name of the limit."""
+    """Returns the highest rate at which workers can push, in GB/s, and what limits it."""
     by_memory = machine.memory_gb_s / bytes_each
     return (by_memory, "memory") if by_memory < machine.wire_gb_s else (machine.wire_gb_s, "NICs")
 
 
 def rows(machines, chunks, workers, lags, seeds):
-    """Yields a row for each machine, with and without a cache into which NICs deliver, lag and way."""
+    """Yields a row for each machine, lag and way, with NICs that deliver into the cache and with NICs that do not."""
     for machine in machines:
         blocks = machine.cache_mb * 10**6 // CHUNK_BYTES
         for io_ways in [machine.io_ways, NO_IO]:
@@ -172,12 +173,13 @@ def rows(machines, chunks, workers, lags, seeds):
 
 
 def main():
-    """Returns all rows."""
+    """Writes and prints all rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
-    parser.add_argument("--model-mb", type=int, default=574, metavar="N", help="bytes of the model (574: VGG-19)")
-    parser.add_argument("--workers", type=int, default=8, metavar="N", help="workers (8)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help=f"orders of the workers, averaged ({SEEDS})")
+    parser.add_argument("--model-mb", type=int, default=574, metavar="N", help="megabytes of the model (574: VGG-19)")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="number of workers (8)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N",
+                        help=f"number of random orders of the workers, which are averaged ({SEEDS})")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
     chunks = args.model_mb * 10**6 // CHUNK_BYTES

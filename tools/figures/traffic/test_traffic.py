@@ -11,11 +11,11 @@ class TestCache(unittest.TestCase):
         cache.write("a")
         cache.read("b")
         cache.read("a")
-        cache.read("c")  # instead of b, which memory has
+        cache.read("c")  # replaces b, which memory has, too
         cache.read("a")
         self.assertEqual((cache.reads, cache.writes), (3, 0))
-        cache.read("d")  # instead of c
-        cache.read("e")  # instead of a
+        cache.read("d")  # replaces c
+        cache.read("e")  # replaces a
         self.assertEqual((cache.reads, cache.writes), (5, 1))
 
     def test_what_nics_bring_takes_the_place_of_what_they_brought(self):
@@ -49,7 +49,7 @@ class TestTraffic(unittest.TestCase):
     def test_together_all_ways_read_the_slots_in_the_cache(self):
         for way in model.WAYS:
             reads, writes = model.traffic(400, 100, 2000, 4, 0, way)
-            self.assertAlmostEqual(reads, 0.5, delta=0.02)  # the state alone
+            self.assertAlmostEqual(reads, 0.5, delta=0.02)  # only the state is read
             self.assertAlmostEqual(writes, 1.5, delta=0.02)
 
     def test_sums_as_they_come_save_reads_while_they_stay_in_the_cache_and_cost_more_beyond(self):

@@ -1,7 +1,6 @@
 #!/bin/bash
-# Prints the accelerator that guests use here, `kvm` or `tcg`: `accelerator.sh DIRECTORY`. /dev/kvm may exist and not
-# work (a virtual machine in a virtual machine), so this script boots a guest with it, once, and keeps the answer in
-# DIRECTORY/accelerator.
+# Prints the accelerator that guests use on this machine, `kvm` or `tcg`: `accelerator.sh DIRECTORY`. In a virtual machine,
+# /dev/kvm may exist but not work. So this script boots a guest with KVM once, and keeps the result in DIRECTORY/accelerator.
 set -eu -o pipefail
 rxe_dir=$1
 if ! [ -s "$rxe_dir/accelerator" ]; then

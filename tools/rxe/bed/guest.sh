@@ -5,7 +5,7 @@
 #
 #     --cpus N           processors (2; 8 with --numa)
 #     --memory MB        memory (2048), half of it on each node
-#     --nics N           NICs (1): NIC i is nic<i>, has the address 10.77.<i>.1 and the RDMA device rxe<i>
+#     --nics N           NICs (1): NIC i is nic<i>, with the address 10.77.<i>.1 and the RDMA device rxe<i>
 #     --numa             a PBox: two sockets, each with its memory and half of the NICs
 #     --join             NICs 0 and 1 are on one wire, 2 and 3 on the next ...
 #     --wires DIR        NIC i is on wire i, a socket in DIR; the guest at the other end has another --side
@@ -15,12 +15,13 @@
 #     --log FILE         a copy of the output (target/rxe/logs/guest.log)
 #     --name NAME        its name in messages (guest)
 #
-# The guest's root is the host's, read-only beneath memory. Programs that were built here run there unchanged, from the
-# same folder, with the caller's variables PHUB_* and RUST_*. It writes results to $PHUB_RXE_OUT; they are kept if the
-# caller has set that variable to a folder. It also has PHUB_RXE_ADDRESS and PHUB_RXE_PEER (this and the other end of
-# wire 0), PHUB_RXE_NICS, PHUB_RXE_SIDE, and PHUB_TEST_DEVICE (all devices).
+# The guest's root is the host's root, read-only, with writes kept in the guest's memory. Programs that were built on the host run
+# in the guest, in the same folder, with the caller's variables PHUB_* and RUST_*. The command may write results to the folder
+# $PHUB_RXE_OUT. They are kept if the caller has set this variable to a folder. The command also has PHUB_RXE_ADDRESS and
+# PHUB_RXE_PEER (the addresses of this and the other end of wire 0), PHUB_RXE_NICS, PHUB_RXE_SIDE, and PHUB_TEST_DEVICE (all
+# devices).
 #
-# Exit status: the command's; 124 after the time-out, 125 if the guest crashed, 137 if --kill-when killed it.
+# Exit status: that of the command; 124 after the timeout; 125 if the guest crashed; 137 if --kill-when killed the guest.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cpus="" memory=2048 nics=1 numa=no join=no wires="" side=1 timeout=120 kill_when="" log="" name=guest
@@ -51,11 +52,11 @@ bash "$here/setup.sh"
 rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../../target/rxe}" && pwd)
 log=${log:-$rxe_dir/logs/guest.log}
 mkdir -p "$rxe_dir/runs"
-# Folders of scripts that were killed.
+# Remove the folders of former runs of this script that were killed.
 for old in "$rxe_dir"/runs/*; do
     if [ -s "$old/owner" ] && ! kill -0 "$(cat "$old/owner")" 2>/dev/null; then rm -rf "$old"; fi
 done
-# The folder that guest and host share, for the command and its results.
+# The folder that guest and host share. It has the command, and gets its results.
 run=$(mktemp -d "$rxe_dir/runs/$name.XXXXXX")
 echo $$ >"$run/owner"
 qemu=""
@@ -68,7 +69,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
-# However this script ends, its guest ends with it.
+# The kernel kills the guest when this script ends, for any reason.
 with_parent=()
 ! setpriv --pdeathsig KILL true 2>/dev/null || with_parent=(setpriv --pdeathsig KILL)
 
@@ -80,7 +81,7 @@ done
 . "$here/machine.sh"
 machine_arguments
 
-# Two guests of a check share no home directory.
+# The two guests of a check do not share a home directory, in which programs would find a common secret.
 export PHUB_TOKEN=${PHUB_TOKEN:-all-guests-of-this-bed-have-it}
 
 # The files that inside.sh reads.
@@ -96,7 +97,7 @@ printf '%q ' "$@" >"$run/command"
     printf 'export PATH=%q\ncd %q\n' "$PATH" "$PWD"
 } >"$run/environment"
 
-# Shows the output live and writes it to the log. The first line that contains $kill_when cuts the guest's power.
+# Prints the guest's output while it runs, and writes it to the log. Kills the guest at the first line that contains $kill_when.
 show() {
     local line
     while IFS= read -r line || [ -n "$line" ]; do
@@ -110,7 +111,7 @@ show() {
 mkdir -p "$(dirname "$log")"
 mkfifo "$run/pipe"
 begun=$SECONDS ended=0
-# live: runs one life of the guest, at most $1 seconds.
+# live SECONDS: boots the guest and waits for its end, at most for this time.
 live() {
     local shown
     show &
@@ -121,12 +122,13 @@ live() {
     watch_boot "$qemu" &
     { wait "$qemu" || ended=$?; } 2>/dev/null # bash would say "Killed"
     qemu=""
-    # A QEMU that never opened the pipe leaves its reader waiting: this end comes and goes.
+    # If QEMU never opened the pipe, its reader still waits for a writer. So the pipe is opened and closed here.
     : <>"$run/pipe"
     wait "$shown" || true
 }
-# An emulated processor can lose its timer while the kernel measures its speed on a busy host. The guest then hangs, in
-# one of a few dozen boots with eight processors. A guest that has not begun its command after 60 s has this fault.
+# On a busy host, an emulated processor can lose its timer while the guest's kernel measures the processor's speed. The guest then
+# hangs. With eight processors this happens in one of a few dozen boots. A guest that has not begun its command after 60 s is
+# taken to hang.
 boot_limit=60
 watch_boot() {
     local seconds
@@ -145,7 +147,7 @@ if [ -e "$run/stuck" ] && ! [ -e "$run/begun" ]; then
     live "$timeout"
 fi
 
-# The console's words, without the bytes that move a cursor.
+# Keep the printable text of the console, without the bytes that move a cursor.
 console=${log%.log}.console.log
 [ ! -e "$run/console" ] || LC_ALL=C tr -cd '\11\12\40-\176' <"$run/console" >"$console"
 [ -z "${PHUB_RXE_OUT:-}" ] || cp -r "$run/out/." "$PHUB_RXE_OUT/"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the initramfs of the guests: `initramfs.sh DIRECTORY INIT`. DIRECTORY holds the kernel that setup.sh unpacked. The
-# initramfs has busybox, the program INIT, and the modules with the order in which to load them.
+# Builds the initramfs of the guests: `initramfs.sh DIRECTORY INIT`. DIRECTORY has the kernel that setup.sh unpacked. The
+# initramfs has busybox, the program INIT, the modules, and a list of the order in which to load the modules.
 set -eu -o pipefail
 rxe_dir=$1
 init=$2
@@ -15,7 +15,7 @@ cp /bin/busybox "$tree/bin/busybox"
 cp "$init" "$tree/init"
 chmod 755 "$tree/init" "$tree/bin/busybox"
 for module in $modules; do
-    # Lines of "insmod PATH"; modules that are built into the kernel have another word and are skipped.
+    # The lines are "insmod PATH". The lines of modules that are built into the kernel begin with another word, and are skipped.
     modprobe -C /dev/null -d "$rxe_dir/kernel" -S "$version" --show-depends "$module" | sed -n 's/^insmod //p'
 done | awk '!seen[$1]++ { print $1 }' >"$tree/list"
 while read -r path; do

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs in a guest: `inside.sh RUN`. Brings the NICs up, makes an RDMA device on each, runs the command that guest.sh left
-# in the folder RUN, and writes its exit status there.
+# Runs in a guest: `inside.sh RUN`. Brings the NICs up, and makes an RDMA device on each. Then runs the command that guest.sh
+# wrote to the folder RUN, and writes the exit status of the command there.
 set -u
 run=$1
 hostname "$(basename "${run%.*}")"
@@ -13,7 +13,7 @@ fail() {
     exit 0
 }
 
-# The address identifies NIC i, for any order in which the kernel found the NICs.
+# The MAC address identifies NIC i, because the kernel may find the NICs in any order.
 bring_up() {
     local path old nic
     ip link set lo up
@@ -34,9 +34,9 @@ bring_up() {
     done
 }
 
-# Two devices of one guest reach each other over a wire only if packets may leave and arrive although both addresses are
-# local: a route for each source, no filter, and fixed neighbours.
-# `towards NIC OTHER`: packets of NIC to the address of OTHER use the wire.
+# Two devices of one guest have local addresses, so the kernel would not send their packets over a wire. It does so with a route
+# for each source, without the filter of reverse paths, and with fixed neighbours.
+# `towards NIC OTHER`: makes packets of NIC to the address of OTHER use the wire.
 towards() {
     local nic=$1 other=$2
     [ -e "/sys/class/net/nic$other" ] || return 0

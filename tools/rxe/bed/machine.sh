@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# The machine of a guest, as arguments for QEMU. guest.sh sources this file and sets the variables that it reads. A plain
-# machine is one socket; with --numa it is a PBox, two sockets with their own memory and NICs:
+# The machine of a guest, as arguments for QEMU. guest.sh sets the variables that this file reads, and sources it. A plain machine
+# has one socket. With --numa it is a PBox: two sockets, each with its own memory and NICs:
 #
 #     pcie.0 -+- pxb-pcie of node 0 -+- root port - virtio-net 0
 #             |                      +- root port - virtio-net 1
@@ -20,8 +20,8 @@ machine_arguments() {
     # The wires are the only network: -nic none removes QEMU's default NIC.
     machine+=(-M q35 -m "${memory}M" -nic none -display none -vga none -no-reboot -monitor none)
     machine+=(-kernel "$rxe_dir/kernel/boot/vmlinuz-$(cat "$rxe_dir/kernel/version")" -initrd "$rxe_dir/initramfs")
-    # A panic ends the guest at once, without a verdict. no_timer_check: the kernel would panic without ten ticks within some
-    # milliseconds, and a busy host does not give that to an emulated processor.
+    # A panic ends the guest at once, without a verdict. With no_timer_check the kernel does not check its timer at the boot: it
+    # would panic unless ten ticks come within some milliseconds, which an emulated processor on a busy host does not get.
     machine+=(-append "console=ttyS0 loglevel=6 panic=-1 net.ifnames=0 no_timer_check" -serial "file:$run/console")
     machine+=(-fsdev "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap")
     machine+=(-device "virtio-9p-pci,fsdev=root,mount_tag=root")
@@ -44,8 +44,8 @@ two_sockets() {
     done
 }
 
-# The first half of the NICs is on node 0. NIC i is on wire i, or with --join on a wire inside the guest. Otherwise its
-# cable ends nowhere.
+# The first half of the NICs is on node 0. With --wires NIC i is on wire i, and with --join on a wire inside the guest. Without
+# both it is connected to nothing.
 add_nic() {
     local nic=$1 bus="" end other=$((3 - side))
     end="hubport,id=wire$nic,hubid=$((joined[nic]))"

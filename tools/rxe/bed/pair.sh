@@ -4,17 +4,17 @@
 #     tools/rxe/bed/pair.sh [OPTIONS] -- HUB_COMMAND... -- WORKER_COMMAND...
 #
 #     --nics N                   wires (2)
-#     --timeout S                both are killed after S seconds (180)
-#     --cpus N, --memory MB      and others of guest.sh that have a value
-#     --kill-hub-when TEXT       the guest is killed when it writes a line with TEXT; it passes only then, and fails if it
+#     --timeout S                both guests are killed after S seconds (180)
+#     --cpus N, --memory MB      and other options of guest.sh that have a value
+#     --kill-hub-when TEXT       the guest is killed when it writes a line with TEXT, and has then passed; it fails if it
 #     --kill-worker-when TEXT    ends before
 #
-# The hub is side 1 (10.77.<i>.1), the worker side 2 (10.77.<i>.2); each finds the other's address on wire 0 in
-# PHUB_RXE_PEER, and TCP runs on the wires, too. `within 60 listens HOST PORT` of steps.sh waits for the other's program. `ip link
-# set nic0 down` in either guest cuts a wire. Each line of output shows its side; hub.log and worker.log of target/rxe/logs
-# (or PHUB_RXE_LOGS) keep the output.
+# The hub is side 1 (10.77.<i>.1), the worker side 2 (10.77.<i>.2). PHUB_RXE_PEER is the address of the other side on wire 0. TCP
+# runs on the wires, too. `within 60 listens HOST PORT` of steps.sh waits for a program of the other side. `ip link set nic0 down`
+# in either guest cuts a wire. Each line of output begins with its side. The output is also in hub.log and worker.log in
+# target/rxe/logs (or PHUB_RXE_LOGS).
 #
-# Exit status: 0 if both sides passed, else that of the first side that failed; the other side is then ended.
+# Exit status: 0 if both sides passed, otherwise that of the first side that failed. The other side is then ended.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 options=(--nics 2 --timeout 180) kill_hub_when="" kill_worker_when=""
@@ -57,7 +57,7 @@ trap 'exit 143' TERM HUP
 with_parent=()
 ! setpriv --pdeathsig TERM true 2>/dev/null || with_parent=(setpriv --pdeathsig TERM)
 
-# start NAME SIDE KILL_WHEN COMMAND...: one guest, in the background.
+# start NAME SIDE KILL_WHEN COMMAND...: starts one guest in the background.
 start() {
     local name=$1 side=$2 when=$3
     shift 3

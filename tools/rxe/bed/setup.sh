@@ -1,7 +1,7 @@
 #!/bin/bash
-# Installs the packages and files that guests with soft-RoCE need: `tools/rxe/bed/setup.sh`. It installs packages by apt-get,
-# puts Debian's plain kernel and an initramfs with the guests' modules under target/rxe (or PHUB_RXE_DIR), and tests whether
-# KVM works here. A second run finds everything and does nothing.
+# Installs the packages and files that guests with soft-RoCE need: `tools/rxe/bed/setup.sh`. It installs packages by apt-get. It
+# puts Debian's plain kernel, and an initramfs with the guests' modules, under target/rxe (or PHUB_RXE_DIR). It tests whether KVM
+# works on this machine. A second run finds everything and does nothing.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 rxe_dir=${PHUB_RXE_DIR:-$here/../../../target/rxe}
@@ -14,7 +14,7 @@ die() {
     exit 1
 }
 
-# Programs that run on the host and, because a guest's root is the host's, inside the guests.
+# Programs for the host and for the guests, whose root is the host's root.
 install_packages() {
     local missing=""
     command -v qemu-system-x86_64 >/dev/null || missing="$missing qemu-system-x86"
@@ -34,7 +34,7 @@ install_packages() {
     sh "$here/../../install.sh" "rxe setup" $missing || exit 1
 }
 
-# The plain flavour, because the cloud flavour has no rxe. Debian's own package depends on the newest.
+# The plain kernel, because Debian's cloud kernel has no rxe. Debian's package linux-image-amd64 depends on the newest one.
 get_kernel() {
     local package
     [ -e "$rxe_dir/kernel/version" ] && return
@@ -54,12 +54,12 @@ get_kernel() {
     echo "${package#linux-image-}" >"$rxe_dir/kernel/version"
 }
 
-# Two guests that start at once set up once.
+# A lock, so that of two guests that start at once only one sets up.
 exec 9>"$rxe_dir/lock"
 flock 9
 install_packages
 get_kernel
-# Rebuilt when its sources have changed.
+# Build the initramfs again if its sources have changed.
 if ! [ "$rxe_dir/initramfs" -nt "$rxe_dir/kernel/version" ] || ! [ "$rxe_dir/initramfs" -nt "$here/init" ] ||
     ! [ "$rxe_dir/initramfs" -nt "$here/initramfs.sh" ]; then
     bash "$here/initramfs.sh" "$rxe_dir" "$here/init"

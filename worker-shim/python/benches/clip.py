@@ -1,10 +1,11 @@
-"""A round that clips by the norm, with the hub and with gloo in the same run.
+"""Measures a round that clips by the norm, with the hub and with gloo in the same run.
 
     torchrun --standalone --nproc_per_node 4 worker-shim/python/benches/clip.py [--parameters 25557032] [--legs 9]
 
-With the hub a round is push, sum, norm, step and pull; its gradients are where the hub reads them. With gloo it is one all-reduce
-of a flat tensor, `clip_grad_norm_` and torch's fused step on each worker. Nothing is computed in either. Legs alternate, so that
-a change of the machine's load is the same to both. The slowest worker's time counts.
+With the hub, a round is push, sum, norm, step and pull. The gradients are already in the memory from which they are sent. With
+gloo, a round is one all-reduce of a flat tensor, `clip_grad_norm_` and torch's fused step on each worker. No model is computed.
+Rounds with the hub and with gloo alternate in legs, so that a change of the machine's load affects both. The slowest worker's
+time counts.
 """
 
 import argparse
@@ -22,7 +23,7 @@ LARGEST = 4_000_000
 
 
 def with_hub(parameters, value):
-    """Returns a round with the hub."""
+    """Joins a job, and returns a function that makes a round with the hub."""
     starts = range(0, parameters, LARGEST)
     keys = {f"key{start}": (min(LARGEST, parameters - start),) for start in starts}
     optimizer = phub.Nesterov(learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY)
@@ -39,7 +40,7 @@ def with_hub(parameters, value):
 
 
 def with_gloo(parameters, value):
-    """Returns a round with gloo."""
+    """Returns a function that makes a round with gloo."""
     parameter = torch.nn.Parameter(torch.zeros(parameters))
     parameter.grad = torch.full((parameters,), value)
     optimizer = torch.optim.SGD([parameter], lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, nesterov=True, fused=True)
@@ -56,9 +57,9 @@ def with_gloo(parameters, value):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parameters", type=int, default=25_557_032, help="of the model; as many as ResNet-50")
+    parser.add_argument("--parameters", type=int, default=25_557_032, help="parameters of the model (%(default)s: ResNet-50)")
     parser.add_argument("--legs", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=5, help="of a leg")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of a leg")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Steps with the hub, and with DDP over gloo, on links of a limited rate: four workers with 1 Gbit/s each and a hub
-# with four times that, as namespaces of this machine. Needs root, a release build of phub-server and `make python`.
+# Measures steps with the hub, and with DDP over gloo, on links of a limited rate. Four workers have 1 Gbit/s each, and the
+# hub has four times that rate. All are network namespaces of this machine. Needs root, a release build of phub-server and
+# `make python`.
 #
 #     sudo worker-shim/python/benches/links.sh [options of steps.py]
 #
-# The script runs in a separate network and process namespace: the kernel removes all of it when the script
-# ends.
+# The script runs in its own network and process namespaces, which the kernel removes when the script ends.
 set -eu
 if [ "${PHUB_LINKS:-}" != inside ]; then
     [ "$(id -u)" = 0 ] || { echo "links: needs root, to make network namespaces" >&2; exit 1; }
@@ -20,7 +20,7 @@ mount -t proc proc /proc
 mount -t tmpfs tmpfs /run
 logs=$(mktemp -d)
 
-# A machine: its name, address and rate, both ways.
+# Makes a machine, with this name, address, and rate in both directions.
 machine() {
     ip netns add "$1"
     ip link add "port-$1" type veth peer name eth0 netns "$1"

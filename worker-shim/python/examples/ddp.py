@@ -1,4 +1,4 @@
-"""DistributedDataParallel by the hub: `torchrun --nproc_per_node 2 ddp.py`."""
+"""DistributedDataParallel, with all-reduces by the hub: `torchrun --nproc_per_node 2 ddp.py`."""
 
 import torch
 import torch.distributed as dist

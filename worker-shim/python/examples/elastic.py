@@ -1,6 +1,6 @@
 """A training that survives a lost worker: `torchrun --nproc_per_node 2 --max_restarts 3 elastic.py CHECKPOINT`.
 
-torchrun starts all workers again, and they continue from the last checkpoint.
+When a worker is lost, torchrun starts all workers again, and they continue from the last checkpoint.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""Accelerate by the hub: `torchrun --nproc_per_node 2 with_accelerate.py`."""
+"""Accelerate, with all-reduces by the hub: `torchrun --nproc_per_node 2 with_accelerate.py`."""
 
 import torch
 from accelerate import Accelerator
 
 import phub.c10d
 
-torch.distributed.init_process_group("phub")  # Accelerate takes the group that it finds
+torch.distributed.init_process_group("phub")  # Accelerate uses the process group that is there
 accelerator = Accelerator(cpu=True)
 torch.manual_seed(7)
 inputs = torch.randn(256, 20)

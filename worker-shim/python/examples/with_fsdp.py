@@ -1,4 +1,4 @@
-"""FSDP2 in each of two replicas, and the hub between them: `torchrun --nproc_per_node 4 with_fsdp.py`."""
+"""FSDP2 within each of two replicas, with the hub's means over the replicas: `torchrun --nproc_per_node 4 with_fsdp.py`."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ import phub.torch
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-hub = phub.serve() if rank == 0 else None  # or the address of a separate hub
+hub = phub.serve() if rank == 0 else None  # in place of it, you may give Replicas the address of a separate hub
 address = [hub.address if hub else None, hub.token if hub else None]
 dist.broadcast_object_list(address)
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))

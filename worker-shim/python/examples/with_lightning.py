@@ -1,4 +1,4 @@
-"""Lightning by the hub: `torchrun --nproc_per_node 2 with_lightning.py`."""
+"""Lightning, with all-reduces by the hub: `torchrun --nproc_per_node 2 with_lightning.py`."""
 
 import os
 
@@ -13,7 +13,7 @@ class Classifier(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))
-        self.losses = []  # the means over all workers
+        self.losses = []  # of each epoch: the mean over all workers
 
     def training_step(self, batch, number):
         inputs, targets = batch

@@ -1,7 +1,7 @@
-"""Ray Train by hubs that Ray places: `python with_ray.py`, or `RAY_ADDRESS=... python with_ray.py DIRECTORY` on a cluster.
+"""Ray Train, with hubs that Ray places: `python with_ray.py`, or `RAY_ADDRESS=... python with_ray.py DIRECTORY` on a cluster.
 
-Workers that are lost are started again, and continue from the hubs' last checkpoint in DIRECTORY, which all nodes
-share.
+After a loss, Ray starts the workers again, and they continue from the hubs' last checkpoint in DIRECTORY. All nodes must share
+DIRECTORY.
 """
 
 import sys
@@ -25,7 +25,7 @@ def train():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     optimizer = phub.torch.DistributedOptimizer(optimizer, model.named_parameters())
     mine = slice(me.get_world_rank(), None, me.get_world_size())
-    for _ in range(optimizer.session.next_round - 1, 40):  # from 0, or from the checkpoint's step
+    for _ in range(optimizer.session.next_round - 1, 40):  # begins at 0, or at the step of the checkpoint
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs[mine]), targets[mine]).backward()
         optimizer.step()

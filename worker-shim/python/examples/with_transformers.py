@@ -1,4 +1,4 @@
-"""A small language model by Hugging Face's Trainer and the hub: `torchrun --nproc_per_node 2 with_transformers.py`."""
+"""A small language model with Hugging Face's Trainer and the hub: `torchrun --nproc_per_node 2 with_transformers.py`."""
 
 import tempfile
 
@@ -7,7 +7,7 @@ import transformers
 
 import phub.c10d
 
-torch.distributed.init_process_group("phub")  # the Trainer takes the group that it finds
+torch.distributed.init_process_group("phub")  # the Trainer uses the process group that is there
 torch.manual_seed(7)
 letters = torch.tensor(list(("the hub sums what the workers push, and sends them weights. " * 60).encode()))
 rows = [{"input_ids": piece, "labels": piece} for piece in letters[: len(letters) // 32 * 32].view(-1, 32)]

@@ -11,7 +11,7 @@ import pytest
 
 import phub
 
-# A hang, not slowness: the longest test takes some seconds.
+# A test that takes as long hangs: the longest test takes some seconds.
 WATCHDOG_S = 240
 STDERR = pytest.StashKey()
 
@@ -19,19 +19,19 @@ STDERR = pytest.StashKey()
 def pytest_configure(config):
     # Before pytest captures it.
     config.stash[STDERR] = os.dup(2)
-    # A shell that starts a run in the background has it ignore Ctrl-C.
+    # A shell that starts a run in the background makes it ignore SIGINT. Some tests need the signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def watchdog_s():
-    """How long a test may take."""
+    """The longest time that a test may take, in seconds."""
     return WATCHDOG_S
 
 
 @pytest.fixture(autouse=True)
 def watchdog(request, watchdog_s):
-    """Yields a test that hangs says where, and ends the run."""
+    """Yields while a watchdog runs: if the test hangs, the watchdog writes the stacks of all threads, and ends the run."""
     faulthandler.dump_traceback_later(watchdog_s, exit=True, file=request.config.stash[STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -53,15 +53,15 @@ def hubs():
 
 
 def mesh(hubs, machine):
-    """Returns the mesh of these hubs, as workers of a machine ask for it."""
+    """Returns the setting `mesh` of the workers of a machine, in a mesh of these hubs."""
     return f"{machine}/{len(hubs)}@{hubs[0].address}"
 
 
 def end_gloo():
-    """Ends the default process group, of gloo, and keeps its memory.
+    """Ends the default process group, which is of gloo, and never frees its memory.
 
-    When torch 1.13 frees a group of gloo, it holds the GIL and joins a thread that may wait for the GIL: two runs of 100 and 200
-    trainings both hung.
+    When torch 1.13 frees a group of gloo, it joins a thread while it holds the GIL, and that thread may wait for the GIL. Two
+    runs of 100 and 200 trainings both hung.
     """
     import torch.distributed as dist
 
@@ -70,7 +70,7 @@ def end_gloo():
 
 
 def _call(result, rank, work, arguments):
-    # Before the watchdog of the test, so that the test says where its worker hung.
+    # The worker's watchdog is earlier than the test's watchdog, so that the stacks of the worker are written.
     faulthandler.dump_traceback_later(WATCHDOG_S - 60, exit=True)
     try:
         result.send((work(rank, *arguments), None))
@@ -87,7 +87,7 @@ def in_processes(world_size, work, *arguments):
         ours, theirs = context.Pipe(duplex=False)
         worker = context.Process(target=_call, args=(theirs, rank, work, arguments), daemon=True)
         worker.start()
-        theirs.close()  # so that a worker that dies ends the pipe
+        theirs.close()  # the worker then has the only end, so that its death ends the pipe
         workers.append((worker, ours))
     results = []
     for rank, (worker, result) in enumerate(workers):

@@ -46,7 +46,7 @@ def digits():
 
 
 def text():
-    """Returns pieces of the text of Python's own standard library, and the letter after each of theirs."""
+    """Returns pieces of the text of Python's standard library, and for each letter the letter after it."""
     letters = Path(sysconfig.get_path("stdlib"), "this.py").read_bytes() * 8
     letters = torch.tensor([letter % 128 for letter in letters])
     pieces = letters[: len(letters) // TEXT_LENGTH * TEXT_LENGTH].view(-1, TEXT_LENGTH)
@@ -59,14 +59,14 @@ def loss_of(model, inputs, targets):
 
 
 def fresh(kind):
-    """Returns a model that is equal in every process."""
+    """Returns a model with first weights that are the same in every process."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     return {"cnn": Cnn, "transformer": Transformer}[kind]()
 
 
 def batches(kind, rounds, rank=0, world_size=1):
-    """Yields a worker's share of each of this many batches."""
+    """Yields a worker's share of each batch, for this number of batches."""
     inputs, targets = digits() if kind == "cnn" else text()
     for number in range(rounds):
         rows = torch.arange(number * BATCH, (number + 1) * BATCH) % len(inputs)

@@ -36,7 +36,7 @@ def test_an_average_follows_the_weights(hub):
         step(session, 2)
         for key, average in session.ema().items():
             np.testing.assert_array_equal(average, KEEP * expected[key] + GAIN * session.weights(key))
-    # A state without averages: they begin with its weights.
+    # In a state without averages, the averages begin with the weights.
     bare = phub.State(state.round, {name: each for name, each in state.tensors.items() if "/ema/" not in name})
     with phub.Session(hub, 0, 1, job="bare", state=bare, **settings) as session:
         for key, average in session.ema().items():
@@ -78,7 +78,7 @@ def test_a_model_is_evaluated_with_the_averages(hub, name):
     local = OPTIMIZERS[name](theirs.parameters())
     plain = wrap(OPTIMIZERS[name](without.parameters()), without, hub, job="plain")
     averaged = torch.optim.swa_utils.AveragedModel(theirs, avg_fn=lambda average, new, _steps: DECAY * average + (1 - DECAY) * new)
-    averaged.update_parameters(theirs)  # the first update copies
+    averaged.update_parameters(theirs)  # the first update only copies
     for number in range(6):
         for model, each in ((ours, optimizer), (theirs, local), (without, plain)):
             each.zero_grad()

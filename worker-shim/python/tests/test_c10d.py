@@ -1,5 +1,4 @@
-"""torch.distributed's backend "phub": the calls by the hub, the calls by gloo, and the end. Needs torch
-2.4."""
+"""torch.distributed's backend "phub": the operations that the hub does, those that gloo does, and the end. Needs torch 2.4."""
 
 import datetime
 import os
@@ -36,7 +35,7 @@ def test_pieces_cover_a_tensor():
 def shapes_and_types(rank, store, world_size, hub):
     begin(store, rank, world_size, hub)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        # More elements than all keys have, so that the keys take turns.
+        # The largest tensor has more elements than all keys together, so that keys are used again.
         for shape in ((), (1,), (7, 5), (300_001,), (5_000_000,)):
             for op, times in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, world_size)):
                 ones = torch.arange(torch.Size(shape).numel()).remainder(8).reshape(shape).to(dtype)
@@ -102,7 +101,7 @@ def the_rest(rank, store, world_size, hub):
     dist.destroy_process_group()
     assert counts["hub"] == {}
     assert counts["gloo"]["allreduce"] == 5 and counts["gloo"]["broadcast"] == 1 and counts["gloo"]["barrier"] == 1
-    assert counts["gloo"]["new_group"] == (2 if rank == 0 else 1), counts  # a group of another backend does not count
+    assert counts["gloo"]["new_group"] == (2 if rank == 0 else 1), counts  # a group of another backend is not counted
 
 
 def test_gloo_takes_the_rest(hub, tmp_path):
@@ -111,7 +110,7 @@ def test_gloo_takes_the_rest(hub, tmp_path):
 
 def twice(rank, store, world_size):
     for number in range(2):
-        begin(f"{store}-{number}", rank, world_size, None)  # rank 0 starts the hub, and the store tells where
+        begin(f"{store}-{number}", rank, world_size, None)  # rank 0 starts the hub, and writes its address to the store
         tensor = torch.ones(10)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [2.0] * 10
@@ -126,7 +125,7 @@ def test_a_group_can_be_made_again_and_rank_0_starts_the_hub(tmp_path):
 def in_a_store(rank, port, hub, is_restart):
     os.environ["PHUB_HUB"] = hub
     if is_restart and rank == 0:
-        time.sleep(1)  # so rank 1 is there first, and finds the words of the dead rank 0
+        time.sleep(1)  # so that rank 1 looks first, and finds what the former rank 0 wrote
     store, limit = dist.TCPStore("127.0.0.1", port, is_master=False), datetime.timedelta(seconds=30)
     dist.init_process_group("phub", store=store, rank=rank, world_size=2, timeout=limit)
     for group in (None, dist.new_group([0, 1])):

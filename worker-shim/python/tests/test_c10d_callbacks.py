@@ -1,4 +1,5 @@
-"""Callbacks of the backend "phub" that make calls themselves: torch's own hooks, waits, and chains two deep. Needs torch 2.4."""
+"""Callbacks of the backend "phub" that make all-reduces themselves: torch's own hooks, waits, and chains of two callbacks. Needs
+torch 2.4."""
 
 import warnings
 
@@ -19,13 +20,13 @@ from phub.torch._calls import MAX_DEPTHS  # noqa: E402
 
 HOOKS = {"powerSGD": power_sgd.powerSGD_hook, "batched": power_sgd.batched_powerSGD_hook}
 _orthogonalize = power_sgd._orthogonalize
-# The batched hook gives it a matrix, and since torch 1.12 it wants a batch of them.
+# Torch's batched hook passes a matrix, although since torch 1.12 `_orthogonalize` takes a batch of matrices.
 power_sgd._orthogonalize = lambda each, epsilon=0: _orthogonalize(each if each.dim() == 3 else each[None], epsilon)
 
 
 def one_after_the_other(hook):
-    """Returns the hook without overlap: gloo pairs calls by their number, also those of callbacks on its own
-    threads."""
+    """Returns the hook without overlap, for gloo. Gloo pairs the calls of ranks by their order, also the calls of callbacks,
+    which run on gloo's threads."""
 
     def waits(state, bucket):
         future = hook(state, bucket)
@@ -53,7 +54,7 @@ def train(backend, hook, buckets_mb, rank, world_size):
 
 
 def hooks(rank, store, world_size, hub):
-    warnings.simplefilter("ignore")  # of torch's hooks about themselves
+    warnings.simplefilter("ignore")  # torch's hooks warn of themselves
     seen = {}
     for backend in ("gloo", "phub"):
         begin(f"{store}-{backend}", rank, world_size, hub, backend)
@@ -78,7 +79,7 @@ def ones(value):
 
 
 def sum_of(value):
-    """Returns the sum over all workers, from wherever it is called."""
+    """Returns the sum over all workers. It can be called in callbacks."""
     tensor = ones(value)
     dist.all_reduce(tensor)
     return tensor[0].item()
@@ -99,7 +100,7 @@ def nested(rank, store, world_size, hub):
 
         return callback
 
-    # A worker that adds a callback late, to a future that is done, and one that adds it early agree on the sum.
+    # One worker adds a callback early, and the other adds it late, to a future that is done. Both get the same sums.
     for times in range(20):
         futures = [future_of(number) for number in range(4)]
         answers = []
@@ -128,11 +129,11 @@ def nested(rank, store, world_size, hub):
     done.then(lambda _: None).wait()
     assert seen == [12.0]
 
-    # Means of integers are gloo's, and their callbacks are called as all others.
+    # Gloo computes means of integers. Their callbacks are called in the same order as all callbacks.
     mean = dist.all_reduce(torch.tensor([4 * rank]), op=dist.ReduceOp.AVG, async_op=True).get_future()
     assert mean.then(lambda future: future.wait()[0].item() + sum_of(1)).wait() == 4.0
 
-    # Errors are those of the callback, also after it.
+    # The error of a callback is raised by its future, and by futures that depend on it.
     def fails(_future):
         raise KeyError("x")
 
@@ -144,7 +145,7 @@ def nested(rank, store, world_size, hub):
     def down(depth):
         return future_of(1).then(lambda _: down(depth + 1)).wait()
 
-    with pytest.raises(RuntimeError, match=f"{MAX_DEPTHS} deep, which is the most: call from the script"):
+    with pytest.raises(RuntimeError, match=f"{MAX_DEPTHS} levels deep, which is the most: call from the script"):
         down(0)
     assert sum_of(7) == 14
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A hub with TLS: all that a worker asks goes by one client, over TLS, and past the proxies of the environment."""
+"""A hub with TLS: all requests of a worker go over TLS, by one client, and do not use the proxies of the environment."""
 
 import re
 import socket
@@ -22,7 +22,7 @@ def encrypted(tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def proxy(monkeypatch):
-    """A proxy that the environment names, which must get nothing. Yields the bytes that it gets."""
+    """A proxy that the environment names, and that must receive nothing. Yields the bytes that it receives."""
     got = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

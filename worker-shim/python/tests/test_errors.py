@@ -1,4 +1,4 @@
-"""Each cause has its exception, in bounded time, with advice."""
+"""Each cause of an error raises its own exception, in bounded time, with advice."""
 
 import threading
 
@@ -76,7 +76,8 @@ def test_workers_whose_models_differ(hub):
 
     first = threading.Thread(target=lambda: pytest.raises(phub.MissingWorkersError, join, hub, 0, 2, join_limit=1.5))
     first.start()
-    # The worker takes its place within its limit; a worker before it would make the job itself.
+    # The other worker joins after the first worker has created the job, and before that worker's limit. If the other worker came
+    # first, it would create the job with its own terms.
     while not _has_job(hub):
         pass
     other()
@@ -156,7 +157,7 @@ def test_checkpoints(tmp_path, hub):
             assert session.checkpoint().round == 2
         with join(hub) as session:
             assert session.next_round > 0
-            session.broadcast()  # does nothing
+            session.broadcast()  # does nothing, because the job has weights
             np.testing.assert_array_equal(session.weights("bias"), -0.5)
 
 

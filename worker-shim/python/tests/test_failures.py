@@ -1,4 +1,4 @@
-"""A rank that fails notifies the other ranks: by a `with` block, and as a script that an exception ends."""
+"""A rank that fails notifies the other ranks: at the end of a `with` block, and when an exception ends the script."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ JOB = {"keys": KEYS, "optimizer": phub.Sgd(learning_rate=0.5), "job": "job"}
 
 
 def fails(script, **environment):
-    """Returns a process with this script."""
+    """Starts a process that runs this script, and returns it."""
     script = "import phub\n" + script.format(job=f"keys={KEYS!r}, optimizer=phub.{JOB['optimizer']!r}, job='job'")
     return subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
@@ -138,7 +138,7 @@ class Mute(Exception):
         (SystemExit("bad"), "exit('bad')"),
         (KeyError("x"), "KeyError: 'x'"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (Mute(), "Mute: its text cannot be had"),
+        (Mute(), "Mute: its text cannot be read"),
         (ValueError("a\u202eb\n\0" + "c" * 300), "ValueError: a b  " + "c" * 183),
     ],
 )

@@ -16,12 +16,12 @@ import pytest
 import phub
 
 SHAPES = {"a": (100,), "b": (30, 50)}
-# Every wait has a limit, so that a mistake is no hang.
+# The limit of every wait, so that an error in the code does not make a test hang.
 LIMIT_S = 120
 
 
 def join(hub, job="job", optimizer=None, **settings):
-    """Returns the worker of a job whose weights are `1 - steps / 2`, so that each version tells its round."""
+    """Returns the worker of a job whose weights are `1 - steps / 2`, so that the weights of a version show its round."""
     session = phub.Session(hub, 0, 1, keys=SHAPES, optimizer=optimizer or phub.Sgd(0.5), job=job, **settings)
     session.broadcast({key: np.ones(shape, np.float32) for key, shape in SHAPES.items()})
     return session
@@ -45,7 +45,7 @@ def check(version, names=("a", "b")):
 
 @contextlib.contextmanager
 def stepping(session):
-    """Steps all the time, on a thread. Yields the number of steps so far, in a list."""
+    """Makes steps on a thread until the end of the context. Yields a list whose only element is the number of steps so far."""
     count, ends = [0], threading.Event()
 
     def run():
@@ -133,16 +133,16 @@ def test_a_reader_that_is_slow_or_waits_holds_up_nobody(hub):
     versions = phub.subscribe(hub.address, "job", every=0, timeout=LIMIT_S)
     with stepping(session) as count:
         held, before = next(versions), count[0]
-        while count[0] < before + 200:  # it does not read on meanwhile
+        while count[0] < before + 200:  # meanwhile the reader asks for no version
             time.sleep(0.01)
         check(held)
         newest = next(versions)
         check(newest)
         assert newest.round > before + 200, "the newest comes next"
-    # A wait is without the GIL: this thread counts on.
+    # A wait releases the GIL, so this thread runs while the other waits.
     waits = threading.Thread(target=lambda: list(versions))
     waits.start()
-    time.sleep(1)  # it has the newest, and waits for another
+    time.sleep(1)  # the reader gets the newest version, and waits for the next
     assert waits.is_alive()
     with pytest.raises(phub.OrderError, match="another thread waits"):
         next(versions)
@@ -180,11 +180,11 @@ def test_a_reader_goes_on_with_a_hub_that_was_killed_and_comes_back():
     versions = phub.subscribe(address, "job", every=0, timeout=LIMIT_S)
     coming = []
     reader = threading.Thread(target=lambda: coming.extend(versions))
-    reader.start()  # before there is a hub
+    reader.start()  # no hub runs yet
     for life in (1, 2):
         hub = serve(port)
         try:
-            time.sleep(1)  # without its job, the hub is no end of it
+            time.sleep(1)  # a hub that does not have the job does not end the reader
             assert reader.is_alive()
             session = join(address)
             before = len(coming)
@@ -199,7 +199,7 @@ def test_a_reader_goes_on_with_a_hub_that_was_killed_and_comes_back():
             else:
                 hub.kill()
                 hub.wait()
-                time.sleep(1)  # the reader sees that it is away
+                time.sleep(1)  # the reader notices that the hub is away
                 session.close()
         finally:
             hub.kill()
@@ -243,7 +243,7 @@ def test_a_directory_of_versions_is_followed_and_what_was_skipped_is_told(hub, t
         assert (fourth.id, fourth.skipped, fourth.round) == (4, 2, 5)
         step(session)
         publish(hub.address, directory)
-        # A bit that is not as it was published: the version is never shown.
+        # A version of which one bit has changed since it was published is never returned.
         [file] = (directory / "weight_v000005").glob("*.safetensors")
         damaged = bytearray(file.read_bytes())
         damaged[-3] ^= 1

@@ -1,6 +1,6 @@
 """The examples with real frameworks train under torchrun, also after a killed worker.
 
-`make frameworks` has them all; a missing one is skipped.
+`make frameworks` installs all of them. The test of a framework that is missing is skipped.
 """
 
 import ast
@@ -25,7 +25,7 @@ LOSS = re.compile(r"^(?:step|epoch) \d+: loss (\S+)$", re.MULTILINE)
 
 
 def launch(tmp_path, example, *arguments, options=(), workers=2):
-    # Each run has ports of its own, and a hub that rank 0 starts.
+    # Each run uses its own ports, and a hub that its rank 0 starts.
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(workers), "--standalone", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PHUB_")}
     environment.update(PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
@@ -40,7 +40,7 @@ def launch(tmp_path, example, *arguments, options=(), workers=2):
 
 
 def rest_of(process):
-    """Returns its output until it ends. One that hangs is ended, with its workers."""
+    """Returns the output of a process up to its end. If the process hangs, it is ended with its workers, and the test fails."""
     try:
         return process.communicate(timeout=LIMIT_S)[0]
     except subprocess.TimeoutExpired:
@@ -49,7 +49,8 @@ def rest_of(process):
 
 
 def check_ranks(said, workers=2):
-    """All ranks end with the same weights, and the hub was used."""
+    """Asserts that all ranks ended with the same weights, and that all used the hub. Returns the number of each rank's
+    all-reduces at the hub."""
     ranks = {rank: (weights, ast.literal_eval(calls)) for rank, weights, calls in RANK.findall(said)}
     assert sorted(ranks) == [str(rank) for rank in range(workers)], said
     assert len({weights for weights, _ in ranks.values()}) == 1, said
@@ -69,7 +70,7 @@ def test_example(tmp_path, example, package, calls):
     assert process.returncode == 0, said
     losses = [float(loss) for loss in LOSS.findall(said)]
     assert losses[-1] < 0.6 * losses[0], said
-    # One bucket: a call for each step, and for each mean of the loss that the example asks for.
+    # DDP has one bucket here. So there is one call for each step, and one for each mean of the loss.
     assert check_ranks(said) == [calls, calls], said
     print(f"{package} {importlib.metadata.version(package)}: losses {losses}")
 

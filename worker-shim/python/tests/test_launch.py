@@ -21,12 +21,12 @@ from phub._launch import wait_for_hub
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
             (1, 4, None, "10.0.0.1:21440"),
         ),
-        # The next run's store has the next port, and its hub another.
+        # A store with the next port belongs to another run, whose hub has another port.
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29501"},
             (1, 4, None, "a:21456"),
         ),
-        # If rank 0 can notify the others, it takes a port that is free.
+        # If rank 0 can send its port to the other ranks, it takes a free port.
         (
             {
                 **{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a"},
@@ -55,7 +55,7 @@ from phub._launch import wait_for_hub
         ),
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, None, None)),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "77"}, (5, 6, None, None)),
-        # Without a place on its machine, machines are not distinguished.
+        # Without a rank on the machine, this package does not distinguish machines.
         (
             {
                 **{"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "300", "SLURM_STEP_ID": "1"},
@@ -86,9 +86,9 @@ from phub._launch import wait_for_hub
                 ),
             )
         ),
-        # On several machines the first must be named.
+        # On several machines the environment must name the first machine; here it does not, so there is no hub.
         ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (3, 4, None, None)),
-        # Hydra starts its proxies by srun, whose ranks are those of machines.
+        # Hydra starts its proxies by srun, one on each machine. Slurm's ranks are then not those of the workers.
         (
             {
                 **{"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
@@ -96,7 +96,7 @@ from phub._launch import wait_for_hub
             },
             (3, 4, None, None),
         ),
-        # Slurm speaks PMI itself.
+        # Slurm sets PMI's variables, too.
         (
             {
                 **{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_STEP_NODELIST": "a[1-2]"},
@@ -104,7 +104,7 @@ from phub._launch import wait_for_hub
             },
             (3, 4, None, "a1:19264"),
         ),
-        # A batch script of one task, and an interactive step of a job with one, are one worker alone.
+        # A batch script of a job with one task is a single worker. So is an interactive step of such a job.
         ({"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}, (0, 1, None, "127.0.0.1:0")),
         (
             {
@@ -156,7 +156,7 @@ SLURM = {
 @pytest.mark.parametrize(
     "environment, expected",
     [
-        # Number, of; rank and workers there; the machine's hub; mesh.
+        # The machine's number, the number of machines, the rank on the machine, the workers on it, its hub, and the mesh.
         (TORCHRUN, (1, 2, 1, 4, "127.0.0.1:21441", "1/2@10.0.0.1:21440")),
         ({**TORCHRUN, "MASTER_ADDR": "fd00::7"}, (1, 2, 1, 4, "127.0.0.1:21441", "1/2@[fd00::7]:21440")),
         ({**OPEN_MPI, "MASTER_ADDR": "a", "MASTER_PORT": "29500"}, (1, 2, 1, 4, "127.0.0.1:21441", "1/2@a:21440")),
@@ -169,17 +169,17 @@ SLURM = {
         ),
         (SLURM, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
         ({**SLURM, "SLURM_GTIDS": "1,5,3"}, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
-        # On one machine, without a name of the first, by wish, or with a hub of one's own: rank 0's hub, or that.
+        # No hub on each machine: for one machine, if the first machine has no name, with PHUB_LEVELS=flat, and with PHUB_HUB.
         ({**TORCHRUN, "WORLD_SIZE": "4", "RANK": "1", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}, None),
         (OPEN_MPI, None),
         ({**TORCHRUN, "PHUB_LEVELS": "flat"}, None),
         ({**TORCHRUN, "PHUB_HUB": "box:7077"}, None),
-        # Ranks that go round the machines tell nothing of the machine.
+        # If neighbouring ranks are on different machines, the rank does not show the machine.
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
             None,
         ),
-        # Hubs run already, below others or in a mesh.
+        # Hubs already run on each machine, below other hubs or in a mesh.
         ({**TORCHRUN, "PHUB_LEVELS": "machine"}, (1, 2, 1, 4, "127.0.0.1:7077", None)),
         (
             {**TORCHRUN, "PHUB_LEVELS": "machine", "PHUB_HUB": "here:1", "PHUB_MESH": "1/2@a:1"},
@@ -197,7 +197,7 @@ SLURM = {
 def test_machines(environment, expected):
     worker = phub.worker(environment)
     place = worker.machine
-    assert worker.rank == int(environment.get("RANK", 5))  # among all workers, also where each machine has a hub
+    assert worker.rank == int(environment.get("RANK", 5))  # the rank among the workers of all machines
     seen = place and (place.number, place.of, place.rank, place.world_size, place.hub, place.mesh)
     assert seen == expected
     if place:
@@ -213,7 +213,7 @@ def test_slurm_names_the_ranks_of_a_machine():
 def test_a_hub_beside_the_workers_outlives_them_and_ends_when_it_is_not_used(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = "127.0.0.1:{}".format(free.getsockname()[1])
-    monkeypatch.setenv("PHUB_UNUSED_LIMIT_S", "8")  # a busy machine needs some seconds to join
+    monkeypatch.setenv("PHUB_UNUSED_LIMIT_S", "8")  # not less, because a join takes some seconds on a busy machine
     for _ in range(2):
         _hub.serve_beside(address)  # the second call finds the hub of the first
     [hub] = _hub._BESIDE
@@ -258,7 +258,7 @@ def test_a_restart_under_torchrun_is_another_job():
             {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
             "batch script or a shell of Slurm's job 77, and not one of its 4 tasks: start them by `srun python",
         ),
-        # An interactive step has the number of a step, or Slurm's own for such steps.
+        # An interactive step has a number like a step of srun, or the number that Slurm keeps for interactive steps.
         *(
             (
                 {
@@ -280,7 +280,7 @@ def test_a_restart_under_torchrun_is_another_job():
 def test_a_launcher_that_does_not_say_who_this_is(environment, words, hub, monkeypatch):
     with pytest.raises(phub.SettingsError, match=words):
         phub.worker(environment)
-    # A script that gives its rank and the number of workers needs no launcher.
+    # A script that itself gives rank and world size needs no launcher.
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with phub.Session(hub, 0, 1, keys={"only": (3,)}, optimizer=phub.Average()) as session:
@@ -340,7 +340,7 @@ def test_a_lone_process_needs_no_home(monkeypatch):
     for name in ("XDG_CONFIG_HOME", "PHUB_TOKEN", "PHUB_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/proc/nowhere")
-    # Two sessions, of the one hub.
+    # Two sessions, both at the hub that the first session started.
     script = """
 import phub
 for job in ("a", "b"):

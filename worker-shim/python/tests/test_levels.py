@@ -1,4 +1,4 @@
-"""Two machines with a hub each: the mean is that of all workers, and a state goes through the hubs."""
+"""Two machines with a hub each: the mean is that of all workers, and a state is read from and given to both hubs."""
 
 import concurrent.futures
 
@@ -11,7 +11,7 @@ from phub import _state
 
 MACHINES, WORKERS = 2, 2
 NESTEROV = phub.Nesterov(0.5, 0.5)
-# In chunks of 64 bytes "a" lies at several hubs, and "c" at one.
+# With chunks of 64 bytes, "a" is spread over several hubs, and "c" is at one hub.
 KEYS = {"a": (30, 40), "b": (3,), "c": ()}
 
 
@@ -30,8 +30,8 @@ def test_a_mesh_of_two_machines_averages_over_all_workers(hubs):
 
 
 def train(settings, state=None):
-    """Returns a job of workers with these settings, each on a thread: three rounds. It has the results of each
-    worker: the state after the second round, and the weights at the end."""
+    """Trains for three rounds, with a worker on a thread for each of these settings. Returns for each worker the state after the
+    second round, and the weights at the end."""
 
     def worker(number):
         job = {"keys": KEYS, "optimizer": NESTEROV, "chunk_bytes": 64, "state": state, **settings[number]}

@@ -1,4 +1,4 @@
-"""The hub's figures, as Prometheus reads them."""
+"""The hub's metrics, in the form that Prometheus reads."""
 
 import urllib.error
 import urllib.request
@@ -51,4 +51,4 @@ def test_prometheus_reads_the_page(tmp_path):
             ways = [(f"phub_link_{way}_bytes_total", *link) for way in ("sent", "received")]
             crossed = 4 * (40_000 + 2 * 16)  # a broadcast and three rounds of two chunks with their headers
             while seen[("phub_job_round", job)] != 4 or [seen.get(way) for way in ways] != [crossed] * 2:
-                seen = samples(page(hub, read))  # the hub looks several times a second here
+                seen = samples(page(hub, read))  # in this test the hub updates its metrics several times a second

@@ -94,7 +94,7 @@ def local_steps(rank, hub, outer):
     ids=["diloco", "local sgd"],
 )
 def test_local_steps(hub, ours, theirs):
-    """The outer step of all workers' mean change, against the same steps in one process."""
+    """Outer steps with the mean of all workers' changes give the same weights as the same steps in one process."""
     outer = network()
     optimizer = torch.optim.SGD(outer.parameters(), **theirs)
     models = [network() for _ in range(2)]
@@ -128,7 +128,7 @@ def kvstore(rank, hub):
 
 
 def test_a_script_of_kvstore(hub):
-    """The hub steps with the mean, which is 1.5 and then 3. dist_sync gives the sum to its optimizer."""
+    """The hub makes steps with the mean, which is 1.5 and then 3. MXNet's dist_sync would give the sum to its optimizer."""
     for pulled in in_processes(2, kvstore, hub.address):
         np.testing.assert_allclose(pulled[0], np.full((2, 3), 1 - 0.1 * 1.5), rtol=1e-6)
         np.testing.assert_allclose(pulled[1], np.full((2, 3), 1 - 0.1 * 4.5), rtol=1e-6)
@@ -143,5 +143,5 @@ def asynchronous(rank, hub):
 
 
 def test_dist_async_is_asp(hub):
-    """Each push is a step: three of one worker, six of the other, so who ends last sees all nine."""
+    """Each push is a step: three by one worker, six by the other. So the worker that ends last gets weights after nine steps."""
     assert max(in_processes(2, asynchronous, hub.address)) == 9

@@ -31,14 +31,14 @@ TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parent.parent / "example
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes of two workers each: one more than are used, so that one may be lost."""
+    """Three nodes for two workers each. A run uses two nodes, so that one node may be lost."""
     few = {"RAY_TRAIN_ENABLE_STATE_TRACKING": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
     slow = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600", "PHUB_IDLE": "sleep", "PHUB_HEARTBEAT_LIMIT_S": "60"}
     path = os.pathsep.join([str(TESTS), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
     before = dict(os.environ)
     os.environ.update(few, **slow, PYTHONPATH=path, OMP_NUM_THREADS="1")
     node = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster()  # the kernel ends its processes with this one
+    cluster = Cluster()  # the kernel kills its processes when this process ends
     try:
         cluster.add_node(wait=False, resources={"hub": 1}, **node)
         for _ in range(NODES):
@@ -61,7 +61,7 @@ def watchdog_s():
 
 
 def train(number, at_step=lambda optimizer, step: None, **where):
-    """This worker's first step, and its weights after the last."""
+    """Trains one worker. Returns its first step, and its weights after the last step."""
     torch.manual_seed(7)
     inputs = torch.randn(64, 20)
     targets = inputs[:, :5].argmax(1)
@@ -88,7 +88,7 @@ def train_on_one_hub(rank, hub):
 
 
 def train_by_ddp(rank):
-    """Returns how many means the hub has made, and the weights after the last."""
+    """Trains one worker by DDP. Returns the number of all-reduces at the hub, and the weights after the last step."""
     torch.manual_seed(7)
     inputs = torch.randn(64, 20)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 5))
@@ -101,7 +101,7 @@ def train_by_ddp(rank):
 
 
 def run_by_ray(tmp_path, name, work, failures=0, **hubs):
-    """Returns the results of `work(rank)` on each rank."""
+    """Runs `work(rank)` by Ray Train on each rank, and returns the results."""
 
     def train_here():
         rank = ray.train.get_context().get_world_rank()
@@ -148,7 +148,7 @@ def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cl
     [expected] = {repr(seen) for seen in in_processes(WORKERS, train_by_hand, [hub.address for hub in hubs])}
     waits, chosen, gone = tmp_path / "waits", tmp_path / "chosen", tmp_path / "gone"
     os.mkfifo(waits)
-    # Ray places workers where it likes. Without the head node there is no cluster.
+    # Ray chooses the nodes of the workers. The head node must not be lost, because the cluster ends with it.
     nodes = [each.node_id for each in cluster.worker_nodes]
 
     def is_chosen():
@@ -181,7 +181,7 @@ def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cl
     ended = run_by_ray(tmp_path, "goes on", work, failures=1, checkpoints=str(tmp_path / "hubs"))
     operator.join(timeout=60)
     assert lost, "no worker has waited for the loss of its node"
-    # The result is that of a run without losses.
+    # The result is that of a run in which no node is lost.
     assert {repr((0, weights)) for _, weights in ended} == {expected}
     assert {first for first, _ in ended} == {SAVED}
     said = "".join(capfd.readouterr())
@@ -189,6 +189,7 @@ def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cl
 
 
 def test_a_resource_that_no_node_has(tmp_path, cluster):
-    # The last of the tests: without a dashboard, Ray 2.60 keeps the resources of a run whose backend does not start.
+    # This test is the last, because Ray 2.60 without a dashboard does not release the resources of a run whose backend fails to
+    # start.
     with pytest.raises(ray.train.TrainingFailedError, match="no node of Ray's has the resource 'none'"):
         run_by_ray(tmp_path, "no hub", train, resource="none")

@@ -1,4 +1,4 @@
-"""The agreement of the workers of a run: the address of the hub that they start, and a random name."""
+"""The workers of a run agree on the address of the hub that they start, and on a random word."""
 
 import os
 import random
@@ -25,13 +25,13 @@ with phub.Session(keys={"only": (3,)}, optimizer=phub.Average()) as session:
 
 
 def environment(**settings):
-    """This process's, without a launcher's."""
+    """Returns the environment of this process without the variables of launchers, and with these settings."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PHUB_", "PMI_", "SLURM_", "OMPI_", "DMLC_"))}
     return {**own, "PYTHONPATH": os.pathsep.join(sys.path), "PHUB_CORES": "1", "PHUB_IDLE": "sleep", **settings}
 
 
 def finish(processes):
-    """Returns the output of processes, by line."""
+    """Waits for processes, which must succeed, and returns the lines of their output, sorted."""
     try:
         said = [process.communicate(timeout=120) for process in processes]
     finally:
@@ -48,11 +48,11 @@ def start(command, **settings):
 
 
 def workers(environments, script=SCRIPT):
-    """Returns the output of workers that run a script, each with these settings."""
+    """Runs a script in a worker for each of these environments, and returns the lines of their output, sorted."""
     return finish([start([sys.executable, "-c", script], **settings) for settings in environments])
 
 
-# mpiexec does the same: one process starts the workers, one of them from a shell script.
+# A launcher that starts workers as mpiexec does: one worker itself, and the other through a shell.
 LAUNCHER = """
 import os, subprocess, sys
 command = [sys.executable, "-c", sys.argv[1]]
@@ -92,8 +92,8 @@ def test_files_of_others_are_not_trusted(tmp_path, monkeypatch):
 
 
 def free_ports(count):
-    """Returns the first of `count` ports in a row that are free. The kernel gives only higher ports to sockets that
-    ask for any."""
+    """Returns the first of `count` neighbouring ports that are free. They are below the range from which the kernel takes ports
+    itself."""
     while True:
         port = random.randrange(10_000, 32_000)
         try:
@@ -105,13 +105,13 @@ def free_ports(count):
 
 
 def by_hand(port, addresses, **settings):
-    """Returns the settings of workers that a person starts by hand, with the names of torch."""
+    """Returns the environments of workers that a person starts by hand, with torch's variables."""
     names = {"WORLD_SIZE": str(len(addresses)), "MASTER_PORT": str(port), **settings}
     return [{**names, "RANK": str(rank), "MASTER_ADDR": address} for rank, address in enumerate(addresses)]
 
 
 def test_rank_0_is_found_where_it_calls_itself_localhost():
-    # The other workers know the machine by another address, as with Kubeflow's operator.
+    # The other workers use another address of the same machine, as with Kubeflow's operator.
     lines = workers(by_hand(free_ports(1), ["localhost", "127.0.0.2"]))
     assert [line.partition(" in ")[0] for line in lines] == ["rank 0: [0.5, 0.5, 0.5]", "rank 1: [0.5, 0.5, 0.5]"]
 
@@ -131,7 +131,7 @@ def test_torchruns_side_by_side_take_no_port_of_each_other(tmp_path):
     script.write_text(SCRIPT)
     port = free_ports(2)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=1", "--tee=1"]
-    # The first has its hub before the second begins: its workers wait for a file.
+    # The workers of the first run wait for a file, so that its hub is there before the second run begins.
     script.write_text("import os, time\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n" + SCRIPT)
     waits = script.read_text().replace("    mean", "    import pathlib; pathlib.Path(os.environ['HERE']).touch()\n    mean")
     (tmp_path / "first.py").write_text(
@@ -197,7 +197,7 @@ def test_a_run_goes_on_from_a_checkpoint_only_if_its_name_says_so(tmp_path):
         first, second = run(PHUB_JOB="mine"), run(PHUB_JOB="mine")
         assert all(line.endswith("of job mine: from 0 to [-1.0, -1.0, -1.0]") for line in first[0]) and "continues" not in first[1]
         assert all(line.endswith("of job mine: from 2 to [-2.0, -2.0, -2.0]") for line in second[0])
-        assert "job mine continues before round 2, with the weights that its hub had of it" in second[1]
+        assert "job mine continues before round 2, with weights that its hub already had" in second[1]
 
 
 def test_sessions_of_one_process_have_names_by_the_order_in_which_they_are_made(hub, monkeypatch):
@@ -207,7 +207,7 @@ def test_sessions_of_one_process_have_names_by_the_order_in_which_they_are_made(
         assert two.job == f"{one.job}-2"
     monkeypatch.setenv("PHUB_JOB", "mine")
     with phub.Session(keys=keys, optimizer=average) as one, phub.Session(keys=keys, optimizer=average, job="other") as two:
-        # One that does not join leaves its name to the next.
+        # A session that could not join gives its name back, and the next session gets it.
         with pytest.raises(phub.SettingsError):
             phub.Session(keys=keys, optimizer=phub.Momentum(0.1, momentum=2.0))
         with phub.Session(keys=keys, optimizer=average) as three:
@@ -215,7 +215,7 @@ def test_sessions_of_one_process_have_names_by_the_order_in_which_they_are_made(
 
 
 class Words(_board.Board):
-    """A board that has words of an earlier run."""
+    """A board in memory, which may have words of an earlier run."""
 
     def __init__(self, texts):
         self.texts = texts

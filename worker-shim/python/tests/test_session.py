@@ -23,7 +23,7 @@ def join(hub, rank=0, world_size=1, **settings):
 
 
 def pair(hub, **settings):
-    """Returns two workers in this process, with weights of zero."""
+    """Returns the sessions of two workers in this process, after a broadcast of zeros."""
     sessions = [None, None]
 
     def start(rank):
@@ -76,7 +76,7 @@ def test_a_session_says_where_its_time_went(hub, caplog):
         second.wait()
     waiter.join()
     times = first.times
-    # The two keys may cross in one post, with the padding between them.
+    # The two keys may cross in one post, which includes the padding between them.
     apart, together = 3 * 4 * (120 + 7), 3 * 4 * (128 + 7)
     assert times.rounds == 3 and apart <= times.sent <= together and apart <= times.received <= together
     assert times.waiting >= 0.15 and times.waiting > second.times.waiting and times.asleep == times.waiting
@@ -145,7 +145,7 @@ def test_the_hub_may_answer_before_the_push(hub):
         for rank, session in enumerate(sessions):
             session.gradient("weight")[:] = 1 + 2 * rank
             session.send_ahead("weight")
-        if number % 2 == 0:  # nothing but the answer can be waited for, so this may be before or after the hub's
+        if number % 2 == 0:  # the test cannot wait for the early answer, so this write is before or after it
             sessions[0].gradient("weight")[:] = 5
             sessions[0].push("weight", rewritten=True)
         else:
@@ -213,7 +213,7 @@ def test_other_layers_can_be_learnt(hub):
     with pulling(hub, "layer", pull_layers=None) as session:
         assert session.pull_plan.batches == [[key] for key in session.keys]
         session.broadcast()
-        session.push("also first")  # in flight until the layer before it has come
+        session.push("also first")  # in flight until the layer before it has arrived
         with pytest.raises(phub.OrderError, match="in flight.*pulling by other layers"):
             session.pull_by(LAYERS)
         session.push("first", "second", "third")
@@ -259,7 +259,7 @@ def test_windows_are_shown_without_copies_and_outlive_the_session(hub):
     gradient[:] = 4.0
     session.push()
     session.wait()
-    np.testing.assert_array_equal(weights, 3.0)  # the same array
+    np.testing.assert_array_equal(weights, 3.0)  # the same array has the new values
     session.leave()
     del session
     gc.collect()
@@ -286,7 +286,7 @@ def test_keys_of_half_precision_and_multipliers(hub):
     with join(hub, keys=keys) as session:
         session.broadcast()
         assert session.gradient("half").dtype == session.gradient("array").dtype == np.float16
-        session.gradient("brain")[:] = 0x3F80  # 1.0: the upper half of its f32
+        session.gradient("brain")[:] = 0x3F80  # 1.0 as bf16: the upper half of the bits of its f32
         session.push("brain")
         session.wait("brain")
         np.testing.assert_array_equal(session.weights("brain"), 0xBF00)  # -0.5
@@ -310,7 +310,7 @@ def test_average_is_an_all_reduce(hub):
 
 
 def test_others_run_while_one_waits(hub):
-    # Both workers are in this process: while the first waits, the second needs the GIL to push.
+    # Both workers are in this process. The second needs the GIL to push while the first waits.
     first, second = pair(hub)
     first.push()
     waited = threading.Event()

@@ -1,4 +1,4 @@
-"""LARS and LAMB by key against a small implementation in PyTorch, over 200 steps."""
+"""LARS and LAMB at the hub have the weights of a small implementation in PyTorch, over 200 steps."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def lamb(weight, mean, state, settings, decay, adapts, step):
 
 
 def by_torch(name, workers):
-    """Returns the weights after all steps."""
+    """Returns the weights after all steps of the implementation in PyTorch."""
     step_of, settings = {"lars": lars, "lamb": lamb}[name], SETTINGS[name]
     model = {key: torch.from_numpy(weights(key)) for key in SHAPES}
     states = {key: {} for key in SHAPES}

@@ -1,4 +1,4 @@
-"""The errors of DDP's hook speak of DDP's bucket."""
+"""The errors of DDP's hook describe the bucket that failed."""
 
 import os
 import re
@@ -66,14 +66,14 @@ def test_a_hub_that_is_lost(group):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     model.register_comm_hook(phub.torch.HubState(hub, 0, 1), phub.torch.ddp_hook)
     inputs = torch.ones(4, requires_grad=True)
-    for _ in range(5):  # torch builds its buckets again after the first
+    for _ in range(5):  # torch builds its buckets again after the first pass
         model(inputs).sum().backward()
     with pytest.raises((RuntimeError, phub.Error), match=BUCKET.format(20, "float32", ".*") + ".*for the test"):
         Stops.apply(model(inputs)).sum().backward()
 
 
 def other_fails(rank, store, hub, how, passes):
-    """Each worker has a process group of its own: so it is the hub's answer that fails, and no call of gloo."""
+    """Each worker has its own process group, so the hub's answer fails, and no call of gloo does."""
     torch.distributed.init_process_group("gloo", f"file://{store}-{rank}", rank=0, world_size=1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     state = phub.torch.HubState(hub, rank, 2, job="lost", join_limit=3.0)
@@ -98,7 +98,7 @@ def other_fails(rank, store, hub, how, passes):
         assert re.search(each, text), text
 
 
-# In the first passes a bucket has a job of its own.
+# In the first passes each bucket has its own job.
 @pytest.mark.parametrize("how, passes", [("killed", 1), ("killed", 5), ("leaves", 5)])
 def test_a_worker_that_is_lost_or_leaves(hub, tmp_path, how, passes):
     work = (2, other_fails, tmp_path / "store", hub.address, how, passes)

@@ -1,4 +1,4 @@
-"""FSDP2 in each of two replicas, and the hub between them."""
+"""FSDP2 within each of two replicas, with the hub's means over the replicas."""
 
 import pytest
 from conftest import in_processes
@@ -15,7 +15,7 @@ REPLICAS, SHARDS, STEPS, RATE = 2, 2, 5, 0.1
 def net():
     torch.manual_seed(3)
     layers = [torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)]
-    return torch.nn.Sequential(*layers)  # 7, 5 and 3 rows: the last shards are filled up
+    return torch.nn.Sequential(*layers)  # 7, 5 and 3 rows, so FSDP pads the last shards
 
 
 def rows(step, rank):
@@ -29,7 +29,7 @@ def gradients(model, step, rank):
 
 
 def by_hand():
-    """Returns the weights of one process, which adds as FSDP and the hub do."""
+    """Returns the weights of one process, which adds the gradients in the order of FSDP and the hub."""
     model = net()
     for step in range(STEPS):
         each = [gradients(model, step, rank) for rank in range(REPLICAS * SHARDS)]

@@ -1,4 +1,5 @@
-"""Names of jobs by object: a cell that runs twice, a sweep, a GAN, several hooks; and an optimizer that is dropped leaves its job."""
+"""Each object has its own job: in a cell that runs twice, a sweep, a GAN, and with several hooks. An optimizer that a script drops
+leaves its job."""
 
 import gc
 import importlib
@@ -18,15 +19,15 @@ import phub.torch  # noqa: E402
 
 
 def jobs_at(address):
-    """Returns the jobs that have members, by name."""
+    """Returns the names of the jobs that have members."""
     shown = {"Authorization": f"Bearer {phub._phub.token('read', '*', None)}"}
     with urllib.request.urlopen(urllib.request.Request(f"http://{address}/v1/hub", headers=shown)) as answer:
         return [job["name"] for job in json.load(answer)["jobs"] if job["members"]]
 
 
 def cell(world, **settings):
-    """Returns the objects of a notebook's cell, or of a run of a sweep: a model, an optimizer and some
-    steps."""
+    """Does what a notebook's cell or a run of a sweep does: makes a model and an optimizer, and some steps. Returns model,
+    optimizer and parameters."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **world, **settings)
@@ -41,11 +42,11 @@ def cell(world, **settings):
 
 def notebook(rank, hub):
     world = {"hub": hub, "rank": rank, "world_size": 2}
-    gc.disable()  # an object that a script drops is freed at once
+    gc.disable()  # an object that a script drops must be freed without the collector of cycles
     first, optimizer, expected = cell(world)
     names = [optimizer.session.job]
     alive = weakref.ref(optimizer)
-    model, optimizer, seen = cell(world)  # the cell again: the former optimizer is dropped when the new one is there
+    model, optimizer, seen = cell(world)  # the same cell again; Python drops the former optimizer after the new one is made
     assert alive() is None
     assert all(torch.equal(one, other) for one, other in zip(seen, expected))
     assert all(type(each) is torch.nn.Parameter for each in first.parameters()), "ordinary again"
@@ -55,7 +56,7 @@ def notebook(rank, hub):
         model, optimizer, seen = cell(world, compression=compression)
         assert alive() is None
         names.append(optimizer.session.job)
-    # A GAN.
+    # Two optimizers at the same time, as in a GAN.
     other, critic, _ = cell(world)
     names.append(critic.session.job)
     with phub.Session(**world, keys={"only": (2,)}, optimizer=phub.Average()) as session:
@@ -91,7 +92,7 @@ def test_a_drop_waits_for_no_other_worker(hub):
     before = model.weight.detach().clone()
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-    del optimizer  # the other has not pushed, so that the values are still to come
+    del optimizer  # the other worker has not pushed, so the new values have not arrived
     sessions[0].push_pull("weight", np.ones((1, 2)))
     assert torch.equal(model.weight.detach(), before - 0.5), "a read waits for them, as ever"
     sessions[0].leave()
@@ -101,9 +102,9 @@ def test_a_drop_waits_for_no_other_worker(hub):
 
 
 def hooks(rank, store, hub):
-    """Returns two models with a hook each, after one is dropped, and another pair in its place."""
+    """Trains two models with a hook each, drops them, and trains another pair. Returns the sums of the gradients."""
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
-    os.environ["PHUB_HUB"] = hub  # the process group says who a worker is
+    os.environ["PHUB_HUB"] = hub  # rank and world size are those of the process group
     sums = []
     for _ in range(2):
         pair = []
@@ -119,7 +120,7 @@ def hooks(rank, store, hub):
                 model.zero_grad()
         alive = weakref.ref(state)
         del model, state, pair
-        gc.collect()  # DDP has cycles of its own
+        gc.collect()  # DDP's objects refer to each other in cycles
         assert alive() is None
     end_gloo()
     return sums
@@ -190,7 +191,7 @@ def test_sums_of_whole_numbers_are_exact(hub):
 
 
 def leftovers(rank, hub):
-    """Four passes make a step, and the last two of an epoch are dropped. Bytes of each step."""
+    """Trains with four passes for a step, and drops the last two passes of an epoch. Returns the bytes that each step sent."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3000, 8)
     optimizer = phub.torch.DistributedOptimizer(

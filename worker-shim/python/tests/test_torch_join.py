@@ -1,4 +1,5 @@
-"""Uneven inputs: torch's `Join` with DDP over the hub, by the hook and by the backend; and an optimizer's error for it."""
+"""Uneven inputs: torch's `Join` works with DDP over the hub, by the hook and by the backend, and a `DistributedOptimizer` refuses
+it."""
 
 import importlib
 import os
@@ -49,7 +50,7 @@ def train(way, store, hub, rank, initial):
 def uneven(rank, store, hub):
     seen = {}
     for way in WAYS:
-        # A hook divides by all workers, as torch's own do.
+        # A hook divides by the number of all workers, as torch's own hooks do.
         for initial in (True,) if way == "hook" else (True, False):
             seen[way, initial] = train(way, f"{store}-{way}-{initial}", hub, rank, initial)
     return seen

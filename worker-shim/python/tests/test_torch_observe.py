@@ -1,4 +1,4 @@
-"""`phub.torch.observe`: the rank that holds up a job of DDP over gloo is named, with the part of its step that is late."""
+"""`phub.torch.observe` names the rank that slows down a job of DDP over gloo, and the part of the step in which it is slow."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from phub.torch._observe import late  # noqa: E402
 
 RANKS = 3
 SLOW = 2
-SLEEP_S = 0.15  # more than a busy machine takes away
+SLEEP_S = 0.15  # longer than the delays of a busy machine
 
 
 class Sleeps(torch.autograd.Function):
@@ -37,7 +37,7 @@ class Sleeps(torch.autograd.Function):
 
 
 class Slow(Net):
-    """A net that is slow in a part of its step: on one rank of all."""
+    """A net that is slow in one part of a step. One rank uses it."""
 
     def __init__(self, part, seconds):
         super().__init__()
@@ -56,7 +56,7 @@ def group(rank, file, ranks):
 
 
 def observed(rank, hub, file):
-    """Trains once for each of `RUNS`. Returns for each the finding, its words, the times, and the hub's last verdict."""
+    """Trains once for each of `RUNS`. Returns for each run the late rank, the text, the times, and the hub's last verdict."""
     group(rank, file, RANKS)
     return {name: run_of(rank, hub, *settings) for name, settings in RUNS.items()}
 
@@ -67,7 +67,7 @@ def run_of(rank, hub, part, steps, passes):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         if step == 20:
-            verdict_of(hub, observer.session.job)  # the hub knows how fast rounds are from the second look on
+            verdict_of(hub, observer.session.job)  # the hub knows the speed of rounds only from the second request on
         if part == "data" and rank == SLOW:
             time.sleep(SLEEP_S)
         for number in range(passes - 1):
@@ -77,9 +77,9 @@ def run_of(rank, hub, part, steps, passes):
         optimizer.step()
         optimizer.zero_grad()
     torch.distributed.barrier()
-    observer._rows.finish()  # all answers are there
+    observer._rows.finish()  # returns when all answers have arrived
     found, words, seen = observer.late, str(observer), observer.times
-    # A job that the hub has seen once, and that makes no more rounds, has no speed.
+    # For shorter runs there was no first request during the rounds, so the hub knows no speed.
     verdict = seen_again(hub, observer.session.job) if steps > 20 else None
     torch.distributed.barrier()
     observer.leave()
@@ -87,7 +87,7 @@ def run_of(rank, hub, part, steps, passes):
 
 
 def seen_again(hub, job):
-    """Returns the verdict once the hub has looked at the job's last rounds: it looks every few seconds."""
+    """Returns the verdict after the hub has seen the job's last rounds, which it does every few seconds."""
     until = time.monotonic() + 60
     while "look again" in (verdict := verdict_of(hub, job)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -144,7 +144,7 @@ def test_nobody_is_late_where_all_are_as_fast():
 
 def test_of_two_ranks_the_slower_one_is_late():
     times = np.full((20, 2, 4), 0.01, np.float32)
-    times[:, :, 2] = 0.05  # as long on both
+    times[:, :, 2] = 0.05  # equally long on both ranks
     times[:, 1, 0] += 0.02
     found = late(times)
     assert (found.rank, found.part) == (1, "before its forward pass")
@@ -161,7 +161,7 @@ def test_a_rank_that_is_slow_in_some_steps_is_named_if_they_cost_enough():
 
 
 def survives(rank, hub, file):
-    """Trains on when the hub is gone. Returns the observer's words, and the weights."""
+    """Trains, also after the hub has stopped. Returns the observer's text, the log, and the weights."""
     group(rank, file, 2)
     model = torch.nn.parallel.DistributedDataParallel(Net())
     records = []
@@ -208,11 +208,11 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
         thread.start()
     for thread in threads:
         thread.join()
-    for _ in range(1001):  # the first one is sent, and rank 1 makes no step
+    for _ in range(1001):  # the first row is sent, and is not answered, because rank 1 makes no step
         models[0](torch.ones(1, 2)).backward()
     assert str(observers[0]) == "no verdict yet: 0 of 5 steps"
     models[0](torch.ones(1, 2)).backward()
     assert str(observers[0]).startswith("nobody is observed any more: the hub has not answered 1000 steps")
     models[0](torch.ones(1, 2)).backward()
     observers[0].leave()
-    observers[1].leave()  # it may leave before it learns that rank 0 did
+    observers[1].leave()  # it may not know yet that rank 0 has left

@@ -1,4 +1,4 @@
-"""The handling of errors while memory is pinned, with an imitated CUDA runtime. No GPU is here."""
+"""The handling of errors while memory is pinned, with an imitated CUDA runtime. The tests need no GPU."""
 
 import pytest
 
@@ -11,7 +11,7 @@ NOT_PERMITTED = 800
 
 
 class Runtime:
-    """An imitated runtime that keeps the last error for the next caller that asks, as CUDA's does."""
+    """An imitated CUDA runtime. Like the real one, it keeps the last error for the next caller that asks for it."""
 
     def __init__(self, refused):
         self.refused, self.pinned, self.last = refused, [], 0
@@ -51,7 +51,7 @@ def test_a_window_that_cannot_be_pinned_leaves_no_error_for_the_script(runtime):
     runtime.refused.add(first.data_ptr())
     assert pin([first, empty, second], CPU) == [second.data_ptr()]
     assert runtime.pinned == [(first.data_ptr(), 16, 0), (second.data_ptr(), 8, 0)]
-    torch.ones(1)  # raises the error that is left
+    torch.ones(1)  # would raise an error that was left behind
 
 
 def test_a_window_that_cannot_be_unpinned_leaves_no_error_either(runtime):

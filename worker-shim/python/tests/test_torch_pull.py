@@ -56,8 +56,8 @@ def test_layers_are_modules_in_the_order_in_which_they_are_called(hub):
     train(model, optimizer, 1)
     assert layers(optimizer) == registered, "something is under way"
     train(model, optimizer, 1)
-    # Parameters that no module waits for are waited for in step(). The model waits for its own, and for those of its
-    # child that is not called.
+    # `step()` waits for the parameters for which no module waits. The model waits for its own parameters, and for those of its
+    # child that is never called.
     assert layers(optimizer) == [of("outside"), ["scale", *of("unused")], of("first"), of("out")]
     optimizer.leave()
 

@@ -1,4 +1,4 @@
-"""Whatever reads a parameter after a step waits for its new values."""
+"""Every kind of read of a parameter after a step waits for the new values."""
 
 import copy
 import ctypes
@@ -22,7 +22,7 @@ linear = torch.nn.functional.linear
 
 
 class Held:
-    """A model after one step, and a second worker that pushes its part when this one begins to wait."""
+    """A model after one step, and a second worker, which pushes its gradients when the first worker begins to wait."""
 
     def __init__(self, hub, monkeypatch, model=None, **settings):
         self.model = model or Net()
@@ -54,7 +54,7 @@ class Held:
     def push(self):
         if not self.is_pushed:
             self.is_pushed = True
-            self.other.wait()  # for its answers of the step before
+            self.other.wait()  # the answers of the step before
             self.other.push()
 
     def step(self):
@@ -67,7 +67,7 @@ def through_a_file(what):
     file = io.BytesIO()
     torch.save(what, file)
     file.seek(0)
-    # Of this test's own making; torch 2.6 asks.
+    # The file is this test's own, so it may have any objects. From torch 2.6 on, this must be said.
     return torch.load(file, **({"weights_only": False} if torch.__version__ >= "2" else {}))
 
 
@@ -82,7 +82,7 @@ def averaged(model):
 
 
 def out(parameter):
-    """Written into another tensor."""
+    """Reads a parameter, with a result that is written into another tensor."""
     there = torch.zeros(4, 8)
     there[:] = parameter
     return there
@@ -145,7 +145,7 @@ class Twice(torch.autograd.Function):
 
 
 def read(name, model):
-    torch.manual_seed(1)  # a tied module's own bias is made by chance
+    torch.manual_seed(1)  # the bias of a tied module is random
     seen = READS[name](model)
     return seen.detach().clone() if isinstance(seen, torch.Tensor) else seen
 
@@ -191,7 +191,7 @@ def test_neighbours_are_taken_along_if_they_are_there(hub, monkeypatch):
     first, *others = held.optimizer.session.keys
     for are_there in (False, True):
         held.step()
-        held.is_pushed = True  # this test pushes by itself
+        held.is_pushed = True  # the test pushes itself, below
         held.other.wait()
         held.other.push(*(held.optimizer.session.keys if are_there else [first]))
         if are_there:
@@ -271,14 +271,14 @@ def test_after_the_end(hub, monkeypatch):
     leave.join()
     assert are_ordinary(model)
     with torch.no_grad():
-        model.first.weight.zero_()  # the script's own again
+        model.first.weight.zero_()  # an ordinary parameter again, which the script may write
     assert not model.first.weight.any()
 
 
 def test_a_read_of_what_will_never_come_is_an_error(hub, monkeypatch):
     held = Held(hub, monkeypatch)
     held.step()
-    held.is_pushed = True  # it never does
+    held.is_pushed = True  # so that the second worker never pushes
     held.optimizer.session.close()
     for _ in range(2):
         with pytest.raises(phub.Error):
@@ -324,7 +324,7 @@ def test_a_parameter_that_is_moved_is_stepped_where_it_is(hub):
 
 
 class Own(torch.nn.Parameter):
-    """A parameter of a class of its own, with functions of its own."""
+    """A parameter whose own class has its own functions."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -364,7 +364,7 @@ def test_compiled(hub, monkeypatch, what, first):
     counter = testing.CompileCounter()
     held = Held(hub, monkeypatch)
     if first == "eager":
-        held.step()  # in which the waits of modules are learnt
+        held.step()  # the optimizer learns in it for which parameters each module waits
     run = COMPILED[what](held.model, functools.partial(torch.compile, backend=counter))
     inputs, targets = data()
     old = run(inputs)
@@ -381,7 +381,7 @@ def test_compiled(hub, monkeypatch, what, first):
 
 
 def at_the_end(rank, hub):
-    """Returns the output of a script that reads parameters by themselves after each step, and at its end."""
+    """Returns the output of a script that reads parameters after each step and at its end, outside of modules."""
     torch.set_num_threads(1)
     torch.manual_seed(5)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))

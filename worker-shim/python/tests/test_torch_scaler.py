@@ -1,5 +1,5 @@
-"""torch's `GradScaler` in a job with `skip_nonfinite`: its cost, and its refusals. `truth` shows that the numbers are
-torch's."""
+"""Torch's `GradScaler` in a job with `skip_nonfinite`: the calls that it costs, and the settings that are refused. The tests of
+`truth` show that the numbers are torch's."""
 
 import pytest
 from conftest import in_processes
@@ -20,7 +20,8 @@ def scaled(model, seed):
 
 
 def train(rank, hub):
-    """Trains with bytes that leave ahead. Returns the calls of each step, and whether a job of means was joined."""
+    """Trains with bytes that are sent ahead. Returns the calls of each step, scales, skipped rounds, whether a job of means was
+    joined, and the parameters."""
     model = Net()
     settings = {"transport": "tcp", "chunk_bytes": 64, "skip_nonfinite": True, "rank": rank, "world_size": 2}
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, **settings)
@@ -55,7 +56,8 @@ def test_a_scaler_costs_no_exchange_of_means_and_bytes_leave_ahead(hub):
         assert scales == [1024.0, 1024.0, 2048.0, 2048.0, 1024.0, 1024.0, 1024.0, 2048.0]
         assert skipped == 1 and not joined_means
         assert all(("send_ahead", False) in each for each in calls)
-        # Bytes leave ahead times the factor of the step before: where the scale has changed, they leave again.
+        # Bytes that are sent ahead are multiplied by the factor of the step before. If the scale has changed since, the push
+        # sends them again.
         rewritten = [step for step, each in enumerate(calls) if ("push", True) in each]
         assert rewritten == [0, 3, 5]
         assert all(("pending", True) in each for each in calls), "step() waits for nothing"
@@ -63,8 +65,8 @@ def test_a_scaler_costs_no_exchange_of_means_and_bytes_leave_ahead(hub):
 
 
 def ask_late(rank, hub):
-    """Skips a step without the scaler before the scaler asks for the finding of its own step. Returns the
-    scale."""
+    """Makes a step with the scaler, and then a step without it, which is skipped. Only then the scaler reads whether its own step
+    was skipped. Returns the scale, and the number of skipped steps."""
     model = Net()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, skip_nonfinite=True, rank=rank, world_size=2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)

@@ -1,4 +1,4 @@
-"""Settings of a torch optimizer's groups that change in the run: the steps are torch's, or there is an error that names them."""
+"""Settings of a torch optimizer's groups that change during a run: the steps are torch's, or an error names the setting."""
 
 import math
 
@@ -23,7 +23,7 @@ def one_cycle(optimizer, max_lr):
 
 
 def by_hand(*changes):
-    """Returns a schedule: the changes of each step, as (group, setting, value)."""
+    """Returns a schedule that changes settings itself, from the changes of each step as (group, setting, value)."""
 
     def of(optimizer):
         steps = iter(changes)
@@ -38,7 +38,7 @@ def by_hand(*changes):
 
 
 def warm_up(optimizer):
-    """The first group begins at 0, and the other one does not."""
+    """Returns a schedule of a warm-up: the rate of the first group begins at 0, and that of the other group does not change."""
     rates = [lambda step: step / ROUNDS, lambda step: 1.0]
     return torch.optim.lr_scheduler.LambdaLR(optimizer, rates).step
 
@@ -142,7 +142,7 @@ def test_a_change_is_told_once_and_multipliers_only_if_they_change():
     assert [each.learning_rate for each in settings.groups] == pytest.approx([1.0, 0.3])
     assert settings.changed(groups) is None
     for group in groups:
-        group["lr"] = group["lr"] * (1 / 3)  # the ratio does not change, except for roundings
+        group["lr"] = group["lr"] * (1 / 3)  # the ratio of the groups' rates does not change, except for rounding
     assert settings.differs(groups)
     change = settings.changed(groups)
     assert math.isclose(change.optimizer.learning_rate, 0.1 / 3) and change.groups is None

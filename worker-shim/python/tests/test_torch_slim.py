@@ -16,12 +16,12 @@ ROUNDS = 14
 
 
 def train(rank, hub, world_size, job, slim):
-    """Returns losses, the parameters, and the bytes that crossed."""
+    """Trains a worker. Returns the losses, the parameters, the bytes of the model, and the bytes that crossed until each step."""
     model = models.fresh("cnn")
     if rank > 0:
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.zero_()  # rank 0's count
+                parameter.zero_()  # all workers begin with rank 0's parameters, so these do not count
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = phub.torch.DistributedOptimizer(
         optimizer, model.named_parameters(), hub=hub, rank=rank, world_size=world_size, job=job, compression=slim
@@ -53,7 +53,7 @@ def alone():
 
 
 def test_who_sends_everything_walks_the_way_of_one_process(hub):
-    # The mean of steps with momentum is the step with the mean gradient's momentum.
+    # The mean of the workers' steps with momentum is the step with the momentum of the mean gradient.
     results = in_processes(2, train, hub.address, 2, "all", phub.SlimDP(1.0, 0.5, q=4))
     means = [sum(losses) / 2 for losses in zip(*(result[0] for result in results))]
     assert means == pytest.approx(alone(), rel=1e-3)
@@ -67,7 +67,7 @@ def test_a_part_is_sent_and_the_rest_is_the_workers_own(hub, explorer):
     for losses, _, model_bytes, crossed in results:
         assert losses[-1] < 0.9 * losses[0]
         parts = [(after - before) / model_bytes for before, after in zip(crossed[1:], crossed[2:])]
-        # Rounds 1, 2 and 10 are whole; the first of the other rounds is parts[1].
+        # Rounds 1, 2 and 10 send everything. parts[1] is the first of the rounds that send a part.
         expected = 0.3 if explorer == "seeded" else 0.375
         assert parts[0] == pytest.approx(1, abs=0.1)
         assert parts[1] == pytest.approx(expected, abs=0.1)

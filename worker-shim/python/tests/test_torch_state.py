@@ -1,5 +1,5 @@
-"""The hub's optimizer state in torch's own form: a training that was stopped continues with the bits of one that was
-not, in the same way as with torch's own optimizer."""
+"""The hub's optimizer state in the form of torch's optimizers: a training that was stopped continues with the bits of a training
+that was not stopped. Scripts save and load the state as with torch's own optimizer."""
 
 import io
 
@@ -38,7 +38,7 @@ def through_a_file(what):
 
 @pytest.fixture(scope="module")
 def saved():
-    """By optimizer: model and state after five steps at a hub that is gone, and the model after ten in one go."""
+    """The results of a hub that is gone, by optimizer: model and state after five steps, and the model after ten steps."""
     results = {}
     for name in KEEPING:
         with phub.serve(cores=1) as hub:
@@ -72,7 +72,7 @@ def test_a_training_goes_on_with_a_hub_that_is_started_again(saved, tmp_path, na
 
 
 def file_at(address):
-    """Of the pages there."""
+    """Returns device and inode of the file that is mapped at this address."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             span, _rights, _offset, device, inode, *_name = line.split()
@@ -106,9 +106,9 @@ def test_what_a_gpu_may_pin_stays_when_a_hub_comes_back(tmp_path, weights):
 
 
 def fresh(name, weights):
-    """Returns a model and an optimizer as a script has them that is started again."""
+    """Returns a model and an optimizer as of a script that is started again: with these weights, and without optimizer state."""
     model = Net()
-    model.first.weight.data.zero_()  # not by chance the same
+    model.first.weight.data.zero_()  # so that the weights differ before they are loaded
     model.load_state_dict(weights)
     return model, OPTIMIZERS[name](model.parameters())
 
@@ -130,7 +130,7 @@ def test_a_state_that_is_loaded_after_the_wrap_goes_on_bit_for_bit(hub, saved, n
     model = Net()
     optimizer = wrap(OPTIMIZERS[name](model.parameters()), model, hub)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
-    train(model, optimizer, 0, 2)  # of no consequence
+    train(model, optimizer, 0, 2)  # the loads below undo these steps
     optimizer.synchronize()
     model.load_state_dict(weights)
     optimizer.load_state_dict(state)
@@ -149,7 +149,7 @@ def test_the_state_is_torchs_own(saved, name):
     train(model, local, 0, 1)
     assert {*state["state"][0]} == {*local.state_dict()["state"][0]}
     model, optimizer = fresh(name, weights)
-    optimizer.load_state_dict(through_a_file(state))  # torch counts on in the tensors that it got
+    optimizer.load_state_dict(through_a_file(state))  # a copy, because torch writes its counts into the tensors that it loads
     train(model, optimizer, 5, 10)
     theirs = torch.frombuffer(bytearray(expected), dtype=torch.float32)
     ours = torch.frombuffer(bytearray(models.digest(model)), dtype=torch.float32)
@@ -160,8 +160,8 @@ HALFWAY = 3
 
 
 def part(rank, settings, job, first, loaded):
-    """Returns the results of a job from this batch on, and the state that the first worker saves halfway.
-    Each rank 0 loads."""
+    """Trains a worker from batch `first` on. Each rank 0 loads `loaded`, if there is some. Returns the results, and the state
+    that the first worker saves halfway."""
     model = models.fresh("cnn")
     optimizer = models.optimizer_of("cnn", model)
     if loaded is not None and settings[rank]["rank"] == 0:
@@ -174,7 +174,7 @@ def part(rank, settings, job, first, loaded):
         if number < first:
             continue
         if number == HALFWAY and first == 0 and rank == 0:
-            # The other one does not ask, and is in the next round meanwhile.
+            # The other worker does not ask for the state, and may be in the next round.
             saved = file_of((model.state_dict(), optimizer.state_dict()))
         optimizer.zero_grad()
         models.loss_of(model, inputs, targets).backward()
@@ -206,7 +206,8 @@ def test_machines_go_on_with_the_state_of_the_first_machine(hub, hubs):
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_parameters_that_have_made_different_numbers_of_steps_go_on_as_in_torch(saved, tmp_path, name):
-    """The first bias is two steps behind, and the second one had no gradient yet. A checkpoint has it, too."""
+    """The first bias is two steps behind, and the second bias had no gradient yet. Training continues as in torch, also from a
+    checkpoint."""
 
     def apart(state):
         state = through_a_file(state)
@@ -270,7 +271,7 @@ def test_a_state_that_does_not_fit_is_refused(hub, saved, name, change, words):
     optimizer = wrap(optimizer, model, hub)
     with pytest.raises(phub.SettingsError, match=words):
         optimizer.load_state_dict(changed(state, change))
-    train(model, optimizer, 0, 1)  # the job lives on
+    train(model, optimizer, 0, 1)  # the former job still runs
     assert optimizer.session.job == "job"
 
 
@@ -321,7 +322,7 @@ def test_a_state_by_hand(hub):
     with phub.Session(hub, optimizer=nesterov, job="second", state=state, **settings) as session:
         assert session.next_round == 2
         np.testing.assert_array_equal(session.weights("b"), [-2.0])
-        session.push_pull("a", np.zeros((2, 3)))  # the momentum goes on: m = 1, w = -0.5 - 0.5 * 0.5 * 1
+        session.push_pull("a", np.zeros((2, 3)))  # the momentum continues: m = 1, w = -0.5 - 0.5 * 0.5 * 1
         np.testing.assert_array_equal(session.weights("a"), np.full((2, 3), -0.75))
         session.push_pull("b", [0.0])
     adam = phub.Adam(0.1)

@@ -1,5 +1,5 @@
-"""Training with PyTorch: the loss curve of one process on the whole batch, equal bits between runs, and the curve of
-DistributedDataParallel over gloo; with the hub's optimizer and with DDP's hook."""
+"""Training with PyTorch has the losses of one process on the whole batch and of DistributedDataParallel over gloo, and equal
+bits in each run. Both the hub's optimizer and DDP's hook are tested."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ ROUNDS = 12
 
 
 def alone(kind):
-    """Losses of one process on whole batches."""
+    """Returns the losses of one process on whole batches."""
     model = models.fresh(kind)
     optimizer = models.optimizer_of(kind, model)
     losses = []
@@ -57,9 +57,9 @@ def with_hub(rank, kind, hub, world_size, job, settings):
 
 
 def with_gloo(rank, kind, store, world_size, hub):
-    """DDP, by gloo's all-reduce or by the hub's average."""
+    """Trains a rank with DDP, with gloo's all-reduce or with the hub's averages."""
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world_size)
-    # Small buckets, so that there are several, and that they are built again after the first iteration.
+    # Small buckets, so that there are several of them, and DDP builds them again after the first iteration.
     model = torch.nn.parallel.DistributedDataParallel(models.fresh(kind), bucket_cap_mb=0.01)
     if hub is not None:
         state = phub.torch.HubState(hub, rank, world_size, job="ddp")
@@ -130,15 +130,15 @@ print(f"rank {me.rank}: loss {means['loss']:.4f} mean rank {means['rank']} seen 
 """
 
 
-# torch 1.13 cannot tell Python 3.11 torchrun's default for output.
+# The options for output are given, because torch 1.13's defaults do not work with Python 3.11.
 OUTPUT = ("--redirects=1", "--tee=1")
 
 
 def torchrun(workers, script, *arguments):
-    """Returns the output of the workers of a script, in rank order."""
+    """Runs a script with torchrun. Returns the output of its workers, in rank order."""
     tests = os.path.dirname(models.__file__)
-    # This is --standalone at a free port: in torch 1.13 that has port 29400, and workers of other jobs meet
-    # there.
+    # These options are --standalone with a free port. In torch 1.13, --standalone itself uses port 29400, where the workers of
+    # other jobs would meet, too.
     own = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
     command = [sys.executable, "-m", "torch.distributed.run", *own, f"--nproc_per_node={workers}", *OUTPUT]
     run = subprocess.run(
@@ -218,12 +218,10 @@ with phub.Session(keys=keys, optimizer=phub.Nesterov(0.1, 0.9), chunk_bytes=1024
 
 
 def on_two_machines(directory, script, *arguments):
-    """Returns the output of the workers of a script, in rank order: two agents of torchrun on this host, as
-    on two machines."""
+    """Runs a script with two agents of torchrun on this host, as on two machines. Returns the workers' output, in rank order."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         meet = free.getsockname()[1]
-    # The hubs have two ports in a row, in a range in which the kernel opens no connection: other runs have
-    # other ports.
+    # The hubs have two neighbouring ports, which differ between runs. The kernel takes no port for connections from this range.
     port = 16384 + meet % 8192 * 2
     options = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=3", "--monitor_interval=0.1", *OUTPUT]
     options += ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{meet}", f"--rdzv_id={directory.name}"]
@@ -263,7 +261,7 @@ def test_torchrun_starts_workers_on_two_machines_again_after_one_is_lost(tmp_pat
     began, bits = zip(*(line.rsplit(": ", 1) for line in whole))
     assert began == tuple(f"rank {rank}: from round 1" for rank in range(4)) and len(set(bits)) == 1, whole
     began_again, bits_again = zip(*(line.rsplit(": ", 1) for line in restarted))
-    # The hubs write every second round, and the last one before the loss: how far that was, no worker knows.
+    # The hubs write a checkpoint every second round. No worker knows the last one that was written before the loss.
     rounds = {int(each.rpartition(" ")[2]) for each in began_again}
     assert len(began_again) == 4 and len(rounds) == 1 and rounds.pop() in range(3, 10), restarted
     assert bits_again == bits
@@ -281,7 +279,8 @@ with phub.Session(keys={"only": (3,)}, optimizer=phub.Sgd(learning_rate=1.0)) as
     print(f"rank {me.rank}: {session.weights('only').tolist()} by {session.ways[0].transport}")
 """
 
-# Two machines as network namespaces, with a cable between them, in namespaces that end with the script.
+# A script that makes two machines, network namespaces with a cable between them. They are removed at the end of the script,
+# because it runs in its own namespaces.
 TWO_HOSTS = """
 set -eu
 script=$1
@@ -307,7 +306,7 @@ for pid in $pids; do wait $pid; done
 APART = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
 
 
-# Four workers: with a hub on each machine, all reach it by shared memory.
+# The transports of the four workers. If each machine has a hub, all workers reach their hub by shared memory.
 @pytest.mark.parametrize("levels, ways", [("auto", ["shm"] * 4), ("flat", ["shm", "shm", "tcp", "tcp"])])
 def test_torchrun_on_two_hosts(levels, ways, tmp_path):
     try:

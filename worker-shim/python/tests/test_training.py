@@ -1,5 +1,5 @@
-"""Training on real data with NumPy alone: any number of workers makes the same steps as one process on the whole
-batch, and two runs end with equal bits."""
+"""Training on real data with NumPy alone: any number of workers makes the same steps as one process on the whole batch. Two runs
+end with equal bits."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ RATE, MOMENTUM = 0.5, 0.9
 
 
 def digits():
-    """Returns 1797 images of digits, 8 x 8 pixels from 0 to 1, and their digits."""
+    """Returns 1797 images of digits, 8 x 8 pixels from 0 to 1, and the digit of each image."""
     data = sklearn_datasets.load_digits()
     return (data.data / 16).astype(np.float32), data.target
 
@@ -26,7 +26,7 @@ def batch(images, labels, number):
 
 
 def gradients(weights, bias, images, labels):
-    """Loss of a softmax regression, and its gradients by weights and bias."""
+    """Returns the loss of a softmax regression, and its gradients by weights and by bias."""
     logits = images @ weights + bias
     logits -= logits.max(axis=1, keepdims=True)
     shares = np.exp(logits)
@@ -39,7 +39,7 @@ def gradients(weights, bias, images, labels):
 
 
 def one_process():
-    """Losses on the whole batch, by the plain formula."""
+    """Returns the losses of one process on the whole batches, by the plain formula."""
     images, labels = digits()
     weights, bias = np.zeros((64, 10), np.float32), np.zeros(10, np.float32)
     means = [np.zeros_like(weights), np.zeros_like(bias)]
@@ -54,7 +54,7 @@ def one_process():
 
 
 def train(rank, hub, world_size, job):
-    """Returns one worker, with its share of each batch; the losses of its share, and the bytes it ends with."""
+    """Trains one worker, with its share of each batch. Returns the losses on its share, and the bytes of its last weights."""
     images, labels = digits()
     keys = {"weights": (64, 10), "bias": (10,)}
     optimizer = phub.Momentum(RATE, MOMENTUM)

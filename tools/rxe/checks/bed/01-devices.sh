@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every RDMA device is active, with the largest MTU, and its GIDs are of RoCE v2 with the address of its NIC.
+# Every RDMA device is active with the largest MTU, and has a GID of RoCE v2 with the address of its NIC.
 # guest: one
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10

@@ -1,5 +1,5 @@
 """Boards, on which the workers of a run write texts for each other: torch's store, or files of this user on one machine. A
-board may be older than the run: torchrun's store has all keys of the attempt before a restart."""
+board may have texts of an earlier run: torchrun's store keeps all keys when torchrun restarts the workers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ._launch import group_of_torch
 from ._phub import MissingWorkersError, SettingsError
 
 _PAUSE_S = 0.02
-# The value that stands for a key that was never written.
+# The value that `compare_set` returns for a key that was never written.
 _NOTHING = "-"
-# How long rank 0 waits for a worker's word before it checks whether the worker has asked again, in seconds.
+# How long rank 0 waits for the text of a word before it reads the worker's word again, in seconds.
 _LOOK_AGAIN_S = 0.2
 _LIMIT_S = 60.0
 
@@ -34,11 +34,11 @@ class Board:
         raise NotImplementedError
 
     def now(self, name: str) -> Optional[str]:
-        """Returns a text; None if it is not there."""
+        """Returns the text with this name now; None if there is none."""
         raise NotImplementedError
 
     def get(self, name: str, limit_s: float) -> Optional[str]:
-        """Waits for a text, and returns it; None if it does not come."""
+        """Waits for the text with this name, and returns it; None if there is none within `limit_s`."""
         deadline = time.monotonic() + limit_s
         while True:
             text = self.now(name)
@@ -48,13 +48,14 @@ class Board:
 
 
 def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMIT_S) -> List[str]:
-    """Returns the texts of all workers, in the order of ranks, each from a worker that runs now.
+    """Returns the texts of all workers, in the order of ranks. All of them are from this run, also if the board has texts of an
+    earlier run.
 
-    Each worker asks with its own random word. Rank 0 answers each word that it finds, until the worker says that it got
-    the answer. A word of a worker of an earlier run gets no answer.
+    Each worker writes a new random word under its rank. Rank 0 answers the word, and the worker then writes its text under
+    the word. A worker of an earlier run does not see the answer, so rank 0 reads the word again until it is a new one.
 
     Raises:
-        MissingWorkersError: a worker has not come.
+        MissingWorkersError: a worker did not write its text within `limit_s`.
     """
     mine = uuid.uuid4().hex[:12]
     deadline = time.monotonic() + limit_s
@@ -67,8 +68,8 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
             if said is not None:
                 return list(json.loads(said))
         raise MissingWorkersError(
-            f"rank {rank} of {size} has waited {limit_s:.0f} s for rank 0, or for another rank, to tell where the hub is: see what "
-            f"they say"
+            f"rank {rank} of {size} has waited {limit_s:.0f} s for rank 0, or for another rank, to tell where the hub is: see the "
+            f"output of the other ranks"
         )
     texts = [text]
     for other in range(1, size):
@@ -79,7 +80,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
                 board.set(f"seen/{word}", mine)
                 found = board.get(f"here/{word}", _LOOK_AGAIN_S)
             if found is None and time.monotonic() > deadline:
-                raise MissingWorkersError(f"rank {other} of {size} did not come in {limit_s:.0f} s: see what it says")
+                raise MissingWorkersError(f"rank {other} of {size} did not come in {limit_s:.0f} s: see its output")
         texts.append(found)
     board.set(f"all/{mine}", json.dumps(texts))
     return texts
@@ -151,8 +152,8 @@ def of_group(rank: int, size: int) -> Optional[StoreBoard]:
 
 
 def of_user(variable: str, rank: int) -> Optional[FileBoard]:
-    """Files for the workers that one process on this machine has started. This process is the first one above the worker
-    without the launcher's variable in its environment. Returns None if it cannot be found."""
+    """Returns files for the workers that one launcher on this machine has started; None if the launcher's process is not found.
+    That process is the nearest ancestor of the worker without `variable` in its environment."""
     starter = _starter(variable)
     if starter is None:
         return None
@@ -169,7 +170,7 @@ def _starter(variable: str) -> Optional[str]:
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 is_ours = any(each.startswith(f"{variable}=".encode()) for each in environ.read().split(b"\0"))
             with open(f"/proc/{pid}/stat") as file:
-                # The fields after the name, which may have spaces: state, parent, ..., and the start time as the 20th.
+                # The fields after the process's name, which may have spaces: state, parent, ..., the start time as the 20th.
                 fields = file.read().rpartition(")")[2].split()
             if not is_ours:
                 return f"{pid}-{fields[19]}"
@@ -180,10 +181,10 @@ def _starter(variable: str) -> Optional[str]:
 
 
 def _own_directory() -> str:
-    """Returns a directory that nobody else can write.
+    """Returns this user's directory for boards, which nobody else can write.
 
     Raises:
-        SettingsError: somebody else has it.
+        SettingsError: the directory belongs to another user, or other users can write it.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base is None or not os.access(base, os.W_OK):

@@ -1,8 +1,8 @@
-"""The codecs that make gradients and weights smaller before they cross. Plain data; the arithmetic is the session's and
-the hub's.
+"""The codecs, which make gradients and weights smaller before they are sent. The classes hold only numbers; the session and the
+hub encode and decode.
 
 Unbiased codecs (`Qsgd`, `TernGrad`) draw random numbers from the session's `seed`. Codecs that leave something out
-(`OneBit`, `TopK`, `RandomK`, `Dgc`) send it later.
+(`OneBit`, `TopK`, `RandomK`, `Dgc`) keep it, and send it in later rounds.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Optional, Union
 
 @dataclasses.dataclass(frozen=True)
 class F16:
-    """The nearest number of 16 bits: half the bytes. A value beyond 65504 becomes infinite."""
+    """Half the bytes: each value as the nearest f16. A value beyond 65504 becomes infinite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bf16:
-    """The nearest bfloat16: half the bytes."""
+    """Half the bytes: each value as the nearest bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Qsgd:
-    """Levels between zero and the largest of `bucket` values, in `bits` (1 to 8), rounded at random without bias."""
+    """QSGD: each value as one of the levels between zero and the largest of `bucket` values. A value has `bits` bits, 1 to 8, and
+    is rounded at random, without bias."""
 
     bits: int
     bucket: int = 512
@@ -31,32 +32,41 @@ class Qsgd:
 
 @dataclasses.dataclass(frozen=True)
 class OneBit:
-    """Signs, and two means for each 512 values."""
+    """One bit for each value, its sign, and two means for each 512 values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TernGrad:
-    """-1, 0 or 1 times the largest value of a chunk, rounded at random without bias."""
+    """TernGrad: each value as -1, 0 or 1 times the largest value of its chunk, rounded at random, without bias."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """The largest values: this share of all, above 0 and at most 1."""
+    """The largest values alone are sent. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomK:
-    """Values at random places: this share of all."""
+    """Values at random places are sent, and no others. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Dgc:
-    """The largest sums of momentum: this share of all, a quarter at first and less in each of `warmup_rounds`. The
-    worker applies the momentum: let the hub run `phub.Sgd`."""
+    """Deep gradient compression: only the largest sums of momentum are sent. The worker applies the momentum, so the hub should
+    run `phub.Sgd`.
+
+    Attributes:
+        ratio: the share of all values that are sent. The share is a quarter at first, and becomes smaller in each of the first
+            `warmup_rounds`.
+        momentum: the factor of the momentum.
+        clip: the largest root mean square of a chunk of a worker's gradient. A larger one is scaled down, before the momentum.
+            Default: no bound.
+        warmup_rounds: the number of rounds until the share is `ratio`.
+    """
 
     ratio: float
     momentum: float = 0.9
@@ -66,21 +76,24 @@ class Dgc:
 
 @dataclasses.dataclass(frozen=True)
 class SlimDP:
-    """Slim-DP: only some parameters cross. The *significant set* is the share `beta` of all parameters with the largest
-    `|w| + c |g|`. The *explorer* is the share `alpha - beta` that each worker draws in each round from the others.
+    """Slim-DP: in each round only some parameters are sent. The *significant set* is the share `beta` of all parameters with the
+    largest `|w| + c |g|`. The *explorer* is the share `alpha - beta`, which each worker draws in each round from the other
+    parameters.
 
-    A worker makes its own steps on `Session.weights`, which is then writable. It adds the change (the value before
-    minus the value after) to `Session.gradient`; the hub runs `phub.Sgd(1.0)`. Values that were sent are replaced by
-    the hub's, and their gradient becomes zero. The other values stay the worker's own, and their change leaves when
-    they are sent. A worker that overwrites the gradient in each round loses these changes: that is the paper's algorithm 1,
-    which learns more slowly.
+    A worker makes its own steps on `Session.weights`, which is then writable. It adds each change (the value before minus the
+    value after) to `Session.gradient`, and the hub runs `phub.Sgd(1.0)`. The hub's values replace the values that were sent,
+    and the gradient of these values becomes zero. The worker keeps all other values and their gradient, which is sent in a
+    later round. A worker that overwrites the gradient in each round loses the changes that were not sent. The paper's algorithm
+    1 does so, and learns more slowly.
 
     Attributes:
-        alpha: above 0, at most 1.
-        beta: from 0 to `alpha`; half of it is the paper's choice. With `alpha` itself nothing is explored.
-        q: rounds from one selection of the significant set to the next. Such a round sends everything.
-        c: the factor of a gradient, relative to a weight. Default: both count the same over the model.
-        explorer: "seeded": both ends draw the same places; or "keys": the places are sent with the values.
+        alpha: the share of all parameters that a round sends, above 0 and at most 1.
+        beta: the share of the significant set, from 0 to `alpha`. The paper uses half of `alpha`. With `beta` equal to
+            `alpha` there is no explorer.
+        q: the number of rounds from one selection of the significant set to the next. A round with a selection sends
+            everything.
+        c: the factor of a gradient, relative to a weight. Default: gradients and weights count the same over the model.
+        explorer: "seeded": both ends draw the same places; "keys": the places are sent with the values.
     """
 
     alpha: float
@@ -94,7 +107,7 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def to_text(compression: Compression) -> str:
-    """Returns the text as on a command line: the name and the settings, such as "qsgd:8:512"."""
+    """Returns a codec as the text of the command line: its name and its settings, such as "qsgd:8:512"."""
     name = "slim" if isinstance(compression, SlimDP) else type(compression).__name__.lower()
     settings = ["none" if value is None else str(value) for value in dataclasses.astuple(compression)]
     return ":".join([name, *settings])

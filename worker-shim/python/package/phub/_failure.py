@@ -1,4 +1,4 @@
-"""The reason why a script fails, as the other workers get it."""
+"""The text in which the other workers get the reason why a script failed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def reason(error: object) -> Optional[str]:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # a class of the script's own with a text that fails
-        return "its text cannot be had"
+    except Exception:  # an exception class of the script, whose `__str__` raises
+        return "its text cannot be read"
 
 
 def of_script() -> Optional[str]:
-    """Returns the exception that has ended this script, if one has. At a prompt an exception ends nothing."""
+    """Returns the text of the exception that ended this script; None if none did. At a prompt an exception does not end the
+    process, so the text is None."""
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return None
     return reason(getattr(sys, "last_value", None))

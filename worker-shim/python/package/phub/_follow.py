@@ -1,4 +1,4 @@
-"""Versions of a job's weights, for programs that do not train."""
+"""A job's weights for programs that do not train: a new version every few seconds."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Array = npt.NDArray[Any]
 
 
 class Version(Mapping[str, Array]):
-    """All weights of one round, as read-only arrays by name. They do not change, and each version has its own memory.
+    """All weights of one round, as read-only arrays by name. The arrays never change: each version has its own memory.
 
-    NumPy has no bf16: `dtype="bf16"` gives the bits as uint16. `load_into` knows them.
+    NumPy has no bf16: with `dtype="bf16"` the arrays are uint16 with the bits, and `load_into` converts them.
 
     Attributes:
-        job: the job.
-        round: they are the weights before this round.
-        id: the number of the version in its directory; None from a hub.
-        skipped: the versions of the directory between the one before and this one, which this reader has not seen; 0 from a hub.
+        job: the name of the job.
+        round: the round before which the job had these weights.
+        id: the number of the version in its directory; None for a version from a hub.
+        skipped: the number of versions in the directory that this reader missed before this version; 0 for a version from a
+            hub.
     """
 
     def __init__(self, native: _phub.Version) -> None:
@@ -50,17 +51,18 @@ class Version(Mapping[str, Array]):
         return f"<version{number} of job {self.job!r}: {len(self)} tensors before round {self.round}>"
 
     def dtype(self, name: str) -> str:
-        """Returns the type of a tensor: "f32", "bf16" or "f16"."""
+        """Returns the type of the tensor with this name: "f32", "bf16" or "f16"."""
         return self._native.tensor(name).dtype
 
     def load_into(self, target: Union["torch.nn.Module", Mapping[str, "torch.Tensor"]]) -> None:
-        """Copies all weights into a module, or the tensors of a `state_dict`, each to its tensor's own type and device.
+        """Copies all weights into a module, or into the tensors of a `state_dict`. Each weight is converted to the type and the
+        device of its tensor.
 
-        The names and shapes are compared first: after an error nothing has changed. A module's parameters must be exactly the
-        version's tensors, but its buffers need not be there. Of a mapping it is all entries.
+        All names and shapes are compared before the first copy, so an error leaves the target unchanged. Every parameter of a
+        module must be in the version, and every entry of a mapping. A module's buffers may be missing in the version.
 
         Raises:
-            SettingsError: a name is on one side alone, or a shape differs.
+            SettingsError: a name is only in the version or only in the target, or a shape differs.
         """
         import torch
 
@@ -86,17 +88,17 @@ class Version(Mapping[str, Array]):
 
 
 def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the tensors that must be in a version, and those that may be."""
+    """Returns the tensors that must be in a version, and the tensors that may be in a version. Both are by name."""
     if isinstance(target, Mapping):
         return target, target
-    # A parameter that two layers share has one name at the hub.
+    # If two layers share a parameter, the hub has it once, by its first name. `named_parameters` has it once, too.
     return dict(target.named_parameters()), target.state_dict(keep_vars=True)
 
 
 def _as_torch(values: Array, dtype: str) -> Any:
     import torch
 
-    # Torch wants writable memory, although it only reads here. Scalars have another kind of array.
+    # A copy, because torch wants writable memory, although it only reads here.
     bits = np.array(values, copy=True)
     if dtype != "bf16":
         return torch.from_numpy(bits)
@@ -109,7 +111,7 @@ def _few(names: Any) -> str:
 
 
 class Subscription(Iterator[Version]):
-    """The versions of a job's weights, one after the other: `subscribe` makes it."""
+    """An iterator over the versions of a job's weights. `subscribe` returns it."""
 
     def __init__(self, native: _phub.Follower, every: float, timeout: Optional[float]) -> None:
         self._native = native
@@ -129,7 +131,7 @@ class Subscription(Iterator[Version]):
         self.close()
 
     def close(self) -> None:
-        """Ends the subscription, also while another thread waits for the next version."""
+        """Ends the subscription. Another thread that waits for the next version then stops waiting."""
         self._native.close()
 
 
@@ -153,25 +155,29 @@ def subscribe(
                 version.load_into(model)
                 evaluate(model, version.round)
 
-    A version has all weights of one round, and is shown when all of it is here and its checksums fit. No worker waits for it.
-    A reader that is slow gets the newest one next. It waits for a hub or a job that is away, and ends with the job. A directory
-    has no end: use `timeout` or `close()`.
+    A version has all weights of one round. The iterator returns a version when all its bytes have arrived and its checksums are
+    right. No worker waits for the reader. A slow reader gets the newest version next, and misses versions between. While the
+    hub or the job is away, the iterator waits. The iterator ends when the job ends. A directory has no end: use `timeout` or
+    `close()`.
 
     Args:
-        hub: the hub's control port, host:port; of a job over several hubs all of them, with commas between them.
-        job: the job.
-        directory: in place of a hub and a job, the directory.
-        every: the least seconds from one version to the next.
-        timeout: the most seconds that one version may take; without it, any time.
-        dtype: "f32" (the default), "bf16" or "f16": the nearest to each weight. A directory has its own.
-        ema: the averages of the weights, of a job with `ema`.
-        names: other names, by key: {"the job's key": "the name in the version"}. A directory has its own.
-        token: a secret or a token that allows to read the job; by default that of the environment or this user's file.
-        hub_wait: the most seconds to wait for a hub that is away, or that is back without its job.
+        hub: the address of the hub's control port, `host:port`. For a job over several hubs: all addresses, with commas
+            between them.
+        job: the name of the job.
+        directory: a directory that `phub-server publish` writes, in place of a hub and a job.
+        every: the shortest time from one version to the next, in seconds.
+        timeout: the longest time to wait for one version, in seconds. Default: no limit.
+        dtype: the type of the arrays: "f32", "bf16" or "f16", each weight rounded to the nearest number. Default: "f32". Not
+            with a directory, whose versions have a type.
+        ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.
+        names: names of tensors in the version, by the job's keys: {"the job's key": "the name in the version"}. Default: the
+            job's keys. Not with a directory, whose versions have names.
+        token: a secret, or a token that allows to read the job. Default: from the environment or this user's file.
+        hub_wait: the longest time to wait for a hub that is away, or for its job after the hub has returned, in seconds.
 
     Raises:
-        UnreachableError: no version within `timeout`, or no hub within `hub_wait`.
-        SettingsError: what is asked for cannot be.
+        UnreachableError: there was no version within `timeout`, or no hub within `hub_wait`.
+        SettingsError: an argument is invalid, or two arguments exclude each other.
         RefusedError: the hub refuses the token.
         ProtocolError: a version is damaged. The next call waits for a newer one.
     """

@@ -1,4 +1,4 @@
-"""A hub inside this process, or in a separate one, so that a script needs no other program."""
+"""Hubs that a script starts itself, in its process or in a separate process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Dict, List, Optional, Sequence
 
 from . import _phub
 
-# How long a worker waits before it asks again for a hub that rank 0 is still starting, in seconds.
+# How long a worker waits before it tries again to reach a hub that rank 0 is starting, in seconds.
 RETRY_S = 0.05
-# How long the hub of rank 0 waits at its end for workers that have not left yet, in seconds.
+# How long the hub of rank 0 waits at its end for workers that have not left, in seconds.
 _OTHERS_S = 30.0
 
 
 class Hub:
-    """A running hub. Made by `serve`; stopped by `stop`, or at the end of a `with` block."""
+    """A running hub. `serve` starts it; `stop`, or the end of a `with` block, stops it."""
 
     def __init__(self, native: _phub.Hub, token: Optional[str] = None) -> None:
         self._native = native
@@ -37,8 +37,8 @@ class Hub:
         return self._owner == os.getpid()
 
     def stop(self, reason: str = "its script stopped it") -> None:
-        """Writes checkpoints, notifies all workers that the hub stops, with the reason, and ends its threads. A
-        second call does nothing."""
+        """Stops the hub: it writes checkpoints, notifies all workers with the reason, and ends its threads. A second call does
+        nothing."""
         self._native.stop(reason)
 
     def __enter__(self) -> Hub:
@@ -56,22 +56,22 @@ def serve(
     insecure: bool = False,
     **settings: object,
 ) -> Hub:
-    """Starts a hub in this process; when this returns, workers can join.
+    """Starts a hub in this process. When `serve` returns, workers can join.
 
     Args:
-        listen: address of the control port, also if the environment or a `config` has another; port 0 takes a free
-            port.
-        transports: some of "shm", "verbs" and "tcp"; default all.
-        token: the secret that workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's
-            own file, which is made if it is not there.
-        insecure: serve everybody who reaches the hub.
+        listen: the address of the control port, `host:port`. It counts before that of the environment or of a `config`. With
+            port 0 the hub takes a free port.
+        transports: some of "shm", "verbs" and "tcp". Default: all.
+        token: the secret, which workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's own
+            file, which is created if it does not exist.
+        insecure: whether the hub serves everybody who reaches it, without a secret.
         **settings: all other settings of `phub-server serve`, with underscores: `cores="half"`, `checkpoints=directory`,
-            `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve --help` lists them
-            with their defaults and their names in the environment, which count here, too.
+            `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve --help` lists them, with
+            their defaults and their environment variables. The variables count here, too.
 
     Raises:
-        SettingsError: a setting is wrong.
-        HubStartError: the hub cannot start; the message names the missing thing.
+        SettingsError: a setting is invalid.
+        HubStartError: the hub cannot start. The message says why.
     """
     given = {"listen": listen, "transports": None if transports is None else ",".join(transports), **settings}
     flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}
@@ -86,12 +86,12 @@ _HUBS: Dict[str, Hub] = {}
 
 
 def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True) -> str:
-    """Starts a hub for the workers that find it at this address, unless this process has started one. Returns the address with
-    its port.
+    """Starts a hub in this process for the workers that look for it at this address, unless this process has started one there.
+    Returns the address with the hub's port.
 
     Args:
-        is_here: whether all workers are on this machine. Otherwise it listens on all addresses. The address by which workers
-            know this machine, such as MASTER_ADDR, may be a name, and on this machine itself it may be "localhost".
+        is_here: whether all workers are on this machine. Otherwise the hub listens on all addresses. It cannot listen at
+            `address` alone: MASTER_ADDR, for example, may be a name that means "localhost" on this machine.
     """
     host, _, port = address.rpartition(":")
     if address not in _HUBS:
@@ -103,7 +103,7 @@ def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True
 
 
 def _everywhere() -> str:
-    """Returns the address of all interfaces, by IPv6 and IPv4 if there are both."""
+    """Returns the address to listen on all interfaces: by IPv6 and IPv4, or by IPv4 alone."""
     return "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
@@ -112,19 +112,21 @@ def _with_advice(why: str) -> str:
     return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 
-# The hub that a machine's first worker starts ends when it has had no job for this many seconds: a restart finds
-# it.
+# The seconds without a job after which a hub ends that a machine's first worker has started. Workers that are restarted within
+# this time still find the hub.
 _UNUSED_S = 30
 
 
 def serve_beside(address: str, token: Optional[str] = None) -> str:
-    """Starts a hub for all workers of this machine, as a separate process, unless a hub runs at this address. It outlives this
-    process. Returns the address with its port: port 0 takes a free one. The hub's settings come from the environment
-    (`PHUB_CORES` and so on); without them half of the cores are left to the workers. Its log is in the file `PHUB_HUB_LOG`, if
-    that is set.
+    """Starts a hub for all workers of this machine, unless a hub runs at this address. Returns the address with the hub's port;
+    with port 0 the hub takes a free port.
+
+    The hub is a separate process, which outlives this process. Its settings come from the environment (`PHUB_CORES` and so
+    on). Without `PHUB_CORES` it leaves half of the cores to the workers. It logs to the file `PHUB_HUB_LOG`, if the variable
+    is set.
 
     Raises:
-        HubStartError: it does not start; the message says why.
+        HubStartError: the hub does not start. The message says why.
     """
     host, _, port = address.rpartition(":")
     if port != "0" and _phub.answers(address):
@@ -142,7 +144,7 @@ def serve_beside(address: str, token: Optional[str] = None) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=said,
-            # The hub must not get the signals of this process's group.
+            # A new session, so that the hub does not get signals of this process's group, such as Ctrl-C.
             start_new_session=True,
             env={"RUST_LOG": "info" if log else "warn", **os.environ, **({} if token is None else {"PHUB_TOKEN": token})},
         )
@@ -154,18 +156,18 @@ def serve_beside(address: str, token: Optional[str] = None) -> str:
                 return f"{host}:{line.rstrip('/').rpartition(':')[2]}"
         hub.wait()
         if port != "0" and _phub.answers(address):
-            return address  # another process was faster
+            return address  # another process has started a hub there meanwhile
         said.seek(begin)
         why = said.read().decode(errors="replace").strip()
     raise _phub.HubStartError(_with_advice(f"the hub for this machine's workers did not start: {why}"))
 
 
-# The processes of hubs. They are kept so that Python does not warn that they still run.
+# The processes of hubs. They are kept, because Python warns when it collects a process that still runs.
 _BESIDE: "List[subprocess.Popen[bytes]]" = []
 
 
 def _wait_for_jobs(hub: str, token: Optional[str]) -> None:
-    """Waits until the last worker has left."""
+    """Waits until the last worker has left the hub, or `_OTHERS_S` have passed."""
     deadline = time.monotonic() + _OTHERS_S
     while time.monotonic() < deadline:
         if _phub.is_done(hub, token):
@@ -174,7 +176,8 @@ def _wait_for_jobs(hub: str, token: Optional[str]) -> None:
 
 
 def stop_own_hubs() -> None:
-    """Stops the hubs that this process has started for its sessions, when all workers have left."""
+    """Waits until all workers have left the hubs that this process has started for its sessions, for each hub up to `_OTHERS_S`.
+    Then stops the hubs."""
     for hub in _HUBS.values():
         if hub.is_own:
             _wait_for_jobs(f"127.0.0.1:{hub.address.rpartition(':')[2]}", hub.token)

@@ -18,10 +18,10 @@ class Key:
     """A tensor of the model.
 
     Attributes:
-        shape: extent of each dimension.
-        dtype: "f32", "f16" or "bf16". NumPy has no bf16: its arrays are uint16 with the bits.
-        lr_mult: multiplies the job's learning rate.
-        wd_mult: multiplies the job's weight decay.
+        shape: the size of each dimension.
+        dtype: "f32", "f16" or "bf16". NumPy has no bf16: the arrays of such a key are uint16 with the bits.
+        lr_mult: the multiplier of the job's learning rate for this key.
+        wd_mult: the multiplier of the job's weight decay for this key.
     """
 
     shape: Tuple[int, ...]
@@ -48,19 +48,20 @@ def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
 
 
 def described(keys: Mapping[str, Key]) -> List[Tuple[str, List[int], str, float, float]]:
-    """Returns the keys as the native part takes them."""
+    """Returns the keys in the form that the native module takes."""
     return [(name, list(key.shape), key.dtype, key.lr_mult, key.wd_mult) for name, key in keys.items()]
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """The places of gradients in a `dma_buf`: the `bytes` of all gradients, and the offset and bytes of each by key."""
+    """The places of gradients in a `dma_buf`: the number of `bytes` of all gradients, and for each key its offset and its number
+    of bytes."""
 
     bytes: int
     keys: Dict[str, Tuple[int, int]]
 
 
 def places(keys: Mapping[str, Union[Key, Sequence[int], Array]]) -> Places:
-    """Returns the places where a session with these keys reads gradients in its `dma_buf`."""
+    """Returns the places at which a session with these keys reads the gradients in its `dma_buf`. Offsets are in bytes."""
     of_bytes, spans = _phub.places(described({name: key_of(name, given) for name, given in keys.items()}))
     return Places(of_bytes, dict(zip(keys, spans)))

@@ -1,5 +1,5 @@
-"""This process's place among the workers, from the environment that its launcher set. The environment is read nowhere
-else."""
+"""This process's place among the workers, from the environment that its launcher set. Only this file reads the launcher's
+variables."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ _LAUNCHERS = (
     # MPICH and Intel MPI.
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# Launchers' variables for a rank, if they have no variable for the number of workers, or one that is unknown here.
+# Variables for the rank of launchers that have no variable for the number of workers, or one that is unknown here.
 _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "ALPS_APP_PE")
 _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
-# Slurm numbers the steps of srun from 0; a batch script, an interactive shell and similar steps have numbers from
-# here on.
+# Slurm numbers the steps of srun from 0. From this number on, steps are batch scripts, interactive shells and the like.
 _SLURM_STEPS = 0xFFFF_FF00
-# The longest name of a job is 64. Levels above and helper jobs of phub.torch add to it, and so does a random word.
+# The longest name of a job has 64 characters. Levels above, helper jobs of phub.torch and random words need some of them.
 _LONGEST_JOB, _LONGEST_RUN = 48, 32
-# The address of a hub that was started on each machine, if the environment names none.
+# The address of the hub on each machine with PHUB_LEVELS=machine, if the environment names none.
 _BESIDE = "127.0.0.1:7077"
 
 
@@ -55,17 +54,17 @@ class Machine:
     """A worker's place on its machine, if each machine has a hub for its own workers."""
 
     number: int
-    """The machine's, from 0."""
+    """The number of the machine, from 0."""
     of: int
     """The number of machines."""
     rank: int
-    """The worker's number among those of the machine, from 0."""
+    """The worker's number among the workers of the machine, from 0."""
     world_size: int
     """The number of workers of the machine."""
     hub: str
     """`host:port` of the machine's hub."""
     mesh: Optional[str]
-    """The mesh of these hubs, such as "1/4@10.0.0.1:7077"; None if they are below other hubs."""
+    """The mesh of the machines' hubs, such as "1/4@10.0.0.1:7077"; None if the hubs are below other hubs."""
     starts: bool
     """Whether the machine's first worker starts the hub."""
     ranks: Sequence[int]
@@ -81,12 +80,12 @@ class Worker:
     world_size: int
     """The number of workers, of all machines."""
     job: str
-    """The launcher's name of this run, or `PHUB_JOB`. Sessions add a word to a launcher's name, which no other run has."""
+    """`PHUB_JOB`, or the launcher's name of this run. Sessions add a word to the launcher's name, which no other run has."""
     hub: Optional[str]
     """`host:port` of a hub that runs, if the environment names a hub."""
     serve_at: Optional[str]
-    """`host:port` where rank 0 starts a hub, if the environment names none. Port 0: one that is free then, which workers learn
-    from rank 0."""
+    """`host:port` where rank 0 starts a hub, if the environment names no hub. With port 0 rank 0 takes a free port, and sends it
+    to the other workers."""
     machine: Optional[Machine] = None
     """The place on this machine, if each machine has a hub."""
     store: Optional[Tuple[str, int]] = None
@@ -104,31 +103,35 @@ class Worker:
 
 
 def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
-    """Returns this process's place, from `PHUB_RANK` and `PHUB_WORLD_SIZE`, torchrun, Horovod, Open MPI, MPICH,
-    Intel MPI, `DMLC_*`,
-    Slurm, or the process group of `torch.distributed`. Without a launcher it is the only worker.
+    """Returns this process's place among the workers. The first of these sources that is there counts: `PHUB_RANK` and
+    `PHUB_WORLD_SIZE`, torchrun, Horovod, Open MPI, MVAPICH, MPICH, Intel MPI, `DMLC_*`, Slurm. The last source is the process
+    group of `torch.distributed`. A process without a launcher is the only worker.
 
-    The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. If neither is set, the launcher's environment says
-    where the first machine is, or `MASTER_ADDR` does. On one machine, rank 0 then starts a hub, on `PHUB_PORT` or on a
-    port that it sends to the other ranks. On several, the first worker of each machine starts a hub, and the hubs are a
-    mesh. A process without a launcher starts a hub for itself.
+    The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. If neither is set, the workers start hubs. On one
+    machine, rank 0 starts a hub, on `PHUB_PORT` or on a port that it sends to the other ranks. On several machines, the first
+    worker of each machine starts a hub, and the hubs are a mesh. The launcher's environment, or `MASTER_ADDR`, then has the
+    address of the first machine. A process without a launcher starts a hub for itself.
 
-    `PHUB_LEVELS=flat` means a hub at rank 0 also on several machines. `PHUB_LEVELS=machine` means that a hub runs on each
-    machine already, at `PHUB_HUB` or 127.0.0.1:7077: below other hubs, or in the mesh `PHUB_MESH`.
+    With `PHUB_LEVELS=flat` there is a hub only at rank 0, also on several machines. `PHUB_LEVELS=machine` means that a hub
+    already runs on each machine, at `PHUB_HUB` or 127.0.0.1:7077. These hubs are below other hubs, or in the mesh `PHUB_MESH`.
+
+    Args:
+        environment: environment variables to use in place of this process's. With them, a process group does not count.
 
     Raises:
-        SettingsError: the launcher's environment is wrong, or does not say which of how many workers this is.
+        SettingsError: the launcher's environment is invalid, or lacks the rank or the number of workers.
     """
     return _place(os.environ if environment is None else environment, False, environment is None)
 
 
 def place_of(is_known: bool) -> Worker:
-    """Returns this process's place. No launcher is needed if the script gives its place and its hub itself."""
+    """Returns this process's place. If the script itself gives rank, world size and hub, a launcher's environment that is invalid
+    is no error."""
     return _place(os.environ, is_known, True)
 
 
 def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
-    # An empty variable of this package is not set.
+    # An empty variable of this package counts as not set.
     env = {name: text for name, text in env.items() if text or not name.startswith("PHUB_")}
     levels = env.get("PHUB_LEVELS", "auto")
     if levels not in ("auto", "flat", "machine"):
@@ -163,10 +166,10 @@ def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
 
 
 def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
-    """Launcher, rank and number of workers.
+    """Returns the launcher's name, the rank and the number of workers.
 
     Raises:
-        SettingsError: there is a launcher, but it does not say which of how many workers this is.
+        SettingsError: there is a launcher, but its environment lacks the rank or the number of workers.
     """
     role = env.get("DMLC_ROLE", "worker")
     if role != "worker" and "PHUB_RANK" not in env:
@@ -178,7 +181,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     for name, rank, size, *_ in _LAUNCHERS:
         if rank in env and size in env:
             place = _number(env, rank), _number(env, size)
-            # Slurm sets the variables of PMI, too, and its own variables say more.
+            # Slurm sets PMI's variables, too. Its own variables have more information, so they come first.
             return ("Slurm", *slurm) if name == "MPICH" and place == slurm else (name, *place)
     if "DMLC_NUM_WORKER" in env:
         return ("DMLC", *_dmlc(env))
@@ -198,7 +201,8 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
 
 
 def _dmlc(env: Mapping[str, str]) -> Tuple[int, int]:
-    """Returns rank and number of workers from the variables of ps-lite. BytePS's launcher starts several workers on a machine."""
+    """Returns rank and number of workers from the variables of ps-lite. With BytePS's launcher, which starts several workers on a
+    machine, ps-lite's worker is a machine."""
     workers = _number(env, "DMLC_NUM_WORKER")
     if "DMLC_WORKER_ID" not in env and workers > 1:
         raise SettingsError(
@@ -220,14 +224,14 @@ def _slurm_task(env: Mapping[str, str]) -> Optional[Tuple[int, int]]:
     step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
     rank, of = _number(env, "SLURM_PROCID"), _number({"SLURM_NTASKS": tasks}, "SLURM_NTASKS")
     is_step = step.isdigit() and int(step) < _SLURM_STEPS
-    # An interactive step has one task, a shell for all tasks of the job.
+    # The shell of an interactive allocation is a step with one task, although the job has several tasks.
     is_shell = of == 1 and env.get("SLURM_NTASKS", "1") != "1"
     return (rank, of) if (is_step and not is_shell) or rank > 0 else None
 
 
 def _refuse_outside_of_step(env: Mapping[str, str]) -> None:
-    """Refuses to start in a batch script or a shell of a Slurm job that has several tasks: the other tasks would not be
-    started."""
+    """Refuses to start in a batch script or a shell of a Slurm job that has several tasks: this process would be the only
+    worker."""
     tasks = env.get("SLURM_NTASKS") or env.get("SLURM_NPROCS") or env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or "1"
     if "SLURM_JOB_ID" in env and tasks != "1":
         raise SettingsError(
@@ -237,7 +241,7 @@ def _refuse_outside_of_step(env: Mapping[str, str]) -> None:
 
 
 def _by_torch() -> Optional[Tuple[str, int, int]]:
-    """Rank and number of workers of a process group that the script has made without a launcher."""
+    """Returns rank and number of workers of the script's process group, if the script has made one without a launcher."""
     group = group_of_torch()
     return None if group is None else ("torch", group.get_rank(), group.get_world_size())
 
@@ -250,10 +254,11 @@ def group_of_torch() -> Any:
 
 
 def wait_for_hub() -> float:
-    """Returns how many seconds sessions wait for a hub: 0 if the launcher's hubs are never started again.
+    """Returns the number of seconds that sessions wait for a hub, from `PHUB_HUB_WAIT`. A launcher that never restarts hubs sets
+    it to 0.
 
     Raises:
-        SettingsError: it is not a number of seconds.
+        SettingsError: the variable is not a number of seconds.
     """
     text = os.environ.get("PHUB_HUB_WAIT") or "60"
     try:
@@ -266,7 +271,7 @@ def wait_for_hub() -> float:
 
 
 def _store(env: Mapping[str, str]) -> Optional[Tuple[str, int]]:
-    """Returns the address of torchrun's store, if its agent has one."""
+    """Returns host and port of torchrun's store, if torchrun's agent has one."""
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return env["MASTER_ADDR"], _number(env, "MASTER_PORT")
@@ -288,12 +293,13 @@ def _size_here(env: Mapping[str, str], launcher: str) -> Optional[int]:
 def _first_hub(
     env: Mapping[str, str], launcher: str, world_size: int, is_here: bool, store: Optional[Tuple[str, int]]
 ) -> Optional[str]:
-    """Returns `host:port` of the hub on the first machine, if the environment has it. Workers learn a port of 0 later."""
+    """Returns `host:port` of the hub on the first machine, if the environment has it. Port 0 means that the hub takes a free
+    port, and that the workers get the port later."""
     port = _number(env, "PHUB_PORT") if "PHUB_PORT" in env else 0
     if not launcher or (world_size == 1 and not port):
         return "127.0.0.1:0"
     if launcher == "torch":
-        return f"127.0.0.1:{port}"  # the workers tell each other where the first is
+        return f"127.0.0.1:{port}"  # the workers later agree on the host of the first worker
     host = env.get("MASTER_ADDR")
     if host is None and launcher == "Slurm":
         host = _first_of(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "")
@@ -305,13 +311,14 @@ def _first_hub(
     if port or store is not None:
         return _address(host, port)
     if launcher == "Slurm":
-        # Jobs that run at the same time have neighbouring numbers. A step has as many ports as it has machines.
+        # Jobs that run at the same time have neighbouring numbers, so their ports are 64 apart. A step uses a port for each
+        # of its machines.
         return _address(host, 16384 + 64 * (_number(env, "SLURM_JOB_ID") + _number(env, "SLURM_STEP_ID")) % 16384)
     return _address(host, _port_of(_number(env, "MASTER_PORT"))) if "MASTER_PORT" in env else None
 
 
 def _address(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
+    """Returns `host:port`, with brackets around an IPv6 address."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
@@ -319,8 +326,8 @@ def _address(host: str, port: int) -> str:
 def _machine(
     env: Mapping[str, str], launcher: str, rank: int, world_size: int, hub: Optional[str], starts: bool = False
 ) -> Optional[Machine]:
-    """Returns the place on this machine. With `starts`, `hub` is the hub of the first machine. Returns None if
-    there is one machine only, or if the launcher does not distinguish machines."""
+    """Returns the worker's place on this machine. With `starts` the workers start the hubs, and `hub` is the hub of the first
+    machine. The result is then None if there is only one machine, or if the launcher does not distinguish machines."""
     names = names_of(launcher)
     local_names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES") if launcher == "Slurm" else names and names[3:]
     if starts and not (local_names and all(name in env for name in local_names)):
@@ -345,7 +352,7 @@ def _machine(
         return None
     ranks: Sequence[int] = range(rank - local, rank - local + size)
     if launcher == "Slurm" and "SLURM_GTIDS" in env:
-        # Slurm may deal ranks to machines one after another.
+        # Slurm may give neighbouring ranks to different machines.
         ranks = tuple(int(each) for each in re.findall(r"\d+", env["SLURM_GTIDS"]))
         if len(ranks) != size or ranks[local] != rank:
             raise SettingsError(
@@ -357,7 +364,7 @@ def _machine(
     if of == 1:
         return None
     host, _, port = (hub or "").rpartition(":")
-    # In a test, two machines may be one host: each has a separate port.
+    # In a test, two "machines" may be the same host, so each has its own port.
     mine = f"127.0.0.1:{int(port) + number if int(port) else 0}"
     return Machine(number, of, local, size, mine, f"{number}/{of}@{host}:{port}", starts, ranks)
 
@@ -389,7 +396,7 @@ def _port_of(master: int) -> int:
 def _job(env: Mapping[str, str], launcher: str) -> str:
     if launcher == "torchrun":
         parts = [env.get("TORCHELASTIC_RUN_ID", ""), env.get("TORCHELASTIC_RESTART_COUNT", "")]
-        if parts[0] in ("", "none"):  # torchrun's own word for a run without a name
+        if parts[0] in ("", "none"):  # torchrun says "none" for a run without a name
             parts = []
     elif launcher == "Slurm":
         parts = [env.get("SLURM_JOB_ID", "job"), env.get("SLURM_STEP_ID", "0")]
@@ -399,7 +406,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name in a form that is valid for a job."""
+    """Returns a launcher's name as a valid name of a job."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
 
 

@@ -1,7 +1,7 @@
-"""The rules by which the hub uses the sum of the gradients. Plain data; the hub does the arithmetic.
+"""The optimizers that the hub can run. The classes hold only numbers; the hub does the arithmetic.
 
-`g` is the mean of the workers' gradients, `w` a weight, `lr` the learning rate, `wd` the weight decay, each
-times the multiplier of its key.
+In the formulas, `g` is the mean of the workers' gradients, and `w` is a weight. `lr` is the learning rate and `wd` the weight
+decay, each times its multiplier of the key.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Tuple, Union
 
 @dataclasses.dataclass(frozen=True)
 class Average:
-    """The mean of the gradients is returned: an all-reduce."""
+    """An all-reduce: the hub returns the mean of the gradients, and keeps no weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """The sum of the gradients is returned: an all-reduce. Sums of whole numbers are exact, below 2^24."""
+    """An all-reduce: the hub returns the sum of the gradients, and keeps no weights. Sums of whole numbers are exact below
+    2^24."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sgd:
-    """`w -= lr * (g + wd * w)`"""
+    """Plain SGD: `w -= lr * (g + wd * w)`."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -31,7 +32,7 @@ class Sgd:
 
 @dataclasses.dataclass(frozen=True)
 class Momentum:
-    """`g += wd * w; m = momentum * m + g; w -= lr * m`: PyTorch's SGD without dampening."""
+    """PyTorch's SGD with momentum, without dampening: `g += wd * w; m = momentum * m + g; w -= lr * m`."""
 
     learning_rate: float
     momentum: float
@@ -40,14 +41,15 @@ class Momentum:
 
 @dataclasses.dataclass(frozen=True)
 class Dampened(Momentum):
-    """`g += wd * w; m = momentum * m + (1 - dampening) * g; w -= lr * m`: PyTorch's SGD with dampening. The first step sets `m = g`."""
+    """PyTorch's SGD with momentum and dampening: `g += wd * w; m = momentum * m + (1 - dampening) * g; w -= lr * m`. The first
+    step sets `m = g`."""
 
     dampening: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Nesterov(Momentum):
-    """`g += wd * w; m = momentum * m + g; w -= lr * (g + momentum * m)`"""
+    """PyTorch's SGD with Nesterov momentum: `g += wd * w; m = momentum * m + g; w -= lr * (g + momentum * m)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +72,19 @@ class AdamW(Adam):
 
 @dataclasses.dataclass(frozen=True)
 class AmsGrad(Adam):
-    """Adam divided by the highest mean of squares until now: PyTorch's Adam with `amsgrad`."""
+    """PyTorch's Adam with `amsgrad`: a step is divided by the root of the highest mean of squares until now."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AmsGradW(AdamW):
-    """AdamW divided by the highest mean of squares until now: PyTorch's AdamW with `amsgrad`."""
+    """PyTorch's AdamW with `amsgrad`: a step is divided by the root of the highest mean of squares until now."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lion:
-    """`u = beta1 * m + (1 - beta1) * g; w = w * (1 - lr * wd) - lr * sign(u); m = beta2 * m + (1 - beta2) * g` (Chen et al. 2023).
-    All weights move by the learning rate, so it is three to ten times smaller than AdamW's."""
+    """Lion (Chen et al. 2023): `u = beta1 * m + (1 - beta1) * g; w = w * (1 - lr * wd) - lr * sign(u)`, and then
+    `m = beta2 * m + (1 - beta2) * g`. Each step moves every weight by the learning rate, so choose a learning rate three to ten
+    times smaller than AdamW's."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -91,9 +94,10 @@ class Lion:
 
 @dataclasses.dataclass(frozen=True)
 class Lars:
-    """`t = trust * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m` (You et al. 2017). The norms are
-    computed for each key.
-    `t` is 1 if a norm is 0, and for keys with `wd_mult` 0: biases and scales, in the usual recipe."""
+    """LARS (You et al. 2017): `t = trust * |w| / (|g| + wd * |w|); m = momentum * m + lr * t * (g + wd * w); w -= m`.
+
+    `|w|` and `|g|` are the norms of a key's weights and of its gradient. `t` is 1 if one of them is 0, and for keys with
+    `wd_mult` 0, which in the usual recipe are biases and scales."""
 
     learning_rate: float
     momentum: float
@@ -103,9 +107,10 @@ class Lars:
 
 @dataclasses.dataclass(frozen=True)
 class Lamb:
-    """`u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + wd * w; w -= lr * |w| / |u| * u`, with Adam's moments
-    (You et al. 2020). The norms are computed for each key. Their quotient is 1 if one is 0, and for keys with `wd_mult`
-    0."""
+    """LAMB (You et al. 2020): `u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + wd * w; w -= lr * |w| / |u| * u`.
+
+    `m` and `v` are Adam's moments, `t` is the number of the step, and `|w|` and `|u|` are norms over a key. The quotient
+    `|w| / |u|` counts as 1 if one of the norms is 0, and for keys with `wd_mult` 0."""
 
     learning_rate: float
     weight_decay: float = 0.01
@@ -118,8 +123,7 @@ Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW, Lion, Lars
 
 
 def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
-    """Returns PyTorch's words for the state that the hub keeps of each parameter in addition to its weight, in
-    the hub's order."""
+    """Returns PyTorch's names for the optimizer state that the hub keeps of each parameter, in the hub's order."""
     if isinstance(optimizer, (Momentum, Lars)):
         return ("momentum_buffer",)
     if isinstance(optimizer, Lion):
@@ -137,5 +141,5 @@ def keeps_weights(optimizer: Optimizer) -> bool:
 
 
 def to_json(optimizer: Optimizer) -> str:
-    """Returns the JSON of the control port."""
+    """Returns the optimizer as JSON, for the hub's control port."""
     return json.dumps({"name": type(optimizer).__name__.lower(), **dataclasses.asdict(optimizer)})

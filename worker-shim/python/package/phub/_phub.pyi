@@ -1,4 +1,4 @@
-"""The native part: keys by number, no defaults. Use `phub`."""
+"""The native module: keys are numbers, and arguments have no defaults. Use the package `phub` instead."""
 
 from collections.abc import Iterable
 from typing import Any, final

@@ -1,4 +1,4 @@
-"""A hub as an actor of Ray's. This process imports no torch."""
+"""A hub as an actor of Ray. The actor's process does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._phub import SettingsError
 
 
 class PlacedHub:
-    """The hub `number` of `of`."""
+    """The hub with this number, from 0, of a run with `of` hubs."""
 
     def __init__(self, token: str, number: int, of: int, checkpoints: Optional[str], settings: Dict[str, Any]) -> None:
         if "PHUB_CORES" not in os.environ:
@@ -23,7 +23,7 @@ class PlacedHub:
         self._hub = serve("0.0.0.0:0", token=token, **settings)
 
     def address(self) -> str:
-        """Returns the `host:port`, for workers and hubs of all nodes."""
+        """Returns the hub's `host:port`, which is valid on all nodes."""
         return f"{ray.util.get_node_ip_address()}:{self._hub.address.rpartition(':')[2]}"
 
     def stop(self, why: str) -> None:
@@ -32,7 +32,11 @@ class PlacedHub:
 
 
 def _own(checkpoints: str, number: int, of: int) -> str:
-    """Returns a hub's own directory. Parts of a model fit only as many hubs as have written them."""
+    """Returns a hub's own directory in the run's directory of checkpoints, and creates it.
+
+    Raises:
+        SettingsError: the run has a checkpoint of another number of hubs, which cannot be read by `of` hubs.
+    """
     for file in sorted(glob.glob(os.path.join(glob.escape(checkpoints), "hubs-*", "*", "*.safetensors"))):
         others = os.path.relpath(file, checkpoints).partition(os.sep)[0]
         if others != f"hubs-{of}":

@@ -1,4 +1,4 @@
-"""The plan of weights that are pulled in batches of layers. Plain data; must not know sessions."""
+"""The plan by which weights are pulled in batches of layers. Plain data; must not know sessions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class PullPlan:
     """The batches in which a session pulls its weights. `str()` gives a line of text.
 
     Attributes:
-        batching: how the batches are chosen: "ibatch", "greedy", "layer" or "all".
+        batching: the choice of batches: "ibatch", "greedy", "layer" or "all".
         batches: the keys of each batch.
-        start_up: the time of each pull that does not depend on its bytes, in seconds; None if batches depend on no
-            profile.
-        predicted: by the profile, seconds from when the first batch can be pulled to when the last layer can be
-            computed; None if batches depend on no profile.
-        measured: the same, as the mean of the rounds since the plan; None before the first.
-        rounds: rounds since the plan.
+        start_up: the part of a pull's time that does not depend on its bytes, in seconds. None if the choice of batches uses
+            no profile.
+        predicted: the time from when the first batch can be pulled to when the last layer can be computed, in seconds, by the
+            profile. None if the choice of batches uses no profile.
+        measured: the measured value of the same time: the mean of the rounds since the plan. None before the first round.
+        rounds: the number of rounds since the plan.
         profiles: the number of profiles until now.
     """
 
@@ -41,7 +41,7 @@ _Native = Tuple[str, List[Tuple[int, int]], Optional[float], Optional[float], Op
 
 
 def plan(native: Optional[_Native], layers: Sequence[Sequence[str]]) -> Optional[PullPlan]:
-    """Returns the plan of the native part, with the keys of these layers."""
+    """Returns the native module's plan, in which batches are layers, as a plan with keys. None if there is no plan."""
     if native is None:
         return None
     batching, batches, start_up, predicted, measured, rounds, profiles, words = native
@@ -50,10 +50,10 @@ def plan(native: Optional[_Native], layers: Sequence[Sequence[str]]) -> Optional
 
 
 def numbers(layers: Sequence[Sequence[str]], keys: Dict[str, int]) -> List[List[int]]:
-    """Returns layers of keys by number.
+    """Returns the layers with numbers in place of the keys' names.
 
     Raises:
-        SettingsError: a key that the job does not have.
+        SettingsError: a name is not a key of the job.
     """
     for layer in layers:
         for key in layer:

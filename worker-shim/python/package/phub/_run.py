@@ -1,11 +1,11 @@
-"""The agreement of the workers of a run on a random word, and on the address of the hub that they start.
+"""The agreement of the workers of a run on a random word, and on the address of the hub that one of them starts.
 
 ```
    workers                           agree by
    of torchrun, with its store       the store
    of a script with a process group  torch's store of the group
    of one process on one machine     files of this user
-   others, who know the hub          a job at the hub
+   all others, which know a hub      a job at the hub
 ```
 """
 
@@ -26,34 +26,34 @@ from ._launch import Machine, Worker, names_of
 from ._optimizers import Optimizer, Sum
 
 _WORD_BYTES = 4
-# The lengths to which a name is cut before something is added to it.
+# The lengths to which a name is cut before a word or a number is added to it.
 _NAME, _NUMBERED = 40, 56
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """The facts on which all workers of a run agree."""
+    """The word and the hubs' addresses on which all workers of a run agree."""
 
     word: Optional[str]
-    """A word that no other run has; None if workers agree on one at the hub."""
+    """A word that no other run has; None if the workers agree on a word later, at the hub."""
     serve_at: Optional[str]
-    """`host:port` of the hub that rank 0 has started, or is to start."""
+    """`host:port` of the hub that rank 0 has started or will start."""
     machine: Optional[Machine]
-    """The place on this machine, with the ports of the hubs."""
+    """The place on this machine, with the ports of the machines' hubs."""
     is_served: bool = False
-    """Whether the hubs run."""
+    """Whether the hubs are already running."""
 
 
 _AGREED: Dict[Tuple[Worker, bool], Agreement] = {}
 
 
 def agree(me: Worker, token: Optional[str], is_hub_named: bool) -> Agreement:
-    """Agrees with all workers of the launcher, once in a process. Starts the hubs with picked ports, unless the script names
-    its hub.
+    """Agrees with all workers of the launcher. Further calls in this process return the first result. If neither the script nor
+    `PHUB_PORT` chooses a hub or a port, the first call also starts this worker's hub on a free port.
 
     Raises:
-        MissingWorkersError: a worker has not come.
-        HubStartError: a hub does not start.
+        MissingWorkersError: another worker did not take part in time.
+        HubStartError: this worker's hub does not start.
     """
     is_named = is_hub_named or me.serve_at is None
     if (me, is_named) not in _AGREED:
@@ -85,7 +85,7 @@ def _agree(me: Worker, token: Optional[str], is_named: bool, other: Optional[Agr
 
 
 def _board_of(me: Worker) -> Optional[_board.Board]:
-    """Returns a board that all workers of the run have, if there is one."""
+    """Returns a board that all workers of the run can read and write, if there is one."""
     if me.store is not None:
         found: Optional[_board.Board] = _board.of_torchrun(me.store)
         if found is not None:
@@ -98,7 +98,7 @@ def _board_of(me: Worker) -> Optional[_board.Board]:
 
 
 def _start(me: Worker, board: _board.Board, token: Optional[str]) -> str:
-    """Starts this worker's hub, if it has one to start, on a free port. Returns the port, or ""."""
+    """Starts a hub on a free port, if this worker is the one that starts it. Returns the port, or ""."""
     assert me.serve_at is not None
     if me.machine is None:
         if me.rank != 0:
@@ -107,7 +107,7 @@ def _start(me: Worker, board: _board.Board, token: Optional[str]) -> str:
         return _hub.serve_for(f"{host}:0", token, is_here=me.is_on_one_machine).rpartition(":")[2]
     if me.machine.rank != 0:
         return ""
-    # A restart finds the hub of the attempt before: it has the checkpoints.
+    # After a restart, the hub of the attempt before may still run. Workers use it, because it has the checkpoints.
     name = f"beside/{me.machine.number}"
     former = board.now(name)
     if former is not None and _phub.answers(f"127.0.0.1:{former}"):
@@ -123,7 +123,7 @@ def new_word() -> str:
 
 
 class Place(NamedTuple):
-    """A worker's place at a hub. A process may have several places, with ranks that its script gives."""
+    """A worker's place at a hub. A process has several places if its script gives several ranks."""
 
     hub: str
     rank: int
@@ -132,8 +132,8 @@ class Place(NamedTuple):
 
 
 class Helper(NamedTuple):
-    """The kind of a job that helps another job, such as the broadcast of parameters without gradients. Its name belongs to this
-    run alone."""
+    """The kind of a helper job, such as the broadcast of parameters that have no gradients. The kind is a part of the helper
+    job's name, which no other run has."""
 
     kind: str
 
@@ -142,7 +142,7 @@ Join = Callable[[Mapping[str, Key], Optimizer], _phub.Session]
 
 
 def meet(rank: int, join: Join) -> str:
-    """Returns a random word that rank 0 makes, and that all workers get in a separate job."""
+    """Returns a random word, the same at all workers: rank 0 makes the word, and sends it in a separate job."""
     session = join({"word": Key((_WORD_BYTES,))}, Sum())
     np.asarray(session.gradient(0))[:] = list(bytes.fromhex(new_word())) if rank == 0 else 0.0
     session.push([0])
@@ -156,22 +156,23 @@ _WORDS: Dict[Place, str] = {}
 
 
 def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
-    """Returns the word of a run. Its workers agree on it at their hub, in a job whose name `meeting` makes."""
+    """Returns the word of a run, the same at all workers. The first call for a place gets the word from `meeting`, which takes
+    the name of a job in which the workers agree."""
     if at not in _WORDS:
         _WORDS[at] = new_word() if at.world_size == 1 else meeting(f"{job[:_NAME]}-meeting")
     return _WORDS[at]
 
 
-# How many jobs of a name and a kind this process has made at a place.
+# The number of jobs that this process has made, by place, name and kind.
 _MADE: Dict[Tuple[Place, str, Optional[Helper]], int] = {}
 
-# A child of a fork is not a worker of this run.
+# A child of a fork is not a worker of this run, so it forgets what the parent agreed on.
 os.register_at_fork(after_in_child=lambda: [each.clear() for each in (_AGREED, _WORDS, _MADE)])  # type: ignore[attr-defined]
 
 
 class Naming:
-    """The name of a job: the run's name, its word if it has one, and a number from the second job on. All workers make their
-    jobs in the same order, so the numbers agree."""
+    """The name of a job: the run's name, the run's word if it has one, and a number from the second job on. The numbers agree,
+    because all workers make their jobs in the same order."""
 
     def __init__(self, at: Place, job: str, word: Optional[str]) -> None:
         self._at, self._base = at, f"{job[:_NAME]}-{word}" if word else job
@@ -187,7 +188,7 @@ class Naming:
         return self._base if number == 1 else f"{self._base[:_NUMBERED]}-{number}"
 
     def give_back(self) -> None:
-        """Gives the last name to the next job, because the last job was not joined."""
+        """Gives the last name to the next job. For a name whose job could not be joined."""
         if self._taken is not None:
             helper, number = self._taken
             if _MADE.get((self._at, self._base, helper)) == number:

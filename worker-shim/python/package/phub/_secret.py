@@ -1,4 +1,4 @@
-"""The credential of this process for hubs, and the secret that the workers of one run on several machines share."""
+"""New secrets for hubs that workers start: one that all workers of a run share, or one for a lone process."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Optional, Tuple
 
 from . import _phub
 
-# How long torch's store may take to answer.
+# The timeout of torch's store.
 _STORE_LIMIT = timedelta(seconds=60)
 _KEY = "phub/secret"
 
 
 @functools.lru_cache(maxsize=None)
 def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
-    """Returns a new secret, which all workers of this run get from torch's store at this host and port; None without a store.
-    The secret crosses the network in clear, as everything does that torch keeps in the store."""
+    """Returns a new secret, the same at all workers of this run, through torch's store at this host and port. None without a
+    store. The secret crosses the network in clear text, as does everything in torch's store."""
     if store is None:
         return None
     try:
         distributed = importlib.import_module("torch.distributed")
     except ImportError:
-        return None  # this is not torchrun's own Python
+        return None  # torchrun has started a Python that has no torch
     run = distributed.TCPStore(*store, is_master=False, timeout=_STORE_LIMIT, wait_for_workers=False)
-    # The first worker sets the value. All workers get this value.
+    # `compare_set` with "" writes only if there is no value. So the first worker's secret is kept, and all workers get it.
     return bytes(run.compare_set(_KEY, "", secrets.token_hex(32))).decode()
 
 
 @functools.lru_cache(maxsize=None)
 def of_lone_process() -> Optional[str]:
-    """Returns a secret for a process and the hub in it, if this user cannot store a secret: no other process needs it."""
+    """Returns a new secret if this user has none and cannot store one; otherwise None. For a process with a hub of its own: no
+    other process needs the secret."""
     return None if _phub.token("read", "*", None) is not None else secrets.token_hex(32)

@@ -21,16 +21,22 @@ from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
 
-# The most optimizers for groups of keys, in addition to the job's own.
+# The largest number of optimizers for groups of keys, without the job's own.
 _MOST_GROUPS = 255
 
-# The settings that say how a session reaches its hub.
+# The settings by which a session reaches its hub.
 _OF_PLACE = ("transport", "tcp_congestion", "nics", "rails", "mesh", "token", "hub_wait")
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the hub's disk: the round that a job continues with from it, its size, and how long it took."""
+    """A checkpoint on the hub's disk.
+
+    Attributes:
+        round: the round with which a job continues from the checkpoint.
+        bytes: the size of the checkpoint.
+        milliseconds: the time that it took.
+    """
 
     round: int
     bytes: int
@@ -39,7 +45,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Bytes of gradients and weights."""
+    """Numbers of bytes of gradients and weights that crossed: `sent` to hubs and `received` from them."""
 
     sent: int
     received: int
@@ -47,8 +53,18 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """The times of a session since it had its weights, in seconds. `computing` is the time outside of calls, and `pushing` the
-    time in `push`. `waiting` is the time in calls that waited for the hub. They sleep. `str()` gives a line of text."""
+    """The times of a session, in seconds, since the session has its weights. `str()` gives a line of text.
+
+    Attributes:
+        rounds: rounds that are finished.
+        total: the whole time.
+        computing: the time outside of `push` and of calls that wait.
+        pushing: the time in `push`.
+        waiting: the time in calls that wait for the hub.
+        asleep: equal to `waiting`, because a waiting thread sleeps.
+        sent, received: bytes of gradients and weights.
+        summary: the text of `str()`.
+    """
 
     rounds: int
     total: float
@@ -69,7 +85,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Returns:
-    """The number of times that a lost hub returned, and the number of rounds that were lost in all."""
+    """The number of times that a lost hub returned, and the total number of rounds that were lost."""
 
     times: int
     lost_rounds: int
@@ -95,12 +111,12 @@ class Way:
 class Session:
     """A worker's membership in a job: write gradients, push, wait, read weights.
 
-    A key is *in flight* from its push to its wait. Meanwhile its gradient and weights belong to the hub: do not touch
-    the arrays. A thread that needs no GIL drives the exchange.
+    A key is *in flight* from its push to its wait. While a key is in flight, do not touch its arrays: the hub uses them.
+    A background thread, which needs no GIL, sends and receives.
 
-    The arrays of `gradient` and `weights` are the memory that the hub reads and writes. They stay valid while they are
-    held, also after the session. A session belongs to the process that made it: a child of `fork` gets a ForkError.
-    With `multiprocessing`, "spawn" works.
+    The arrays of `gradient` and `weights` are the memory that the hub reads and writes. An array stays valid as long as the
+    script holds it, also after the end of the session. A session belongs to the process that made it: in a child of `fork`
+    its methods raise a ForkError. With `multiprocessing`, use "spawn".
     """
 
     def __init__(
@@ -149,84 +165,97 @@ class Session:
         other workers must give the same settings, except their rank.
 
         Args:
-            hub: `host:port` of its control port, or a `phub.serve()`. For a job that is spread over hubs, several
-                addresses with commas between them, the same for all workers. Default: from the launcher's environment
-                (`phub.worker`); under torchrun, and without a launcher, rank 0 starts a hub.
+            hub: `host:port` of the hub's control port, or the `Hub` that `phub.serve()` returned. For a job that is spread
+                over hubs: several addresses with commas between them, the same for all workers. Default: from the launcher's
+                environment (`phub.worker`); under torchrun, and without a launcher, rank 0 starts a hub.
             rank: this worker's number, from 0. Default: the launcher's.
             world_size: the number of workers. Default: the launcher's.
-            keys: the model, in the order of the forward pass: a shape, a `Key` or an array (for its shape and type)
-                by name.
+            keys: the tensors of the model by name, in the order of the forward pass. Each is a shape, a `Key`, or an array, of
+                which only shape and type count.
             optimizer: the rule that the hub applies to the sum, such as `phub.Adam(learning_rate=1e-3)`.
-            job: name of the job. Default: `PHUB_JOB`; else the launcher's name of the run, with a word that no other run
-                has. The second session without a name has "-2" after it, and so on: all workers make their sessions in one
-                order. With `on_loss` "continue" workers may join later, and no word is added.
-            compression: how gradients and weights are made smaller, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`.
-                Default: not at all.
+            job: name of the job. Default: `PHUB_JOB`, else the launcher's name of the run with a random word that no other
+                run has. The second session without a name gets the suffix "-2", the third "-3"; so all workers make their
+                sessions in the same order. With `on_loss` "continue" no word is added, because workers may join later.
+            compression: the codec of gradients and weights, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`. Default: none.
             seed: seed of the random numbers of compression.
-            clip_norm: the most that the norm of a round's mean gradient may be, of all keys together. The hub scales a longer one down, as
-                `torch.nn.utils.clip_grad_norm_` does. No key is answered before all are pushed: push every key of a round before
-                you wait for one. For "bsp", and not with Slim-DP. Default: no bound.
-            clip_norm_last: the most that the norm of the round before may be. If it was longer, this round's mean gradient is scaled down
-                by as much: another algorithm than `clip_norm`, and no key waits for all. The first round is not scaled, and `norm` is
-                `None`. For "bsp", and with none of `clip_norm`, `skip_nonfinite`, `skip_spikes`. Default: no bound.
-            skip_nonfinite: whether all workers leave out a round if its mean gradient has a value that is infinite or NaN.
-                Weights, optimizer state and numbers of steps then do not change. `skipped` counts these rounds. Keys are
-                answered as with `clip_norm`. It needs no codec, or "f16" or "bf16": in frames of other codecs such values
-                count as zero.
-            skip_spikes: how many times the running mean of the norms a norm may be, such as 3.0. A round above it is left out as with
-                `skip_nonfinite`, and so is one that is not finite. The mean is that of the last rounds that were not left out, about a
-                hundred; before there are ten, no round is too long. With codecs as `skip_nonfinite`. Default: no bound.
-            ema: the decay of an average of the weights that the hub keeps, such as 0.999. It begins with the first weights, and after each
-                step it is `ema * average + (1 - ema) * weights`. `ema()` fetches it, and checkpoints have it. Default: none.
+            clip_norm: the largest norm that the mean gradient of a round may have, over all keys together. The hub scales a
+                longer gradient down, as `torch.nn.utils.clip_grad_norm_` does. The hub answers no key of a round before all
+                keys are pushed: push every key of a round before you wait for one. For "bsp", and not with Slim-DP.
+                Default: no bound.
+            clip_norm_last: clips a round by the norm of the round before: if that norm was above `clip_norm_last`, the hub
+                scales this round's mean gradient by `clip_norm_last / norm`. The results are not those of `clip_norm`, and no
+                key waits for the other keys. The first round is not scaled. The property `norm` is always `None`. For
+                "bsp", without `clip_norm`, `skip_nonfinite` and `skip_spikes`. Default: no bound.
+            skip_nonfinite: whether the job skips a round if its mean gradient has a value that is infinite or NaN. Weights,
+                optimizer state and numbers of steps then do not change. `skipped` counts the skipped rounds. As with
+                `clip_norm`, push every key of a round before you wait for one. Works without a codec, with "f16" and with
+                "bf16": other codecs send such values as zero.
+            skip_spikes: skips a round, as `skip_nonfinite` does, if its norm is above this factor times the running mean of
+                norms, such as 3.0, or if its mean gradient is not finite. The running mean covers about the last hundred
+                rounds that were not skipped. Until ten rounds are in the mean, no norm is too large. Works with the codecs
+                of `skip_nonfinite`. Default: no bound.
+            ema: the decay of an average of the weights that the hub keeps, such as 0.999. The average begins with the first
+                weights. After each step it is `ema * average + (1 - ema) * weights`. The method `ema()` fetches the average,
+                and checkpoints have it. Default: no average.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
-            consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
-            on_loss: "stop" or "continue": the fate of the job when a worker is lost.
-            schedule: "kvstore", "layerwise", "sliced" or "p3": the order in which gradients and weights leave. With "p3" the
-                first keys overtake the later ones.
-            slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
-            answers_ahead: whether the hub may answer `send_ahead` before the `push`, if it can. `weights(key)` may then
-                change from `send_ahead` on, and hold when the `push` is answered. It costs the hub a copy of the model.
+            consistency: "bsp", "ssp:N" or "asp". With "bsp" all workers are in the same round; with "ssp:N" no worker is more
+                than N rounds ahead of the slowest; with "asp" there is no bound.
+            on_loss: "stop" or "continue": whether the job ends or goes on when a worker is lost.
+            schedule: "kvstore", "layerwise", "sliced" or "p3": the order in which gradients and weights are sent. With "p3"
+                the first keys of the model overtake the later ones.
+            slice_bytes: the largest number of bytes that the schedule sends as one unit. Default: a chunk.
+            answers_ahead: whether the hub may answer gradients of `send_ahead` before their `push`. `weights(key)` may then
+                change from `send_ahead` on, and is valid after the wait that follows the `push`. The hub needs memory for
+                another copy of the model.
             credit: bytes that may be in flight on each link, "auto" or "none". Default: depends on the schedule.
-            pull: with "kvstore", the batches of layers in which weights are pulled: "ibatch" (they overlap the forward
-                pass best), "greedy", "layer" or "all". The session measures layers from the calls of `wait`; push all
-                keys of a round before the first wait. Default: each key is pulled as soon as it can be.
-            pull_layers: keys that are needed together, in the order of the forward pass. Default: each key alone.
+            pull: with the schedule "kvstore", the batches of layers in which weights are pulled: "ibatch" (batches that
+                overlap the forward pass best), "greedy", "layer" or "all". The session measures the times of layers from the
+                calls of `wait`. Push all keys of a round before the first wait. Default: each key is pulled as soon as it
+                can be.
+            pull_layers: for `pull`, the keys of each layer, in the order of the forward pass. Default: each key is a layer.
             weights: "shared": read in place, and read-only; "private": a copy that belongs to this worker.
-            dma_buf: where gradients lie, if a device such as a GPU writes them: the descriptor of a dma-buf, or descriptor
-                and offset. `places` says where each key lies from there. NICs read it, so it needs RDMA, and cannot be used
-                with
-                compression. The session has a copy of the descriptor. Default: in memory of the session.
+            dma_buf: the memory of the gradients, if a device such as a GPU writes them: the file descriptor of a dma-buf, or
+                a tuple of file descriptor and offset in bytes. `phub.places` returns the place of each key from the offset
+                on. The session duplicates the descriptor. NICs read the memory, so this needs RDMA, and excludes
+                compression. Default: memory of the session.
             transport: "shm", "verbs" or "tcp". Default: the best transport that leads to the hub.
-            cores: how many of the hub's cores the job gets. Default: all.
-            nics: RDMA NICs of this worker, as NCCL_IB_HCA names them.
-            rails: which of them goes with which of a hub's, such as "mlx5_0=mlx5_2,mlx5_1=mlx5_3". Default: `PHUB_RAILS`,
-                else by subnet, name and place.
-            checksum: puts checksums on gradients and weights over TCP, in both directions. They are also there if the hub wants
-                them. Default: whether `PHUB_CHECKSUM` is set, and is not empty or 0.
-            tcp_congestion: TCP's congestion control of the bytes that this worker sends: a name of the kernel's, such as "cubic", "system"
-                or "auto". Default: `PHUB_TCP_CONGESTION`, else "auto".
-            mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
-                the first machine's hub, such as "1/4@10.0.0.1:7077". `rank` and `world_size` are then those on this
-                machine, and `hub` is its hub. Default: from the launcher's environment.
+            cores: the number of the hub's cores that the job gets. Default: all.
+            nics: the RDMA NICs of this worker, in the syntax of NCCL_IB_HCA.
+            rails: pairs of a NIC of this worker and a NIC of the hub, such as "mlx5_0=mlx5_2,mlx5_1=mlx5_3". Default:
+                `PHUB_RAILS`, else by subnet, name and place.
+            checksum: whether gradients and weights over TCP have checksums, in both directions. They also have checksums if
+                the hub asks for them. Default: `PHUB_CHECKSUM`, such as 1 or 0; else no.
+            tcp_congestion: TCP's congestion control for the bytes that this worker sends: a name that the kernel knows, such
+                as "cubic", or "system" or "auto". Default: `PHUB_TCP_CONGESTION`, else "auto".
+            mesh: for jobs with a hub on each machine: the number of this machine, the number of machines and the address of
+                the first machine's hub, such as "1/4@10.0.0.1:7077". `rank` and `world_size` are then the worker's rank and
+                the number of workers on this machine, and `hub` is this machine's hub. Default: from the launcher's
+                environment.
             token: the secret of the hubs, or a token for this job (`phub-server token`). Default: `PHUB_TOKEN`, the file
                 `PHUB_TOKEN_FILE`, or this user's own file; under torchrun on several machines, a secret that this run's
                 workers share through torch's store.
-            chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB up to 2.1 GB of weights, more for larger models.
-            compare_every: the hub compares a digest of all workers' weights each time this number of rounds has passed. The job ends with an error
-                if they differ: memory, a network or a program has altered some. Weights that workers write themselves are
-                compared in each round that has some. For "bsp" without `SlimDP`. 0: never.
+            chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB up to 2.1 GB of weights, more for larger
+                models.
+            compare_every: the interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests
+                differ, then memory, a network or a program has altered weights, and the job ends with an error. Weights that
+                workers write themselves are compared in each round in which workers write them. For "bsp" without `SlimDP`.
+                0: never.
             join_limit: seconds to wait for the other workers at the start.
-            hub_wait: seconds to wait for a hub that is not there at the start, and for a lost hub to return. The session
-                then continues from the hub's checkpoint with the same arrays; `returns` lists the lost rounds. For "bsp"
-                without `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends the session. Default:
-                `PHUB_HUB_WAIT`, or 60.
+            hub_wait: seconds to wait for a hub that is not there at the start, and for a lost hub to return. When a lost hub
+                returns, the session continues from the hub's checkpoint with the same arrays; `returns` counts the lost
+                rounds. For "bsp" without `SlimDP`. In other jobs, and with a hub that a worker or this script started, the
+                loss of the hub ends the session. Default: `PHUB_HUB_WAIT`, or 60.
             wait_limit: seconds to wait for a key while all workers live.
-            state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
-                `state()`. Only rank 0's counts. A job that has weights already, or a checkpoint at its hub, ignores it:
-                `next_round` shows this.
+            state: weights and optimizer state for a new job, such as another session's `state()`, in place of a broadcast.
+                Only the state of rank 0 counts. A job that already has weights, or a checkpoint at its hub, ignores
+                `state`: its `next_round` is then not the round of `state`.
 
         Raises:
-            SettingsError, UnreachableError, RefusedError, ConnectError, MissingWorkersError, ...: see each.
+            SettingsError: a setting is invalid, or two settings exclude each other.
+            UnreachableError: no hub answers at the address within `hub_wait`.
+            RefusedError: the hub refuses this worker: other settings than the job's, a rank that is taken, or a wrong token.
+            ConnectError: no transport leads to the hub.
+            MissingWorkersError: the other workers did not join within `join_limit`.
         """
         if not keys:
             raise _phub.SettingsError("keys: a model has at least one tensor")
@@ -286,7 +315,7 @@ class Session:
             word, is_served = agreed.word, agreed.is_served
             me = dataclasses.replace(me, serve_at=agreed.serve_at, machine=agreed.machine)
         machine = self._machine(me, hub, mesh, settings)
-        # Nobody restarts a hub that a worker, or this script, has started.
+        # Nobody restarts a hub that a worker or this script started, so no session waits for such a hub.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
         settings["hub_wait"] = 0.0 if is_own else wait_for_hub() if hub_wait is None else hub_wait
         local = (self.rank, self.world_size)
@@ -306,7 +335,7 @@ class Session:
                 try:
                     return _phub.Session(address, name, *local, described(keys), _optimizers.to_json(to_do), _given(given), *rest)
                 except _phub.UnreachableError:
-                    # Only a hub that rank 0 starts may start later than the workers.
+                    # A hub that rank 0 starts may start later than the workers, so its workers try again.
                     if hub is not None or me.serve_at is None or time.monotonic() > deadline:
                         raise
                     time.sleep(RETRY_S)
@@ -328,7 +357,7 @@ class Session:
             raise
         if self.rank == 0 and self.next_round > (0 if state is None else state.round) and _optimizers.keeps_weights(optimizer):
             _LOG.warning(
-                "job %s continues before round %s, with the weights that its hub had of it; for a training from the start, give it "
+                "job %s continues before round %s, with weights that its hub already had; to train from the start, give the job "
                 "another name (job= or PHUB_JOB)",
                 *(self.job, self.next_round),
             )
@@ -339,7 +368,7 @@ class Session:
     def _machine(
         self, me: Worker, hub: Union[str, Hub, None], mesh: Optional[str], settings: Mapping[str, object]
     ) -> Optional[Machine]:
-        """Returns the place on this machine, if the machine's hub is one of several for this session."""
+        """Returns the worker's place on this machine, if this session uses a hub on each machine; otherwise None."""
         machine = me.machine
         is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
         if machine is None or not is_me or mesh is not None or (hub is not None and machine.starts):
@@ -412,36 +441,48 @@ class Session:
         return array
 
     def gradient(self, key: str) -> Array:
-        """Returns a key's gradient, to write while the key is not in flight: an array of the key's shape and type over
-        the window itself. It still holds the last values; with `SlimDP` the values that were sent are zero.
+        """Returns a key's gradient: an array of the key's shape and type, in the memory that is sent. Write it while the key is
+        not in flight. The array keeps the values of the last push; with `SlimDP` the values that were sent become zero.
 
         Raises:
-            OrderError: with `dma_buf`, because this process has no address of it.
+            OrderError: there is no such key, or the session has a `dma_buf`, which has no address in this process.
         """
         return self._array(key, "gradient")
 
     def weights(self, key: str) -> Array:
-        """Returns a key's weights (with `Average`: the mean of the gradients), to read while the key is not under
-        way: an array of the key's shape and type over the window itself. It changes with each wait. It is read-only,
-        unless `weights` is "private" or the compression is `SlimDP`."""
+        """Returns a key's weights (with `Average`: the mean of the gradients): an array of the key's shape and type, in the
+        memory that is received. Read it while the key is not in flight. Its values change in each round. The array is
+        read-only, unless `weights` is "private" or the compression is `SlimDP`.
+
+        Raises:
+            OrderError: there is no such key.
+        """
         return self._array(key, "weights")
 
     # ---- rounds
 
     def broadcast(self, weights: Optional[Mapping[str, npt.ArrayLike]] = None) -> None:
-        """Gives every worker rank 0's weights, and waits for them. Every worker calls it once, before its first push.
-        For keys that are not in `weights`, rank 0 writes the weights to `gradient(key)` before.
+        """Gives every worker rank 0's weights, and waits for them. Every worker calls `broadcast` once, before its first push.
 
-        If the job has weights already (`next_round` is not 0), this does nothing and the worker keeps those weights. So
-        a script that is started again need not know."""
+        If the job already has weights (`next_round` is not 0), `broadcast` does nothing, and the worker keeps the job's
+        weights. So a script that is started again may call `broadcast` as at its first start.
+
+        Args:
+            weights: arrays of the keys' shapes, by name. Only rank 0's count. For keys that are not in `weights`, rank 0
+                writes the weights to `gradient(key)` before the call.
+        """
         if self.rank == 0 and self.next_round == 0:
             for key, value in (weights or {}).items():
                 np.copyto(self.gradient(key), value, casting="same_kind")
         self._native.broadcast_written()
 
     def push(self, *keys: str, rewritten: bool = False) -> None:
-        """Sends gradients to the hub and returns at once; without names, all of them. Bytes that `send_ahead` has sent are
-        not sent again, unless they were rewritten since then.
+        """Sends gradients to the hub and returns at once.
+
+        Args:
+            keys: the names of the keys; without names, all keys.
+            rewritten: whether the gradients were written again after `send_ahead`, and must be sent again. Otherwise bytes
+                that `send_ahead` has sent are not sent again.
 
         Raises:
             OrderError: a key is in flight.
@@ -451,8 +492,9 @@ class Session:
         push(self._numbered(keys or self._keys))
 
     def push_nothing(self, *keys: str) -> None:
-        """Pushes keys for which this worker has no gradient in this round; without names, none. It counts as zeros. If no
-        worker has one, weights and optimizer state do not change: see `was_left_alone`.
+        """Pushes keys for which this worker has no gradient in this round; without names, no key. The missing gradient counts
+        as zeros. If no worker has a gradient of a key, its weights and optimizer state do not change: see
+        `was_left_alone`.
 
         Raises:
             OrderError: a key is in flight, or the job takes gradients only (SSP, ASP, Slim-DP).
@@ -460,23 +502,23 @@ class Session:
         self._native.push_nothing(self._numbered(keys))
 
     def push_weights(self, *keys: str) -> None:
-        """Pushes keys with new weights that replace the old ones; without names, none. Each worker writes the new
-        weights to `gradient(key)` and pushes them in the same round; those of the lowest rank count. The optimizer's
+        """Pushes keys with new weights that replace the old weights; without names, no key. Every worker writes the new
+        weights to `gradient(key)` and pushes them in the same round. The weights of the lowest rank count. The optimizer's
         state does not change.
 
         Raises:
-            OrderError: as for `push_nothing`.
-            JobFailedError: a later call raises it, if another worker pushed a different content.
+            OrderError: a key is in flight, or the job takes gradients only (SSP, ASP, Slim-DP).
+            JobFailedError: raised by a later call, if another worker pushed a gradient or nothing in this round.
         """
         self._native.push_weights(self._numbered(keys))
 
     def send_ahead(self, *keys: str) -> None:
-        """Sends the bytes of these gradients now, if that gains something; without names, of all gradients. Nothing is counted
-        yet. A `push` then sends no bytes. The gradients may be written again before the `push`, if it says `rewritten`. This
-        method may be called again.
+        """Sends the bytes of these gradients now, if that saves time; without names, of all gradients. The hub does not count
+        them before the `push`, which then sends no bytes. A gradient may change after `send_ahead`: call `push` with
+        `rewritten=True`, or `send_ahead` again.
 
-        No bytes leave on shared memory, with a codec, checksums, SSP, ASP or the schedule `kvstore`. Bytes of small
-        keys do not leave either.
+        Nothing is sent early over shared memory, with a codec, checksums, SSP, ASP or the schedule "kvstore", nor for small
+        keys.
 
         Raises:
             OrderError: a key is in flight.
@@ -484,7 +526,7 @@ class Session:
         self._native.send_ahead(self._numbered(keys))
 
     def leaves_ahead(self) -> List[str]:
-        """Returns the keys for which `send_ahead` gains something, over the current links."""
+        """Returns the keys for which `send_ahead` sends bytes, over the current links."""
         leave = self._native.leave_ahead(list(self._numbers.values()))
         return [key for key, leaves in zip(self._keys, leave) if leaves]
 
@@ -494,13 +536,14 @@ class Session:
         return self._native.was_left_alone(self._number(key))
 
     def wait(self, *keys: str) -> None:
-        """Waits until the answers of these keys have arrived; without names, of all keys. It releases the GIL. Ctrl-C raises
-        KeyboardInterrupt, and the session continues. With `pull`, the planner learns the times of the forward pass from waits
-        with names.
+        """Waits until the answers of these keys have arrived; without names, of all keys. The wait releases the GIL. Ctrl-C
+        raises KeyboardInterrupt, and the session continues. With `pull`, the planner learns the times of the forward pass
+        from waits with names.
 
         Raises:
-            OrderError: with `pull`, a key that cannot come before other keys are pushed.
-            PeerLeftError, StalledError: the answer cannot come.
+            OrderError: with `pull`, a key whose answer cannot arrive before other keys are pushed.
+            PeerLeftError: another worker has left, so the answer cannot arrive.
+            StalledError: the answer did not arrive within `wait_limit`.
             JobFailedError, HubLostError, ...: the session is over.
         """
         for key in keys:
@@ -509,8 +552,8 @@ class Session:
             self._native.wait_all()
 
     def settle(self, *keys: str) -> None:
-        """Waits like `wait`, for keys that the caller does not compute with next: with `pull` the planner ignores
-        it."""
+        """Waits like `wait`, for keys that the caller does not compute with next. With `pull` the planner learns no times from
+        `settle`."""
         for key in keys or self._keys:
             self._native.settle(self._number(key))
 
@@ -519,20 +562,22 @@ class Session:
         return self._native.is_ready(self._number(key))
 
     def ready(self, *keys: str) -> List[str]:
-        """Returns the keys that have their answers. Does not wait, and with `pull` the planner ignores it."""
+        """Returns those of the named keys whose answers have arrived. Does not wait. With `pull` the planner learns no times from
+        `ready`."""
         are_ready = self._native.are_ready(self._numbered(keys))
         return [key for key, is_ready in zip(keys, are_ready) if is_ready]
 
     def push_pull(self, key: str, gradient: npt.ArrayLike) -> Array:
-        """Pushes a copy of `gradient`, of the key's shape, waits, and returns the new weights: `weights(key)`."""
+        """Copies `gradient`, which has the key's shape, into the key's gradient. Pushes the key, waits, and returns
+        `weights(key)` with the new values."""
         np.copyto(self.gradient(key), gradient, casting="same_kind")
         self.push(key)
         self.wait(key)
         return self.weights(key)
 
     def average(self, values: Mapping[str, npt.ArrayLike]) -> Dict[str, Array]:
-        """Returns the mean of each value over all workers, as copies, in a session with the optimizer `Average`. Every worker
-        calls it with the same keys."""
+        """Returns the mean of each array over all workers, as a copy, by key. For a session with the optimizer `Average` (with
+        `Sum`: the sum). Every worker calls `average` with the same keys."""
         for key, value in values.items():
             np.copyto(self.gradient(key), value, casting="same_kind")
         self.push(*values)
@@ -541,12 +586,11 @@ class Session:
 
     @property
     def next_round(self) -> int:
-        """The first round in which no key has its answer; round 0 is the broadcast."""
+        """The first round in which no key has been answered. Round 0 is the broadcast."""
         return self._native.next_round
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Changes the learning rate from the next round on, for all workers: the short form of `set_optimizer`, with the
-        same rules."""
+        """Changes the learning rate from the next round on, for all workers. The rules are those of `set_optimizer`."""
         self._native.set_learning_rate(learning_rate)
 
     def set_optimizer(
@@ -560,17 +604,17 @@ class Session:
         momentum, betas, epsilon. Call it when no key is in flight; every worker may call it with the same values.
 
         Args:
-            optimizer: of the same class as the job's, with all its numbers.
-            keys: by name of each key, the multipliers of its learning rate and weight decay. Default: they do
-                not change.
-            groups: by name, the optimizers of keys that have other numbers, of the same class; at most 255 different ones. They hold
-                until the next call. Default: no key.
-            reset: keys with an optimizer state that becomes zero before that round, as if they had made no step. For
+            optimizer: the new numbers, all of them, in an optimizer of the same class as the job's.
+            keys: for each key of the job, by name: the multiplier of its learning rate and the multiplier of its weight decay.
+                Default: the multipliers do not change.
+            reset: names of keys whose optimizer state becomes zero before that round, as if they had made no step. For
                 "bsp".
+            groups: for keys with other numbers, by name: an optimizer of the same class. At most 255 different optimizers. They
+                are valid until the next call. Default: no key has other numbers.
 
         Raises:
-            SettingsError: the optimizer is of another class, a number is out of its range, `keys` are not all of the
-                job's.
+            SettingsError: the optimizer is of another class, a number is out of its range, `keys` lacks a key of the job, or a
+                name is not a key.
         """
         multipliers = None
         if keys is not None:
@@ -600,24 +644,25 @@ class Session:
         return ([_optimizers.to_json(each) for each in optimizers], of_keys) if groups else None
 
     def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
-        """Uses other layers from now on, with `pull`, for a caller that learns the order of its layers only as it computes.
-        Call it when no key is in flight. Times are measured again. Workers need not agree."""
+        """Replaces `pull_layers`, in a session with `pull`. For a caller that learns the order of its layers while it computes.
+        Call it when no key is in flight. The session then measures the times of layers again. Workers need not give the
+        same layers."""
         self._native.pull_by(_pull.numbers(layers, self._numbers))
         self._layers = [list(layer) for layer in layers]
 
     def need(self, *keys: str) -> None:
-        """Sends keys in this order from now on, if the schedule is "p3". For a caller that learns the order only as it
-        computes. Workers need not agree. Keys that are not named come last."""
+        """Changes the order in which the schedule "p3" sends keys, from now on. For a caller that learns the order while it
+        computes. Keys that are not named come last. Workers need not give the same order."""
         self._native.need(self._numbered(keys))
 
     @property
     def pull_plan(self) -> Optional[_pull.PullPlan]:
-        """With `pull`: the batches in which weights are pulled, and how well the plan predicts; None before there is a
-        plan."""
+        """The batches in which weights are pulled, with predicted and measured times; None without `pull`, and before there is
+        a plan."""
         return _pull.plan(self._native.pull_plan(), self._layers)
 
     def checkpoint(self) -> Checkpoint:
-        """Makes the hub write a checkpoint of the job now, with weights and optimizer state, and returns when it is on
+        """Makes the hub write a checkpoint of the job now, with weights and optimizer state. Returns when the checkpoint is on
         the disk.
 
         Raises:
@@ -626,13 +671,13 @@ class Session:
         return Checkpoint(*self._native.checkpoint())
 
     def state(self) -> _state.State:
-        """Returns the job's weights and optimizer state before `next_round`, from its hubs or from the hubs at the top. Call it
-        when no key of this worker is in flight; the other workers may continue. All values are f32, so the result may be as
-        large as three models.
+        """Returns the job's weights and optimizer state before `next_round`, from the job's hubs or from the hubs at the top.
+        Call it when no key of this worker is in flight; the other workers may continue. All values are f32, so the result
+        may be as large as three models.
 
         Raises:
-            RefusedError: there are no weights yet, or the optimizer is `Average`. Or the job is on several hubs that
-                are before different rounds, as they may be unless `consistency` is "bsp".
+            RefusedError: there are no weights yet, or the optimizer is `Average`. In a job over several hubs that is not
+                "bsp" also: the hubs are in different rounds.
             HubLostError: a hub is gone.
         """
         if self._owner != os.getpid():
@@ -641,58 +686,59 @@ class Session:
         return _state.fetch([hub.strip() for hub in self.hub_address.split(",")], self.job, shapes, self._token)
 
     def ema(self) -> Dict[str, Array]:
-        """Returns the average of each key's weights in f32, in a session with `ema=`. It is part of the `state()`,
-        under the same conditions.
+        """Returns the average of each key's weights, as f32 arrays by key, in a session with `ema=`. The averages are a part of
+        `state()`; the rules are the same.
 
         Raises:
             SettingsError: the job keeps no average.
-            RefusedError, HubLostError: as of `state()`.
+            RefusedError, HubLostError: as for `state()`.
         """
         if not self.keeps_ema:
             raise _phub.SettingsError(f"job {self.job!r} keeps no average of its weights: give each Session(ema=0.999), or another decay")
         return self.state().ema or {}
 
     def members(self) -> List[int]:
-        """Returns the ranks that take part now; with a hub on each machine, those on this machine."""
+        """Returns the ranks of the workers that take part now; with a hub on each machine, only of the workers on this
+        machine."""
         return [self._ranks[member] for member in self._native.members()]
 
     @property
     def returns(self) -> Returns:
-        """The number of times that the session has lost its hub, and gone on when it returned."""
+        """The number of times that the session lost its hub and continued when the hub returned, and the lost rounds."""
         return Returns(*self._native.returns())
 
     @property
     def relinks(self) -> int:
-        """The number of times that the session has lost its links while its hub lived, and made new ones, such as
-        over another NIC."""
+        """The number of reconnects: the hub was alive, and the session replaced lost links by new links, such as over another
+        NIC."""
         return self._native.relinks()
 
     @property
     def norm(self) -> Optional[Norm]:
-        """The norm of the last round with a known norm, with `clip_norm`, `skip_nonfinite` or `skip_spikes`; `None` before the
-        first one. When all weights of a round have arrived, its norm has arrived, too."""
+        """The norm of the newest round whose norm is known, in a job with `clip_norm`, `skip_nonfinite` or `skip_spikes`; `None`
+        before the first. When all weights of a round have arrived, its norm is known."""
         norm, _ = self._native.norm()
         return None if norm is None else Norm(*norm)
 
     @property
     def skipped(self) -> int:
-        """The number of rounds of the job left out by `skip_nonfinite` and `skip_spikes`."""
+        """The number of rounds of the job that `skip_nonfinite` and `skip_spikes` have skipped."""
         return self._native.norm()[1]
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes of gradients and weights that have crossed until now."""
+        """The bytes of gradients and weights that have crossed until now."""
         return Traffic(*self._native.traffic())
 
     @property
     def times(self) -> Times:
-        """The times of this process since the session has weights, also when it has left. While several threads wait,
-        the time counts once. The end of a session logs it, as information of the logger "phub"."""
+        """The times of this session since it has weights; they can be read after the end, too. A time in which several threads
+        wait counts once. At the end of a session the logger "phub" gets them, at level INFO."""
         return Times(*self._native.times)
 
     @property
     def not_finite(self) -> int:
-        """Gradients that were NaN or infinite when they were compressed, since the join."""
+        """The number of gradient values that were NaN or infinite when they were compressed, since the join."""
         return self._native.not_finite()
 
     @property
@@ -703,23 +749,27 @@ class Session:
     # ---- the end
 
     def leave(self) -> None:
-        """Waits for all keys that are in flight, and leaves the job."""
+        """Waits for all keys that are in flight, and leaves the job.
+
+        Raises:
+            The errors of `wait`: a key in flight cannot be answered.
+        """
         self._native.leave()
         self._log_times()
         self.close()
 
     def close(self, reason: Optional[str] = None) -> None:
-        """Ends the session now. It leaves if no key is in flight; otherwise the other workers are notified
+        """Ends the session now. If no key is in flight, the worker leaves the job. Otherwise the hub notifies the other workers
         that this worker is lost. A second call does nothing.
 
         Args:
-            reason: this worker fails, and why. The other workers' next calls raise an error such as "rank 1 failed:
-                KeyError: 'x'". Default: it does not fail.
+            reason: why this worker has failed. The next calls of the other workers then raise an error such as "rank 1
+                failed: KeyError: 'x'". Default: the worker has not failed.
         """
         if self._owner == os.getpid():
             self._log_times()
         if reason is not None and len(self._ranks) < self.world_size:
-            reason = f"{reason} (rank {self.rank} of {self.world_size})"  # the hubs number the workers of each machine
+            reason = f"{reason} (rank {self.rank} of {self.world_size})"  # each machine's hub knows only ranks on its machine
         self._native.close(reason)
 
     def _log_times(self) -> None:
@@ -741,8 +791,8 @@ def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:
     return [(setting, str(value)) for setting, value in settings.items() if value is not None]
 
 
-# A script that ends without calling `leave` leaves here, if it can. Otherwise the other workers would get the news that it
-# died. One that an exception has ended says so.
+# All sessions of this process. A script may end without `leave`, and the other workers would then take its worker for dead.
+# So the sessions are closed at exit; if an exception ended the script, with its text as the reason.
 _SESSIONS: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 

@@ -16,26 +16,27 @@ from . import _optimizers, _phub
 Array = npt.NDArray[Any]
 
 _STATE = "optimizer/"
-# Bytes that Python gives the session at a time.
+# The number of bytes of a state that Python passes to the session at once.
 _PIECE = 1 << 20
 _EMA = "ema"
-# The most tensors of a key in a state: its weights, three of AMSGrad, and an average.
+# The largest number of tensors of one key in a state: the weights, three of AMSGrad, and an average.
 _MOST_TENSORS = 5
-# The most levels of hubs above hubs.
+# The largest number of levels of hubs.
 _MAX_DEPTH = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A state that a job can continue with: from `Session.state()` or made by hand, for `Session(state=...)`.
+    """A job's weights and optimizer state, with which a new job can begin. `Session.state()` returns one, `Session(state=...)`
+    takes one, and a script may make one.
 
     Attributes:
-        round: the next round; 1 if no step was made, since round 0 is the broadcast.
-        tensors: f32 arrays of the keys' shapes, by name: each key's weights under the key's name, and optimizer state
-            under "optimizer/momentum_buffer/KEY", or "optimizer/exp_avg/KEY" and "optimizer/exp_avg_sq/KEY"; averages of weights
-            under "optimizer/ema/KEY".
-        steps: how many steps a key has made, by the key's name; Adam counts on from there. It has only keys that have not
-            made one step in each round after the broadcast.
+        round: the next round. It is 1 if no step was made, since round 0 is the broadcast.
+        tensors: f32 arrays of the keys' shapes, by name. Weights have the key's name. Optimizer state has the names
+            "optimizer/momentum_buffer/KEY", or "optimizer/exp_avg/KEY" and "optimizer/exp_avg_sq/KEY". Averages of weights
+            have the names "optimizer/ema/KEY".
+        steps: the number of steps of a key, by the key's name, from which Adam continues to count. A key that is missing
+            has made one step in each round after the broadcast.
     """
 
     round: int
@@ -43,26 +44,26 @@ class State:
     steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def made(self, key: str) -> int:
-        """Returns how many steps a key has made in this state."""
+        """Returns the number of steps that a key has made."""
         return self.steps.get(key, max(self.round - 1, 0))
 
     def of(self, name: str, key: str) -> Array:
-        """Returns a key's optimizer state, by PyTorch's name of it."""
+        """Returns a key's optimizer state with this name of PyTorch's, such as "exp_avg"."""
         return self.tensors[f"{_STATE}{name}/{key}"]
 
     @property
     def names(self) -> list[str]:
-        """PyTorch's names of the optimizer state."""
+        """The kinds of optimizer state that are there, by PyTorch's names."""
         return sorted({name.split("/")[1] for name in self.tensors if name.startswith(_STATE)} - {_EMA})
 
     @property
     def ema(self) -> Optional[Dict[str, Array]]:
-        """The averages of the weights, by key; `None` in a state without."""
+        """The averages of the weights, by key; `None` in a state without averages."""
         begin = name_of(_EMA, "")
         return {name[len(begin) :]: values for name, values in self.tensors.items() if name.startswith(begin)} or None
 
     def with_ema(self, averages: Mapping[str, Array]) -> State:
-        """Returns this state with averages of these keys' weights."""
+        """Returns a copy of this state to which averages of weights are added, by key."""
         named = {name_of(_EMA, key): values for key, values in averages.items()}
         return dataclasses.replace(self, tensors={**self.tensors, **named})
 
@@ -73,10 +74,10 @@ def name_of(state: str, key: str) -> str:
 
 
 def read(stream: io.BufferedIOBase, source: str) -> State:
-    """Reads a state from a checkpoint file, or from a hub.
+    """Reads a state from a checkpoint file, or from a hub. `source` is its name in errors.
 
     Raises:
-        SettingsError: it is not a whole checkpoint.
+        SettingsError: the bytes are not a whole checkpoint.
     """
     tensors: Dict[str, Array] = {}
     round_, _, steps = _read_into(tensors, {}, stream, source)
@@ -86,9 +87,8 @@ def read(stream: io.BufferedIOBase, source: str) -> State:
 def _read_into(
     tensors: Dict[str, Array], shapes: Mapping[str, Tuple[int, ...]], stream: io.BufferedIOBase, source: str
 ) -> Tuple[int, int, Dict[str, int]]:
-    """Reads a checkpoint, or a hub's part of one, into `tensors`. `shapes` are the shapes of keys that are spread over
-    several hubs. Returns the round that it is before, how many bytes of values it has, and how many steps its keys
-    have made."""
+    """Reads a checkpoint, or one hub's part of a checkpoint, into `tensors`. `shapes` are the whole shapes of keys of which a
+    part may have only a piece. Returns the checkpoint's round, its number of bytes of values, and the steps by key."""
     try:
         bytes_ = 0
         length = int.from_bytes(_exactly(stream, 8), "little")
@@ -113,7 +113,7 @@ def _read_into(
         keys = {name for name in header if not name.startswith(_STATE)}
         if any(key not in keys or type(steps) is not int or not 0 <= steps < 2**32 for key, steps in apart.items()):
             raise ValueError(f"the steps of keys are {str(apart)[:80]}")
-        # A key without a number has made one step per round.
+        # A key without a number has made one step in each round after the broadcast.
         return before, bytes_, {key: apart.get(key, max(before - 1, 0)) for key in keys}
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, MemoryError) as error:
         raise _phub.SettingsError(f"{source}: not a whole checkpoint of a hub: {error!r}") from error
@@ -127,7 +127,7 @@ def _exactly(stream: io.BufferedIOBase, length: int) -> bytes:
 
 
 def _bytes(values: Array) -> memoryview:
-    """Returns an array's memory."""
+    """Returns an array's memory as bytes."""
     return values.reshape(-1).view(np.uint8).data
 
 
@@ -141,10 +141,11 @@ def _fill(stream: io.BufferedIOBase, room: memoryview) -> None:
 
 
 def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], token: Optional[str] = None) -> State:
-    """Returns the state of a job that runs at these hubs, or at the hubs above them.
+    """Fetches the state of a job from its hubs, or from the top hubs above them.
 
     Raises:
-        RefusedError, HubLostError: a hub refused, or the hubs are before different rounds; a hub is gone.
+        RefusedError: a hub refuses, the hubs are in different rounds, or `hubs` are not all hubs of the job.
+        HubLostError: a hub is gone.
     """
     hubs, job = _top(hubs, job, token)
     tensors: Dict[str, Array] = {}
@@ -158,12 +159,13 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
             stream = io.BufferedReader(_Sent(part), _PIECE)
             rounds[hub], more, made = _read_into(tensors, shapes, stream, f"the state from the hub at {hub}")
             bytes_ += more
-            # The parts of a key differ only if a job failed when some of them had ended a round.
+            # A key's parts at several hubs have made the same number of steps. Only if the job failed within a round, some
+            # have made one more.
             steps.update({key: max(count, steps.get(key, 0)) for key, count in made.items()})
     if len(set(rounds.values())) != 1:
         each = ", ".join(f"{round_} at {hub}" for hub, round_ in rounds.items())
         raise _phub.RefusedError(
-            f"the state of job {job!r} is of several rounds: the hubs stand before rounds {each}; ask when no key of this "
+            f"the hubs of job {job!r} are in different rounds, before rounds {each}: fetch the state when no key of this "
             f"worker is in flight, and with consistency 'bsp'"
         )
     expected = sum(tensor.nbytes for tensor in tensors.values())
@@ -176,7 +178,7 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
 
 
 def _top(hubs: List[str], job: str, token: Optional[str]) -> Tuple[List[str], str]:
-    """Returns the hubs that have a job's state, and the job's name there."""
+    """Returns the top hubs above these hubs, which have the job's state, and the job's name there."""
     for _ in range(_MAX_DEPTH):
         above = _phub.above(hubs[0], job, token)
         if not above:
@@ -186,7 +188,7 @@ def _top(hubs: List[str], job: str, token: Optional[str]) -> Tuple[List[str], st
 
 
 class _Sent(io.RawIOBase):
-    """The bytes that a hub sends."""
+    """A stream of the bytes that a hub sends."""
 
     def __init__(self, part: _phub.StateBytes) -> None:
         self._part = part
@@ -201,7 +203,7 @@ class _Sent(io.RawIOBase):
 
 
 def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
-    """Returns how many steps each of these keys has made; `None` if that is one in each round.
+    """Returns the number of steps that each of these keys has made; `None` if all have made one step in each round.
 
     Raises:
         SettingsError: a number of steps is invalid.
@@ -214,14 +216,13 @@ def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
 
 
 def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer, ema: bool) -> Iterator[bytes]:
-    """Returns the bytes of a state for the hub. The state is checked at once, and not only when the first piece is
-    taken.
+    """Returns the bytes of a state for the hub, in pieces. The check of the state is before the first piece is taken.
 
     Args:
-        state: the state to bring.
-        shapes: the job's keys in their order, with their shapes.
-        optimizer: the job's.
-        ema: whether the job keeps averages of the weights. Keys without one in the state begin with their weights.
+        state: the state of which a new job begins.
+        shapes: the shapes of the job's keys, by name, in the order of the job.
+        optimizer: the job's optimizer.
+        ema: whether the job keeps averages of the weights. If the state has no average of a key, it begins with the weights.
 
     Raises:
         SettingsError: the state belongs to another model or optimizer.
@@ -257,10 +258,10 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
 
 
 def steps_of(step: Any, source: str) -> int:
-    """Returns a number of steps from torch's optimizer state.
+    """Returns a number of steps from torch's optimizer state as an integer.
 
     Raises:
-        SettingsError: it is not a whole number from 0.
+        SettingsError: the number is not a whole number from 0.
     """
     steps = float(step)
     if not math.isfinite(steps) or steps < 0 or steps != int(steps) or steps >= 2**32 - 2:

@@ -1,7 +1,7 @@
 """A backend of torch.distributed: `import phub.c10d`, then `torch.distributed.init_process_group("phub")`.
 
-The hub takes all-reduce of f32, f16 and bf16 in host memory, as a sum or a mean. Gloo takes everything else, and all
-of a subgroup. `counts` returns how often each of them was called. Needs torch 2.4.
+The hub does every all-reduce of one dense f32, f16 or bf16 tensor in host memory, as a sum or a mean. Gloo does all other
+operations, and all operations of subgroups. `counts` returns how often each of the two was called. Needs torch 2.4 or later.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
 if not torch.distributed.is_available():
     raise SettingsError("phub.c10d needs torch.distributed, which this build of torch lacks")
 
-_torch: Any = torch  # mypy may see another version
+_torch: Any = torch  # untyped, because mypy may see another version of torch than the script uses
 _c10d: Any = torch.distributed.distributed_c10d
 _Group: Any = _c10d.ProcessGroup
 _Work: Any = _c10d.Work
-# The most calls with one element between a forward pass under `Join` and its backward pass: a few calls of DDP, and a script's
-# losses.
+# An upper bound of the all-reduces of one element between a forward pass under `Join` and its backward pass. DDP makes a few,
+# and a script may add some for its losses.
 _SMALL_CALLS = 256
 _COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collections.Counter()}
 
 
 def counts() -> Dict[str, Dict[str, int]]:
-    """Returns how often this process has called each operation: `{"hub": {"allreduce": 12}, "gloo": {...}}`. Gloo's "new_group"
-    counts subgroups; their calls are not counted."""
+    """Returns the number of calls of each operation in this process: `{"hub": {"allreduce": 12}, "gloo": {...}}`. "new_group" is
+    the number of subgroups. Calls in subgroups are not counted."""
     return {by: dict(calls) for by, calls in _COUNTS.items()}
 
 
@@ -58,7 +58,7 @@ def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
-        if "torch._dynamo" not in sys.modules:  # no script compiles it, and its import takes seconds
+        if "torch._dynamo" not in sys.modules:  # the script compiles nothing, and the import of _dynamo takes seconds
             return method(*args, **kwargs)
         if disabled is None:
             disabled = _torch.compiler.disable(method)
@@ -68,7 +68,7 @@ def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _CallUnderWay(_Work):  # type: ignore[misc]
-    """An all-reduce in progress. `finish` ends it."""
+    """An all-reduce in progress. Another thread calls `finish` when the result or an error is there."""
 
     def __init__(self, depths: Depths, tensors: List[torch.Tensor]) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _CallUnderWay(_Work):  # type: ignore[misc]
             raise RuntimeError(f"all-reduce: no answer in {limit:.3f} s")
         if self._error is not None:
             raise self._error
-        self._future.wait()  # it is done an instant later
+        self._future.wait()  # `finish` completes the future right after `_done`
         return True
 
     def synchronize(self) -> None:
@@ -112,10 +112,10 @@ class _CallUnderWay(_Work):  # type: ignore[misc]
 
 
 class _HubGroup(_Group):  # type: ignore[misc]
-    """A group of all workers: gloo's, of which the hub takes some calls."""
+    """A process group of all workers. Calls go to the hub, or else to a group of gloo's."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
-        # The store can be older than the group.
+        # The store may have the keys of an earlier group, so rank 0 gives the keys of this group a new prefix.
         words = gather(StoreBoard(store), rank, size, new_word(), timeout.total_seconds())
         self.unique_name = words[0]
         store = _c10d.PrefixStore(self.unique_name, store)
@@ -129,17 +129,17 @@ class _HubGroup(_Group):  # type: ignore[misc]
         limit = timeout.total_seconds()
 
         def join(depth: int, way: str, **keys: Any) -> Session:
-            # A returned hub has one round for all keys, and these keys are used unequally often. So the session does not wait
-            # for it.
+            # A hub that returns restores all keys at one round. Here some keys are used more often than others, so they have
+            # no common round, and a session does not wait for a lost hub.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"
             return Session(hub, rank, size, job=name, **keys, **limits)
 
         self._depths = Depths(join)
-        # Under `Join`, DDP's reducer keeps the C++ half of a call with one element, and uses it later. This half needs the
-        # Python half, so the last ones are kept here.
+        # Under `Join`, DDP's reducer keeps the C++ object of a call with one element, and uses it later. The C++ object does not
+        # keep its Python object alive, so the group keeps the last Python objects.
         self._small: Deque[_CallUnderWay] = collections.deque(maxlen=_SMALL_CALLS)
-        # Versions of torch before 2.6 do not call `shutdown`.
+        # Torch before 2.6 does not call `shutdown`, so the jobs are also left when the group is collected.
         self._leave = weakref.finalize(self, self._depths.leave)
         self._leave.atexit = False
 
@@ -175,7 +175,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
         return work
 
     def _mean_by_gloo(self, tensors: List[torch.Tensor], options: Any) -> _CallUnderWay:
-        """Gloo has no mean of integers. As with NCCL, the mean is rounded toward zero; Lightning asks for it."""
+        """Computes a mean as gloo's sum and a division, because gloo has no mean of integers. A mean of integers is rounded
+        toward zero, as with NCCL; Lightning asks for such means."""
         options.reduceOp = _c10d.ReduceOp.SUM
         work, size = _CallUnderWay(self._depths, tensors), self.size()
 
@@ -199,8 +200,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
 
 
 def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
-    """Whether the hub takes an all-reduce. The answer must be the same at all workers."""
-    # The op must be on the left: torch compares the other order as different.
+    """Whether the hub does this all-reduce. The answer must be the same at all workers."""
+    # `op` is on the left: with `ReduceOp.SUM` on the left, torch finds the two different.
     if len(tensors) != 1 or not (op == _c10d.ReduceOp.SUM or op == _c10d.ReduceOp.AVG):
         return False
     tensor = tensors[0]
@@ -210,11 +211,11 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
-    """Returns the hub's address, or None if the launcher's environment has it; and the name of the group's jobs,
-    without their types of numbers."""
+    """Returns the hub's address, and the first part of the names of the group's jobs; a type of numbers follows it. The address
+    is None if the launcher's environment has it."""
     if rank == 0:
         me = worker()
-        # If the port is picked at run time, other workers learn it from the store.
+        # If rank 0 picks a free port, it writes the address to the store for the other workers.
         alone = me.hub is None and me.machine is None and me.serve_at is not None and me.serve_at.endswith(":0")
         hub = serve_for(str(me.serve_at), is_here=me.is_on_one_machine) if alone else None
         store.set("phub", json.dumps([hub, f"{me.job[:32]}-c10d-{name}"]))
@@ -231,7 +232,7 @@ def _by_gloo(name: str) -> Any:
     return _never_compiled(call)
 
 
-# torch's versions have several names for them.
+# All operations that gloo does. Versions of torch name some of them differently, so not all names are in each version.
 for _name in (
     "_allgather_base",
     "_reduce_scatter_base",

@@ -1,7 +1,7 @@
 """Ray Train with hubs that Ray places: `TorchTrainer(train, torch_config=phub.ray.HubConfig(), ...)`.
 
-Each attempt of a run has hubs of its own, as actors: they begin before its workers and end after them. This module
-runs in Ray's controller, except the functions that are sent to the workers and to the hubs.
+Each attempt of a run has its own hubs, which are Ray actors. They start before the attempt's workers join, and end after the
+workers. This module runs in Ray's controller, except for the functions that are sent to workers and hubs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._placed import PlacedHub
 __all__ = ["HubConfig"]
 
 _log = logging.getLogger(__name__)
-# How long a hub may take to start, and to write its checkpoints and end, in seconds.
+# The timeouts for the start of a hub, and for its last checkpoints and its end, in seconds.
 _START_S = 300.0
 _STOP_S = 120.0
 _TorchBackend: Any = TorchConfig().backend_cls
@@ -36,21 +36,22 @@ _TorchBackend: Any = TorchConfig().backend_cls
 class HubConfig(TorchConfig):  # type: ignore[misc]
     """A `ray.train.torch.TorchConfig` with hubs for `phub.torch.DistributedOptimizer` and `phub.Session`.
 
-    Each node that trains has a hub, and the hubs are a mesh. With `backend="phub"` the hubs take DDP's all-reduces, too.
+    Each node with workers has a hub, and the hubs are a mesh. With `backend="phub"` the hubs also do DDP's all-reduces.
     """
 
     resource: Optional[str] = None
-    """Instead, a hub on each node that has this resource, such as "hub"; the job is spread over all of them."""
+    """A resource of Ray, such as "hub". If it is given, the hubs are on the nodes that have this resource, and the job is spread
+    over all of them."""
     checkpoints: Optional[str] = None
-    """A directory that all nodes share, with one in it for each run. A run whose name is there continues from its
-    checkpoint."""
+    """A directory that all nodes share. Each run has a directory in it, by the run's name. A run whose name is there continues
+    from its checkpoint."""
     settings: Dict[str, Any] = dataclasses.field(default_factory=dict)
     """More settings of the hubs, as for `phub.serve`, such as `{"checkpoint_every": 100}`."""
     num_cpus: float = 0.0
-    """How many of its node's CPUs Ray counts as a hub's. The hub itself uses half of the cores (`cores` in `settings`)."""
+    """The number of a node's CPUs that Ray reserves for the hub. The hub uses half of the cores, or `cores` in `settings`."""
     token: str = dataclasses.field(default_factory=lambda: os.environ.get("PHUB_TOKEN") or secrets.token_hex(32), repr=False)
-    """The secret of hubs and workers: the driver's `PHUB_TOKEN`, or a new one. It is in no runtime environment, which
-    Ray shows."""
+    """The secret of hubs and workers. Default: the driver's `PHUB_TOKEN`, or a new secret. It is not in a runtime environment,
+    because Ray shows runtime environments."""
 
     @property
     def backend_cls(self) -> Any:
@@ -58,7 +59,7 @@ class HubConfig(TorchConfig):  # type: ignore[misc]
 
 
 class _Backend(_TorchBackend):  # type: ignore[misc]
-    """Torch's backend, between the start of the hubs and their end."""
+    """Ray's backend for torch. It starts the hubs before the training, and stops them after it."""
 
     _hubs: "List[_Placed]" = []
 
@@ -82,7 +83,7 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
             self._stop("Ray ends the workers")
 
     def _stop(self, why: str) -> None:
-        """Ends the hubs, with a checkpoint of each job. Logs which hubs are lost."""
+        """Stops the hubs, which write a checkpoint of each job. Logs the hubs that were lost."""
         hubs, self._hubs = self._hubs, []
         ends = [hub.actor.stop.remote(why) for hub in hubs]
         ray.wait(ends, num_returns=len(ends), timeout=_STOP_S) if ends else None
@@ -109,7 +110,7 @@ class _Placed:
 
 
 def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
-    """Starts a hub on each node that needs one, in the order of ranks."""
+    """Starts the hubs: one on each node with workers, in the order of ranks, or one on each node with the resource."""
     nodes = list(dict.fromkeys(node for node, _ in places))
     if config.resource is not None:
         nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and config.resource in each["Resources"]]
@@ -134,7 +135,8 @@ def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
 
 
 def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: HubConfig) -> List[Dict[str, str]]:
-    """Returns the environment of each worker. Ray counts local ranks by addresses, which nodes may share, so they are set here."""
+    """Returns the environment of each worker. It has local ranks, too: Ray counts local ranks by address, and two nodes may have
+    the same address."""
     sizes = collections.Counter(node for node, _ in places)
     seen: "collections.Counter[str]" = collections.Counter()
     environments = []
@@ -143,7 +145,7 @@ def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: Hu
         env.update(PHUB_RANK=str(rank), PHUB_WORLD_SIZE=str(len(places)))
         env.update(PHUB_LOCAL_RANK=str(seen[node]), PHUB_LOCAL_WORLD_SIZE=str(sizes[node]))
         env["PHUB_HUB"] = ",".join(hub.address for hub in hubs)
-        # A lost hub ends the attempt, and the next attempt has new hubs.
+        # Workers do not wait for a lost hub: its loss ends the attempt, and the next attempt has new hubs.
         env["PHUB_HUB_WAIT"] = "0"
         if config.resource is None and len(hubs) > 1:
             [mine] = [hub for hub in hubs if hub.node == node]

@@ -1,4 +1,4 @@
-"""Idioms that are wrong with the hub on purpose, so that the harness is tested: see `test_harness.py`."""
+"""Idioms that are wrong with the hub on purpose, to test the harness: see `test_harness.py`."""
 
 import os
 import threading

@@ -14,7 +14,7 @@ from .ways import HUB_WAYS, UNREAD
 
 
 class Mlp(torch.nn.Module):
-    """Three layers, and a smooth function between them: a rounding error stays one."""
+    """Three layers, with a smooth function between them, so that a rounding error stays small."""
 
     def __init__(self, inputs=6, hidden=8, outputs=3):
         super().__init__()
@@ -54,14 +54,15 @@ class Context:
     # ---- the beginning of a script
 
     def batches(self, steps=5, rows=12, inputs=6, classes=3):
-        """This rank's share of each batch; the mean over ranks is that of the whole batch."""
+        """Yields this rank's share of each batch. The mean over ranks is the mean of the whole batch."""
         source = torch.Generator().manual_seed(11)
         for _ in range(steps):
             whole = torch.randn(rows, inputs, generator=source), torch.randint(classes, (rows,), generator=source)
             yield tuple(each[self.rank :: self.world] for each in whole)
 
     def wrap(self, model, optimizer, *, unused=False, broadcast_buffers=False, **hub):
-        """Returns the model that is called, and the optimizer that steps. `model` may be a list of models.
+        """Wraps a model and its optimizer. Returns the model that the script calls, and the optimizer that makes its steps.
+        `model` may be a list of models.
 
         Args:
             unused: `find_unused_parameters`, for DDP.
@@ -104,21 +105,21 @@ class Context:
     # ---- the parts of a script that differ with several workers
 
     def no_sync(self, model):
-        """DDP's `no_sync`, which is the optimizer's with the hub."""
+        """Returns the context `no_sync`: of DDP, or of the optimizer with the hub."""
         if self.way in HUB_WAYS:
             return self._members[-1].no_sync()
         return model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()
 
     def anew(self, model, net):
-        """DDP is made again after parameters were frozen or unfrozen; with the hub nothing is to be done."""
+        """Makes DDP again, after parameters were frozen or unfrozen. With the hub it does nothing."""
         return self._ddp(net, True, False) if isinstance(model, DistributedDataParallel) else model
 
     def parallel(self, model, unused=False):
-        """Another DDP of a model that is wrapped already; with the hub the model itself."""
+        """Returns another DDP of a model that is already wrapped. With the hub it returns the model itself."""
         return model if self.way in HUB_WAYS or self.world == 1 else self._ddp(model, unused, False)
 
     def also(self, model, optimizer):
-        """Returns one more optimizer of a model that is wrapped already."""
+        """Returns another optimizer, wrapped, for a model that already has one."""
         return self._at_the_hub(model, optimizer, False, {}) if self.way in HUB_WAYS else optimizer
 
     def join(self, model, optimizer):
@@ -126,12 +127,12 @@ class Context:
         return Join([optimizer if self.way in HUB_WAYS else model])
 
     def again(self, net, former, optimizer):
-        """Returns the model that is called and another optimizer for it, after the former one."""
+        """Ends the former optimizer, and wraps another one. Returns the model that the script calls, and the optimizer."""
         self.leave(former)
         return self.wrap(net, optimizer)
 
     def leave(self, optimizer):
-        """The hub's `leave`; torch has no such word."""
+        """Leaves the optimizer's job. With torch alone it does nothing, because torch has no such call."""
         if optimizer in self._members:
             self._members.remove(optimizer)
             optimizer.leave()
@@ -144,18 +145,18 @@ class Context:
     # ---- the values that the test compares
 
     def record(self, *modules, **values):
-        """Keeps parameters and buffers of modules, and other values by name: numbers, tensors, dicts and lists."""
+        """Records the parameters and buffers of modules, and other values by name: numbers, tensors, dicts and lists."""
         self.records.add(modules, values)
 
     def finish(self):
-        """The end of the script: parameters before and after the optimizers leave."""
+        """Ends the script: records the parameters before and after the optimizers leave."""
         self.records.add_modules("at the end", self._models)
         for each in self._members + self._states:
             each.leave()
         self.records.add_modules("after it", self._models)
 
     def abandon(self):
-        """The end of a script that has raised: other workers must not wait for this one."""
+        """Ends a script that has raised an exception: closes its sessions, so that other workers do not wait for this one."""
         for each in self._members:
             with contextlib.suppress(BaseException):
                 each.session.close()
@@ -166,7 +167,7 @@ class Context:
 
 
 class Run:
-    """The plain loop; an idiom changes parts of it."""
+    """A plain training loop. An idiom changes parts of it."""
 
     def __init__(self, ctx, net, make, wrap, settings):
         self.ctx, self.net = ctx, net
@@ -176,7 +177,7 @@ class Run:
         return torch.nn.functional.cross_entropy(self.model(inputs).float(), targets)
 
     def before_steps(self, steps=5, set_to_none=True):
-        """Yields between each backward pass and its step."""
+        """Trains. Yields the loss between each backward pass and its step, for the idiom's code."""
         for inputs, targets in self.ctx.batches(steps):
             self.optimizer.zero_grad(set_to_none=set_to_none)
             loss = self.loss(inputs, targets)
@@ -186,7 +187,7 @@ class Run:
             self.ctx.record(self.net, loss=loss)
 
     def after_steps(self, steps=5, set_to_none=True):
-        """Yields after each step; parameters are recorded after the idiom's code."""
+        """Trains. Yields the loss after each step, for the idiom's code. Records the parameters after the code."""
         for inputs, targets in self.ctx.batches(steps):
             self.optimizer.zero_grad(set_to_none=set_to_none)
             loss = self.loss(inputs, targets)
@@ -196,6 +197,6 @@ class Run:
             self.ctx.record(self.net, loss=loss)
 
     def train(self, steps=5):
-        """The loop alone."""
+        """Trains without code of the idiom."""
         for _ in self.after_steps(steps):
             pass

@@ -1,5 +1,4 @@
-"""Idioms that end with an error of the hub's although torch gives numbers. All other idioms give torch's
-numbers."""
+"""The idioms for which the hub raises an error although torch gives numbers. All other idioms give torch's numbers."""
 
 ERRORS = {
     "optimizers.rmsprop": ("the hub has no RMSprop", "ctx.run(make=torch.optim.RMSprop"),

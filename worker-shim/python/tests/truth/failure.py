@@ -1,4 +1,4 @@
-"""An exception, a hang or a death that ended an idiom, and the lines of the idiom that it names."""
+"""An exception, a hang or a crash that ended an idiom, and the idiom's lines that it names."""
 
 import dataclasses
 import os
@@ -7,7 +7,7 @@ import traceback
 
 import phub
 
-# DDP's own error has the name of the hub's in front of its text.
+# DDP raises its own error, whose text begins with the name of the hub's error.
 _ERRORS = [name for name, each in vars(phub).items() if isinstance(each, type) and issubclass(each, phub.Error)]
 
 
@@ -18,12 +18,12 @@ class Failure:
     is_the_hubs: bool
     """Whether it is a `phub.Error`."""
     lines: tuple
-    """Lines of the idiom that the traceback or the text names, the innermost last."""
+    """The idiom's lines that the traceback or the text names, the innermost last."""
     traceback: str
 
 
 def of_exception(idiom, error):
-    """Returns an exception as the user of a script sees it."""
+    """Returns the failure of an exception, with the text and the lines that a user sees."""
     text = str(error)
     shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     is_the_hubs = isinstance(error, phub.Error) or text.split(":")[0] in _ERRORS
@@ -32,12 +32,12 @@ def of_exception(idiom, error):
 
 
 def of_process(idiom, kind, text, shown):
-    """Returns a process that hangs or is gone; `shown` is its stack, the innermost frame first."""
+    """Returns the failure of a process that hangs or has ended. `shown` is its stack, the innermost frame first."""
     return Failure(kind, text, False, tuple(reversed(_lines(idiom, shown))), shown)
 
 
 def _lines(idiom, text):
-    """Returns the source of lines that a text names, in its order."""
+    """Returns the idiom's lines that a text names, in the order of the text."""
     file, body = idiom.place()
     with open(file) as source:
         lines = source.read().splitlines()

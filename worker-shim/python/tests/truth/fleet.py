@@ -1,4 +1,4 @@
-"""Processes that run idioms: started once, and again after a run that did not end well."""
+"""Processes that run idioms. They are started once, and again after a run that failed."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -10,16 +10,16 @@ import time
 from .failure import of_process
 from .worker import Result, work
 
-# After a rank has raised, its peer may wait for it; this long the peer may take.
+# The timeout, in seconds, for the other ranks after one rank has failed: they may wait for it.
 GRACE_S = 5
 
-# Imported once, in the process that the others are forked from; modules that this torch lacks are left out. Torch 2
-# imports Dynamo in the first step of an optimizer, which takes seconds.
+# Modules that are imported once, in the process from which all others are forked; those that this torch lacks are left out.
+# Otherwise torch 2 imports Dynamo in each process, in the first step of an optimizer, which takes seconds.
 PRELOADED = ["torch", "torch.distributed", "torch.distributed.nn.functional", "torch._dynamo", "phub.torch"]
 
 
 class Fleet:
-    """One or two ranks."""
+    """The processes of a run, one for each rank."""
 
     def __init__(self, world, backend, hub):
         self.world = world
@@ -29,7 +29,7 @@ class Fleet:
         self._processes, self._ranks, self._traces = [], [], []
 
     def run(self, idiom, way):
-        """Runs an idiom: the result of each rank, in rank order."""
+        """Runs an idiom. Returns the result of each rank, in rank order."""
         if not self._processes:
             self._start()
         self._jobs += 1
@@ -37,7 +37,7 @@ class Fleet:
             rank.send((idiom, way, f"truth-{self.world}-{self._backend}-{self._starts}-{self._jobs}"))
         results = self._collect(idiom, time.monotonic() + idiom.limit_s)
         if any(each.failure for each in results):
-            self.stop()  # its groups and hooks are in an unknown state
+            self.stop()  # process groups and hooks are in an unknown state, so the next run gets new processes
         return results
 
     def _collect(self, idiom, deadline):

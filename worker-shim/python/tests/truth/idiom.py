@@ -1,5 +1,4 @@
-"""`@idiom`: a function that is written as people write training loops, and the facts that the test needs
-about it."""
+"""`@idiom`: a function that is written in the way of real training loops, and the settings of its test."""
 
 import dataclasses
 import importlib
@@ -18,23 +17,23 @@ _FOUND = {}
 
 @dataclasses.dataclass(frozen=True)
 class Idiom:
-    """One idiom. Its name is the file's and the function's."""
+    """An idiom. Its name is that of the file, a dot, and that of the function."""
 
     name: str
     topic: str
     body: object
     workers: tuple
-    """The numbers of workers with which it makes sense."""
+    """The numbers of workers with which the idiom makes sense."""
     needs: tuple
-    """The oldest torch that has what it uses, by the number of workers."""
+    """The oldest version of torch with which the idiom works: for one worker, and for several."""
     raises: bool
-    """Whether torch raises. The hub must raise as well."""
+    """Whether torch raises an error. The hub must then raise one, too."""
     tolerance: float
     why_tolerance: str
     hooked: bool
-    """Whether it also makes sense with DDP's comm hook and the backend "phub"."""
+    """Whether the idiom also makes sense with DDP's communication hook and with the backend "phub"."""
     limit_s: float
-    """A hang, not slowness: an idiom takes some hundredths of a second."""
+    """The timeout, in seconds, after which a run counts as a hang. A run takes some hundredths of a second."""
 
     def reason_to_skip(self, workers):
         needs = self.needs[min(workers, 2) - 1]
@@ -42,7 +41,7 @@ class Idiom:
         return f"needs torch {needed}, and this is {torch.__version__}" if VERSION < needs else ""
 
     def place(self):
-        """Returns the file and the lines of the body."""
+        """Returns the file of the body, and the numbers of its lines."""
         lines, first = inspect.getsourcelines(self.body)
         return inspect.getsourcefile(self.body), range(first, first + len(lines))
 
@@ -59,7 +58,7 @@ def described(
     hooked=True,
     limit_s=LIMIT_S,
 ):
-    """Returns an idiom of this body, which is not among `idioms()`."""
+    """Returns an idiom with this body, without adding it to `idioms()`."""
     assert tolerance == TOLERANCE or why_tolerance, "a looser tolerance has a reason"
     topic = body.__module__.rpartition(".")[2]
     both = (needs, needs_for_two or needs)
@@ -68,7 +67,7 @@ def described(
 
 
 def idiom(**settings):
-    """Makes the function below it an idiom. Settings are those of `described`."""
+    """Returns a decorator that adds a function to `idioms()`. The settings are those of `described`."""
 
     def add(body):
         made = described(body, **settings)

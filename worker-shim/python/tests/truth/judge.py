@@ -1,4 +1,4 @@
-"""The outcome of each case: an idiom, a number of workers, and a way; and which outcomes are allowed."""
+"""The cases, each an idiom with a number of workers and a way, and their outcomes, with those that are allowed."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ class Case:
 
 
 def cases():
-    """Yields all cases of this torch."""
+    """Yields all cases that this version of torch can run."""
     c10d = ("c10d",) if VERSION >= (2, 4) else ()
     for idiom in idioms().values():
         for workers in idiom.workers:
@@ -43,12 +43,12 @@ class Outcome:
         return f"{self.word} {self.text}".strip()
 
     def short(self):
-        """Returns the first words of it, for a table."""
+        """Returns the first words of the outcome, for a table."""
         return self.word if self.word in ("equal", "skipped") else re.split(r"[:`]| at ", str(self))[0].strip()
 
 
 class Judge:
-    """A judge that runs cases, and reports the results. References run once."""
+    """A judge that runs cases and compares them with references, the runs with plain torch. Each reference runs once."""
 
     def __init__(self, hub):
         self._fleets = {}
@@ -69,7 +69,7 @@ class Judge:
         outcomes = [_judge(idiom, case, *pair) for pair in zip(expected, seen)]
         return min(outcomes, key=lambda each: _SEVERITY.index(each.word))
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019, one judge a process
+    @functools.lru_cache(maxsize=None)  # noqa: B019, because a process has one judge
     def _reference(self, idiom, workers):
         return self._fleet(workers, "gloo").run(idiom, REFERENCE)
 

@@ -1,11 +1,11 @@
-"""Numbers that a run has recorded, and how far two runs differ."""
+"""The numbers that a run has recorded, and the difference of two runs."""
 
 import numpy as np
 import torch
 
 
 class Records:
-    """A list of (label, value), in the order of the script."""
+    """A list of (label, value), in the order in which the script recorded them."""
 
     def __init__(self, reads_modules):
         self.values = []
@@ -48,7 +48,7 @@ def without_modules(values):
 
 
 def _largest_of_scalars(values):
-    """Returns the largest number of each label's series."""
+    """Returns the largest absolute number of each label."""
     largest = {}
     for label, value in values:
         if not isinstance(value, (str, type(None))) and np.ndim(value) == 0:
@@ -59,9 +59,10 @@ def _largest_of_scalars(values):
 
 
 def difference(expected, seen):
-    """The largest relative difference of two runs' records, and where it is first above the tolerance of 1e-6.
+    """Returns the largest relative difference between the records of two runs, and the first place where it is above 1e-6.
 
-    A tensor is measured by its largest value, a number by the largest of its series. Text must be equal.
+    A difference in a tensor is relative to the tensor's largest value. A difference of a number is relative to the largest number
+    with its label. Texts must be equal.
     """
     worst, where, first = 0.0, "", ""
     largest = _largest_of_scalars(expected)

@@ -1,4 +1,4 @@
-"""A gradient scaler for the processor: torch's own, or one with the same calls where torch has none."""
+"""A gradient scaler for tensors in host memory: torch's own, or for torch 1 one with the same methods."""
 
 import torch
 
@@ -6,7 +6,7 @@ from .idiom import VERSION
 
 
 class _Scaler:
-    """`GradScaler` as torch 2 has it, for tensors in host memory."""
+    """A copy of torch 2's `GradScaler`, for tensors in host memory."""
 
     def __init__(self, init_scale, growth_interval, growth_factor=2.0, backoff_factor=0.5):
         self._scale, self._interval = init_scale, growth_interval
@@ -46,7 +46,7 @@ class _Scaler:
 
 
 def scaler(init_scale=1024.0, growth_interval=2):
-    """Returns a scaler whose scale grows after `growth_interval` good steps."""
+    """Returns a scaler whose scale grows after `growth_interval` steps with finite gradients."""
     if VERSION >= (2, 3):
         return torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=growth_interval)
     return _Scaler(init_scale, growth_interval)

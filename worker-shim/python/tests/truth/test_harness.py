@@ -1,4 +1,4 @@
-"""The test of truth finds the fault, names it, and continues with the next idiom."""
+"""The test of truth finds the fault of each broken idiom, names it, and continues with the next idiom."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ways to run an idiom."""
+"""The ways to run an idiom: with plain torch, which is the reference, and with the hub in several modes."""
 
 REFERENCE = "torch"
 """Plain torch with one worker, DDP over gloo with several."""

@@ -1,4 +1,4 @@
-"""A process that runs idioms, one after the other, as a rank of one or two."""
+"""A process that runs idioms, one after the other, as one rank."""
 
 import dataclasses
 import faulthandler
@@ -15,20 +15,20 @@ from .failure import of_exception
 
 @dataclasses.dataclass
 class Result:
-    """The result of one run on one rank."""
+    """The records of one run on one rank, and its failure if there is one."""
 
     values: list
     failure: object
 
 
 def work(rank, world, backend, store, hub, traces, requests):
-    """Runs the requests of `requests`, a connection, until it ends. A signal USR1 writes tracebacks to
-    `traces`."""
-    faulthandler.register(signal.SIGUSR1, file=open(traces, "w"))  # noqa: SIM115, as long as the process
+    """Runs the idioms that the connection `requests` asks for, until it is closed. On the signal USR1 the process writes the
+    stacks of its threads to the file `traces`."""
+    faulthandler.register(signal.SIGUSR1, file=open(traces, "w"))  # noqa: SIM115, because the file stays open
     os.environ["PHUB_HUB"] = hub
     torch.set_num_threads(1)
     if backend == "phub":
-        import phub.c10d  # noqa: F401, it registers the backend
+        import phub.c10d  # noqa: F401, because the import registers the backend
     dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=world)
     while True:
         try:
@@ -36,7 +36,7 @@ def work(rank, world, backend, store, hub, traces, requests):
         except EOFError:
             break
         requests.send(_run(idiom, Context(way, rank, world, hub, job)))
-    os._exit(0)  # a group that is over may wait for its peers
+    os._exit(0)  # an ordinary exit may wait for ranks that have ended
 
 
 def _run(idiom, ctx):

@@ -3,9 +3,9 @@
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = phub.torch.DistributedOptimizer(optimizer, model)
 
-From then on `step()` makes the hub step with the mean of all workers' gradients. Over a network their bytes leave as the
-backward pass makes them. Each module waits for its own parameters when the next forward pass reaches it. Works with PyTorch
-1.13 and later.
+From then on, the hub makes the steps of `step()`, with the mean of all workers' gradients. Over a network, gradients are sent
+while the backward pass computes others. In the next forward pass, each module waits for its own parameters only. Works with
+PyTorch 1.13 and later.
 """
 
 from ._checkpoint import load_checkpoint

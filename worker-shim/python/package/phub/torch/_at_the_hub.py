@@ -19,12 +19,12 @@ from ._state import to_torch
 
 _SETS_TO_NONE: bool = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default  # True from torch 2 on
 
-_of_optimizers = importlib.import_module("torch.optim.optimizer")  # which torch.optim need not name
+_of_optimizers = importlib.import_module("torch.optim.optimizer")  # not an attribute of torch.optim in every version
 _HOOKS_BEFORE_ALL_STEPS: Dict[Any, Any] = getattr(_of_optimizers, "_global_optimizer_pre_hooks", {})  # torch 2.0
 
 
 class _Read(NamedTuple):
-    """A parameter's state, which a script has read."""
+    """A parameter's optimizer state, as a script has read it."""
 
     values: Dict[str, Any]
     versions: Dict[str, int]
@@ -36,7 +36,7 @@ class _Read(NamedTuple):
 
 
 class AtTheHub(Joined):
-    """A class that is mixed into an optimizer's own class."""
+    """A class that is mixed into the optimizer's own class, for an optimizer whose steps the hub makes."""
 
     _phub: Exchange
     _phub_join: Join
@@ -44,8 +44,15 @@ class AtTheHub(Joined):
     """The state that a script has read since the last step, by parameter."""
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Makes a step with the current gradients, parameters and settings, and does not wait for the new values. A read of a
-        parameter waits for its values, and a call of a module waits for all of its parameters."""
+        """Makes a step with the current gradients, parameters and settings. Does not wait for the new values: a read of a
+        parameter waits for them, and a call of a module waits for its parameters.
+
+        Args:
+            closure: as for torch's optimizers.
+
+        Returns:
+            The result of `closure`, or `None`.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -53,7 +60,7 @@ class AtTheHub(Joined):
         self._phub.check_own("step()")
         if found_infinite(self) and not self._phub.is_asked:
             self._phub.unscale(unscaling(self))
-            return loss  # in the mean, so that no worker makes this step
+            return loss  # what the scaler searched was the mean, so no worker makes this step
         self._take_changes_of_state()
         if self._phub_join.model.has_grown:
             self._join_anew()
@@ -62,19 +69,19 @@ class AtTheHub(Joined):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether `step` unscales gradients. torch's `GradScaler` asks this first in its own step, and then searches the
+        """Whether `step` unscales gradients. In its step, torch's `GradScaler` reads this property first. Then it searches the
         gradients for values that are not finite; see `_scaler`."""
-        reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # unscaled gradients
+        reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # hooks expect unscaled gradients
         unscales = self._phub.session.skips_nonfinite and not reads_before
         if unscales and not self._phub_join.model.has_grown:
             self._phub.expect_search()
         return unscales
 
     def zero_grad(self, set_to_none: bool = _SETS_TO_NONE) -> None:
-        """Zeros the gradients, or sets them to `None`, as torch does. It does not count as an access by the script."""
+        """Sets the gradients to zero or `None`, as torch does. The call does not count as the script's access to gradients."""
         kept = []
         marked = torch.autograd.profiler.record_function(self._zero_grad_profile_name)  # type: ignore[attr-defined]
-        with marked, unasked():  # neither gradients nor parameters need be asked
+        with marked, unasked():  # no notes of accesses, and no waits for values
             for parameter in (each for group in self.param_groups for each in group["params"]):
                 gradient = gradient_of(parameter)
                 if gradient is not None and set_to_none:
@@ -86,27 +93,29 @@ class AtTheHub(Joined):
             self._phub.zeroed()
 
     def no_sync(self) -> ContextManager[None]:
-        """Returns a context in which backward passes add to this worker's own gradients, as in DDP's: no bytes leave, and
-        the script reads its own gradients. The first backward pass after it makes the mean of the whole sum."""
+        """Returns a context in which backward passes add to this worker's own gradients, as in DDP's `no_sync`. In the context
+        no gradients are sent, and the script reads this worker's gradients. After the first backward pass outside of the
+        context, all that was added is in the mean."""
         return self._phub.apart()
 
     def synchronize(self) -> None:
-        """Waits until all parameters have their new values. For code that reads the memory without torch's functions."""
+        """Waits until all parameters have their new values. For code that reads parameters without torch's functions."""
         self._phub.synchronize()
 
     @property
     def grad_norm(self) -> Optional[float]:
-        """The norm of the mean gradient of the last step, before the hub has clipped it; waits for all parameters. `None` without
+        """The norm of the mean gradient of the last step, before clipping. A read waits for all parameters. `None` without
         `clip_norm`, `skip_nonfinite` and `skip_spikes`."""
         self.synchronize()
         norm = self._phub.session.norm
         return None if norm is None else norm.value
 
     def averaged(self) -> ContextManager[None]:
-        """Returns a context in which the parameters have the averages that the hub keeps with `ema=`, for an evaluation.
-        After it they have their own values again, bit for bit. Buffers, such as those of BatchNorm, stay. The averages are
-        fetched, and the averages of 16-bit
-        parameters rounded. Not every worker need enter it: other workers wait for this one at their next step.
+        """Returns a context in which the parameters have the averages that the hub keeps with `ema=`, for an evaluation. After
+        the context they have their own values again, bit for bit. Buffers, such as those of BatchNorm, do not change.
+
+        The averages are fetched from the hub; for 16-bit parameters they are rounded. One worker may enter the context alone:
+        the other workers wait for it at their next step.
 
         Raises:
             SettingsError: the job keeps no average.
@@ -117,7 +126,8 @@ class AtTheHub(Joined):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The optimizer state by parameter, fetched from the hub. It can be read; a write is an error at the next step."""
+        """The optimizer state by parameter, fetched from the hub. A script may read it. After a write, the next step raises a
+        `StateError`."""
         found = self.__dict__["state"]
         if not found and "_phub" in self.__dict__ and self._phub.has_stepped and self._phub_join.keeps_state:
             self.synchronize()
@@ -139,12 +149,17 @@ class AtTheHub(Joined):
             self.reset_state()
 
     def reset_state(self, *parameters: torch.Tensor) -> None:
-        """Sets the optimizer state of parameters to zero before the next step, and their numbers of steps; without parameters, of
-        all. To clear `optimizer.state`, or to delete a parameter's part of it, does the same. Every worker calls it."""
+        """Resets parameters before the next step: sets their optimizer state and their numbers of steps to zero. Without
+        arguments, resets all parameters. Every worker must call it. `optimizer.state.clear()` does the same, and so does the
+        deletion of one parameter's entry in `optimizer.state`."""
         self._phub.reset(parameters or self._phub.parameters.values())
 
     def _take_changes_of_state(self) -> None:
-        """Resets the state that a script has deleted since the last step. Raises a `StateError` if it has written to the state."""
+        """Resets the optimizer state that the script has deleted since the last step.
+
+        Raises:
+            StateError: the script has written to the optimizer state.
+        """
         read, self._phub_read = self._phub_read or {}, None
         found = dict(self.__dict__["state"])
         self.__dict__["state"].clear()
@@ -159,19 +174,19 @@ class AtTheHub(Joined):
             self.reset_state(*gone)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Returns the groups, and the optimizer state, which is fetched from the hub. It is the state between this worker's
-        last step and its next one; other workers may continue meanwhile. Not every worker need call it.
+        """Returns the groups and the optimizer state, in torch's form. The state is fetched from the hub: it is the state between
+        this worker's last step and its next step. One worker may call this method alone, and the others may continue.
 
         Raises:
-            RefusedError: the hubs of a job are before different rounds, as they may be unless it is "bsp".
+            RefusedError: the hubs of the job are in different rounds.
         """
-        _ = self.state  # fetches it
+        _ = self.state  # a read fetches it
         return super().state_dict()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """Takes the groups' settings, and gives the hub the state of the optimizer: every worker leaves the job, and
-        joins a new job, whose name ends with a number. The new job begins with rank 0's current parameters and state.
-        So call this on every worker. A `state_dict` without state changes the groups only.
+        """Loads the groups' settings and the optimizer state. Every worker must call it. With a state, every worker leaves the
+        job, and joins a new job, whose name ends with a number. The new job begins with rank 0's current parameters and state.
+        A `state_dict` without state changes only the groups.
 
         Raises:
             SettingsError: the state belongs to another model or optimizer.
@@ -191,8 +206,12 @@ class AtTheHub(Joined):
         self._phub = self._phub_join.again(self)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Adds a group: every worker leaves the job, and joins a new job with the keys of all groups, which begins with rank 0's
-        parameters and state. So call this on every worker."""
+        """Adds a parameter group. Every worker must call it: every worker leaves the job, and joins a new job with the
+        parameters of all groups. The new job begins with rank 0's parameters and state.
+
+        Raises:
+            SettingsError: the new job cannot have these parameters; the group is not added.
+        """
         super().add_param_group(param_group)
         if "_phub" in self.__dict__:
             try:
@@ -202,11 +221,11 @@ class AtTheHub(Joined):
                 raise
 
     def _join_anew(self) -> None:
-        """Joins a new job with the current parameters of the optimizer, and the current state."""
+        """Joins a new job with the current parameters and the current state of the optimizer."""
         self._phub.check_own("another group of parameters")
-        _ = self.state  # fetches it
+        _ = self.state  # a read fetches it
         self._phub_read = None
-        averages = self._phub.averages() if self._phub.session.rank == 0 else None  # rank 0's state is everybody's
+        averages = self._phub.averages() if self._phub.session.rank == 0 else None  # the new job takes only rank 0's state
         model = self._phub_join.model
         former = model.trained
         try:
@@ -219,7 +238,7 @@ class AtTheHub(Joined):
         self._phub = self._phub_join.again(self, averages)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies or pickles a plain torch optimizer with the current state."""
+        """Returns the parts of a copy or a pickle: an optimizer of torch's own class, with the current state."""
         state = {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
         return _optimizer, (self._phub_own,), state
 

@@ -1,7 +1,8 @@
-"""Calls in progress: a future for each, whose callbacks may make calls themselves.
+"""The all-reduces in progress: a future for each, whose callbacks may make all-reduces themselves.
 
-Workers must make their calls in one order. Callbacks have a thread of their own, which calls them in the order of their
-addition, when their futures are done. A pass that a callback calls goes to means, and callbacks, of the next depth:
+All workers must make their all-reduces in the same order. So a separate thread runs the callbacks, in the order in which they
+were added, each when its future is done. An all-reduce that a callback makes has the next depth. Each depth has its own threads
+and sessions, so that a callback can wait for it:
 
     script             calls at depth 0, in the order of the script
       callback         calls at depth 1, in the order of the callbacks
@@ -24,15 +25,15 @@ from ._means import Means, Way
 
 _LOG = logging.getLogger("phub")
 
-# The most depths. Each depth has two threads, and sessions with 36 MB for each type of numbers. Torch's own hooks need two
-# depths.
+# The largest number of depths. Each depth has two threads, and a session with 36 MB for each type of numbers. Torch's own hooks
+# need two depths.
 MAX_DEPTHS = 8
 
 _HERE = threading.local()
 
 
 class _Depth:
-    """Means and callbacks of one depth."""
+    """The all-reduces of one depth, and their callbacks. Each has a thread, which knows that its calls have the next depth."""
 
     def __init__(self, number: int, join: Callable[..., Session]) -> None:
         begin = functools.partial(setattr, _HERE, "depth", number + 1)
@@ -46,11 +47,11 @@ class _Depth:
 
 
 class Depths:
-    """The calls of a script and of its callbacks."""
+    """The all-reduces of a script and of its callbacks, by depth."""
 
     def __init__(self, join: Callable[..., Session]) -> None:
         """Args:
-            join: makes a session from a depth, a way's name, and the keys and the optimizer of a `phub.Session`.
+            join: makes a session, from a depth, the name of a `Way`, and the keys and the optimizer of the session.
         """
         self._join = join
         self._depths: List[_Depth] = []
@@ -61,7 +62,7 @@ class Depths:
         self._here().means.reduce(way, flat, done)
 
     def add(self, future: Any, callback: Callable[[Any], Any], answer: Optional["Answer"]) -> None:
-        """Calls `callback` with the future when the future is done, and gives its result to `answer`."""
+        """Adds a callback, which is called with the future when the future is done. `answer` gets the callback's result."""
         self._here().callbacks.add(future, callback, answer)
 
     def _here(self) -> _Depth:
@@ -78,7 +79,7 @@ class Depths:
 
     def leave(self) -> None:
         """Waits for all calls and callbacks, and leaves the jobs. A second call does nothing."""
-        # The callbacks of a depth may make calls at the next one.
+        # Beginning with the first depth, because the callbacks of a depth may make all-reduces of the next depth.
         while self._depths:
             self._depths[0].leave()
             with self._lock:
@@ -86,8 +87,8 @@ class Depths:
 
 
 class Answer(torch.futures.Future):  # type: ignore[type-arg]
-    """The future of a call, or of a callback. With torch's own futures, the thread that calls a callback depends on timing, and
-    differs between workers."""
+    """The future of an all-reduce, or of a callback. Torch's own futures call a callback in a thread that depends on timing. The
+    order of callbacks would then differ between workers."""
 
     def __init__(self, depths: Depths) -> None:
         super().__init__()
@@ -110,8 +111,8 @@ class Answer(torch.futures.Future):  # type: ignore[type-arg]
 
 
 class CallError(RuntimeError):
-    """The error of a call. In C++, such as in DDP's reducer, an error is a value. Torch searches this value for tensors: it
-    reads the text, or pickles the value. In both cases torch then raises an error with this text."""
+    """The error of an all-reduce. C++ code, such as DDP's reducer, gets an error as a value. Torch searches this value for
+    tensors: it reads the value's text, or pickles the value. In both cases torch then raises an error with this text."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -122,7 +123,7 @@ class CallError(RuntimeError):
 
 
 class _Callbacks:
-    """A thread that calls callbacks. It starts with the first callback."""
+    """The thread that calls the callbacks of one depth. The first callback starts it."""
 
     def __init__(self, number: int, begin: Callable[[], None]) -> None:
         self._number, self._begin = number, begin
@@ -145,10 +146,10 @@ class _Callbacks:
             if item is None:
                 return
             _call(*item)
-            del item  # it holds tensors
+            del item  # it holds tensors, and the next `get` may wait for long
 
     def finish(self) -> None:
-        """Waits for all callbacks."""
+        """Waits until all callbacks have been called, and ends the thread."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -160,7 +161,7 @@ def _call(future: Any, callback: Callable[[Any], Any], answer: Optional[Answer])
     try:
         future.wait()
     except Exception:
-        pass  # the callback sees it
+        pass  # the callback gets the error from the future
     value, failed = None, None
     try:
         value = callback(future)

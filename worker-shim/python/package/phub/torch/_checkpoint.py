@@ -1,5 +1,5 @@
-"""A hub's checkpoint, as a model's parameters and a torch optimizer's state. For continuing without a hub, for a look at it, or
-for giving it away."""
+"""A hub's checkpoint, loaded into a model's parameters and a torch optimizer's state: to continue or to evaluate without a
+hub."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def load_checkpoint(
     named_parameters: Iterable[Tuple[str, torch.Tensor]],
     optimizer: Optional[torch.optim.Optimizer] = None,
 ) -> int:
-    """Loads the weights of a hub's checkpoint into parameters. Loads the state of its optimizer (momentum, the means of
-    Adam) into an optimizer of torch, which has these parameters and is not distributed.
-
-    The file is the hub's `JOB.safetensors`, all in f32; parameters and state are of the parameters' own type.
+    """Loads the weights of a hub's checkpoint into parameters. With `optimizer`, also loads the optimizer state (momentum, Adam's
+    means) into a torch optimizer. All values in the file are f32, and are converted to the types of the parameters.
 
     Args:
-        path: the file.
-        named_parameters: as they were given to `DistributedOptimizer`. Every one must be in the file.
-        optimizer: of the kind that the hub ran; the settings of its groups do not change.
+        path: the hub's file `JOB.safetensors`.
+        named_parameters: the model or the parameters that were given to `DistributedOptimizer`. The file must have all of
+            them.
+        optimizer: a torch optimizer with these parameters, of the kind that the hub ran, and not a `DistributedOptimizer`.
+            The settings of its groups do not change.
 
     Returns:
-        The number of steps that are in it.
+        The number of steps in the checkpoint.
 
     Raises:
-        SettingsError: the file is not a checkpoint, is cut short, or is of another model.
+        SettingsError: the file is not a checkpoint, is incomplete, or is of another model.
     """
     with open(path, "rb") as file:
         state = read(file, os.fspath(path))

@@ -1,9 +1,9 @@
 """The parameters that each module's forward pass has to wait for, and the order in which modules are called.
 
-A module that is called waits for the parameters that it holds itself. Some modules use those of a child without
-calling it (MultiheadAttention its out_proj). A module that was not called is therefore covered by the nearest module above
-it that was. The first training pass shows which are called: then there is nothing to wait for yet. A module
-that is met later, or that is not in training, waits for everything below it.
+A module that is called waits for the parameters that it holds itself. Some modules use the parameters of a child without
+calling the child, as MultiheadAttention does with its `out_proj`. So for the parameters of a module that is not called, the
+nearest called module above it waits. The first training pass, in which there is nothing to wait for, shows the modules that are
+called. A module that is called first in a later pass, or not in training, waits for all parameters below it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ Module = torch.nn.Module
 
 
 class Coverage:
-    """Parameters by module, for those parameters that the session has."""
+    """The parameters to wait for, by module. Only parameters that the session has are in it."""
 
     def __init__(self, keys: Dict[int, str]) -> None:
-        """`keys`: names by `id` of the parameter."""
+        """Creates the coverage of a model of which nothing is known. `keys`: the session's names of the parameters, by `id`."""
         self._keys = keys
         self._called: Dict[Module, None] = {}  # a set that keeps its order
-        # The names by modules of any model in this process; this dictionary does not keep a module alive.
+        # By module: all parameters below it. It may have modules of other models, too, and keeps none alive.
         self._below: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learnt: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learning = True
         self.layers: List[List[str]] = []
-        """Once learnt: parameters that are waited for together, in order."""
+        """The parameters of each layer, for which a module waits together, in the order of the forward pass; empty before
+        `learn`."""
 
     @property
     def is_learning(self) -> bool:
-        """Whether calls are still recorded."""
+        """Whether calls of modules are still recorded: before `learn`."""
         return self._learning
 
     def called(self, module: Module) -> Tuple[str, ...]:
-        """Returns the parameters to wait for before this module's forward."""
+        """Returns the parameters to wait for before the forward pass of this module. Records the call before `learn`."""
         if module.training and self._learning:
             self._called[module] = None
         elif module.training and module in self._learnt:
@@ -51,7 +52,7 @@ class Coverage:
         return below
 
     def learn(self) -> List[str]:
-        """Ends the learning. Logs the keys for which no module waits."""
+        """Ends the recording. Returns the keys for which no module waits."""
         self._learning = False
         parents: Dict[Module, List[Module]] = {}
         modules: Dict[Module, None] = {}  # a set that keeps its order
@@ -94,7 +95,7 @@ class Coverage:
 
 
 def _once(layers: Iterable[Sequence[str]]) -> List[List[str]]:
-    """Returns the layers, with each key only in the first layer that names it. Layers without keys are left out."""
+    """Returns the layers, each key only in its first layer, without layers that have no keys."""
     seen: Set[str] = set()
     found: List[List[str]] = []
     for layer in layers:

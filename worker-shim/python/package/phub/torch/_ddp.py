@@ -19,7 +19,7 @@ from ._joined import leave_dropped
 from ._settings import DTYPES
 from ._windows import tensor as window
 
-# The most shapes of parameters that are named in an error.
+# The largest number of shapes that an error lists.
 _SHAPES = 4
 
 # The elements of each bucket of a pass, and their type, in the order of the calls.
@@ -27,7 +27,7 @@ _Pass = Tuple[Tuple[int, str], ...]
 
 
 class _Sent(NamedTuple):
-    """A bucket that was sent, and whose mean has not arrived."""
+    """A bucket that was sent, and whose mean has not arrived yet."""
 
     session: Session
     key: str
@@ -37,7 +37,8 @@ class _Sent(NamedTuple):
 
 
 class _Jobs:
-    """The jobs of a state. They hold no reference to the state, so that they are left when a script drops the state."""
+    """The jobs of a `HubState`. This object holds no reference to the state, so it can leave the jobs when a script drops the
+    state."""
 
     def __init__(self, place: Tuple[Any, ...], settings: Dict[str, Any]) -> None:
         self._place = place
@@ -63,9 +64,9 @@ class _Jobs:
 class HubState:
     """The state of `ddp_hook`: `model.register_comm_hook(phub.torch.HubState(), phub.torch.ddp_hook)`.
 
-    DDP does not say which buckets it will have, and builds new ones after its first pass. For this reason each bucket has a
-    separate job in the first passes, and the pass waits for it. After two passes with the same buckets these have one job.
-    From then on nothing waits, and a compression is used.
+    DDP does not announce its buckets, and builds new buckets after its first pass. So in the first passes each bucket has a
+    separate job, and the backward pass waits for its mean. After two passes with the same buckets, one job has all buckets.
+    From then on the backward pass does not wait, and `compression` is used.
     """
 
     def __init__(
@@ -82,21 +83,22 @@ class HubState:
         self._keys: _Pass = ()
         self._words: Dict[int, str] = {}
         self._answers: "queue.SimpleQueue[Optional[_Sent]]" = queue.SimpleQueue()
-        # The thread holds no reference to this state. When a script drops the state, its jobs are left.
+        # The thread holds no reference to this state, so that the state can be collected when a script drops it. The finalizer
+        # then leaves the jobs.
         self._thread = threading.Thread(target=_receive, args=(self._answers,), name="phub-ddp", daemon=True)
         self._thread.start()
         weakref.finalize(self, _drop, self._jobs, self._answers).atexit = False
 
     @property
     def session(self) -> Optional[Session]:
-        """The session of all buckets; `None` in the first passes."""
+        """The session of the job that has all buckets; `None` in the first passes."""
         return self._jobs.session
 
     def average(self, bucket: Any) -> Any:
-        """Sends a bucket. Returns a future of its mean, which is written in place.
+        """Sends a bucket. Returns a future of the bucket's buffer, in which the mean then is.
 
         Raises:
-            SettingsError: the hub does not take such a bucket.
+            SettingsError: the bucket's gradients are sparse, or of a type that the hub does not take.
         """
         buffer = bucket.buffer()
         dtype = _checked(bucket)
@@ -114,7 +116,8 @@ class HubState:
             raise type(error)(f"{_spoken(bucket)}: {error}") from error
 
     def _begin_pass(self) -> None:
-        """Joins or leaves the job of the buckets, while no bucket is in flight."""
+        """Leaves the job of all buckets if the last pass had other buckets. Joins a job if the last two passes had the same ones.
+        No bucket is in flight here."""
         before, last = self._passes
         if self._jobs.session is not None and last != self._keys:
             self._jobs.leave()
@@ -123,7 +126,7 @@ class HubState:
             self._jobs.session = self._jobs.join(last)
 
     def _mean_now(self, buffer: torch.Tensor, dtype: str) -> Any:
-        """Waits for the mean of a bucket that has no key yet."""
+        """Sends a bucket that is not in the job of all buckets, by a job of its own, and waits for its mean."""
         session = self._jobs.join(((buffer.numel(), dtype),), compression=None)
         try:
             window(session, "0", "gradient").copy_(buffer)
@@ -138,12 +141,12 @@ class HubState:
         return answer
 
     def _send(self, number: int, bucket: Any) -> Any:
-        """Pushes a bucket, whose mean is taken later."""
+        """Pushes a bucket. The thread takes the mean when it arrives."""
         buffer, session, key = bucket.buffer(), self._jobs.session, str(number)
         assert session is not None
         what = self._words.get(number) or self._words.setdefault(number, _spoken(bucket))
         host = window(session, key, "gradient")
-        host.copy_(buffer)  # from a GPU this waits for the copy
+        host.copy_(buffer)  # from a GPU, it returns when the copy is complete
         session.push(key)
         failed: List[BaseException] = []
 
@@ -153,18 +156,23 @@ class HubState:
             return buffer
 
         given = _future(buffer)
-        # DDP's reducer, which is C++, must get the error, too. An exception in `then` does that, and `set_exception` does not.
+        # DDP's reducer, which is C++, must get the error, too. It gets an exception of a callback of `then`, and does not get
+        # one of `set_exception`.
         answer = given.then(outcome)
         self._answers.put(_Sent(session, key, buffer, given, failed))
         return answer
 
     def leave(self) -> None:
-        """Leaves the job. At the end of a script this happens automatically."""
+        """Leaves the job. The end of a script does so, too."""
         self._jobs.leave()
 
 
 def _checked(bucket: Any) -> str:
-    """Returns the type of a bucket's numbers, as the hub names it."""
+    """Returns the hub's name for the type of a bucket's numbers.
+
+    Raises:
+        SettingsError: the gradients are sparse, or of a type that the hub does not take.
+    """
     buffer = bucket.buffer()
     if buffer.layout != torch.strided:
         raise SettingsError(
@@ -198,14 +206,14 @@ def _receive(answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
 
 
 def _drop(jobs: _Jobs, answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
-    """Leaves the jobs of a state that a script has dropped."""
+    """Ends the thread and leaves the jobs of a `HubState` that a script has dropped."""
     answers.put(None)
     if jobs.session is not None:
         leave_dropped(jobs.session.job, jobs.leave)
 
 
 def _spoken(bucket: Any) -> str:
-    """Returns a bucket, in words. Torch does not give the names of its parameters."""
+    """Describes a bucket for an error. Torch does not give the names of a bucket's parameters, so the text has their shapes."""
     buffer = bucket.buffer()
     shapes = [str(tuple(each.shape)) for each in bucket.parameters()]
     rest = f" and {len(shapes) - _SHAPES} more" if len(shapes) > _SHAPES else ""
@@ -216,11 +224,12 @@ def _spoken(bucket: Any) -> str:
 
 
 def ddp_hook(state: HubState, bucket: Any) -> Any:
-    """Returns the hook: `torch.distributed.GradBucket` in, a future of its mean out."""
+    """Averages a bucket of DDP at the hub: the communication hook for `register_comm_hook`. Takes a
+    `torch.distributed.GradBucket`, and returns a future of its mean."""
     return state.average(bucket)
 
 
 if torch.distributed.is_available():
-    # DDP compares these with its own, as types and not as text.
+    # DDP checks the annotations of a hook: they must be types, and not texts.
     ddp_hook.__annotations__.update(bucket=torch.distributed.GradBucket)  # type: ignore[attr-defined]
     ddp_hook.__annotations__["return"] = torch.futures.Future[torch.Tensor]

@@ -1,4 +1,4 @@
-"""Errors of training with torch: each names the line or the parameter, and a way out."""
+"""Errors of training with torch: each names the line or the parameter, and says what to do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class GradientError(OrderError):
 
 
 class MeanError(Error):
-    """The mean of all workers' gradients, which a script has asked for, did not arrive."""
+    """A read of gradients that waited for the mean of all workers, which did not arrive."""
 
 
 class StateError(OrderError):
-    """A write to optimizer state that is at the hub."""
+    """A write to `optimizer.state`, although the state is at the hub."""
 
 
 class WrapError(OrderError):
-    """A call that has to come before or after `DistributedOptimizer`."""
+    """A call that is only possible before `DistributedOptimizer`, or only after it."""

@@ -1,12 +1,12 @@
-"""Replicas of a model that FSDP2 shards: a replica reduces gradients to shards by itself, and the hub has their means over replicas.
+"""Replicas of a model that FSDP2 shards: FSDP reduces gradients to shards within a replica, and the hub averages them over
+replicas.
 
 ```
    replica 0   [shard 0] [shard 1]      job NAME.0: the mean of each parameter's shard 0
    replica 1   [shard 0] [shard 1]      job NAME.1: the mean of each parameter's shard 1
 ```
 
-Between the machines of two replicas, a worker therefore sends a shard, and no model crosses. Needs torch 2.7
-or later.
+So a worker sends only its shard between the machines of two replicas, and never a whole model. Needs torch 2.7 or later.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from ._windows import copy, tensor
 
 
 class Replicas:
-    """The mean of gradients over the replicas of a model after `fully_shard`: of all its parts and of the whole."""
+    """The average of gradients over the replicas of a model after `fully_shard`, which may also have sharded its parts."""
 
     def __init__(
         self, model: torch.nn.Module, mesh: Any, *, hub: Union[str, Hub, None] = None, job: str = "fsdp", **session: Any
     ) -> None:
         """Args:
-            model: after `fully_shard` with a mesh of one dimension, whose backward passes then end with the mean of all replicas.
-            mesh: the other dimension, such as `init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))["replica"]`.
-            hub: the hub of all replicas; default: `PHUB_HUB`.
-            job: the first part of the names of jobs. Each shard has a job.
+            model: a model after `fully_shard` with a mesh of one dimension, the workers of a replica. From now on, its
+                gradients after a backward pass are the means over all replicas.
+            mesh: the dimension of the replicas, such as
+                `init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))["replica"]`.
+            hub: the address of the hub for all replicas. Default: `PHUB_HUB`.
+            job: the first part of the names of the jobs. Each shard has a job.
             session: more settings of `phub.Session`, such as `compression`.
 
         Raises:
@@ -58,7 +60,7 @@ class Replicas:
                 name = names.pop(id(parameter), None)
                 if name is not None:
                     key = f"{name}/{shard}"
-                    rows = -(-parameter.shape[0] // count)  # FSDP fills the last shards up
+                    rows = -(-parameter.shape[0] // count)  # FSDP pads the last shards to this size
                     self._keys[key] = Key((rows, *parameter.shape[1:]), dtype_of(name, parameter))
                     owned[part].append(key)
         place = hub, mesh.get_local_rank(), mesh.size()
@@ -67,7 +69,7 @@ class Replicas:
             part.set_all_reduce_hook(self._mean_of(keys))
 
     def _mean_of(self, keys: List[str]) -> Callable[[torch.Tensor], None]:
-        """Returns the hook of a part, which replaces a replica's shards by the means."""
+        """Returns FSDP's hook for a sharded module. The hook replaces the replica's gradients by the means over replicas."""
         gradients = [tensor(self.session, key, "gradient").view(-1) for key in keys]
         means = [tensor(self.session, key, "weights").view(-1) for key in keys]
         sizes = [each.numel() for each in gradients]
@@ -88,12 +90,12 @@ class Replicas:
         return hook
 
     def leave(self) -> None:
-        """Leaves the job, after the last backward pass."""
+        """Leaves the job. Call it after the last backward pass."""
         self.session.leave()
 
 
 def _own(part: torch.nn.Module) -> List[torch.nn.Parameter]:
-    """Returns the parameters that a sharded module reduces, without those of sharded modules below it."""
+    """Returns the parameters of a sharded module, without the parameters of sharded modules below it."""
     below = {id(each) for child in part.modules() if child is not part and hasattr(child, "set_all_reduce_hook")
              for each in child.parameters()}  # fmt: skip
     return [each for each in part.parameters() if id(each) not in below]

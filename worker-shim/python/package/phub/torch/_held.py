@@ -1,14 +1,14 @@
-"""Parameters whose values the hub makes: a read waits for the values, and a write is noticed.
+"""Parameters whose values come from the hub: a read waits for the values, and a write is noticed.
 
-A held parameter is of a separate class, in one of two states:
+A held parameter has one of two classes:
 
 ```
-   Held      its values are here. Torch does not ask it anything, so that functions cost nothing more.
-   Pending   its values are on their way. Torch asks it before each function, which waits for them first.
+   Held      its values are here. Torch's functions take it as any parameter, at no extra cost.
+   Pending   its values have not arrived. Torch calls `__torch_function__` before each function, which waits for them.
 ```
 
-In both states the class notes accesses by which a script can write the values without a trace. Torch counts the writes to a
-tensor, but not the writes to its `data` or to a NumPy array over it. The class does not know sessions.
+Both classes note an access by which a script can write the values without torch's notice. Torch counts the writes to a tensor,
+but not the writes to its `data` or to a NumPy array over it. This file must not know sessions.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
     "unasked",
 ]
 
-# Properties that training loops read of a tensor between two steps, and that do not depend on its values.
+# Properties and methods that training loops use between two steps, and that do not depend on a tensor's values.
 _PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "layout", "is_leaf", "grad_fn")
 _MORE_PROPERTIES = ("is_cuda", "is_sparse", "_version", "names", "is_meta", "is_quantized", "is_mkldnn", "retains_grad", "_base")
 _METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "register_hook")
 
 
 def _accesses(*names: str) -> FrozenSet[Any]:
-    """Returns the functions of which torch asks a tensor's class when a property of these names is used."""
+    """Returns the functions that torch passes to `__torch_function__` when a property with one of these names is used."""
     properties = [getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name)]
     return frozenset(access for each in properties for access in (each.__get__, each.__set__, each.__delete__))
 
@@ -49,43 +49,43 @@ def _accesses(*names: str) -> FrozenSet[Any]:
 WITHOUT_VALUES: FrozenSet[Any] = _accesses(*_PROPERTIES, *_MORE_PROPERTIES) | {
     getattr(torch.Tensor, name) for name in _METHODS
 }
-"""Functions that have nothing to do with a tensor's values."""
+"""Functions that do not depend on a tensor's values."""
 
 
 class Taker(Protocol):
-    """The receiver of the gradients of held parameters."""
+    """The object that is notified of a script's accesses to the gradients of held parameters."""
 
     def handed_out(self, parameter: Any, gradient: torch.Tensor) -> None:
-        """Notes that the script has got a gradient."""
+        """Notes that the script has read the parameter's gradient."""
 
     def given(self, parameter: Any) -> None:
-        """Notes that the script has given the parameter a gradient."""
+        """Notes that the script has set the parameter's gradient."""
 
 
 class Holder(NamedTuple):
     """The functions that a held parameter calls."""
 
     read: Callable[[Any], None]
-    """Waits for the values; it ends with `mark_here`."""
+    """Waits for the values, and then calls `mark_here`."""
     exposed: Callable[[Any, bool], None]
-    """Notes that the values can be written without a trace from now on."""
+    """Notes that from now on the script can write the values without torch's notice. The flag: at any time, as by an address."""
     moved: Callable[[Any], None]
     """Notes that the script has given the parameter other memory."""
     gradients: Callable[[], Optional[Taker]]
-    """Returns the object that takes the gradients, as long as that lives."""
+    """Returns the `Taker` of the gradients, or `None` after its end."""
 
 
-# The key is `id(parameter)`. A parameter's own attributes would be copied and pickled along with it.
+# The key is `id(parameter)`. An attribute of the parameter would not do: it would be copied and pickled with the parameter.
 _HOLDERS: Dict[int, Holder] = {}
 
-_DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, which only instances of a class have
+_DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, because mypy knows `data` only of instances
 _GRAD: Any = getattr(torch.Tensor, "grad")  # noqa: B009
 
 gradient_of: Callable[[Any], Optional[torch.Tensor]] = _GRAD.__get__
-"""Returns a parameter's gradient, as torch has it."""
+"""Returns a parameter's gradient. Does not notify the `Taker`."""
 
 drop_gradient: Callable[[Any], None] = _GRAD.__delete__
-"""Takes a parameter's gradient away."""
+"""Sets a parameter's gradient to `None`."""
 
 
 def _taker(parameter: Any) -> Optional[Taker]:
@@ -124,11 +124,11 @@ class Held:
         if holder is not None:
             holder.moved(self)
 
-    # Only gradients that a script has accessed are watched, so that gradients cost nothing in the backward pass.
+    # Only a gradient that a script has read or set is watched, so that the backward pass is not slower.
 
     @property
     def grad(self) -> Optional[torch.Tensor]:
-        """The gradient. The script has it from now on."""
+        """The gradient. A read notifies the `Taker` that the script has it from now on."""
         gradient = gradient_of(self)
         if gradient is not None:
             taker = _taker(self)
@@ -148,13 +148,13 @@ class Held:
         drop_gradient(self)
 
     def detach(self) -> torch.Tensor:
-        """Returns a view of the values, and notes it."""
+        """Returns a view of the values, and notes that the caller has access to them."""
         _expose(self)
         return super().detach()  # type: ignore[misc, no-any-return]
 
     def data_ptr(self) -> int:
-        """Returns the address of the values, and notes it."""
-        _expose(self, forever=True)  # the time for which an address is used is unknown
+        """Returns the address of the values, and notes that the caller has access to them."""
+        _expose(self, forever=True)  # the caller may use the address at any later time
         return super().data_ptr()  # type: ignore[misc, no-any-return]
 
     def storage(self) -> Any:
@@ -174,7 +174,7 @@ class Held:
     def __repr__(self) -> str:
         return repr(self._phub_plain())
 
-    # A copy is an ordinary parameter.
+    # ---- copies, which are ordinary parameters
 
     def _phub_plain(self) -> Any:
         """Returns an ordinary parameter with these values."""
@@ -198,7 +198,7 @@ class Held:
 
 
 class Pending(Held):
-    """A class that is mixed into a parameter's own class while its values are on their way."""
+    """A class that is mixed into a parameter's own class while its values have not arrived."""
 
     _phub_is_pending = True
 
@@ -214,7 +214,7 @@ class Pending(Held):
 
 @functools.lru_cache(maxsize=None)
 def _held(own: Any) -> type:
-    """Returns the class of held parameters whose values are here; each of the two classes knows both."""
+    """Returns the `Held` class for parameters of the class `own`. It and its `Pending` class refer to each other."""
     named = {"__doc__": own.__doc__, "__module__": own.__module__, "_phub_own": own}
     here, pending = (type(own.__name__, (kind, own), named) for kind in (Held, Pending))
     for each in (here, pending):
@@ -223,14 +223,14 @@ def _held(own: Any) -> type:
 
 
 def hold(parameter: Any, holder: Holder) -> None:
-    """Changes a parameter's class, so that reads of the parameter wait for its values. The values are here at first."""
+    """Makes a parameter a held parameter, whose reads wait for its values. At first its values are here."""
     claim([parameter], holder)
     own: Any = type(parameter)
     parameter.__class__ = _held(getattr(own, "_phub_own", own))
 
 
 def claim(parameters: Iterable[Any], holder: Holder) -> None:
-    """Makes this holder the one that makes the parameter's values next. Waits for the values of the former holder."""
+    """Makes this holder the only one of the parameters. First waits for values that a former holder expects."""
     for parameter in parameters:
         if _HOLDERS.get(id(parameter)) is not holder:
             _read(parameter)
@@ -238,7 +238,7 @@ def claim(parameters: Iterable[Any], holder: Holder) -> None:
 
 
 def release(parameter: Any, holder: Holder) -> None:
-    """Makes a held parameter an ordinary one, if no other holder has claimed it."""
+    """Makes a held parameter an ordinary parameter, unless another holder has claimed it."""
     if _HOLDERS.get(id(parameter)) is not holder:
         return
     del _HOLDERS[id(parameter)]
@@ -248,18 +248,18 @@ def release(parameter: Any, holder: Holder) -> None:
 
 
 def is_pending(parameter: Any) -> bool:
-    """Whether the values are on their way."""
+    """Whether the values have not arrived yet."""
     return getattr(type(parameter), "_phub_is_pending", False)
 
 
 def mark_pending(parameters: Iterable[Any]) -> None:
-    """Makes each read of held parameters call the holder's `read` first."""
+    """Notes that values of held parameters have not arrived: a read then calls the holder's `read` first."""
     for parameter in parameters:
         parameter.__class__ = type(parameter)._phub_pending
 
 
 def mark_here(parameters: Iterable[Any]) -> None:
-    """Ends `mark_pending`."""
+    """Notes that the values of held parameters are here."""
     for parameter in parameters:
         here = getattr(type(parameter), "_phub_here", None)
         if here is not None:
@@ -269,7 +269,7 @@ def mark_here(parameters: Iterable[Any]) -> None:
 def _read(parameter: Any) -> None:
     if is_pending(parameter):
         holder = _HOLDERS.get(id(parameter))
-        if holder is None:  # a script has made a parameter of this class
+        if holder is None:  # a script has made a parameter of this class itself
             parameter.__class__ = type(parameter)._phub_own
         else:
             holder.read(parameter)

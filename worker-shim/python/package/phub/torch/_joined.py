@@ -1,4 +1,4 @@
-"""The common part of each optimizer in a job, whether the hub makes its steps or not."""
+"""The common part of optimizers in a job: those whose steps the hub makes, and those that step themselves."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class Membership(Protocol):
 
 
 def leave_dropped(job: str, leave: Callable[[], None]) -> None:
-    """Leaves a job when a script has dropped the object that joined it. A script may drop it at
-    any line, so an error is only logged."""
+    """Leaves a job when a script has dropped the object that joined it. Python may collect the object at any line of the script,
+    so an error is only logged."""
     try:
         leave()
     except LeftError:
-        pass  # the script has left it
+        pass  # the script itself has left the job before
     except Exception as error:
         _LOG.warning("job %s: the object that joined it was dropped, and could not leave: %s", job, error)
 
 
 class Joined(torch.optim.Optimizer):
-    """A class that is mixed into the optimizer's own class."""
+    """A class that is mixed into the own class of each optimizer in a job."""
 
     _phub: Membership
     _phub_own: type
 
     def leave(self) -> None:
-        """Waits for all parameters, and leaves the job. At the end of a script this happens automatically."""
+        """Waits for all parameters, and leaves the job. The end of a script does so, too."""
         self._phub.leave()
 
     @property
@@ -53,16 +53,16 @@ class Joined(torch.optim.Optimizer):
 
     @property
     def times(self) -> Times:
-        """The times of this worker: computing, pushing, or waiting for the hub."""
+        """The times of this worker: how long it computed, pushed, and waited for the hub."""
         return self.session.times
 
     def join_hook(self, **_settings: Any) -> Any:
         """Refuses `torch.distributed.algorithms.join.Join`, which would make this worker step by itself."""
         raise WrapError(
-            "Join([optimizer]): this optimizer's steps are the hub's, and all workers make as many. For uneven inputs, let a worker "
-            "that has no more inputs continue with zero_grad() and step() as often as the others, so that its gradients count as "
-            "zeros; or give all as many (drop_last=True). Join([model]) is for DistributedDataParallel, by phub.torch.ddp_hook or "
-            "phub.c10d, with an optimizer of torch's own"
+            "Join([optimizer]): the hub makes this optimizer's steps, and all workers must make the same number of steps. For "
+            "uneven inputs, let a worker without more inputs continue with zero_grad() and step() as often as the others, so that "
+            "its gradients count as zeros; or give all workers the same number of inputs (drop_last=True). Join([model]) is for "
+            "DistributedDataParallel, by phub.torch.ddp_hook or phub.c10d, with an optimizer of torch's own"
         )
 
 
@@ -73,18 +73,19 @@ def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: M
     named = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_phub_own": kind}
     optimizer.__class__ = type(kind.__name__, (joined, kind), named)
     optimizer._phub = membership  # type: ignore[attr-defined]
-    # Torch calls hooks of steps, and marks steps for its profiler, by a function around `step` of each class.
+    # Torch wraps `step` of each class in a function that calls hooks and marks steps for the profiler. The new class needs it.
     patch: Any = getattr(optimizer, "_patch_step_function", None) or getattr(optimizer, "_hook_for_profile")  # noqa: B009
     patch()
     if counted is not None:
         optimizer.step = _counting(optimizer, counted)  # type: ignore[method-assign]
-    vars(optimizer).pop("_step_supports_amp_scaling", None)  # a fused one's: by default a GradScaler unscales gradients itself
+    # A fused optimizer has this attribute. Without it a GradScaler unscales gradients itself.
+    vars(optimizer).pop("_step_supports_amp_scaling", None)
 
 
 def _counting(counts: Any, counted: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the optimizer's step with the marks of a learning-rate scheduler, which counts steps by a function of
-    its own around it."""
-    own, this = type(counts).step, weakref.ref(counts)  # an optimizer that a script drops goes at once
+    """Returns the optimizer's step in the form that a learning-rate scheduler expects. The scheduler has replaced `step` by a
+    function that counts steps, so this one counts, too."""
+    own, this = type(counts).step, weakref.ref(counts)  # a weak reference, so that a dropped optimizer is freed at once
 
     @functools.wraps(counted)
     def step(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Lion, which PyTorch does not have."""
+"""Lion as a torch optimizer, which PyTorch does not have."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion (Chen et al. 2023): each weight moves by `lr`, against the sign of a mean of gradients. The step is one on this worker,
-    until `DistributedOptimizer` lets the hub make it.
+    """Lion (Chen et al. 2023): a step moves each weight by `lr`, against the sign of a mean of gradients. The worker makes the
+    steps itself, unless the optimizer is given to `DistributedOptimizer`.
 
     Args:
-        params: as of every torch optimizer.
-        lr: three to ten times smaller than AdamW's.
-        betas: the weight of the mean in a step's direction, and the mean's decay.
-        weight_decay: decay of the weights, in units of `lr`; three to ten times AdamW's.
+        params: parameters or groups, as for every torch optimizer.
+        lr: the learning rate: three to ten times smaller than AdamW's.
+        betas: the weight of the mean in a step's direction, and the decay of the mean.
+        weight_decay: the decay of the weights, in units of `lr`: three to ten times AdamW's.
         maximize: whether steps go up the gradient.
     """
 
@@ -32,7 +32,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Makes a step."""
+        """Makes a step, as every torch optimizer does. Returns the result of `closure`, or `None`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,5 +1,5 @@
-"""Slim-DP under torch: an optimizer makes its own steps, and their changes are exchanged (algorithm 1). Unlike in
-the paper, a change that was left out is pushed at a later step (decision 21)."""
+"""Slim-DP with torch: an optimizer makes its own steps, and workers exchange the changes (algorithm 1 of the paper). Unlike in
+the paper, a change that is not sent is kept, and sent after a later step (decision 21)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ._windows import tensor
 
 
 class LocalExchange:
-    """Parameters by key. The values that are sent are replaced by the hub's. The other values are made by the worker's own
-    steps."""
+    """The exchange of a model's parameters after each step. Values that are sent are replaced by the hub's values. All other
+    values are those of the worker's own step."""
 
     def __init__(self, parameters: Dict[str, torch.nn.Parameter], settings: Dict[str, Any]) -> None:
         self.parameters = parameters
         keys = {name: Key(tuple(each.shape), dtype_of(name, each)) for name, each in parameters.items()}
-        # The hub's weights change by the mean of the workers' changes.
+        # `Sgd(1.0)`, because the hub's weights shall change by the mean of the workers' changes.
         self.session = Session(keys=keys, optimizer=Sgd(1.0), **settings)
         try:
-            # A change that is not sent is kept here, and leaves with a later step.
+            # The sum of the changes that were not sent, by key. They are sent after a later step.
             self._changes = {name: tensor(self.session, name, "gradient") for name in parameters}
             self._weights = {name: tensor(self.session, name, "weights") for name in parameters}
             if self.session.rank == 0:
@@ -41,13 +41,13 @@ class LocalExchange:
 
     @torch.no_grad()
     def begin_step(self) -> None:
-        """Stores the values of the parameters."""
+        """Stores the values of the parameters before the step."""
         for name, parameter in self.parameters.items():
             self._weights[name].copy_(parameter)
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """Sends the changes of the step, and takes the mean of all workers' changes."""
+        """Sends the changes of the step, waits, and copies the hub's values of the parameters that were sent."""
         for name, parameter in self.parameters.items():
             weights = self._weights[name]
             after = parameter.to(weights.device)
@@ -68,20 +68,20 @@ class LocalExchange:
 
 
 class StepsItself(Joined):
-    """The actions of an optimizer before and after its own step."""
+    """A class that is mixed into the optimizer's own class, for an optimizer that makes its own steps."""
 
     _phub: LocalExchange
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Makes this optimizer's own step, sends its changes, and takes the hub's values of the sent
-        parameters."""
+        """Makes this optimizer's own step, sends its changes, and waits for the hub's values of the parameters that were sent.
+        Returns the result of `closure`, or `None`."""
         self._phub.begin_step()
         loss = super().step(closure)  # type: ignore[arg-type]
         self._phub.end_step()
         return loss
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Raises a `WrapError`: the keys of the job are fixed."""
+        """Raises a `WrapError`, because the keys of the job are fixed."""
         if "_phub" in self.__dict__:
             raise WrapError("with SlimDP the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
         super().add_param_group(param_group)

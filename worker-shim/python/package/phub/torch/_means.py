@@ -16,15 +16,16 @@ from .._phub import Error
 from .._session import Session
 from ._windows import tensor as window
 
-# The number of elements of a key. There are enough keys of each size to take turns: 18 MB of f32 gradients in all, and as much
-# of means.
+# The sizes of the keys, in elements. There are several keys of each size, which are used in turn: 18 MB of f32 gradients in all,
+# and 18 MB of means.
 _SIZES = (1 << 18, 1 << 14, 1 << 10, 1 << 8)
 _KEYS_OF_A_SIZE = 16
 
 
 def pieces(elements: int) -> Iterator[Tuple[int, int]]:
-    """Yields the keys of a tensor: the size of a key, and the number of its elements that are used. Both depend on the
-    tensor's number of elements only, so all workers cut alike. A key is more than half full, except a smallest one."""
+    """Cuts a tensor: yields for each piece the size of its key, and the number of elements that the piece uses of it. Both depend
+    only on the tensor's number of elements, so all workers cut alike. A piece uses more than half of its key, unless the key has
+    the smallest size."""
     while elements > 0:
         size = next((size for size in _SIZES if 2 * elements > size), _SIZES[-1])
         yield size, min(size, elements)
@@ -32,7 +33,7 @@ def pieces(elements: int) -> Iterator[Tuple[int, int]]:
 
 
 class Way(NamedTuple):
-    """The type of a tensor's numbers, and whether means or sums are computed. A sum of whole numbers is exact."""
+    """The type of a tensor's numbers, and whether sums or means are computed."""
 
     dtype: str
     optimizer: Union[Average, Sum]
@@ -49,15 +50,16 @@ class _Piece(NamedTuple):
 
 
 class Means:
-    """Sums or averages tensors in host memory, in place, in the order of the calls, which is the same at all workers.
+    """All-reduces of tensors in host memory, in place. They run in the order of the calls, which must be the same at all workers.
 
-    A separate thread does it, so no call waits. There is a session for each way, joined when the first tensor of it comes.
+    A separate thread runs them, so a call of `reduce` does not wait. Each way has a session, which the thread joins with the
+    first tensor of that way.
     """
 
     def __init__(self, join: Callable[..., Session], begin: Callable[[], None]) -> None:
         """Args:
-            join: makes a session from a way's name and the keys and the optimizer of a `phub.Session`.
-            begin: the first call of the thread.
+            join: makes a session, from the name of a way, and the keys and the optimizer of the session.
+            begin: a function that the thread calls first.
         """
         self._join, self._begin = join, begin
         self._sessions: Dict[Way, Session] = {}
@@ -70,12 +72,12 @@ class Means:
         self._thread.start()
 
     def reduce(self, way: Way, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
-        """Replaces the elements of `flat`, which has one dimension, by their sums or means. Then calls `done` on another thread:
-        with an error if there was one. After an error every later tensor has the same one."""
+        """Replaces the elements of `flat`, a tensor of one dimension, by their sums or means over all workers. Returns at once.
+        The thread then calls `done`, with an error or `None`. After an error, all later tensors fail with the same error."""
         self._given.put((way, flat, done))
 
     def finish(self) -> None:
-        """Waits for all tensors."""
+        """Waits until all tensors are done, and ends the thread."""
         self._given.put(None)
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""A model, as `DistributedOptimizer` knows it: names of parameters, and tensors that are not trained."""
+"""A model as `DistributedOptimizer` sees it: the names of its parameters, and the tensors that are not trained."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Named = Union[torch.nn.Module, Iterable[Tuple[str, torch.nn.Parameter]], None]
 
 
 class Model:
-    """A model's parameters by name, beginning with those of its optimizer."""
+    """A model's parameters and buffers by name, and which of the parameters the optimizer trains."""
 
     trained: Dict[str, torch.nn.Parameter]
-    """The parameters that the optimizer has and that are not frozen, in the order of the model. A shared one is there once."""
+    """The parameters that the optimizer has and that are not frozen, in the order of the model. A shared parameter is there
+    once."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
         self._module = _module_of(named)
@@ -30,7 +31,7 @@ class Model:
         """Takes the parameters that the optimizer has now.
 
         Raises:
-            SettingsError: one of them has no name, or the name of another.
+            SettingsError: a parameter has no name, no shape or no values, or the name of another parameter.
         """
         mine = {id(each): each for group in optimizer.param_groups for each in group["params"]}
         if self._module is not None:
@@ -45,7 +46,7 @@ class Model:
                 raise SettingsError(f"named_parameters: two parameters are called {name!r}")
             if id(parameter) in mine:
                 found.setdefault(id(parameter), name)
-        for name, parameter in self.trained.items():  # the model may have new ones in their place
+        for name, parameter in self.trained.items():  # the script may have put new parameters into the model in their place
             if id(parameter) in mine and id(parameter) not in found:
                 while name in names:
                     name += ".former"
@@ -75,12 +76,12 @@ class Model:
 
     @property
     def has_grown(self) -> bool:
-        """Whether a parameter of the optimizer that was frozen now has a gradient."""
+        """Whether a parameter of the optimizer has a gradient, although it was frozen when the job was joined."""
         return any(each.requires_grad and each.grad is not None for each in self._asleep)
 
     @property
     def buffers(self) -> Dict[str, torch.Tensor]:
-        """The buffers, if the model is known."""
+        """The model's buffers by name; none if the model is not known."""
         return {} if self._module is None else dict(self._module.named_buffers())
 
     @property
@@ -93,7 +94,7 @@ class Model:
         return module is self._module
 
     def rest_of(self, module: torch.nn.Module) -> List[str]:
-        """Returns the names of the module's parameters and buffers that `named_parameters` has not named."""
+        """Returns the names of the module's parameters and buffers that were not in `named_parameters`."""
         known = {id(each) for each in (*self.trained.values(), *self._frozen.values())}
         return [name for name, each in (*module.named_parameters(), *module.named_buffers()) if id(each) not in known]
 
@@ -106,8 +107,8 @@ class Model:
 
 
 def _module_of(named: Any) -> Optional[torch.nn.Module]:
-    """Returns the model, if it or its own `named_parameters()` is given."""
+    """Returns the model, if `named` is the model or the result of its `named_parameters()`."""
     if not isinstance(named, torch.nn.Module):
-        frame = getattr(named, "gi_frame", None)  # a generator knows its `self`
+        frame = getattr(named, "gi_frame", None)  # the frame of the generator, in which `self` is the model
         named = frame.f_locals.get("self") if frame is not None else None
     return named if isinstance(named, torch.nn.Module) else None

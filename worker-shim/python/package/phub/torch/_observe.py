@@ -1,4 +1,4 @@
-"""`observe`: names the rank that holds up a training job, for any library that sums its gradients.
+"""`observe`: names the rank that slows down a training job, with any library that sums gradients.
 
 ```
    |<- before ->|<- forward ->|<- backward ->|<- waiting ->|
@@ -6,9 +6,9 @@
                               ^ a row of four times leaves here
 ```
 
-An all-reduce makes the steps of all ranks equally long: who waits has as long a step as the rank that all wait for. So each rank sends
-the hub its own times in each step, a few bytes, before it waits for gradients. The answer has the rows of all ranks. The hub's page
-shows the same job by when rows arrive.
+An all-reduce makes the steps of all ranks equally long, because every rank waits for the slowest rank. So a step's length does
+not show the slowest rank. In each step, before a rank waits for gradients, it sends a row with its own times to the hub: a few
+bytes. The answer has the rows of all ranks. The hub's page compares the same ranks by the times at which their rows arrive.
 """
 
 from __future__ import annotations
@@ -39,54 +39,55 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-de
 _KEY = "times"
 _PARTS = ("before its forward pass", "in its forward pass", "in its backward pass")
 _OWN = len(_PARTS)
-_COLUMNS = _OWN + 1  # and waiting
+_COLUMNS = _OWN + 1  # the parts, and the time of waiting
 _NO_TIME = (0.0,) * _COLUMNS
 
 _STEPS = 50
-"""The steps that a verdict is about."""
+"""The number of steps from which a verdict is made."""
 _LEAST_STEPS = 5
 _FIRST_LOG = 10
 _LOGS_EVERY = 50
-_BEHIND = 1000  # steps without an answer, of 16 bytes each
-_WAIT_LIMIT_S = 600.0  # for a rank that makes no step: it may save a model meanwhile
-_LEAST_SHARE = 0.05  # of a step's time, as for the hub's verdict
+_BEHIND = 1000  # the largest number of steps without an answer, of 16 bytes each
+_WAIT_LIMIT_S = 600.0  # how long to wait for a rank that makes no step: it may be saving a model
+_LEAST_SHARE = 0.05  # the smallest part of a step's time that makes a rank late, as for the hub's verdict
 
 Row = Tuple[float, ...]
 Times = npt.NDArray[np.float32]
 
 
 class _HostMark(NamedTuple):
-    """A moment of the processor."""
+    """A moment by the host's clock, with the methods of a CUDA event."""
 
     at: float
 
     def elapsed_time(self, later: "_HostMark") -> float:
-        """Returns the milliseconds between two moments, as CUDA's events do."""
+        """Returns the milliseconds from this moment to a later one."""
         return 1e3 * (later.at - self.at)
 
     def query(self) -> bool:
-        """Returns whether the moment was."""
+        """Returns whether the moment is in the past: always true."""
         return True
 
     def synchronize(self) -> None:
-        """Returns at once: the moment is in the past."""
+        """Returns at once, because the moment is in the past."""
 
 
 class Late(NamedTuple):
-    """The rank that holds up the job most."""
+    """The rank that slows down the job most. `str()` gives a line of text."""
 
     rank: int
     steps: int
-    """The number of these steps in which this rank was the last one."""
+    """The number of steps in which this rank was the last rank."""
     of: int
+    """The number of all steps that were examined."""
     by: float
-    """Seconds by which the rank's own time was longer than the ranks' median, in the median of these steps."""
+    """The seconds by which this rank's own time was longer than the median of all ranks, as a median over `steps`."""
     part: str
-    """The part of the step in which it loses most of these seconds."""
+    """The part of the step in which this rank loses most of these seconds."""
     own: float
-    """Seconds that this part takes at this rank, in the median."""
+    """The seconds that `part` takes at this rank, as a median over `steps`."""
     median: float
-    """Seconds that the part takes at the ranks' median."""
+    """The seconds that `part` takes at the median rank, as a median over `steps`."""
 
     def __str__(self) -> str:
         return (
@@ -96,10 +97,11 @@ class Late(NamedTuple):
 
 
 def late(times: Times) -> Optional[Late]:
-    """Finds the rank that holds up the job most.
+    """Finds the rank that slows down the job most; `None` if it costs less than `_LEAST_SHARE` of the time.
 
     Args:
-        times: seconds by step, rank and part: before the forward pass, in it, in the backward pass, waiting.
+        times: an array of seconds, of shape (steps, ranks, 4). The four times are before the forward pass, in the forward pass,
+            in the backward pass, and waiting.
     """
     own = times[:, :, :_OWN].sum(axis=2)
     typical = _lower_median(own, axis=1)
@@ -119,7 +121,8 @@ def late(times: Times) -> Optional[Late]:
 
 
 def _lower_median(values: Any, axis: int) -> Any:
-    """Returns the median, and of an even number of values the lower one of the two: of two ranks one is not late."""
+    """Returns the median; of an even number of values, the lower of the two in the middle. So of two ranks, the slower is compared
+    with the faster."""
     return np.quantile(values, 0.5, axis=axis, method="lower")
 
 
@@ -127,7 +130,7 @@ class _Pass(NamedTuple):
     """The moments of a forward and a backward pass."""
 
     began: Optional[Any]
-    """The moment when the gradients of the pass before were ready; `None` for the first pass."""
+    """The moment when the summed gradients of the pass before were ready; `None` for the first pass."""
     forward: Any
     backward: Any
     ended: Any
@@ -137,7 +140,7 @@ class _Pass(NamedTuple):
     ends_step: bool
 
     def times(self) -> Row:
-        """Returns the seconds of the parts of this pass, and the seconds for which the pass before has waited."""
+        """Returns the seconds of the parts of this pass, and the seconds that this rank waited after the pass before."""
         begin = self.forward if self.began is None else self.began
         waited = 0.0 if self.before is None or self.began is None else self.before.ended.elapsed_time(self.began)
         moments = (begin, self.forward, self.backward, self.ended)
@@ -146,33 +149,33 @@ class _Pass(NamedTuple):
 
 
 class _Rows:
-    """The rows of all ranks. The script's thread sends its own row and takes answers, and waits for neither. Another thread
-    would need the GIL while the script has it, which costs more than everything else here."""
+    """The rows of all ranks. The script's thread sends the rows of this rank and takes the answers, without waiting. A separate
+    thread would need the GIL while the script holds it, which would cost more than all work of this class."""
 
     def __init__(self, session: Session, rank: int, ranks: int) -> None:
         self.session, self._rank, self._ranks = session, rank, ranks
         self._mine = session.gradient(_KEY)[rank]
         self._passes: Deque[_Pass] = collections.deque()
-        """The passes with moments that may still be in the future: a GPU has not reached them."""
+        """The passes whose times are not known yet, because the GPU may not have reached their moments."""
         self._row = _NO_TIME
         """The times of the step to which the next pass belongs."""
         self._rows: Deque[Row] = collections.deque()
-        """The steps that wait for the answer to the one before."""
+        """The rows of steps that cannot be sent before the answer to an earlier step."""
         self._awaits = False
-        """Whether an answer is still expected."""
+        """Whether a row has been sent whose answer has not arrived."""
         self.seen: Deque[Times] = collections.deque(maxlen=_STEPS)
         self.steps = 0
         self.error: Optional[Error] = None
         self._named: Set[int] = set()
-        """The ranks that the log has named since nobody was late."""
+        """The ranks that were logged as late, since the last time that no rank was late."""
 
     def put(self, made: _Pass) -> None:
-        """Takes the times of a pass, and sends all rows that can be sent."""
+        """Adds a pass, and sends all rows that can be sent."""
         self._passes.append(made)
         self.send()
 
     def send(self) -> None:
-        """Sends all that can leave without waiting. An error ends observing."""
+        """Takes an answer and sends a row, if either is possible without waiting. An error ends the observation."""
         if self.error is not None:
             return
         try:
@@ -202,7 +205,7 @@ class _Rows:
             return
         self._awaits = False
         self.steps += 1
-        if self.steps > 1:  # the first step makes buckets, and has nothing before it
+        if self.steps > 1:  # the first step is slower, because DDP makes buckets, and no time before it is known
             self.seen.append(self.session.weights(_KEY).copy())
         if self._rank == 0 and (self.steps == _FIRST_LOG or self.steps % _LOGS_EVERY == 0):
             self._log()
@@ -222,12 +225,12 @@ class _Rows:
         _LOG.warning("job %s: nobody is observed any more, and training continues: %s", self.session.job, error)
 
     def late(self) -> Optional[Late]:
-        """Returns the rank that holds up the job most."""
+        """Returns the rank that slows down the job most, if one does."""
         seen = list(self.seen)
         return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
 
     def finish(self) -> None:
-        """Sends all rows, and waits for the answers of all ranks."""
+        """Sends all rows, and waits for their answers, which have the rows of all ranks."""
         if self.error is not None:
             return
         try:
@@ -245,7 +248,7 @@ class _Rows:
             self._end(error)
 
     def leave(self) -> None:
-        """Leaves the job. An error is only a warning, because training itself has succeeded."""
+        """Leaves the job. An error is only logged as a warning, because training itself has succeeded."""
         self.finish()
         if self.error is not None:
             return
@@ -256,7 +259,7 @@ class _Rows:
 
 
 class Observer:
-    """A watch over a model's training, made by `observe`. It keeps nothing of the script alive, and never fails its steps."""
+    """An observer of a model's training; `observe` returns it. It does not keep the model alive, and never makes a step fail."""
 
     def __init__(self, model: torch.nn.Module, session: Session, rank: int, ranks: int) -> None:
         self._rows = _Rows(session, rank, ranks)
@@ -294,12 +297,13 @@ class Observer:
     def _backward_begins(self, _gradient: Any) -> None:
         if self._backward is None and self._forward is not None:
             self._backward = self._mark()
-            # Callbacks are made in order: this one comes before DDP's, which waits for the gradients of all ranks.
+            # Torch calls these callbacks in the order in which they were queued. So this one is called before DDP's, which waits
+            # for the gradients of all ranks.
             _ENGINE.queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
         model, began = self._model(), self._began
-        ends_step = getattr(model, "require_backward_grad_sync", True)  # not in DDP's no_sync()
+        ends_step = getattr(model, "require_backward_grad_sync", True)  # false in DDP's no_sync()
         made = _Pass(began, self._forward, self._backward, self._mark(), self._before, ends_step)
         self._forward = self._backward = None
         self._before = made._replace(before=None)
@@ -308,18 +312,20 @@ class Observer:
 
     def _all_is_there(self) -> None:
         self._began = self._mark()
-        self._rows.send()  # the answer may be there by now
+        self._rows.send()  # the answer to the row before may have arrived
 
     @property
     def late(self) -> Optional[Late]:
-        """The rank that holds up the job most, in the last 50 steps; `None` if the ranks are equally fast, or after less
-        than 6 steps."""
+        """The rank that slows down the job most in the last 50 steps. `None` if the ranks are equally fast, and in the first 6
+        steps."""
         return self._rows.late()
 
     @property
     def times(self) -> List[Times]:
-        """The last 50 steps: for each an array of seconds by rank, of before the forward pass, the forward pass, the backward pass, and
-        waiting after the backward pass of the step before."""
+        """The times of the last 50 steps: for each step an array of seconds, of shape (ranks, 4).
+
+        The first three times of a rank are before the forward pass, in the forward pass and in the backward pass. The fourth is
+        the time of waiting after the backward pass of the step before."""
         return list(self._rows.seen)
 
     @property
@@ -336,7 +342,7 @@ class Observer:
         return f"nobody is late in {steps} steps" if steps >= _LEAST_STEPS else f"no verdict yet: {steps} of {_LEAST_STEPS} steps"
 
     def leave(self) -> None:
-        """Leaves the job, and takes the hooks away. At the end of a script this happens automatically."""
+        """Leaves the job, and removes the hooks from the model. The end of a script leaves the job, too."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -351,31 +357,35 @@ def observe(
     world_size: Optional[int] = None,
     **session: Any,
 ) -> Observer:
-    """Names the rank that holds up a training job whose gradients gloo, NCCL or MPI sum, and says in which part of its step.
+    """Names the rank that slows down a training job, and the part of the step in which the rank is slow. For jobs whose gradients
+    gloo, NCCL or MPI sum.
 
         model = DistributedDataParallel(net)
         observer = phub.torch.observe(model)
         ...
         print(observer)    # rank 2 is late: last in 48 of 50 steps, by 41.2 ms, most of it before its forward pass (...)
 
-    Every rank calls it once, before training. Each step sends a few bytes to the hub; no step waits for them. Rank 0 logs a
-    warning of the logger "phub" when a rank becomes late, and the hub's page shows the job. If the hub is lost, observing
-    ends, and training continues. Passes in DDP's `no_sync()` count to the step after them.
+    Every rank calls `observe` once, before training. Each step sends a few bytes to the hub, and does not wait for an answer.
+    When a rank becomes late, rank 0 logs a warning by the logger "phub". The hub's page shows the job, too. If the hub is lost,
+    the observation ends, and training continues. The time of passes in DDP's `no_sync()` is added to the next step.
 
-    With FSDP every layer waits for all ranks, so a rank that is slow in its passes makes the passes of all ranks as long. A rank
-    that is late before its forward pass is named, and the hub's page shows the last rank. FSDP was not tried.
+    With FSDP every layer waits for all ranks, so a rank that is slow in its passes makes the passes of all ranks equally long.
+    Only a rank that is late before its forward pass is named, and the hub's page shows the last rank. FSDP was not tried.
 
     Args:
         model: the module that the script calls, such as the `DistributedDataParallel`.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment, or a hub that rank 0 starts.
         session: more settings of `phub.Session`, such as `token`.
 
+    Returns:
+        The observer. Keep it: when it is dropped, the observation ends.
+
     Raises:
         UnreachableError, RefusedError, MissingWorkersError: as for `phub.Session`.
     """
     group = group_of_torch()
     if group is not None:
-        me, ranks = group.get_rank(), group.get_world_size()  # `rank` may be that on this machine, beside a hub of its own
+        me, ranks = group.get_rank(), group.get_world_size()  # in a mesh, the argument `rank` is the rank on this machine
     else:
         known = place_of(rank is not None and world_size is not None)
         me, ranks = known.rank if rank is None else rank, known.world_size if world_size is None else world_size
@@ -385,7 +395,7 @@ def observe(
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a module's outputs: also of a dataclass, which many language models return."""
+    """Yields the tensors in a module's outputs. The outputs may be nested, and dataclasses, as in many language models."""
     if isinstance(outputs, torch.Tensor):
         yield outputs
     elif isinstance(outputs, dict):

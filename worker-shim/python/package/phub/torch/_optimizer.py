@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: a torch optimizer whose steps the hub makes."""
+"""`DistributedOptimizer`: a torch optimizer whose steps run at the hub."""
 
 from __future__ import annotations
 
@@ -37,47 +37,56 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     pull: Optional[str] = None,
     **session: Any,
 ) -> Any:
-    """Lets the hub make an optimizer's steps, with the mean of all workers' gradients.
+    """Lets the hub make an optimizer's steps, with the mean of all workers' gradients. Returns the same optimizer object, so
+    learning-rate schedulers work.
 
-    The optimizer stays the object that it is, so learning-rate schedulers work. All workers get
-    rank 0's parameters, frozen ones and buffers among them, and its optimizer's state, if it has some.
+    All workers get rank 0's parameters, also the frozen ones, and its buffers. They also get the state of rank 0's
+    optimizer, if there is some.
 
-    A script has the same meaning as with `DistributedDataParallel`: the gradients, parameters and settings that `step()`
-    finds are those that count. With several workers a script that touches gradients before `step()`, to clip them or for a
-    log, finds the mean of all workers. `step()` does not wait for the new values; a module that is called waits for its own,
-    and so does any other code that reads a parameter.
+    A script has the same meaning as with `DistributedDataParallel`: the gradients, parameters and settings at the call of
+    `step()` count. With several workers, a script that accesses gradients before `step()`, to clip or log them, gets the mean of
+    all workers. `step()` does not wait for the new values. A module that is called waits for its own parameters. Other code
+    waits when it reads a parameter.
 
-    With `compression=phub.SlimDP(...)` any optimizer makes its own steps, and the hub has the mean of their changes: `step()` returns
-    when the values that were sent have come back. State, clipping and accumulation are as without phub.
+    With `compression=phub.SlimDP(...)` any optimizer makes its own steps, and the hub computes the mean of the workers'
+    changes. `step()` returns when the hub's values of the parameters that were sent have arrived. State, clipping and
+    accumulation are as without phub.
 
     Args:
         optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or `phub.torch.Lion`.
-        named_parameters: the model, or its `named_parameters()`, in the order of the forward pass; every parameter of the optimizer
-            must be among them. Names must be the same in all workers. Default: numbers.
+        named_parameters: the model, or its `named_parameters()`, in the order of the forward pass. Every parameter of the
+            optimizer must be among them. Names must be the same in all workers. Default: parameters are numbered.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment.
-        clip_norm: the hub scales the mean gradient of all parameters so that its norm is at most this, as
-            `torch.nn.utils.clip_grad_norm_` does after DDP, and without the exchange of gradients that this call costs.
-            `grad_norm` is the norm of the last step. With `skip_nonfinite=True` a step whose mean gradient is not finite is
-            left out. The hub does the work of torch's `GradScaler`: it unscales gradients, and finds those that are not
-            finite.
-        clip_value: each worker's gradients, as `step()` finds them, are clipped to plus and minus this, before the mean.
-        backward_passes_per_step: after how many backward passes bytes leave in the first step. `step()` takes the sum of as many as
-            there were, and the next step's bytes leave after as many.
-        overlap: whether bytes of gradients leave in the backward pass, and weights come in the next forward pass. Without it all
-            happens in `step()`. The numbers are the same.
+        clip_norm: the largest norm of the mean gradient of all parameters. The hub scales a longer gradient down, as
+            `torch.nn.utils.clip_grad_norm_` does after DDP. A call of that function would cost an exchange of gradients, and
+            `clip_norm` costs none. `grad_norm` is the norm of the last step.
+        clip_value: the largest absolute value of a gradient. Each worker clips the gradients that `step()` finds, before the mean.
+        backward_passes_per_step: the number of backward passes before the first `step()`. In the last of them the gradients
+            are sent. If a step has another number of passes, `step()` still takes the sum of all of them, and the next step
+            expects that number.
+        overlap: whether gradients are sent during the backward pass, and weights arrive during the next forward pass. If
+            false, both happen in `step()`. The numbers are the same.
         broadcast_buffers: whether all workers get rank 0's buffers after each step, such as the means of a BatchNorm.
-        schedule: as for `phub.Session`. "p3" lets the first layers' parameters, which are needed first, overtake.
-        pull: as for `phub.Session`, with schedule="kvstore": parameters are pulled in batches of modules. Parameters of
-            one module, by their names, are a layer. Layers are in the order of `named_parameters`. From the second step
-            on they are in the order in which the first training pass has called the modules.
-        session: more settings of `phub.Session`, such as `job`, `transport`, `compression`. With `ema=0.999` the hub keeps an average
-            of the parameters, and `with optimizer.averaged():` evaluates the model with it. With
-            `clip_norm_last=1.0` a step is scaled by the norm of the step before: it is not torch's clipping, and no parameter waits for
-            the gradients of all. With `skip_spikes=3.0` a step is left out whose norm is above three times the running mean.
+        schedule: as for `phub.Session`. With "p3" the parameters of the first layers, which are needed first, overtake the
+            others.
+        pull: as for `phub.Session`, with schedule="kvstore": parameters are pulled in batches of layers. A layer has the
+            parameters of one module, by their names. The layers are in the order of `named_parameters`. From the second step
+            on they are in the order in which the first training pass called the modules.
+        session: more settings of `phub.Session`, such as `job`, `transport` and `compression`. With `ema=0.999` the hub keeps
+            an average of the parameters, and `with optimizer.averaged():` evaluates the model with it. With
+            `clip_norm_last=1.0` a step is scaled by the norm of the step before. Its results are not those of torch's
+            clipping, and no parameter waits for the gradients of all. With `skip_nonfinite=True` a step is skipped if its
+            mean gradient is not finite. The hub then does the work of torch's `GradScaler`: it unscales gradients, and finds
+            those that are not finite. With `skip_spikes=3.0` a step is also skipped if its norm is above three times the
+            running mean.
 
     Raises:
-        UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and the next step.
-        SettingsError: two parameters of one name, a parameter without a name, a type that the hub does not take.
+        UnsupportedOptimizerError: the hub cannot run this optimizer. The message lists the optimizers that it can run, and the
+            next step.
+        SettingsError: two parameters have the same name, a parameter has no name or a type that the hub does not take, or a
+            setting is invalid.
+        WrapError: the optimizer is already a DistributedOptimizer.
+        Errors of `phub.Session`: the worker could not join.
     """
     if isinstance(optimizer, Joined):
         raise WrapError("this optimizer is a DistributedOptimizer already: wrap it once, or leave() and make another of torch's own")
@@ -105,7 +114,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         mix_in(optimizer, StepsItself, local)
         weakref.finalize(optimizer, leave_dropped, local.session.job, local.leave).atexit = False
         return optimizer
-    Settings.of(optimizer)  # first the error that the hub cannot run it
+    Settings.of(optimizer)  # raises before the worker joins, if the hub cannot run the optimizer
     session["clip_norm"] = clip_norm
     if pull is not None:
         session["pull"] = pull

@@ -1,16 +1,15 @@
-"""torch's `GradScaler` in a job with `skip_nonfinite`: gradients leave unscaled, and the hub finds values that are not
-finite.
+"""Torch's `GradScaler` in a job with `skip_nonfinite`: gradients are sent unscaled, and the hub finds values that are not finite.
 
 ```
-   scaler.scale(loss).backward()   bytes ahead leave times the last step's 1 / scale
-   scaler.step(optimizer)          asks whether the optimizer unscales gradients itself, which it does
-                                   searches its gradients: put off, as they are not the mean yet
+   scaler.scale(loss).backward()   bytes that are sent ahead are multiplied by the last step's 1 / scale
+   scaler.step(optimizer)          the scaler asks whether the optimizer unscales gradients itself: yes
+                                   the scaler searches the gradients: postponed, because they are not the mean yet
       optimizer.step()             gradients are pushed times 1 / scale; the hub steps, or skips the round
-   scaler.update()                 reads what was found: it waits for the norm of the round
+   scaler.update()                 the scaler reads the result of the search: it waits for the norm of the round
 ```
 
-The mean of all workers therefore costs no separate exchange. It does if the scaler itself unscales and
-searches.
+So the search needs no separate exchange of gradients. A scaler that itself unscales and searches would need one, to get the mean
+of all workers first.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ __all__ = ["Found", "found_infinite", "unscaling"]
 
 
 class Found:
-    """The answer to a search that the hub makes. The scaler waits for it when it reads it."""
+    """The result of a search that the hub makes. When the scaler reads the result, it waits for the hub."""
 
     def __init__(self, tensors: List[torch.Tensor], wait: Callable[[], bool]) -> None:
         """Args:
-        tensors: the scaler reads the answer in them. They hold 0 until then.
-        wait: waits until the hub knows whether all is finite, and returns whether something is not.
+        tensors: the tensors from which the scaler reads the result. They hold 0 until then.
+        wait: waits for the hub's answer, and returns whether a gradient is not finite.
         """
         self._tensors, self._wait = tensors, wait
         for tensor in tensors:
@@ -46,26 +45,26 @@ class Found:
                 tensor.fill_(float(found))
 
     def touched(self) -> None:
-        """Prepares for the scaler, which is about to read the result of a search."""
+        """Waits for the answer, because the scaler is about to read the result."""
         self.answer()
 
     def zeroed_by_script(self, gradient: Any) -> None:
-        """Writes the answer first, so that it does not replace a zero that the script writes afterwards."""
+        """Waits for the answer, because the script is about to write zeros, which the answer must not replace later."""
         self.answer()
 
     def puts_off(self, found: Any) -> bool:
-        """Refuses to postpone a search: an answer is not a gradient."""
+        """Refuses to postpone a search, because these tensors are no gradients."""
         return False
 
 
 def unscaling(optimizer: torch.optim.Optimizer) -> float:
-    """Returns the factor that the scaler wants for gradients in its step: 1 without a scaler, or if it has unscaled them
-    already. Rounded as torch rounds it."""
+    """Returns the factor by which this step multiplies gradients: the scaler's 1 / scale, rounded as by torch. It is 1 without a
+    scaler, and after a scaler has unscaled the gradients itself."""
     scale: Optional[torch.Tensor] = vars(optimizer).get("grad_scale")
     return 1.0 if scale is None else scale.double().reciprocal().float().item()
 
 
 def found_infinite(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the scaler that is in its step has itself searched the gradients, and has found one that is not finite."""
+    """Whether the scaler itself has searched the gradients, and has found one that is not finite. For calls within its step."""
     found: Optional[torch.Tensor] = vars(optimizer).get("found_inf")
     return found is not None and found.item() > 0

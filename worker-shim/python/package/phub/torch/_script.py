@@ -1,4 +1,4 @@
-"""The line of the user's script that is running, for errors and warnings that come from elsewhere."""
+"""The current line of the user's script, for errors and warnings that come from elsewhere."""
 
 from __future__ import annotations
 

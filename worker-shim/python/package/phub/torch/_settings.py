@@ -1,4 +1,5 @@
-"""The groups of a torch optimizer, as numbers of the hub's optimizer and of its keys, at the join and whenever they change."""
+"""The settings of a torch optimizer's groups, translated to the hub's optimizer and to multipliers of keys. Used at the join, and
+whenever the settings change."""
 
 from __future__ import annotations
 
@@ -13,25 +14,25 @@ from ._lion import Lion
 
 
 class UnsupportedOptimizerError(Error):
-    """The hub cannot run this optimizer."""
+    """A torch optimizer, or a setting of it, that the hub cannot run."""
 
 
 _HOW = (
     "the hub runs torch.optim.SGD, Adam and AdamW, and phub.torch.Lion; to keep another optimizer local, leave it as it is and "
-    " average gradients: DistributedDataParallel with phub.torch.ddp_hook"
+    "average gradients: DistributedDataParallel with phub.torch.ddp_hook"
 )
 
-# Settings that the hub does not have, and the values that they must have.
+# The settings that the hub does not know, each with the only value that is possible.
 _REFUSED: Dict[str, Any] = {"differentiable": False}
 
-# Settings that determine the kind of optimizer at the hub. Each kind keeps other state, and one job has one kind for all
-# groups.
+# The settings that determine the kind of optimizer at the hub. Each kind keeps different state, and all groups of a job have the
+# same kind.
 _KIND = ("momentum", "dampening", "nesterov", "amsgrad", "maximize", "decoupled_weight_decay")
 
-# All settings that a step depends on.
+# All settings on which a step depends.
 _FOLLOWED = ("lr", "weight_decay", "betas", "eps", *_KIND, *_REFUSED)
 
-# The largest difference of multipliers that count as equal: rounding may change a ratio of numbers by this much.
+# The largest relative difference of multipliers that count as equal. Rounding may change a quotient by this much.
 _ROUNDING = 2e-7
 
 Groups = List[Dict[str, Any]]
@@ -41,7 +42,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Multipliers:
-    """The multipliers of a parameter group: of the job's learning rate and weight decay."""
+    """The multipliers of the job's learning rate and weight decay, for a parameter group."""
 
     learning_rate: float
     weight_decay: float
@@ -49,18 +50,18 @@ class Multipliers:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """News of the groups for the hub: the optimizer with its numbers, and the multipliers of each group if these have
-    changed, too."""
+    """A change to send to the hub: the optimizer with its new numbers, and the multipliers of each group if they have changed,
+    too."""
 
     optimizer: _optimizers.Optimizer
     groups: Optional[Tuple[Multipliers, ...]]
 
 
 class Settings:
-    """The groups of a torch optimizer, as numbers of the hub's optimizer and multipliers of its keys."""
+    """The settings of a torch optimizer's groups, translated to optimizers of the hub and to multipliers."""
 
     optimizers: Tuple[_optimizers.Optimizer, ...]
-    """The optimizer of each group, before the multipliers. The first one is the job's."""
+    """The optimizer of each group, without the group's multipliers. The first one is the job's."""
 
     groups: Tuple[Multipliers, ...]
 
@@ -76,10 +77,10 @@ class Settings:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, kind: Optional[type] = None) -> Settings:
-        """Reads the groups of an optimizer, which is of this kind; default its class.
+        """Reads the groups of an optimizer. `kind` is torch's class of the optimizer; default: its own class.
 
         Raises:
-            UnsupportedOptimizerError: the hub cannot run it; the message names the setting and the next step.
+            UnsupportedOptimizerError: the hub cannot run the optimizer. The message names the setting and the next step.
         """
         kind = kind or type(optimizer)
         if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, Lion):
@@ -92,15 +93,14 @@ class Settings:
         return _kind_of("maximize", self._seen[0])
 
     def differs(self, groups: Groups) -> bool:
-        """Whether the groups differ from what they were at the last call."""
+        """Whether the settings differ from those at the last change."""
         return _seen(groups) != self._seen
 
     def changed(self, groups: Groups) -> Optional[Change]:
-        """Returns the change to send to the hub, if the groups differ from the last call.
+        """Returns the change to send to the hub, or `None` if the settings are those of the last call.
 
         Raises:
-            UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow. It says so again in the next
-                call.
+            UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow. Further calls raise it again.
         """
         seen = _seen(groups)
         if seen == self._seen:
@@ -123,7 +123,7 @@ class Settings:
         return change
 
     def others(self, groups: Groups, parameters: Mapping[str, torch.Tensor]) -> Dict[str, _optimizers.Optimizer]:
-        """Returns the optimizer of each parameter, by its name, whose group has other numbers than the first group."""
+        """Returns the optimizers of the parameters whose group has other numbers than the first group, by parameter's name."""
         if len(set(self.optimizers)) == 1:
             return {}
         of_names = _by_name(self.optimizers, groups, parameters)
@@ -133,7 +133,7 @@ class Settings:
 def by_key(
     multipliers: Tuple[Multipliers, ...], groups: Groups, parameters: Mapping[str, torch.Tensor]
 ) -> Dict[str, Tuple[float, float]]:
-    """Returns the multipliers of learning rate and weight decay of each parameter, by its name."""
+    """Returns the multipliers of learning rate and weight decay of each parameter, by the parameter's name."""
     of_names = _by_name(multipliers, groups, parameters)
     return {name: (each.learning_rate, each.weight_decay) for name, each in of_names.items()}
 
@@ -155,18 +155,18 @@ def _plain(value: Any) -> Any:
 
 
 def _kind_of(name: str, group: Dict[str, Any]) -> bool:
-    """Returns the settings of a group that determine the kind of its optimizer."""
+    """Returns whether a group has a setting of `_KIND`. The value does not count: only whether there is momentum, for example."""
     return bool(group.get(name))
 
 
 def _numbers(
     kind: type, groups: Tuple[Dict[str, Any], ...], former: Tuple[Multipliers, ...]
 ) -> Tuple[Tuple[_optimizers.Optimizer, ...], Tuple[Multipliers, ...]]:
-    """Returns the hub's optimizer for each group, and the multipliers of each group. Returns the former values if they are the
-    same, or if any values fit.
+    """Returns the hub's optimizer for each group, and the multipliers of each group. A multiplier keeps its former value if the
+    new one is equal up to rounding, or if any value would do because the job's number is 0.
 
     Raises:
-        UnsupportedOptimizerError: the hub has no such numbers.
+        UnsupportedOptimizerError: the hub does not have a setting, or the groups need different kinds of optimizers.
     """
     first = groups[0]
     for number, group in enumerate(groups):
@@ -189,7 +189,7 @@ def _numbers(
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
-    """Returns one number for all values, which is the first that is not zero, and the quotient of each value by it."""
+    """Returns a common number for all values, the first that is not zero, and the quotient of each value by this number."""
     numbers = [float(value) for value in values]
     base = next((number for number in numbers if number), 0.0)
     if not base:
@@ -226,10 +226,10 @@ DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def dtype_of(name: str, tensor: torch.Tensor) -> str:
-    """Returns the hub's word for a tensor's type.
+    """Returns the hub's name for the type of a tensor: "f32", "f16" or "bf16".
 
     Raises:
-        SettingsError: the hub does not take it.
+        SettingsError: the hub does not take this type.
     """
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:

@@ -1,4 +1,4 @@
-"""The hub's optimizer state in torch's own form, and back."""
+"""The conversion of the hub's optimizer state to the form of torch's optimizers, and back."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .. import _optimizers
 from .._phub import SettingsError
 from .._state import Array, State, name_of, steps_of
 
-# The step count of torch.
+# Torch's name for the number of steps.
 _STEP = "step"
 
 
 def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
-    """Returns the state of torch's optimizer for a parameter, in the parameter's type, on its device. Before its first step it
-    is empty, as torch's own."""
+    """Returns the optimizer state of a parameter, as a torch optimizer keeps it: in the parameter's type, on its device. Before
+    the first step the state is empty, as with torch."""
     if not state.made(key):
         return {}
     kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter) for each in state.names}
@@ -26,7 +26,7 @@ def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
 
 
 def steps(state: State) -> int:
-    """Returns the number of steps of the key that has made the most."""
+    """Returns the largest number of steps of a key."""
     return max((state.made(key) for key in state.steps), default=max(state.round - 1, 0))
 
 
@@ -36,11 +36,11 @@ def from_torch(
     at_hub: _optimizers.Optimizer,
     averages: Optional[Mapping[str, Array]] = None,
 ) -> Optional[State]:
-    """Returns the parameters, and the state that torch's optimizer keeps of them, with averages by key; `None` if
-    there is neither.
+    """Returns a state for the hub: the parameters, the state that a torch optimizer keeps of them, and averages by key. `None` if
+    there are neither optimizer state nor averages.
 
     Raises:
-        SettingsError: it is another model's or another optimizer's.
+        SettingsError: the optimizer state belongs to another model or another optimizer.
     """
     kept = {key: _kept(optimizer, parameter) for key, parameter in parameters.items()}
     if not any(kept.values()) and not averages:
@@ -51,7 +51,7 @@ def from_torch(
     for key, parameter in parameters.items():
         seen = sorted(set(kept[key]) - {_STEP})
         if not seen:
-            # The parameter never had a gradient. Zeros are right: torch begins its means with the first
+            # The parameter never had a gradient. The hub's state of it is zeros: torch, too, begins its means with the first
             # gradient.
             kept[key] = {name: torch.zeros_like(parameter) for name in names}
         elif seen != sorted(names):
@@ -69,10 +69,10 @@ def from_torch(
         if "exp_avg_sq" in names:
             made[key] = steps_of(kept[key].get(_STEP, 0), f"parameter {key!r}")
         elif isinstance(at_hub, _optimizers.Dampened):
-            made[key] = int(bool(seen))  # torch does not count, and its first step differs
+            made[key] = int(bool(seen))  # torch has no count here; the hub needs to know whether the first step was made
     if not averages:
         return State(max(made.values(), default=0) + 1, tensors, made)
-    # An average is of a key that has made a step.
+    # There are averages, so there was a step, also if torch's optimizer counts none.
     state = State(max(made.values(), default=1) + 1, tensors, made)
     return state.with_ema({key: values for key, values in averages.items() if key in parameters})
 

@@ -1,4 +1,4 @@
-"""Tensors and numbers that all workers share outside of training."""
+"""The exchange of tensors and numbers outside of training: `broadcast_parameters` and `allreduce_metrics`."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def broadcast_parameters(
     world_size: Optional[int] = None,
     **session: Any,
 ) -> None:
-    """Gives every worker rank 0's tensors, exactly, in place: a `model.state_dict()`, or `named_parameters()`.
+    """Replaces the tensors of every worker by rank 0's tensors, in place and bit for bit. Every worker must call it, with the
+    same names, shapes and types.
 
-    `DistributedOptimizer` does so with its parameters; this is for other tensors, such as the means of a BatchNorm.
-    Every worker calls it, with the same names, shapes and types. Integers, f64 and bool are taken apart for the
-    transfer.
+    `DistributedOptimizer` broadcasts the parameters of a model itself. This function is for other tensors, such as the means of
+    a BatchNorm. All types are possible: integers, f64 and bool are split into smaller numbers for the transfer.
 
     Args:
-        parameters: tensors by name.
+        parameters: tensors by name, such as `model.state_dict()`, or pairs such as `model.named_parameters()`.
         hub, rank, world_size, session: as for `phub.Session`.
 
     Raises:
-        SettingsError: one of them is not a tensor of numbers, such as a module's extra state.
+        SettingsError: a value is not a dense tensor of numbers, such as a module's extra state.
     """
     tensors = dict(parameters.items() if isinstance(parameters, Mapping) else parameters)
     for name, each in tensors.items():
@@ -49,19 +49,20 @@ def broadcast_parameters(
             kind = "quantized" if each.is_quantized else "without values (device 'meta')" if each.is_meta else each.layout
             raise SettingsError(f"broadcast_parameters: {name!r} is {kind}; expected a dense tensor of numbers: {_OTHERS}")
     settings = {"job": Helper("broadcast"), "hub": hub, "rank": rank, "world_size": world_size, **session}
-    Broadcast(tensors, settings, Sum()).leave()  # a hub keeps no checkpoint of it
+    Broadcast(tensors, settings, Sum()).leave()  # `Sum`, because a hub writes no checkpoint of such a job
 
 
 class Broadcast:
-    """Tensors that are rank 0's at all workers."""
+    """A job that gives all workers rank 0's tensors, once or several times."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], optimizer: Union[Sum, Sgd]) -> None:
         """Joins a job, and gives every worker rank 0's tensors.
 
         Args:
-            settings: of the session.
-            optimizer: `Sum()` for tensors that are given once, `Sgd(0.0)` for tensors that a hub keeps for a job that
-                continues.
+            tensors: the tensors by name, which are replaced in place.
+            settings: the settings of the session.
+            optimizer: `Sum()` for tensors that are given once. `Sgd(0.0)` for tensors that the hub keeps, for a job that
+                continues later.
         """
         self._tensors = {name: each for name, each in tensors.items() if each.numel() > 0}
         self._session: Optional[Session] = None
@@ -85,7 +86,7 @@ class Broadcast:
             raise
 
     def again(self) -> None:
-        """Gives every worker the tensors that rank 0 has now."""
+        """Gives every worker the values that rank 0's tensors have now."""
         if self._session is not None:
             self._write(self._session)
             self._session.push_weights(*self._tensors)
@@ -115,7 +116,7 @@ class Broadcast:
 
 
 def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
-    """Returns a tensor's bytes, two in each number."""
+    """Returns a tensor's bytes as numbers, each of two bytes."""
     raw = torch.Tensor.detach(tensor).cpu().contiguous().numpy().tobytes()
     return np.frombuffer(raw + b"\0" * (len(raw) % 2), np.uint16).astype(np.float32)
 
@@ -134,8 +135,8 @@ def allreduce_metrics(
     world_size: Optional[int] = None,
     **session: Any,
 ) -> Dict[str, float]:
-    """Returns the mean over all workers of each number: losses, accuracies. Every worker calls it, with the same names.
-    The sum is in f32, so that it is exact for whole numbers below 2^24.
+    """Returns the mean of each number over all workers, such as losses and accuracies. Every worker must call it, with the same
+    names. The sum before the division is in f32, so it is exact for whole numbers below 2^24.
 
     Args:
         metrics: numbers by name.

@@ -1,15 +1,15 @@
-"""A model's parameters with the hub's values. Values come from the hub when they are read, and values that a script writes
-are found at the next `step()`.
+"""A model's parameters with the hub's values. The hub's values are copied into a parameter when it is read. Values that the
+script writes are found at the next `step()`.
 
 ```
-   step()              values are on their way, a read waits
+   step()              the values of all parameters are pending: a read waits
    read, or a module   values are copied from the window into the parameter's own memory
-   script writes       found by torch's count of writes; where that can miss one, by comparing with the window
-   bytes sent ahead    the window is the hub's, which may answer them there before `step()`
+   script writes       found by torch's count of writes; where torch can miss one, by comparing with the window
+   bytes sent ahead    the hub may write its answer into the window before `step()`
 ```
 
-A parameter keeps its memory, so views that a script has taken are still right: if there are any, `step()` waits. Owned
-by the thread of the script.
+A parameter keeps its memory, so views that a script has taken stay valid. If there are views, `step()` waits for their values.
+Owned by the thread of the script.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ import torch
 from ._held import Holder, Taker, claim, hold, mark_here, mark_pending, release, unasked
 from ._windows import Windows, have_other_bits
 
-# Values that are copied at once: they stay in the cache for the modules that compute with them next.
+# The size of a bucket, whose parameters are copied together. It is small, so that the values are still in the cache when the next
+# modules compute with them.
 _BUCKET_BYTES = 64 * 1024
-_LEAST_BYTES = 256  # the least that a value counts: all values of a bucket that are in flight are looked at in each wait
+_LEAST_BYTES = 256  # the least that a parameter counts in a bucket: each wait looks at all pending parameters of the bucket
 
 
 class _Weight:
-    """A parameter with its memory, and the version of its values when they arrived."""
+    """A parameter with its memory, and torch's count of writes when its values arrived."""
 
     __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known", "place", "storage")
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
         self.is_exposed = self.has_address_out = self.is_lent = False
-        self.known: Optional[torch.Tensor] = None  # a copy, to compare with while the window is lent
+        self.known: Optional[torch.Tensor] = None  # a copy of the values, to compare with while the hub may write the window
         self.look_again()
 
     def look_again(self) -> None:
-        """Takes the parameter's current memory."""
+        """Stores the parameter's current memory and its count of writes."""
         with unasked(), torch.no_grad():
             self.values = torch.Tensor.detach(self.parameter)
             self.place = _place(self.values)
@@ -49,20 +50,20 @@ class _Weight:
 
 
 class Weights:
-    """The parameters by key."""
+    """The parameters of a model, by key."""
 
     def __init__(self, parameters: Dict[str, torch.nn.Parameter], windows: Windows) -> None:
         self.parameters, self._windows = parameters, windows
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
         self._weights: Dict[str, _Weight] = {}
         self.pending: Set[str] = set()
-        """Keys whose values are not in their parameters yet."""
+        """The keys whose new values have not been copied into their parameters."""
         self._moved: Set[str] = set()
         self._buckets: Dict[str, List[str]] = {}
-        """The bucket of each key: the values of neighbours in the forward pass are taken together, if they are there."""
+        """The bucket of each key: keys that are neighbours in the forward pass. Those that have arrived are copied together."""
 
     def begin(self, gradients: Callable[[], Optional[Taker]]) -> None:
-        """Takes the first values, and holds the parameters from now on."""
+        """Copies the first values into the parameters, and makes them held parameters."""
         self._holder = Holder(self._read, self._exposed, self._has_moved, gradients)
         for key, parameter in self.parameters.items():
             hold(parameter, self._holder)
@@ -72,7 +73,7 @@ class Weights:
         self._note_places()
 
     def arrange(self, keys: List[str]) -> None:
-        """Takes neighbours in this order, the order of the forward pass, together if their values have arrived."""
+        """Makes buckets of keys that are neighbours in this order, which is the order of the forward pass."""
         room = 0
         for key in keys:
             weight = self._weights[key]
@@ -89,9 +90,9 @@ class Weights:
     # ---- reads
 
     def stepped(self) -> None:
-        """Notes that new values are on their way to all parameters. Parameters that may have views in a script get them now."""
+        """Notes that all parameters get new values. Waits for the values of parameters of which the script may have views."""
         with unasked(), torch.no_grad():
-            _count_write(self._places)  # a backward pass over old values is torch's error
+            _count_write(self._places)  # so that torch raises its error in a backward pass over the old values
         mark_pending(self.parameters.values())
         viewed = []
         for key, weight in self._weights.items():
@@ -114,7 +115,7 @@ class Weights:
         self._put([key, *(self._windows.ready(neighbours) if neighbours else ())])
 
     def _put(self, keys: List[str]) -> None:
-        """Puts the hub's answers into their parameters."""
+        """Copies the hub's answers into their parameters."""
         weights = [self._weights[key] for key in keys]
         self._windows.take(keys, [weight.values for weight in weights])
         self.pending.difference_update(keys)
@@ -123,7 +124,7 @@ class Weights:
             weight.version = weight.values._version
 
     def wait(self, keys: Iterable[str]) -> None:
-        """Waits for values that a module computes with next."""
+        """Waits for the values with which a module computes next."""
         for key in keys:
             if key in self.pending:
                 self._take(key, self._windows.wait)
@@ -139,7 +140,8 @@ class Weights:
         self.settle(list(self.pending))
 
     def lend(self, keys: Sequence[str]) -> None:
-        """Lets the hub write the windows of keys until the next `step()`, which compares the parameters with copies instead."""
+        """Lets the hub write the windows of these keys until the next `step()`. To find writes of the script, `step()` then
+        compares the parameters with copies of their values, and not with the windows."""
         self.settle(keys)
         for key in keys:
             weight = self._weights[key]
@@ -150,7 +152,7 @@ class Weights:
             weight.is_lent = True
 
     def free_all(self) -> None:
-        """Waits until the windows of all keys may be written."""
+        """Waits until no key is in flight, so that all windows may be written."""
         for key in self.pending:
             self._windows.settle(key)
 
@@ -176,12 +178,13 @@ class Weights:
 
     @contextlib.contextmanager
     def replaced(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Returns a context in which the parameters have other values. Nothing in it counts as a write of the script."""
+        """Returns a context in which the parameters have these values. Writes in the context do not count as the script's, and
+        are undone at its end."""
         self.settle_all()
         weights = list(self._weights.items())
         for key, weight in weights:
             if weight.values._version != weight.version:
-                self._moved.add(key)  # the script has written it before
+                self._moved.add(key)  # the script has written the parameter before the context
             if weight.is_lent:
                 self._know(weight)
         own = [weight.values.clone() for _, weight in weights]
@@ -192,12 +195,12 @@ class Weights:
             _fill([(weight, each) for (_, weight), each in zip(weights, own)])
 
     def written(self) -> List[str]:
-        """Returns the keys of the parameters that the script has written since their values came."""
-        claim(self.parameters.values(), self._holder)  # another optimizer may have stepped them
+        """Returns the keys of the parameters that the script has written since their values arrived."""
+        claim(self.parameters.values(), self._holder)  # another optimizer with the same parameters may have made a step
         found = []
         for key, weight in self._weights.items():
             if key in self.pending:
-                continue  # a writer reads first
+                continue  # not written, because a write waits for the values first
             if key in self._moved or weight.values._version != weight.version:
                 found.append(key)
             elif weight.is_exposed and self._differs(key, weight):
@@ -215,7 +218,7 @@ class Weights:
     # ---- the end
 
     def leave(self) -> None:
-        """Makes the parameters ordinary ones again, with the values that they have."""
+        """Makes the parameters ordinary parameters again, with the values that they have."""
         self.pending.clear()
         for parameter in self.parameters.values():
             release(parameter, self._holder)
@@ -231,15 +234,16 @@ def _fill(weights: List[Tuple[_Weight, torch.Tensor]]) -> None:
 def _counting() -> Tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[List[torch.Tensor]], None]]:
     count: Any = getattr(torch.autograd.graph, "increment_version", None)
     try:
-        count([torch.zeros(1)])  # newer versions take several at once
+        count([torch.zeros(1)])  # older versions of torch take one tensor, or lack the function
     except (AttributeError, TypeError):
-        # An operation that counts as a write, and writes nothing.
+        # An operation that torch counts as a write, and that writes nothing: zeros into an empty view.
         return lambda values: values.as_strided((0,), (1,)), torch._foreach_zero_  # type: ignore[attr-defined]
     return lambda values: values, count
 
 
 _place, _count_write = _counting()
-"""The tensor of a parameter whose writes torch counts for it, and a function that counts a write to each of several."""
+"""Two functions. The first returns the tensor by which a write to a parameter is counted. The second counts a write to each of
+several such tensors."""
 
 
 def _storage(values: torch.Tensor) -> Any:
@@ -251,7 +255,8 @@ def _of_torch() -> Callable[[Any], int]:
     if count is not None:
         return lambda storage: int(count(storage._cdata))
 
-    # A storage of torch before 2.1 begins with a pointer to its functions, and its count follows.
+    # Before torch 2.1, Python cannot read the count. A storage begins with the pointer to its virtual functions, and the count
+    # of references follows.
     def read(storage: Any) -> int:
         return ctypes.c_size_t.from_address(storage._cdata + ctypes.sizeof(ctypes.c_void_p)).value
 
@@ -259,8 +264,8 @@ def _of_torch() -> Callable[[Any], int]:
 
 
 _users = _of_torch()
-"""The number of tensors and other objects that use a storage."""
+"""Returns the number of tensors and other objects that use a storage."""
 
 _ALONE = _Weight(torch.nn.Parameter(torch.zeros(1)))
 _OWN_USERS = _users(_ALONE.storage)
-"""This number for a parameter without other views."""
+"""The number of users of a storage for a parameter without views of the script."""

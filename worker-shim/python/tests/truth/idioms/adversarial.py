@@ -9,7 +9,7 @@ from ..idiom import idiom
 
 
 def both(ctx, make):
-    """A generator and a discriminator, each with its optimizer."""
+    """Returns a generator and a discriminator, the models to call for them, and an optimizer for each."""
     generator, discriminator = Mlp(4, 8, 6), Mlp(6, 8, 1)
     by_generator, to_generator = ctx.wrap(generator, make(generator.parameters()))
     by_discriminator, to_discriminator = ctx.wrap(discriminator, make(discriminator.parameters()))
@@ -22,7 +22,7 @@ def binary(outputs, label):
 
 @idiom()
 def dcgan(ctx):
-    """The example of PyTorch: real and fake pass by themselves, and the fake one is used again."""
+    """PyTorch's example: separate backward passes for the real and the fake batch, and the fake batch is used again."""
     netG, netD, callG, callD, optimizerG, optimizerD = both(ctx, adam)
     for real, _ in ctx.batches():
         netD.zero_grad()
@@ -41,7 +41,7 @@ def dcgan(ctx):
 
 @idiom()
 def generator_first(ctx):
-    """The order of another well-known repository; the discriminator's gradients of the first pass are zeroed."""
+    """The generator's step comes first, as in a well-known repository. The discriminator's gradients of that pass are zeroed."""
     generator, discriminator, by_generator, by_discriminator, optimizer_G, optimizer_D = both(ctx, adam)
     for real, _ in ctx.batches():
         optimizer_G.zero_grad()
@@ -165,7 +165,7 @@ def two_optimizers_in_turns(ctx):
 
 @idiom()
 def two_models_in_one_optimizer(ctx):
-    """`itertools.chain` of two networks, as CycleGAN has it."""
+    """One optimizer with `itertools.chain` of the parameters of two networks, as in CycleGAN."""
     there, back = Mlp(6, 8, 6), Mlp(6, 8, 6)
     (go, come), optimizer = ctx.wrap([there, back], adam(itertools.chain(there.parameters(), back.parameters())))
     for inputs, _ in ctx.batches():
@@ -178,7 +178,7 @@ def two_models_in_one_optimizer(ctx):
 
 @idiom()
 def two_models_apart(ctx):
-    """Two trainings in one script that have nothing to do with each other."""
+    """Two independent trainings in one script."""
     one, other = ctx.run(), ctx.run(Mlp(6, 4, 3), adamw)
     for _ in zip(one.after_steps(), other.before_steps()):
         pass
@@ -201,7 +201,7 @@ def optimizers_in_a_list(ctx):
 
 @idiom()
 def reversed_gradients(ctx):
-    """Domain adaptation: a layer that turns the gradient around."""
+    """Domain adaptation: a layer that reverses the sign of the gradient."""
 
     class Reversed(torch.autograd.Function):
         @staticmethod

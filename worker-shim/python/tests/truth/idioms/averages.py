@@ -11,7 +11,7 @@ from ..idiom import VERSION, idiom
 
 @idiom()
 def of_timm(ctx):
-    """A deep copy of the model, whose state is moved after each step."""
+    """A deep copy of the model, whose state is moved towards the model's after each step."""
     run = ctx.run()
     average = copy.deepcopy(run.net).eval()
     for _ in run.after_steps():
@@ -35,7 +35,8 @@ def of_timm_before_the_wrap(ctx):
 
 @idiom()
 def of_diffusers(ctx):
-    """A shadow list; stored, copied into the model for an evaluation, restored."""
+    """A list of shadow parameters. For an evaluation the script stores the parameters, copies the shadows into the model, and
+    restores the parameters."""
     run = ctx.run()
     shadow = [each.clone().detach() for each in run.net.parameters()]
     for step, _ in enumerate(run.after_steps(6)):
@@ -127,7 +128,7 @@ def of_numpy_views_before_the_wrap(ctx):
 
 @idiom()
 def of_a_state_dict_taken_once(ctx):
-    """`state_dict()` shares memory with the model."""
+    """The `state_dict()` is taken once, and then used in each step, because it shares memory with the model."""
     run = ctx.run()
     state = run.net.state_dict()
     for _ in run.after_steps():
@@ -166,7 +167,7 @@ def swa_utils_with_multi_avg_fn(ctx):
 
 @idiom(workers=(1,))
 def swa_with_new_means(ctx):
-    """`update_bn` at the end, and the average copied into the model."""
+    """SWA: `update_bn` at the end, and the average is copied into the model."""
     net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     run = ctx.run(net)
     averaged = AveragedModel(net)
@@ -180,7 +181,7 @@ def swa_with_new_means(ctx):
 
 @idiom()
 def momentum_encoder(ctx):
-    """MoCo: the key encoder is moved before each forward pass, and never trained."""
+    """MoCo: before each forward pass the key encoder is moved towards the query encoder. It is never trained."""
     run = ctx.run()
     keys = copy.deepcopy(run.net)
     for each in keys.parameters():
@@ -226,7 +227,7 @@ def mean_teacher(ctx):
 
 
 def _after_step(optimizer, hook):
-    """A hook after `step()`: torch's own, or around the method as scripts did before torch had it."""
+    """Calls a function after each `step()`: by torch's hook, or by a wrapped `step` for versions of torch without hooks."""
     if VERSION >= (2, 0):
         optimizer.register_step_post_hook(lambda *_: hook())
         return

@@ -1,4 +1,4 @@
-"""Frozen parameters, buffers and BatchNorm, if ranks begin with unlike values."""
+"""Frozen parameters, buffers and BatchNorm, when ranks begin with different values."""
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ class WithBuffers(Mlp):
 
 @idiom(workers=(2,))
 def unlike_seeds(ctx):
-    """All parameters are rank 0's at the wrap, also frozen ones."""
+    """Ranks have different seeds. After the wrap all parameters are rank 0's, also the frozen ones."""
     torch.manual_seed(ctx.rank)
     net = Mlp()
     net.first.requires_grad_(False)
@@ -61,7 +61,7 @@ def rank_0_alone_loads_the_backbone(ctx):
 
 @idiom(workers=(2,))
 def parameters_that_no_optimizer_has(ctx):
-    """A layer that requires gradients, and that the optimizer was not given."""
+    """A layer that requires gradients, but is not in the optimizer."""
     torch.manual_seed(ctx.rank)
     net = Mlp()
     model, optimizer = ctx.wrap(net, sgd([*net.second.parameters(), *net.head.parameters()]))
@@ -86,7 +86,7 @@ class Normed(torch.nn.Module):
 
 @idiom()
 def batch_norm(ctx):
-    """Each rank has its own means, which is DDP with `broadcast_buffers=False`."""
+    """Each rank has its own means, as in DDP with `broadcast_buffers=False`."""
     ctx.run(Normed(torch.nn.BatchNorm1d(8))).train()
 
 
@@ -114,7 +114,7 @@ def batch_norm_of_a_frozen_backbone(ctx):
 
 
 class SyncedNorm(torch.nn.BatchNorm1d):
-    """SyncBatchNorm, which torch has for GPUs only: means over the rows of all ranks."""
+    """A SyncBatchNorm for host memory, because torch's needs a GPU: the means are over the rows of all ranks."""
 
     def forward(self, inputs):
         if not self.training:
@@ -143,7 +143,7 @@ def group_and_layer_norm(ctx):
 
 @idiom()
 def buffer_that_the_script_moves(ctx):
-    """The centre of DINO: a buffer that the script moves by a mean over ranks."""
+    """DINO's centre: a buffer that the script moves towards a mean over all ranks."""
     net = Mlp()
     net.register_buffer("centre", torch.zeros(3))
     run = ctx.run(net)

@@ -1,5 +1,5 @@
-"""Calls of torch.distributed that a script makes itself. With the mode "c10d" the hub carries them; in the other modes gloo
-does, in addition to the work of the optimizer. DDP's own hooks keep the optimizer local."""
+"""Calls of torch.distributed that a script makes itself. In the mode "c10d" the hub does them. In the other modes gloo does them,
+beside the exchange of the optimizer. With DDP's own hooks each worker makes its own steps."""
 
 import torch
 import torch.distributed as dist
@@ -132,7 +132,7 @@ def optimizer_state_in_shards(ctx):
 def several_kinds_of_numbers(ctx):
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64):
         if dtype == torch.bfloat16 and ctx.way != "c10d":
-            ctx.record(sums=torch.arange(5).float() * 3)  # gloo has none before torch 2
+            ctx.record(sums=torch.arange(5).float() * 3)  # the expected numbers: gloo lacks this call before torch 2
             continue
         each = (torch.arange(5) * (ctx.rank + 1)).to(dtype)
         dist.all_reduce(each)

@@ -20,7 +20,7 @@ def trained(ctx, net, optimizer, steps=5, loss_of=torch.nn.functional.cross_entr
 
 @idiom()
 def feature_extractor(ctx):
-    """The tutorial: all parameters frozen, the head replaced, the optimizer has the head only."""
+    """All parameters are frozen, the head is replaced, and the optimizer has only the head, as in torch's tutorial."""
     net = Mlp()
     for each in net.parameters():
         each.requires_grad = False
@@ -30,7 +30,7 @@ def feature_extractor(ctx):
 
 @idiom()
 def frozen_parameters_in_the_optimizer(ctx):
-    """The optimizer was given all parameters; weight decay does not touch the frozen ones."""
+    """The optimizer has all parameters. Weight decay does not change the frozen ones."""
     net = Mlp()
     net.first.requires_grad_(False)
     trained(ctx, net, adamw(net.parameters(), weight_decay=0.5))
@@ -45,7 +45,7 @@ def filtered_parameters(ctx):
 
 @idiom()
 def biases_only(ctx):
-    """BitFit."""
+    """BitFit: only the biases are trained."""
     net = Mlp()
     for name, each in net.named_parameters():
         each.requires_grad_("bias" in name)
@@ -54,7 +54,7 @@ def biases_only(ctx):
 
 @idiom()
 def backbone_without_gradients(ctx):
-    """Features are made under `no_grad`, though nobody has frozen them."""
+    """The features are computed under `no_grad`, but their parameters are not frozen."""
 
     class Probe(Mlp):
         def forward(self, inputs):
@@ -68,7 +68,7 @@ def backbone_without_gradients(ctx):
 
 @idiom()
 def probe_first_and_all_later(ctx):
-    """LP-FT: the head with one optimizer, then all with another."""
+    """LP-FT: the head is trained with one optimizer, and then all parameters with another."""
     net = Mlp()
     net.first.requires_grad_(False)
     net.second.requires_grad_(False)
@@ -80,7 +80,7 @@ def probe_first_and_all_later(ctx):
 
 
 class Adapted(torch.nn.Module):
-    """A linear layer that is frozen, and a low-rank change of it."""
+    """A frozen linear layer, and a trained low-rank change of it."""
 
     def __init__(self, base, rank=2):
         super().__init__()
@@ -100,7 +100,7 @@ class Adapted(torch.nn.Module):
 
 
 def with_adapters(net):
-    """PEFT's way: layers of the model are replaced by their names."""
+    """Replaces layers of the model, found by their names, by adapters, as PEFT does."""
     net.requires_grad_(False)
     for name in ("first", "second"):
         setattr(net, name, Adapted(getattr(net, name)))
@@ -137,7 +137,7 @@ def adapters_merged_for_an_evaluation(ctx):
 
 @idiom()
 def adapters_merged_and_begun_anew(ctx):
-    """ReLoRA: adapters are added to the frozen weights, and begin again."""
+    """ReLoRA: adapters are added to the frozen weights, and begin again at zero."""
     net = with_adapters(Mlp())
     run = ctx.run(net, sgd)
     for _ in range(3):
@@ -150,7 +150,7 @@ def adapters_merged_and_begun_anew(ctx):
 
 @idiom()
 def adapters_saved_alone(ctx):
-    """The trained parameters alone are saved, and loaded into a new model after the wrap."""
+    """Only the trained parameters are saved, and loaded into a new model after the wrap."""
     run = ctx.run(with_adapters(Mlp()), adamw)
     run.train(3)
     saved = {name: each.detach().clone() for name, each in run.net.named_parameters() if each.requires_grad}
@@ -162,7 +162,7 @@ def adapters_saved_alone(ctx):
 
 @idiom()
 def two_adapters_in_turns(ctx):
-    """One adapter is active; its sibling rests and is frozen."""
+    """One of two adapters is frozen in every second step."""
     net = with_adapters(Mlp())
     run = ctx.run(net, adamw, wrap={"unused": True})
     for step, _ in enumerate(run.after_steps(6)):
@@ -206,7 +206,7 @@ def distilled(ctx):
 
 @idiom()
 def head_replaced_in_the_run(ctx):
-    """New classes come: another head with other parameters, in a new group."""
+    """A new head replaces the head during the run, as for new classes. Its parameters are a new group."""
     net = Mlp()
     model, optimizer = ctx.wrap(net, sgd(net.parameters()), unused=True)
     for step, (inputs, targets) in enumerate(ctx.batches(6)):
@@ -225,7 +225,7 @@ def head_replaced_in_the_run(ctx):
 
 @idiom()
 def elastic_weights(ctx):
-    """EWC: squared gradients are gathered in passes without steps, then a penalty is trained with."""
+    """EWC: the script sums squared gradients in passes without steps, and then trains with a penalty of them."""
     run = ctx.run()
     run.train(2)
     importance = {name: torch.zeros_like(each) for name, each in run.net.named_parameters()}
@@ -248,7 +248,7 @@ def elastic_weights(ctx):
 
 @idiom()
 def rates_searched(ctx):
-    """The search for a rate: it grows with each step, and then model and optimizer go back."""
+    """A learning-rate finder: the rate grows with each step, and then the weights and the rate are set back."""
     run = ctx.run()
     kept = {name: each.clone() for name, each in run.net.state_dict().items()}
     for step, _ in enumerate(run.after_steps(5)):

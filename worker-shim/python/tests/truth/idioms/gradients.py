@@ -115,7 +115,7 @@ def masked_for_pruned_weights(ctx):
 
 @idiom()
 def one_row_of_an_embedding_left_out(ctx):
-    """Word vectors of a book: only the new words are trained."""
+    """Word vectors of which only the new words are trained: the gradients of the other rows are zeroed."""
     net = torch.nn.Sequential(torch.nn.Embedding(5, 6), torch.nn.Flatten(), torch.nn.Linear(12, 3))
     model, optimizer = ctx.wrap(net, torch.optim.SGD(net.parameters(), lr=0.5))
     for inputs, targets in ctx.batches():
@@ -141,7 +141,7 @@ def flattened_and_written_back(ctx):
 
 @idiom()
 def gradient_surgery(ctx):
-    """PCGrad: the gradient of one task loses the part that is against the other's."""
+    """PCGrad: the part of one task's gradient that is opposite to the other task's gradient is removed."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         of_tasks = []
@@ -223,7 +223,7 @@ def skipped_when_one_rank_is_not_finite(ctx):
 
 @idiom()
 def momentum_of_the_scripts_own(ctx):
-    """Gradients of earlier steps that the script keeps and adds."""
+    """The script keeps the gradients of earlier steps, and adds them to the new ones."""
     run = ctx.run(momentum=0.0)
     kept = {}
     for _ in run.before_steps():
@@ -235,7 +235,7 @@ def momentum_of_the_scripts_own(ctx):
 
 @idiom()
 def all_reduced_again(ctx):
-    """Scripts that average by hand values that are averaged already."""
+    """The script averages gradients over ranks itself, although they already are averages."""
     run = ctx.run()
     for _ in run.before_steps():
         for each in run.net.parameters():

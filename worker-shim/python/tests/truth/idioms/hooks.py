@@ -10,7 +10,7 @@ from ..idiom import idiom
 
 @idiom(needs=(2, 0))
 def step_pre_hook(ctx):
-    """The hook sees the gradients that the step will use, and may change them."""
+    """The hook gets the gradients that the step will use, and may change them."""
     run = ctx.run()
 
     def before(optimizer, _arguments, _named):
@@ -24,7 +24,7 @@ def step_pre_hook(ctx):
 
 @idiom(needs=(2, 0))
 def step_post_hook(ctx):
-    """The hook sees the new weights."""
+    """The hook gets the new weights."""
     run = ctx.run(make=adamw)
     run.optimizer.register_step_post_hook(lambda *_: ctx.record(after=[each for each in run.net.parameters()]))
     run.train()
@@ -32,7 +32,7 @@ def step_post_hook(ctx):
 
 @idiom(needs=(2, 0))
 def step_post_hook_that_writes(ctx):
-    """Weights are clamped in a hook."""
+    """The hook clamps the new weights."""
     run = ctx.run()
 
     @torch.no_grad()
@@ -124,7 +124,7 @@ def zero_grad_of_the_model(ctx):
 
 @idiom()
 def gradients_deleted(ctx):
-    """`for p in parameters: p.grad = None`, which is faster, says a tuning guide."""
+    """`for p in parameters: p.grad = None`, which PyTorch's tuning guide recommends as faster."""
     run = ctx.run(make=adamw)
     for inputs, targets in ctx.batches():
         for each in run.net.parameters():
@@ -148,7 +148,7 @@ def forward_hooks(ctx):
 
 @idiom()
 def backward_hooks(ctx):
-    """Gradients by the outputs of modules, as Grad-CAM reads them."""
+    """Hooks that get the gradients of modules' outputs, as in Grad-CAM."""
     run = ctx.run()
     run.net.second.register_full_backward_hook(lambda module, by_inputs, by_outputs: ctx.record(by=by_outputs[0]))
     run.net.head.register_full_backward_hook(lambda module, by_inputs, by_outputs: (by_inputs[0] * 0.5,))
@@ -157,7 +157,7 @@ def backward_hooks(ctx):
 
 @idiom()
 def parameter_hooks_that_record(ctx):
-    """Local gradients, as a tensor hook sees them, and the mean after the pass."""
+    """A tensor hook gets this rank's gradient. After the pass the script reads the mean."""
     run = ctx.run(make=adamw)
     run.net.head.weight.register_hook(lambda gradient: ctx.record(local=gradient))
     for _ in run.before_steps():
@@ -166,7 +166,7 @@ def parameter_hooks_that_record(ctx):
 
 @idiom(workers=(1,))
 def hook_that_reads_gradients_of_others(ctx):
-    """A hook of the first layer reads the head's gradient, which is there already."""
+    """A hook of the first layer reads the head's gradient, which the pass has already computed."""
     run = ctx.run()
     run.net.first.weight.register_hook(lambda gradient: gradient * (1 + run.net.head.weight.grad.norm()))
     run.train()

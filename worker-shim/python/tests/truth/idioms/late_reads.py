@@ -1,4 +1,4 @@
-"""Weights that the backward pass reads late, or that a forward pass writes."""
+"""Weights that the backward pass reads after their gradient was sent, or that a forward pass writes."""
 
 import time
 
@@ -20,9 +20,9 @@ def trained(ctx, net, make=sgd, loss_of=torch.nn.functional.cross_entropy, steps
 
 
 class Slowly(torch.autograd.Function):
-    """A backward pass that takes its time: an answer that comes too early finds the weights in use.
+    """A backward pass that sleeps, so that an early answer of the hub would change weights that are still in use.
 
-    There is no event to wait for, because such an answer must not occur.
+    It sleeps, because there is no event to wait for: such an answer must not occur.
     """
 
     @staticmethod
@@ -36,7 +36,7 @@ class Slowly(torch.autograd.Function):
 
 
 class Shared(torch.nn.Module):
-    """One matrix, used early without a gradient and late with one."""
+    """A net that uses one matrix twice: early without a gradient, and late with a gradient."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ def read_by_a_function_of_the_scripts_own(ctx):
 
 @idiom()
 def tied_embedding(ctx):
-    """The output layer is the embedding: one gradient in two parts."""
+    """The output layer shares the weights of the embedding, so the gradient is a sum of two parts."""
 
     class Tied(torch.nn.Module):
         def __init__(self):
@@ -124,7 +124,7 @@ def tied_layers(ctx):
 
 @idiom(workers=(1,))
 def embedding_with_a_limit(ctx):
-    """`max_norm`: the forward pass writes the weight. With several workers DDP's ranks part here; the hub's have rank 0's."""
+    """`max_norm`: the forward pass writes the weight. With several workers DDP's ranks diverge, and the hub's have rank 0's."""
 
     class Limited(torch.nn.Module):
         def __init__(self):
@@ -140,7 +140,7 @@ def embedding_with_a_limit(ctx):
 
 @idiom()
 def recomputed_with_a_shared_layer(ctx):
-    """A layer is used with a checkpoint early, and without one late."""
+    """A layer is used twice: early with activation checkpointing, and late without it."""
 
     class Both(Mlp):
         def features(self, inputs):
@@ -152,7 +152,7 @@ def recomputed_with_a_shared_layer(ctx):
 
 @idiom()
 def gradient_penalty(ctx):
-    """A loss that has the gradient of the output by the input in it: `create_graph`."""
+    """The loss contains the gradient of the output with respect to the input, by `create_graph`."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         inputs.requires_grad_(True)
@@ -167,7 +167,7 @@ def gradient_penalty(ctx):
 
 @idiom(workers=(1,))
 def norm_of_the_gradient_in_the_loss(ctx):
-    """Second derivatives by the parameters. DDP has no hooks for it."""
+    """The loss contains gradients with respect to the parameters, so there are second derivatives. DDP has no hooks for them."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()
@@ -214,7 +214,7 @@ def weights_read_between_backward_and_step(ctx):
 
 @idiom()
 def penalty_from_a_kept_copy(ctx):
-    """L2-SP: the loss pulls the weights to where they began."""
+    """L2-SP: the loss has a penalty of the distance to the first weights."""
     run = ctx.run()
     begin = [each.detach().clone() for each in run.net.parameters()]
     for inputs, targets in ctx.batches():

@@ -1,4 +1,4 @@
-"""Weights that are loaded into a model in the run: the best, a checkpoint's, an average."""
+"""Weights that are loaded into a model during the run: the best, a checkpoint's, an average."""
 
 import copy
 import io
@@ -16,7 +16,7 @@ def other_weights():
 
 @idiom(workers=(1, 2, 4))
 def the_best_of_all(ctx):
-    """Early stopping of a transfer-learning tutorial."""
+    """The best weights are loaded at the end, as in a transfer-learning tutorial with early stopping."""
     run = ctx.run()
     best, lowest = None, float("inf")
     for loss in run.after_steps():
@@ -54,7 +54,7 @@ def a_part_of_a_checkpoint(ctx):
 
 @idiom()
 def a_checkpoint_before_the_first_step(ctx):
-    """Rank 0's weights have been broadcast, and only then does each rank load."""
+    """Each rank loads a checkpoint after rank 0's weights were broadcast, and before the first step."""
     net = Mlp()
     model, optimizer = ctx.wrap(net, sgd(net.parameters()))
     state = other_weights()
@@ -70,7 +70,7 @@ def a_checkpoint_before_the_first_step(ctx):
 
 @idiom()
 def model_and_optimizer(ctx):
-    """A run that is resumed: both are made and wrapped, then loaded."""
+    """A run is resumed: model and optimizer are made and wrapped, and then loaded."""
     first = ctx.run(make=adamw)
     first.train(3)
     file = io.BytesIO()
@@ -85,7 +85,7 @@ def model_and_optimizer(ctx):
 
 @idiom()
 def back_to_the_best_with_the_optimizer(ctx):
-    """Model and optimizer go back, in the running job."""
+    """Model and optimizer go back to the best state during the run."""
     run = ctx.run(make=adamw)
     run.train(2)
     kept = copy.deepcopy(run.net.state_dict()), copy.deepcopy(run.optimizer.state_dict())
@@ -97,7 +97,7 @@ def back_to_the_best_with_the_optimizer(ctx):
 
 @idiom()
 def reptile(ctx):
-    """Some steps of a task, then a small way from where they began to where they ended."""
+    """Reptile: after some steps of a task, the weights are set a small way from the first weights towards the last."""
     run = ctx.run(momentum=0.0)
     for _ in range(3):
         before = copy.deepcopy(run.net.state_dict())
@@ -143,7 +143,7 @@ def restarts_from_the_first_weights(ctx):
 
 @idiom()
 def averaged_by_the_script(ctx):
-    """Local SGD's average of parameters, by an all-reduce of the script's own."""
+    """Local SGD: the script averages the parameters over ranks by its own all-reduce."""
     run = ctx.run()
     for _ in run.after_steps():
         for each in run.net.parameters():

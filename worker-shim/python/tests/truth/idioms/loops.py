@@ -1,4 +1,4 @@
-"""Loops that end early, end unevenly, or ask other ranks."""
+"""Loops that end early, that end at different steps, or in which ranks decide together."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ from ..idiom import idiom
 
 @idiom()
 def stopped_by_rank_0(ctx):
-    """Rank 0 looks at its loss, and tells all that it is enough."""
+    """Rank 0 decides by its loss to stop, and broadcasts the decision."""
     run = ctx.run()
     lowest, waited = float("inf"), 0
     for loss in run.after_steps(10):
@@ -27,7 +27,7 @@ def stopped_by_rank_0(ctx):
 
 @idiom(workers=(2,))
 def uneven_inputs(ctx):
-    """Rank 1 has more batches; `Join` has rank 0 answer meanwhile."""
+    """Rank 1 has more batches. Meanwhile `Join` makes rank 0 take part in the all-reduces."""
     net = Mlp()
     model, optimizer = ctx.wrap(net, sgd(net.parameters(), momentum=0.0))
     with ctx.join(model, optimizer):
@@ -115,7 +115,7 @@ def histograms_logged(ctx):
 
 @idiom()
 def ratio_of_updates(ctx):
-    """The change of each weight by its size, as books recommend to look at."""
+    """The script logs the change of each weight relative to its size."""
     run = ctx.run()
     for _ in run.before_steps():
         before = [each.data.clone() for each in run.net.parameters()]
@@ -149,7 +149,7 @@ def epochs_with_evaluations(ctx):
 
 @idiom()
 def evaluated_without_recording(ctx):
-    """`inference_mode` between steps."""
+    """An evaluation in `inference_mode` between steps."""
     run = ctx.run()
     for _ in run.after_steps():
         with torch.inference_mode():

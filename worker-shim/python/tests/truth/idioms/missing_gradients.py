@@ -1,4 +1,4 @@
-"""Parameters that have no gradient in some steps: frozen, unused, or of a step without a backward pass."""
+"""Parameters that have no gradient in some steps: they are frozen, unused, or there was no backward pass."""
 
 import torch
 
@@ -22,7 +22,7 @@ class Branches(torch.nn.Module):
 
 
 def branches(ctx, make, ways, **settings):
-    """Trains with a list of ways, one a step, for all ranks or for each."""
+    """Trains with a list of ways through the branches: for each step one way for all ranks, or one for each rank."""
     net = Branches()
     model, optimizer = ctx.wrap(net, make(net.parameters()), unused=True)
     for (inputs, targets), way in zip(ctx.batches(len(ways)), ways):
@@ -50,7 +50,7 @@ def branch_unused_at_first(ctx):
 
 @idiom()
 def unused_branch_with_zeros(ctx):
-    """Gradients that are set to zeros and not to None: momentum continues."""
+    """Gradients are set to zeros and not to `None`, so the momentum of an unused branch still changes its weights."""
     branches(ctx, sgd, [["lr"], ["l"], ["r"], ["lr"], ["l"]], set_to_none=False)
 
 
@@ -71,7 +71,7 @@ def never_used(ctx):
 
 @idiom()
 def unfrozen_later(ctx):
-    """DDP is made again, which is necessary; the optimizer has had all parameters from the start."""
+    """Parameters that the optimizer had from the start are unfrozen. DDP must be made again for them."""
     net = Mlp()
     for each in net.first.parameters():
         each.requires_grad_(False)
@@ -131,7 +131,7 @@ def gradually_unfrozen(ctx):
 
 @idiom()
 def group_added_when_unfrozen(ctx):
-    """The optimizer has the head only; the backbone's group is added in the run."""
+    """The optimizer has only the head at first. The backbone's group is added during the run."""
     net = Mlp()
     net.first.requires_grad_(False)
     net.second.requires_grad_(False)
@@ -159,7 +159,7 @@ def step_without_a_backward_pass(ctx):
 
 @idiom()
 def step_with_old_gradients(ctx):
-    """`step()` twice: torch uses the gradients that lie there."""
+    """`step()` is called twice: the second step uses the same gradients again."""
     run = ctx.run(make=adamw)
     for step, _ in enumerate(run.after_steps()):
         if step == 2:
@@ -168,7 +168,7 @@ def step_with_old_gradients(ctx):
 
 @idiom()
 def step_before_all_backward_passes(ctx):
-    """Schedulers of some repositories are silenced that way."""
+    """`step()` is called before the first backward pass, as some repositories do to silence a scheduler's warning."""
     run = ctx.run(make=adamw)
     run.optimizer.zero_grad()
     run.optimizer.step()

@@ -18,14 +18,14 @@ def lazy_after_a_first_batch(ctx):
 
 @idiom(raises=True, workers=(2,))
 def lazy_without_a_batch(ctx):
-    """DDP wants a batch first, and says so."""
+    """DDP raises an error for a lazy module that has not seen a batch."""
     net = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     ctx.run(net).train()
 
 
 @idiom(needs=(2, 0))
 def without_memory_at_first(ctx):
-    """Made on `meta`, given memory, initialised, and only then wrapped."""
+    """The model is made on `meta`, gets memory, is initialised, and only then wrapped."""
     with torch.device("meta"):
         net = Mlp()
     net = net.to_empty(device="cpu")
@@ -73,7 +73,7 @@ def parametrised_by_hand(ctx):
 
 @idiom()
 def parametrisation_removed_in_the_run(ctx):
-    """The weight that the optimizer has goes away, another one comes, and so a new optimizer."""
+    """The weight that the optimizer has is replaced by another parameter, so the script makes a new optimizer."""
     net = Mlp()
     parametrizations.spectral_norm(net.second)
     run = ctx.run(net)
@@ -100,7 +100,7 @@ def weight_norm_by_parametrisation(ctx):
 
 @idiom()
 def spectral_norm(ctx):
-    """Its vectors are buffers, which each forward pass writes."""
+    """The vectors of a spectral norm are buffers, which each forward pass writes."""
     net = Mlp()
     torch.nn.utils.spectral_norm(net.second)
     ctx.run(net).train()
@@ -108,7 +108,7 @@ def spectral_norm(ctx):
 
 @idiom()
 def pruned(ctx):
-    """`torch.nn.utils.prune`: a mask in front of the weight, in the run."""
+    """`torch.nn.utils.prune` puts a mask on the weight during the run."""
     net = Mlp()
     prune.l1_unstructured(net.second, "weight", amount=0.3)
     run = ctx.run(net, adamw)
@@ -156,7 +156,7 @@ def meta_learning(ctx):
 
 @idiom(needs=(2, 0), hooked=False)
 def gradients_by_torch_func(ctx):
-    """`torch.func.grad`, assigned to the parameters after an average of the script's own."""
+    """Gradients of `torch.func.grad`, which the script averages over ranks and assigns to the parameters."""
     net = Mlp()
     _, optimizer = ctx.wrap(net, adamw(net.parameters()))
 
@@ -174,7 +174,7 @@ def gradients_by_torch_func(ctx):
 
 @idiom(needs=(2, 0), hooked=False)
 def gradients_of_each_sample(ctx):
-    """Clipped sample by sample, as for differential privacy."""
+    """Gradients are clipped sample by sample, as for differential privacy."""
     net = Mlp()
     _, optimizer = ctx.wrap(net, sgd(net.parameters()))
 
@@ -195,7 +195,7 @@ def gradients_of_each_sample(ctx):
 
 @idiom(needs=(2, 1), limit_s=120)
 def compiled(ctx):
-    """`torch.compile` of the model, without a compiler of C++."""
+    """`torch.compile` of the model, with a backend that needs no C++ compiler."""
     net = Mlp()
     model, optimizer = ctx.wrap(net, adamw(net.parameters()))
     model = torch.compile(model, backend="eager")
@@ -216,7 +216,7 @@ def compiled_before_the_wrap(ctx):
 
 @idiom(needs=(2, 1), limit_s=120, tolerance=5e-6, why_tolerance="torch's compiled Adam corrects its means in 32 bits")
 def compiled_step(ctx):
-    """`torch.compile` of the optimizer's step, as its tutorial has it."""
+    """`torch.compile` of the optimizer's step, as in torch's tutorial."""
     run = ctx.run(make=adam)
 
     @torch.compile(backend="eager", fullgraph=False)
@@ -296,8 +296,7 @@ def attention(ctx):
 
 @idiom(workers=(1,))
 def convolutions_in_another_order_of_memory(ctx):
-    """`channels_last` after the wrap: the parameters' memory gets a new layout. DDP of torch 1.13 then mixes up
-        gradients."""
+    """`channels_last` after the wrap gives the parameters' memory a new layout. DDP of torch 1.13 then mixes up gradients."""
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 2), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(8, 3))
     run = ctx.run(torch.nn.Sequential(torch.nn.Unflatten(1, (2, 1, 3)), torch.nn.ZeroPad2d((0, 0, 0, 1)), net))
     run.net.to(memory_format=torch.channels_last)
@@ -329,7 +328,7 @@ def memory_shared_after_the_wrap(ctx):
 
 @idiom()
 def parameters_without_a_module(ctx):
-    """Books write the weights themselves."""
+    """A module that has its own parameters and no layers, as in textbooks."""
 
     class Line(torch.nn.Module):
         def __init__(self):
@@ -345,14 +344,14 @@ def parameters_without_a_module(ctx):
 
 @idiom()
 def many_chunks(ctx):
-    """A layer that the hub deals to several chunks."""
+    """A layer that has several chunks at the hub."""
     net = torch.nn.Sequential(torch.nn.Linear(6, 20_000), torch.nn.Tanh(), torch.nn.Linear(20_000, 3))
     ctx.run(net, sgd, lr=0.001).train(3)
 
 
 @idiom()
 def submodule_called_by_itself(ctx):
-    """Features for an evaluation, by a method and not by a call of the model."""
+    """The script computes features for an evaluation by a method, without a call of the model."""
     run = ctx.run()
     for _ in run.after_steps():
         with torch.no_grad():

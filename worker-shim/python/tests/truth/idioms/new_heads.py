@@ -1,4 +1,4 @@
-"""Layers that are initialised again in the run."""
+"""Layers that are initialised again during the run."""
 
 import torch
 
@@ -37,7 +37,7 @@ def initialisers(ctx):
 
 @idiom()
 def apply_after_the_wrap(ctx):
-    """DCGAN's `weights_init`."""
+    """`model.apply` of DCGAN's `weights_init`, after the wrap."""
 
     def weights_init(module):
         if "Linear" in module.__class__.__name__:
@@ -60,7 +60,7 @@ def every_step(ctx):
 
 @idiom()
 def dead_units(ctx):
-    """Units that are never active get new weights (of dictionary learning and continual backpropagation)."""
+    """Units that are never active get new weights, as in dictionary learning and continual backpropagation."""
     run = ctx.run(make=adamw)
     torch.manual_seed(21)
     for step, _ in enumerate(run.after_steps(6)):

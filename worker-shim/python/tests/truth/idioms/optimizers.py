@@ -38,13 +38,13 @@ def fused(ctx):
 
 @idiom(needs=(2, 6))
 def decay_decoupled(ctx):
-    """A setting that makes AdamW of Adam."""
+    """A setting that turns Adam into AdamW."""
     ctx.run(make=adam, weight_decay=0.1, decoupled_weight_decay=True, foreach=False).train()
 
 
 @idiom()
 def named_groups(ctx):
-    """Groups with names of the script's own in them."""
+    """Parameter groups that have an entry with a name, which the script itself uses."""
     net = Mlp()
     groups = [{"params": [each], "name": name, "lr": 0.05} for name, each in net.named_parameters()]
     model, optimizer = ctx.wrap(net, sgd(groups))
@@ -67,7 +67,7 @@ def dampened(ctx):
 
 @idiom()
 def maximized(ctx):
-    """The optimizer of an adversary, or of a return."""
+    """`maximize=True`, as for an adversary, or for a return in reinforcement learning."""
     ctx.run(make=adamw, maximize=True).train()
 
 
@@ -78,7 +78,7 @@ def rmsprop(ctx):
 
 
 class Signs(torch.optim.Optimizer):
-    """An optimizer of the script's own."""
+    """An optimizer that the script defines."""
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr})

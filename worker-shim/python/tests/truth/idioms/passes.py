@@ -1,4 +1,4 @@
-"""Several backward passes, closures, accumulation, and passes that compute again."""
+"""Several backward passes for a step, closures, accumulation, and activation checkpointing."""
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -13,7 +13,7 @@ def cross_entropy(outputs, targets):
 
 @idiom(workers=(1, 2, 4))
 def sharpness_aware(ctx):
-    """SAM: up the gradient, another pass there, and back before the step."""
+    """SAM: the weights go up the gradient, there is another pass, and the weights go back before the step."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()
@@ -36,7 +36,7 @@ def sharpness_aware(ctx):
 
 @idiom()
 def sharpness_aware_by_copies(ctx):
-    """SAM as its best-known repository has it: old weights are kept, and put back by `data`."""
+    """SAM as in its best-known repository: the script keeps the old weights, and restores them by `data`."""
     run = ctx.run(make=adamw)
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()
@@ -121,7 +121,7 @@ def two_losses_in_two_passes(ctx):
 
 @idiom(workers=(1,))
 def two_losses_of_one_graph(ctx):
-    """The graph is kept for a second pass. DDP refuses it."""
+    """The graph is kept for a second backward pass, which DDP refuses."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()
@@ -134,7 +134,7 @@ def two_losses_of_one_graph(ctx):
 
 @idiom(raises=True)
 def graph_kept_over_a_step(ctx):
-    """The weights that the graph read have changed, and torch says so."""
+    """The graph is used after a step has changed its weights, which is an error of torch."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()
@@ -210,7 +210,7 @@ def checkpointed_twice_through_one_layer(ctx):
 
 @idiom()
 def forward_without_backward(ctx):
-    """An evaluation between steps, and a forward pass whose loss nobody uses."""
+    """An evaluation between steps, and a forward pass whose loss is not used."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.net.eval()
@@ -238,7 +238,7 @@ def zero_grad_after_the_step(ctx):
 
 @idiom()
 def never_zeroed(ctx):
-    """Gradients add up over all steps, as they do where `zero_grad` was forgotten."""
+    """Gradients add up over all steps, as in a script without `zero_grad`."""
     run = ctx.run(lr=0.01)
     for inputs, targets in ctx.batches():
         run.loss(inputs, targets).backward()
@@ -248,7 +248,7 @@ def never_zeroed(ctx):
 
 @idiom()
 def a_pass_thrown_away(ctx):
-    """The script makes a backward pass, dislikes its loss, and makes another one."""
+    """The script discards a backward pass because of its loss, and makes another one."""
     run = ctx.run(make=adamw)
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()

@@ -34,7 +34,7 @@ def bfloat16_parameters_with_adamw(ctx):
 
 @idiom(tolerance=0.005, why_tolerance=MASTERS, needs=(2, 1))
 def float16_parameters(ctx):
-    """Torch 1.13 has no matrix product of such numbers in host memory."""
+    """Parameters in float16. Torch 1.13 has no matrix product of float16 in host memory."""
     net = Mlp().half()
     model, optimizer = ctx.wrap(net, sgd(net.parameters()))
     for inputs, targets in ctx.batches():
@@ -72,7 +72,7 @@ def autocast_with_clipping(ctx):
 
 @idiom()
 def layers_of_both_kinds(ctx):
-    """A part in float32, and a frozen part in float64, which is not a key of the hub."""
+    """A part in float32, and a frozen part in float64, which the hub does not have."""
 
     class Mixed(Mlp):
         def __init__(self):
@@ -99,7 +99,7 @@ def float64_parameters(ctx):
 
 @idiom()
 def default_type_of_64_bits_elsewhere(ctx):
-    """Losses in float64; parameters are as always."""
+    """Losses in float64, because of torch's default type; parameters are in float32."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()

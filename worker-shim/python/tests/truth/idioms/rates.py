@@ -1,4 +1,4 @@
-"""Learning rates, weight decay and momentum that change in the run."""
+"""Learning rates, weight decay and momentum that change during the run."""
 
 import torch
 from torch.optim import lr_scheduler
@@ -46,7 +46,7 @@ def cosine_to_zero_and_up_again(ctx):
 @idiom()
 def warm_up_from_zero(ctx):
     """Transformers' linear schedule: the first rate is 0."""
-    rate = lambda step: min(step / 3, max(0.0, (6 - step) / 3))  # noqa: E731, as people write it
+    rate = lambda step: min(step / 3, max(0.0, (6 - step) / 3))  # noqa: E731, because scripts write it in this way
     scheduled(ctx, adamw, lambda optimizer: lr_scheduler.LambdaLR(optimizer, rate), steps=7)
 
 
@@ -128,7 +128,7 @@ def two_groups(ctx, make, change, steps=6, **first):
 
 @idiom()
 def groups_apart(ctx):
-    """Each group has a schedule of its own: the ratio of their rates changes."""
+    """Each group has its own schedule, so the ratio of their rates changes."""
 
     def change(step, backbone, head):
         backbone["lr"], head["lr"] = 0.01 * (step + 1), 0.1 / (step + 1)
@@ -166,7 +166,7 @@ def weight_decay_switched_on(ctx):
 
 @idiom()
 def momentum_changed(ctx):
-    """Momentum is warmed up, as object detectors do."""
+    """The momentum has a warm-up, as in object detectors."""
 
     def change(step, backbone, head):
         backbone["momentum"] = head["momentum"] = 0.5 + 0.08 * step
@@ -240,5 +240,5 @@ def rate_in_a_tensor(ctx):
 
 @idiom()
 def snapshots_with_restarts(ctx):
-    """Cosine with restarts; each cycle begins with the averages of Adam as they are."""
+    """A cosine with restarts. A restart keeps Adam's state."""
     scheduled(ctx, adamw, lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=2), steps=7)

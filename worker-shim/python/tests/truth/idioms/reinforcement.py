@@ -9,13 +9,13 @@ from ..idiom import idiom
 
 
 def actions(ctx, logits):
-    """Actions that are drawn with random numbers that do not depend on the mode of the run."""
+    """Draws actions, with random numbers that are the same in each mode of the run."""
     return (logits.detach() + 0.1).argmax(1)
 
 
 @idiom()
 def reinforce(ctx):
-    """An episode's returns, and one step at its end."""
+    """REINFORCE: the returns of an episode, and one step at its end."""
     run = ctx.run(make=adam)
     for states, rewards in ctx.batches():
         losses, value = [], 0.0
@@ -24,7 +24,7 @@ def reinforce(ctx):
             value = reward + 0.9 * value
             losses.append(-torch.log_softmax(logits, 1)[0, actions(ctx, logits)[0]] * value)
             if ctx.world > 1:
-                break  # DDP wants one forward pass for one backward pass
+                break  # DDP allows only one forward pass for each backward pass
         run.optimizer.zero_grad()
         loss = torch.stack(losses).sum()
         loss.backward()
@@ -34,7 +34,7 @@ def reinforce(ctx):
 
 @idiom()
 def hard_target_network(ctx):
-    """DQN: the target takes the policy's weights each second step."""
+    """DQN: in every second step the target network gets the policy's weights."""
     run = ctx.run(make=adamw)
     target = copy.deepcopy(run.net)
     for step, (states, chosen) in enumerate(ctx.batches(6)):
@@ -88,7 +88,7 @@ def polyak_by_data(ctx):
 
 @idiom()
 def proximal_policy(ctx):
-    """PPO: epochs with one batch, clipped by the norm, and an early stop by the divergence."""
+    """PPO: several epochs with one batch, clipping by the norm, and an early stop by the divergence."""
     run = ctx.run(make=adam)
     for states, chosen in ctx.batches(3):
         with torch.no_grad():
@@ -126,7 +126,7 @@ def actor_and_critic(ctx):
 
 @idiom()
 def temperature(ctx):
-    """SAC: one number is learned by an optimizer of its own."""
+    """SAC: a single number, the temperature, has its own optimizer."""
 
     class Temperature(torch.nn.Module):
         def __init__(self):
@@ -154,7 +154,7 @@ def temperature(ctx):
 
 @idiom()
 def replayed_twice(ctx):
-    """Two critics, in one optimizer (TD3): the smaller value counts; the actor steps each second time."""
+    """TD3: one optimizer has two critics, whose smaller value counts. The actor makes every second step."""
     critics, actor = torch.nn.ModuleList([Mlp(6, 8, 1), Mlp(6, 8, 1)]), Mlp(6, 8, 6)
     calls, of_critics = ctx.wrap(list(critics), adamw(critics.parameters()))
     act, of_actor = ctx.wrap(actor, adamw(actor.parameters()))

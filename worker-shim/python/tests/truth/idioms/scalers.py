@@ -8,7 +8,7 @@ from ..scaler import scaler
 
 
 def trained(ctx, run, steps=6, bad=(), unscale=lambda scaler: None):
-    """The loop of torch's manual. Steps in `bad` have an infinite loss on all ranks."""
+    """Runs the loop of torch's manual. Steps in `bad` have an infinite loss on all ranks."""
     scales = scaler()
     for step, (inputs, targets) in enumerate(ctx.batches(steps)):
         run.optimizer.zero_grad()
@@ -38,7 +38,7 @@ def with_sgd_and_a_bad_step(ctx):
 
 @idiom()
 def with_adam_and_bad_steps(ctx):
-    """Adam's correction counts the steps that were made, not those that were skipped."""
+    """Adam's bias correction does not count skipped steps."""
     trained(ctx, ctx.run(make=adam), bad=[0, 1, 3])
 
 
@@ -79,7 +79,7 @@ def found_by_the_hub(ctx):
 
 @idiom(hooked=False)
 def unscaled_where_the_hub_finds(ctx):
-    """The script reads the mean before its step, so that the scaler unscales it and searches it by itself."""
+    """The script reads the mean before its step. The scaler then unscales and searches the mean itself."""
     run = ctx.run(make=adamw, wrap=AT_THE_HUB)
 
     def clip(scales):
@@ -91,7 +91,7 @@ def unscaled_where_the_hub_finds(ctx):
 
 @idiom(hooked=False)
 def made_finite_where_the_hub_finds(ctx):
-    """Values become finite after the scaler has found that they are not: the step is skipped nevertheless."""
+    """The scaler finds values that are not finite, and the script then makes them finite. The step is skipped nevertheless."""
     run = ctx.run(make=adamw, wrap=AT_THE_HUB)
 
     def make_finite(scales):
@@ -104,7 +104,7 @@ def made_finite_where_the_hub_finds(ctx):
 
 @idiom(hooked=False, needs=(2, 3))
 def read_before_the_step_where_the_hub_finds(ctx):
-    """A hook of the step finds unscaled gradients."""
+    """A hook before the step gets unscaled gradients."""
     run = ctx.run(make=adam, wrap=AT_THE_HUB)
     hook = run.optimizer.register_step_pre_hook(lambda *_: ctx.record(first=next(run.net.parameters()).grad.clone()))
     trained(ctx, run, bad=[1])
@@ -114,7 +114,7 @@ def read_before_the_step_where_the_hub_finds(ctx):
 
 @idiom(hooked=False)
 def unscaled_in_some_steps_where_the_hub_finds(ctx):
-    """The scaler unscales gradients that nobody reads before the step, and the optimizer does not zero them."""
+    """In some steps the script lets the scaler unscale the gradients, but does not read them. The optimizer does not zero them."""
     run = ctx.run(make=adam, wrap=AT_THE_HUB)
     scales = scaler()
     for step, (inputs, targets) in enumerate(ctx.batches(6)):
@@ -130,7 +130,7 @@ def unscaled_in_some_steps_where_the_hub_finds(ctx):
 
 @idiom(hooked=False, needs=(2, 3))
 def updated_late_where_the_hub_finds(ctx):
-    """Another step comes before the scaler asks for the finding of its own step."""
+    """There is another step before the scaler's `update` reads the result for its own step."""
     run = ctx.run(wrap=AT_THE_HUB)
     scales = scaler()
     for step, (inputs, targets) in enumerate(ctx.batches(6)):
@@ -148,7 +148,7 @@ def updated_late_where_the_hub_finds(ctx):
 
 @idiom(hooked=False)
 def read_where_the_hub_finds(ctx):
-    """Scaled gradients are read in some steps: no bytes leave ahead in the next one."""
+    """The script reads scaled gradients in some steps. In the step after, no bytes are sent ahead."""
     run = ctx.run(wrap=AT_THE_HUB)
     reads = iter([False, True, True, False, False, True])
     trained(ctx, run, bad=[2, 3], unscale=lambda _scales: next(reads) and ctx.record(first=next(run.net.parameters()).grad.clone()))
@@ -156,7 +156,7 @@ def read_where_the_hub_finds(ctx):
 
 @idiom(hooked=False)
 def read_after_the_step_where_the_hub_finds(ctx):
-    """Gradients are unscaled after the step, and the mean of all workers."""
+    """After the step, gradients are unscaled, and are the mean of all workers."""
     run = ctx.run(wrap=AT_THE_HUB)
     scales = scaler()
     for step, (inputs, targets) in enumerate(ctx.batches(6)):
@@ -194,12 +194,12 @@ def infinite_on_one_rank_and_found_by_the_hub(ctx):
 
 @idiom(workers=(1, 2, 4))
 def infinite_on_one_rank(ctx):
-    """DDP's mean is infinite everywhere, so all ranks skip."""
+    """An infinite gradient of one rank makes the mean of all ranks infinite, so all ranks skip the step."""
     infinite(ctx, ctx.run())
 
 
 def infinite(ctx, run):
-    """Runs a loop with an infinite loss of one rank in one step."""
+    """Trains with an infinite loss of one rank in one step."""
     scales = scaler()
     for step, (inputs, targets) in enumerate(ctx.batches(6)):
         run.optimizer.zero_grad()

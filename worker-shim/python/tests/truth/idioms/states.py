@@ -38,7 +38,7 @@ def averages_of_adam_read(ctx):
 
 @idiom()
 def state_counted(ctx):
-    """A script that looks whether the optimizer has state, and how much memory it takes."""
+    """The script counts the optimizer's state, and the memory that it takes."""
     run = ctx.run(make=adam)
     ctx.record(entries=len(run.optimizer.state))
     for _ in run.after_steps(2):
@@ -130,7 +130,7 @@ def best_state_kept(ctx):
 
 @idiom()
 def cleared(ctx):
-    """Momentum is thrown away at a restart."""
+    """The script clears the momentum at a restart."""
     run = ctx.run()
     run.train(3)
     run.optimizer.state = collections.defaultdict(dict)
@@ -182,7 +182,7 @@ def model_saved_whole(ctx):
 
 @idiom()
 def optimizer_copied(ctx):
-    """A deep copy is an optimizer of copied parameters; it steps by itself."""
+    """A deep copy of an optimizer has copies of the parameters, and makes its own steps."""
     run = ctx.run()
     run.train(2)
     net, optimizer = copy.deepcopy((run.net, run.optimizer))
@@ -235,7 +235,7 @@ def another_optimizer_after_an_error(ctx):
 
 @idiom()
 def a_local_optimizer_afterwards(ctx):
-    """The script leaves, and continues with torch alone."""
+    """The script leaves the job, and continues with a torch optimizer."""
     net = Mlp()
     run = ctx.run(net)
     run.train(3)

@@ -1,4 +1,4 @@
-"""Parameters that a script writes after `step()`, each step or now and then."""
+"""Parameters that a script writes after `step()`, in each step or in some steps."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ from ..idiom import idiom
 
 @idiom(workers=(1, 2, 4))
 def clamped_by_data(ctx):
-    """WGAN's clipping."""
+    """WGAN's clipping of weights, by `data`."""
     run = ctx.run()
     for _ in run.after_steps():
         for each in run.net.parameters():
@@ -29,7 +29,7 @@ def clamped_without_gradients(ctx):
 
 @idiom()
 def clamped_before_the_backward_pass(ctx):
-    """The WGAN of many repositories: weights are clipped at the top of the loop."""
+    """WGAN as in many repositories: weights are clipped at the top of the loop."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         for each in run.net.parameters():
