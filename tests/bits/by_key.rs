@@ -4,7 +4,7 @@
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::{addresses, hub, says, transports_of_two};
-use pbox_core::{Compression, Dtype, Key, Optimizer, Schedule};
+use pbox_core::{Compression, Dtype, Key, KeyId, Optimizer, Schedule};
 use worker_shim::{Session, WeightsMode};
 
 const LARS: Optimizer =
@@ -39,6 +39,22 @@ fn steps_by_key_are_exact_for_any_number_of_cores_and_workers() {
             });
             assert!(runs.iter().all(|run| *run == runs[0]), "{}, {workers} workers", optimizer.name());
         }
+    }
+}
+
+#[test]
+fn a_step_waits_for_its_own_key_alone() {
+    let _watchdog = Watchdog::start();
+    for optimizer in [LARS, LAMB] {
+        let hub = hub(2);
+        let alone = Training { workers: 1, ..by_key("alone", optimizer) };
+        let mut session = Session::join(alone.config(&hub.address().to_string(), 0)).unwrap();
+        session.broadcast_written().unwrap();
+        let (first, second) = (KeyId(0), KeyId(1));
+        session.push(first).unwrap();
+        session.wait(first).unwrap();
+        session.push(second).unwrap();
+        session.wait_all().unwrap();
     }
 }
 

@@ -4,7 +4,7 @@
 
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
-use hub_tests::{addresses, hub, says, transports_of_two};
+use hub_tests::{addresses, hub, on_threads, says, transports_of_two};
 use pbox_core::{Compression, Dtype, Key, KeyId, Optimizer, Schedule};
 use worker_shim::{Session, WeightsMode};
 
@@ -33,6 +33,18 @@ fn clipped_gradients_are_exact() {
         });
         assert!(runs[0] == runs[1], "{}: one core and two give the same bits", optimizer.name());
     }
+}
+
+#[test]
+fn jobs_of_one_hub_have_norms_of_their_own() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let address = hub.address().to_string();
+    let alone = [1.0, 3.0].map(|most| clipped(&format!("alone-{most}"), NESTEROV, most).run(&address));
+    let beside = on_threads(2, |job| {
+        clipped(&format!("beside-{job}"), NESTEROV, [1.0, 3.0][job as usize]).run(&address)
+    });
+    assert!(alone[0] != alone[1] && beside == alone);
 }
 
 #[test]

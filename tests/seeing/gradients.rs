@@ -94,3 +94,22 @@ fn workers_that_step_alone_have_no_mean() {
         job.round.0 >= 4
     });
 }
+
+#[test]
+fn a_hub_shows_the_norm_of_a_clipped_job_and_its_skipped_rounds() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut sessions = ready_all(1, |rank| {
+        let mut config = config(&hub, "job", rank, 1);
+        (config.terms.clip_norm, config.terms.skip_nonfinite) = (Some(1.0), true);
+        config
+    });
+    for (value, first) in [(2.0, 2.0), (2.0, f32::INFINITY), (3.0, 3.0)] {
+        round(&mut sessions[0], value, first);
+    }
+    let seen = || describe(&hub.address().to_string()).jobs.remove(0).gradients;
+    until("round 3 is seen", || seen().is_some_and(|gradients| gradients.last.round.0 == 3));
+    let gradients = seen().unwrap();
+    assert_eq!((gradients.every, gradients.skipped), (1, Some(1)));
+    assert!((gradients.last.norm - (9.0 * VALUES).sqrt()).abs() < 1e-5, "{:?}", gradients.last);
+}

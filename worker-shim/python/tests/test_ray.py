@@ -183,7 +183,9 @@ def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cl
     assert lost, "no worker has waited for the loss of its node"
     # The result is that of a run in which no node is lost.
     assert {repr((0, weights)) for _, weights in ended} == {expected}
-    assert {first for first, _ in ended} == {SAVED}
+    # The hub of the lost node may see a lost worker, and save the failed job, before it is killed itself.
+    [first] = {first for first, _ in ended}
+    assert first in (SAVED, LOST)
     said = "".join(capfd.readouterr())
     assert f"on Ray's node {lost[0]}: it is lost" in said, said
 

@@ -130,6 +130,53 @@ def test_means_are_those_of_ddp_and_leave_in_the_backward_pass(hub, tmp_path, wo
     np.testing.assert_array_equal(results[0][0][0][0], results[1][0][0][0])
 
 
+# The most by which 200 steps differ from torch's, of the norm of the weights. Sums have other last bits, and where Adam's gradients
+# are near 0 these decide the sign of a step.
+OF_TORCH = 1e-3
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=0.001),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.001, weight_decay=0.1),
+}
+
+
+def clipped_by_the_hub(rank, name, hub, file):
+    """Returns the weights and norms with the hub's clipping and with DDP's, and how many steps the bound has changed."""
+    torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=4)
+    found = []
+    for is_hub in (True, False):
+        model = called = Net()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        if is_hub:
+            place = {"hub": hub, "rank": rank, "world_size": 4, "job": "clips"}
+            optimizer = phub.torch.DistributedOptimizer(optimizer, model, clip_norm=0.02, **place)
+        else:
+            called = torch.nn.parallel.DistributedDataParallel(model)
+        norms = []
+        for number in range(200):
+            optimizer.zero_grad()
+            backward(called, rank, number)
+            if not is_hub:
+                norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.02).item())
+            optimizer.step()
+            if is_hub:
+                norms.append(optimizer.grad_norm)
+        found.append(([each.detach().clone().numpy() for each in model.parameters()], norms))
+        if is_hub:
+            optimizer.leave()
+    end_gloo()
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_200_steps_that_the_hub_clips_are_those_of_ddp_on_four_ranks(hub, tmp_path, name):
+    for (ours, norms), (theirs, their_norms) in in_processes(4, clipped_by_the_hub, name, hub.address, tmp_path / "store"):
+        np.testing.assert_allclose(norms, their_norms, rtol=1e-3)
+        assert 20 < sum(norm > 0.02 for norm in norms), "the bound changes steps"
+        for our, their in zip(ours, theirs):
+            assert np.linalg.norm(our - their) <= OF_TORCH * np.linalg.norm(their)
+
+
 def warned(rank, hub):
     """Returns the warnings of a script that clips, and of one that reads gradients."""
     found = []
