@@ -130,7 +130,7 @@ pub struct LevelTerms {
 pub enum InvalidTerms {
     #[error("{seen} workers: expected 1 to {MAX_WORKERS}")]
     Workers { seen: u32 },
-    #[error("0 cores: a job has at least one; leave it out for all")]
+    #[error("cores is 0: expected 1 or more; leave cores out to use all cores of each hub")]
     NoCores,
     #[error("{seen} hubs: expected 1 to {MAX_HUBS}")]
     Hubs { seen: u32 },
@@ -142,7 +142,7 @@ pub enum InvalidTerms {
     SkipSpikes { seen: f32 },
     #[error("ema {seen}: expected a decay above 0 and below 1, also in f32; leave it out for no average")]
     Ema { seen: f64 },
-    #[error("a credit of 0 bytes: a link has at least 1; leave it out for no bound")]
+    #[error("credit is 0 bytes: expected 1 or more; leave credit out for no bound")]
     NoCredit,
     #[error("optimizer: {0}")]
     Optimizer(#[from] InvalidOptimizer),

@@ -22,7 +22,8 @@ pub struct Pusher {
     chunks: Vec<Chunk>,
     /// The significant sets of all chunks.
     significant: Vec<u64>,
-    /// The last pushed sets of all chunks.
+    /// The elements that the worker pushed last, of all chunks, with one bit an element. A push of a whole chunk does not change
+    /// its bits.
     sets: Vec<u64>,
 }
 

@@ -164,7 +164,8 @@ impl Snapshot {
         self.round
     }
 
-    /// Returns the optimizer's numbers that matter from the next round on.
+    /// Returns the optimizer's numbers, such as the learning rate, each with the first round that uses them: those of the next
+    /// round, and then all later changes.
     pub fn numbers(&self) -> &[(Round, Numbers)] {
         &self.numbers
     }

@@ -47,7 +47,7 @@ struct Open {
     by_address: HashMap<IpAddr, usize>,
     /// The channel that notifies each stranger that it has lost its place.
     strangers: HashMap<u64, oneshot::Sender<()>>,
-    /// The numbers of the strangers of each address.
+    /// For each client address, the numbers of its connections that have shown no token yet.
     strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
 

@@ -140,41 +140,38 @@ OPTIMIZERS = {
 }
 
 
-def clipped_by_the_hub(rank, name, hub, file):
-    """Returns the weights and norms with the hub's clipping and with DDP's, and how many steps the bound has changed."""
+def clipped_by_the_hub(rank, hub, file):
+    """Returns the weights and norms with each optimizer: with the hub's clipping, and with DDP's."""
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=4)
     found = []
-    for is_hub in (True, False):
-        model = called = Net()
-        optimizer = OPTIMIZERS[name](model.parameters())
-        if is_hub:
-            place = {"hub": hub, "rank": rank, "world_size": 4, "job": "clips"}
-            optimizer = phub.torch.DistributedOptimizer(optimizer, model, clip_norm=0.02, **place)
-        else:
-            called = torch.nn.parallel.DistributedDataParallel(model)
+    for name, make in OPTIMIZERS.items():
+        ours, theirs = Net(), Net()
+        place = {"hub": hub, "rank": rank, "world_size": 4, "job": name}
+        optimizer = phub.torch.DistributedOptimizer(make(ours.parameters()), ours, clip_norm=0.02, **place)
+        ddp, its_optimizer = torch.nn.parallel.DistributedDataParallel(theirs), make(theirs.parameters())
         norms = []
         for number in range(200):
-            optimizer.zero_grad()
-            backward(called, rank, number)
-            if not is_hub:
-                norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.02).item())
+            for each in (optimizer, its_optimizer):
+                each.zero_grad()
+            backward(ours, rank, number)
             optimizer.step()
-            if is_hub:
-                norms.append(optimizer.grad_norm)
-        found.append(([each.detach().clone().numpy() for each in model.parameters()], norms))
-        if is_hub:
-            optimizer.leave()
+            backward(ddp, rank, number)
+            norms.append((optimizer.grad_norm, torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.02).item()))
+            its_optimizer.step()
+        weights = [[each.detach().numpy().copy() for each in model.parameters()] for model in (ours, theirs)]
+        found.append((norms, *weights))
+        optimizer.leave()
     end_gloo()
     return found
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_200_steps_that_the_hub_clips_are_those_of_ddp_on_four_ranks(hub, tmp_path, name):
-    for (ours, norms), (theirs, their_norms) in in_processes(4, clipped_by_the_hub, name, hub.address, tmp_path / "store"):
-        np.testing.assert_allclose(norms, their_norms, rtol=1e-3)
-        assert 20 < sum(norm > 0.02 for norm in norms), "the bound changes steps"
-        for our, their in zip(ours, theirs):
-            assert np.linalg.norm(our - their) <= OF_TORCH * np.linalg.norm(their)
+def test_200_steps_that_the_hub_clips_are_those_of_ddp_on_four_ranks(hub, tmp_path):
+    for of_rank in in_processes(4, clipped_by_the_hub, hub.address, tmp_path / "store"):
+        for norms, ours, theirs in of_rank:
+            np.testing.assert_allclose(*zip(*norms), rtol=1e-3)
+            assert 20 < sum(norm > 0.02 for norm, _ in norms), "the bound changes steps"
+            for our, their in zip(ours, theirs):
+                assert np.linalg.norm(our - their) <= OF_TORCH * np.linalg.norm(their)
 
 
 def warned(rank, hub):

@@ -31,7 +31,7 @@ fn terms_out_of_range_are_named() {
     for (wrong, words) in [
         (JobTerms { workers: 0, ..terms() }, "0 workers: expected 1 to 1024"),
         (JobTerms { workers: 1025, ..terms() }, "1025 workers"),
-        (JobTerms { cores: Some(0), ..terms() }, "0 cores: a job has at least one"),
+        (JobTerms { cores: Some(0), ..terms() }, "cores is 0: expected 1 or more"),
         (JobTerms { hubs: 0, ..terms() }, "0 hubs: expected 1 to 256"),
         (JobTerms { hubs: 257, ..terms() }, "257 hubs"),
         (
