@@ -260,7 +260,7 @@ fn what_does_not_fit_is_refused() {
     by_hand.terms.level.credit = Some(Credit::Bytes(0));
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&by_hand).unwrap());
     assert_eq!(status, 400);
-    says(error, &["credit of 0 bytes"]);
+    says(error, &["credit is 0 bytes"]);
     join_by_hand(&hub, "job", &join_request(0, 2));
     let mut other = join_request(1, 2);
     other.terms.level.schedule = Schedule::P3;

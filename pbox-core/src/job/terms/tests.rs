@@ -39,7 +39,7 @@ fn terms_out_of_range_are_named() {
                 level: LevelTerms { credit: Some(Credit::Bytes(0)), ..LevelTerms::default() },
                 ..terms()
             },
-            "a credit of 0 bytes",
+            "credit is 0 bytes",
         ),
         (JobTerms { keys: vec![], ..terms() }, "manifest: "),
     ] {
