@@ -1,5 +1,7 @@
 """Gradients that a script uses before `step()`: they are DDP's, and leave in the backward pass all the same."""
 
+import concurrent.futures
+import re
 import warnings
 
 import numpy as np
@@ -22,6 +24,11 @@ class Net(torch.nn.Module):
 
     def forward(self, inputs):
         return self.second(torch.relu(self.first(inputs)))
+
+
+def on_threads(workers, work):
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, range(workers)))
 
 
 def backward(model, rank, number):
@@ -252,3 +259,96 @@ def test_each_sum_of_passes_is_clipped_by_value_once(hub, passes):
     for ours, same, theirs in zip(*(model.parameters() for model in models.values())):
         torch.testing.assert_close(ours, same, rtol=0, atol=0)
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_gradients_that_were_read_after_a_step_do_not_end_the_clipping_by_value(hub, transport):
+    def work(rank):
+        net = torch.nn.Linear(64, 512, bias=False)
+        place = {"hub": hub.address, "rank": rank, "world_size": 2, "job": transport, "transport": transport}
+        optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net, clip_value=0.1, **place)
+        moved = []
+        for _ in range(3):
+            before = net.weight.detach().clone()
+            optimizer.zero_grad(set_to_none=True)
+            net(torch.ones(1, 64)).sum().backward()
+            optimizer.step()
+            net.weight.grad.norm()
+            moved.append((net.weight.detach() - before).mean().item())
+        optimizer.leave()
+        return moved
+
+    for moved in on_threads(2, work):
+        np.testing.assert_allclose(moved, [-0.1] * 3, rtol=1e-4)
+
+
+def kept_over_zero_grad(model, optimizer, rank):
+    backward(model, rank, 0)
+    kept = model.first.weight.grad
+    optimizer.zero_grad(set_to_none=True)
+    backward(model, rank, 1)
+    kept.norm()
+
+
+def seen_as_none(model, optimizer, rank):
+    # Each rank uses one layer only.
+    (model.first.weight if rank == 0 else model.second.weight).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def at_another_line(model, optimizer, rank):
+    backward(model, rank, 0)
+    if rank == 0:
+        model.first.weight.grad.norm()
+
+
+@pytest.mark.parametrize(
+    "work, words",
+    [
+        (kept_over_zero_grad, r"^test_torch_means.py:\d+: a gradient is used here that was kept .* p.grad.clone\(\)"),
+        (seen_as_none, r"^test_torch_means.py:\d+: .* parameter '(first|second).weight' has one on another worker only"),
+        (at_another_line, r"^test_torch_means.py:\d+: gradients are used here, where DDP would have the mean of all workers"),
+    ],
+)
+def test_gradients_that_are_no_means_are_an_error_at_their_line(hub, work, words):
+    def run(rank):
+        model = Net()
+        place = {"hub": hub.address, "rank": rank, "world_size": 2, "job": "job"}
+        optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **place)
+        try:
+            work(model, optimizer, rank)
+        except phub.torch.MeanError as error:
+            return str(error)
+        finally:
+            optimizer.leave()
+        return ""
+
+    found = [error for error in on_threads(2, run) if error]
+    assert found and all(re.search(words, error) for error in found), found
+
+
+def test_gradients_may_be_read_first_without_autograd(hub):
+    def work(rank):
+        model = Net()
+        place = {"hub": hub.address, "rank": rank, "world_size": 2, "job": "job", "transport": "tcp"}
+        optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **place)
+        norms = []
+        for number in range(3):
+            optimizer.zero_grad(set_to_none=True)
+            backward(model, rank, number)
+            with torch.inference_mode():
+                norms.append(model.first.weight.grad.norm().item())
+            optimizer.step()
+        optimizer.leave()
+        return norms
+
+    first, second = on_threads(2, work)
+    assert first == second
+
+
+def test_parameters_with_one_memory_are_refused(hub):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(phub.SettingsError, match="'0.weight' and '1.weight' have the same memory"):
+        place = {"hub": hub.address, "rank": 0, "world_size": 1}
+        phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **place)

@@ -161,6 +161,14 @@ def passed_without_sync(rank, model, called, wrapped):
     return own, kept, model.second.bias.grad
 
 
+def read_after_no_sync(rank, model, called, wrapped):
+    with wrapped.no_sync():
+        backward(called, *data(rank))
+    own = model.first.weight.grad.clone()
+    backward(called, *data(rank + 2))
+    return own, model.first.weight.grad, model.second.bias.grad
+
+
 def kept_and_zeroed(rank, model, called, _wrapped):
     backward(called, *data(rank))
     kept = model.first.weight.grad
@@ -198,7 +206,8 @@ def read_gradients(rank, work, hub, file):
 
 
 @pytest.mark.parametrize(
-    "work", [passed_without_sync, kept_and_zeroed, kept_and_zeroed_by_the_optimizer, given_by_the_script]
+    "work",
+    [passed_without_sync, read_after_no_sync, kept_and_zeroed, kept_and_zeroed_by_the_optimizer, given_by_the_script],
 )
 def test_a_script_reads_the_gradients_that_it_reads_with_ddp(hub, tmp_path, work):
     results = in_processes(2, read_gradients, work, hub.address, tmp_path / "store")

@@ -62,7 +62,7 @@ class AtTheHub(Joined):
             self._phub.unscale(unscaling(self))
             return loss  # what the scaler searched was the mean, so no worker makes this step
         self._take_changes_of_state()
-        if self._phub_join.model.has_grown:
+        if self._phub_join.model.has_changed(self):
             self._join_anew()
         self._phub.step(self.param_groups, unscaling(self))
         return loss
@@ -73,12 +73,14 @@ class AtTheHub(Joined):
         gradients for values that are not finite; see `_scaler`."""
         reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # hooks expect unscaled gradients
         unscales = self._phub.session.skips_nonfinite and not reads_before
-        if unscales and not self._phub_join.model.has_grown:
+        if unscales and not self._phub_join.model.has_changed(self):
             self._phub.expect_search()
         return unscales
 
     def zero_grad(self, set_to_none: bool = _SETS_TO_NONE) -> None:
         """Sets the gradients to zero or `None`, as torch does. The call does not count as the script's access to gradients."""
+        if self._phub_join.model.has_changed(self):
+            self._join_anew()  # before a backward pass, so that the script finds means of the new parameters, too
         kept = []
         marked = torch.autograd.profiler.record_function(self._zero_grad_profile_name)  # type: ignore[attr-defined]
         with marked, unasked():  # no notes of accesses, and no waits for values

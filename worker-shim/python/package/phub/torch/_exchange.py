@@ -227,6 +227,7 @@ class Exchange:
         if self._buffers is not None and self._buffers_are_old and self._model.is_whole(module):
             self._buffers_are_old = False
             self._buffers.again()
+        self._gradients.forward_begins()
         if self._weights.pending or self._coverage.is_learning:
             self._weights.wait(self._coverage.called(module))
             if self._coverage.is_learning and self.session.world_size > 1 and not self._model.is_known:

@@ -20,8 +20,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import torch
 
+from ._errors import MeanError
 from ._held import gradient_of, unasked
 from ._pushes import Mean, Pushes, check
+from ._script import line
 from ._watched import is_exposed, is_watched, release, unwatch, watch
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
@@ -65,8 +67,8 @@ class Gradients:
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
         self._hooks: Dict[str, Any] = {}
         self._is_touched = self._was_touched = False  # in this round, and in the last one: then the script uses means
-        self._has_means = False
-        """Whether the gradients of this round are means of all workers."""
+        self._means: Dict[str, "weakref.ref[torch.Tensor]"] = {}
+        """Gradients that are means of all workers, to which no backward pass has added since."""
         self._ends_backward = False
         self._passes_of_first = passes
         self._times = 1.0
@@ -97,8 +99,22 @@ class Gradients:
         elif self._mean is not None and key not in self._hooks and not is_watched(gradient) and not is_exposed(gradient):
             watch(gradient, self)
 
+    def missed(self, parameter: torch.nn.Parameter) -> None:
+        """Notes that the script has seen that a parameter has no gradient. It would leave out a mean that another worker's
+        gradient makes."""
+        if self._mean is not None and not self._is_apart:
+            self._mean.missed.add(self._keys[id(parameter)])
+
+    def forward_begins(self) -> None:
+        """Forgets which parameters had no gradient before a forward pass."""
+        if self._mean is not None and self._mean.missed:
+            self._mean.missed.clear()
+
     def given(self, parameter: torch.nn.Parameter) -> None:
         """Notes that the script has given a parameter a gradient, which it may keep and change."""
+        gradient = gradient_of(parameter)
+        if gradient is not None and gradient._is_view():
+            gradient._phub_is_exposed = True  # type: ignore[attr-defined]  # by the tensor of which it is a view
         self._follow(self._keys[id(parameter)])
 
     def arrange(self, keys: Iterable[str]) -> None:
@@ -116,6 +132,7 @@ class Gradients:
         if pushes is not None:
             pushes.changed(key)
         self._bucket.pop(key, None)
+        self._means.pop(key, None)
         if gradient is not self._last.get(key, _no_gradient)():
             self._last[key] = weakref.ref(gradient)
             self._passes[key] = 0  # the script has taken the former one away, with the passes that it had
@@ -194,8 +211,17 @@ class Gradients:
 
     # ---- between the backward pass and the next one
 
-    def touched(self) -> None:
-        """Prepares for a script that is about to read or write a gradient that was watched."""
+    def touched(self, gradient: torch.Tensor) -> None:
+        """Prepares for a script that is about to read or write a gradient that was watched.
+
+        Raises:
+            MeanError: it is no parameter's gradient any more, so that the workers cannot make its mean.
+        """
+        if self._mean is not None and all(each is not gradient for each in self._current().values()):
+            raise MeanError(
+                f"{line()}: a gradient is used here that was kept while its parameter got another one, or none; DDP would have the "
+                f"mean of all workers, and this is the worker's own. Use gradients before zero_grad(), or keep copies: p.grad.clone()"
+            )
         self._is_touched = True
         if self._mean is not None and not self._average_after_backward():
             self._average()
@@ -210,10 +236,11 @@ class Gradients:
     def _average(self) -> None:
         """Replaces all gradients by the means of all workers."""
         assert self._mean is not None
-        self._is_touched = self._has_means = True
+        self._is_touched = True
         self._mean.replace(self._current(), self._parameters)
         for key, gradient in self._current().items():
             if gradient is not None:
+                self._means[key] = weakref.ref(gradient)
                 unwatch(gradient)
                 self._follow(key)
         self._own.all_changed()
@@ -257,11 +284,12 @@ class Gradients:
             gradients = self._current()
             unsent = self._own.unsent(gradients, times)
             self.unscale(times)
-            self._own.push(gradients, unsent, clips=not self._has_means)
+            means = [key for key, mean in self._means.items() if mean() is gradients[key]]
+            self._own.push(gradients, unsent, frozenset(means))
         if self._mean is not None and self._mean.pushes is not None:
             self._mean.pushes.all_changed()
         self._bucket.clear()
-        self._expected, self._passes, self._has_means = self._passes, {}, False
+        self._expected, self._passes = self._passes, {}
         self._was_touched, self._is_touched = self._is_touched, False
         self._times, self._expects_search = times, False
 
@@ -285,6 +313,9 @@ class Gradients:
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Returns a context in which backward passes add to this worker's own gradients."""
+        if self._mean is not None:
+            for key in self._parameters:
+                self._follow(key)  # the script may hold gradients of this block when it ends
         was_apart, self._is_apart = self._is_apart, True
         self._release()
         try:
@@ -323,7 +354,7 @@ def _after_accumulation(parameter: torch.nn.Parameter, hook: Callable[..., None]
     """Calls `hook` each time when the backward pass has added to the parameter's gradient."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
         return parameter.register_post_accumulate_grad_hook(hook)
-    with torch.enable_grad(), unasked():
+    with torch.inference_mode(False), torch.enable_grad(), unasked():
         view: Any = parameter.expand_as(parameter)
     node: Any = view.grad_fn.next_functions[0][0]
     handle = node.register_hook(hook)

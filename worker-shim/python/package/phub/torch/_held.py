@@ -58,6 +58,9 @@ class Taker(Protocol):
     def handed_out(self, parameter: Any, gradient: torch.Tensor) -> None:
         """Notes that the script has read the parameter's gradient."""
 
+    def missed(self, parameter: Any) -> None:
+        """Notes that the script has seen that the parameter has no gradient."""
+
     def given(self, parameter: Any) -> None:
         """Notes that the script has set the parameter's gradient."""
 
@@ -129,11 +132,11 @@ class Held:
     @property
     def grad(self) -> Optional[torch.Tensor]:
         """The gradient. A read notifies the `Taker` that the script has it from now on."""
-        gradient = gradient_of(self)
-        if gradient is not None:
-            taker = _taker(self)
-            if taker is not None:
-                taker.handed_out(self, gradient)
+        gradient, taker = gradient_of(self), _taker(self)
+        if taker is not None and gradient is not None:
+            taker.handed_out(self, gradient)
+        elif taker is not None:
+            taker.missed(self)
         return gradient
 
     @grad.setter

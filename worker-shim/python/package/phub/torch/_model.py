@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 
 from .._phub import SettingsError
+from ._held import unasked
 from ._tensors import broadcast_parameters
 
 Named = Union[torch.nn.Module, Iterable[Tuple[str, torch.nn.Parameter]], None]
@@ -70,14 +71,15 @@ class Model:
         devices = {str(parameter.device) for parameter in mine.values()}
         if len(devices) > 1:
             raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")
+        _check_memory(self.trained)
         self._asleep = [each for each in mine.values() if not each.requires_grad]
+        self._members = _members(optimizer)
         trained = {id(each) for each in self.trained.values()}
         self._frozen = {name: each for name, each in names.items() if id(each) not in trained}
 
-    @property
-    def has_grown(self) -> bool:
-        """Whether a parameter of the optimizer has a gradient, although it was frozen when the job was joined."""
-        return any(each.requires_grad and each.grad is not None for each in self._asleep)
+    def has_changed(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer has other parameters than when the job was joined, or one is no longer frozen."""
+        return _members(optimizer) != self._members or any(each.requires_grad for each in self._asleep)
 
     @property
     def buffers(self) -> Dict[str, torch.Tensor]:
@@ -104,6 +106,24 @@ class Model:
         if rest:
             place = {name: session[name] for name in ("hub", "rank", "world_size", "mesh", "token", "transport") if name in session}
             broadcast_parameters(rest, **place)
+
+
+def _members(optimizer: torch.optim.Optimizer) -> List[FrozenSet[int]]:
+    return [frozenset(map(id, group["params"])) for group in optimizer.param_groups]
+
+
+def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Checks that no two parameters have the same values in memory: the hub would step each, and one result would be lost."""
+    places: Dict[Tuple[str, int], str] = {}
+    for name, parameter in parameters.items():
+        with unasked():
+            place = (str(parameter.device), torch.Tensor.data_ptr(parameter))
+        other = places.setdefault(place, name)
+        if other != name and parameter.numel() > 0:
+            raise SettingsError(
+                f"parameters {other!r} and {name!r} have the same memory: make them one parameter "
+                f"(module.weight = other.weight), which has one gradient"
+            )
 
 
 def _module_of(named: Any) -> Optional[torch.nn.Module]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
 
 import torch
 
@@ -78,9 +78,11 @@ class Pushes:
         # A view of an exposed gradient may have written it, and torch does not count that.
         return is_watched(gradient) or (is_exposed(gradient) and self._windows.has(key, gradient, times, self._clip_value))
 
-    def push(self, gradients: Made, unsent: Mapping[str, torch.Tensor], clips: bool = True) -> None:
-        """Ends the round with all gradients. Writes the bytes of those in `unsent` first."""
-        self._windows.write(unsent, clip_value=self._clip_value if clips else None)
+    def push(self, gradients: Made, unsent: Mapping[str, torch.Tensor], means: Container[str] = ()) -> None:
+        """Ends the round with all gradients. Writes the bytes of those in `unsent` first; the gradients of `means` were clipped
+        by each worker already."""
+        self._windows.write({key: each for key, each in unsent.items() if key not in means}, clip_value=self._clip_value)
+        self._windows.write({key: each for key, each in unsent.items() if key in means})
         is_rewritten = self.left.intersection(unsent)
         made = [key for key, gradient in gradients.items() if gradient is not None]
         self._windows.do([key for key in made if key not in is_rewritten], self._session.push)
@@ -111,6 +113,8 @@ class Mean:
         """`pushes` makes the pushes of a session and its windows."""
         self._join, self._make_windows, self._make_pushes = join, windows, pushes
         self._session: Optional[Session] = None
+        self.missed: Set[str] = set()
+        """Keys of which the script has seen that they have no gradient."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Sends the bytes of gradients. The hub sums them when they have come from all workers.
@@ -129,7 +133,7 @@ class Mean:
         Raises:
             MeanError: not all workers came to this line.
         """
-        with _says_where():
+        with _says_where(), torch.inference_mode(False), torch.no_grad():
             if self._session is None:
                 self._session = self._join()
                 _advise(self._session.rank)
@@ -143,6 +147,12 @@ class Mean:
                     windows.settle(key)
                     if session.was_left_alone(key):
                         continue
+                    if gradient is None and key in self.missed:
+                        raise MeanError(
+                            f"{line()}: gradients are used here, and parameter {key!r} has one on another worker only. The script has "
+                            f"seen None on this worker before, where DDP has the mean: use the parameter on all workers, or let the "
+                            f"hub clip (clip_norm=) and unscale (skip_nonfinite=True)"
+                        )
                     if gradient is None:
                         gradient = parameters[key].grad = torch.empty_like(parameters[key], requires_grad=False)
                     windows.take([key], [torch.Tensor.detach(gradient)])
@@ -180,6 +190,8 @@ def _advise(rank: int) -> None:
 def _says_where() -> Iterator[None]:
     try:
         yield
+    except MeanError:
+        raise
     except Error as error:
         raise MeanError(
             f"{line()}: gradients are used here, where DDP would have the mean of all workers; the hub's mean did not arrive: "

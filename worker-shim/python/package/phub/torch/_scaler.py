@@ -44,7 +44,7 @@ class Found:
                 release(tensor)
                 tensor.fill_(float(found))
 
-    def touched(self) -> None:
+    def touched(self, _result: torch.Tensor) -> None:
         """Waits for the answer, because the scaler is about to read the result."""
         self.answer()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from types import FrameType
@@ -10,12 +11,13 @@ from typing import Optional
 import torch
 
 _OURS = tuple(os.path.dirname(os.path.dirname(os.path.abspath(file))) + os.sep for file in (__file__, torch.__file__ + "/x"))
+_SKIPPED = (*_OURS, contextlib.__file__)
 
 
 def line() -> str:
     """Returns the file and line of the innermost caller that is neither this package nor torch."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_OURS):
+    while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_SKIPPED):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 

@@ -20,7 +20,7 @@ __all__ = ["is_exposed", "is_watched", "release", "unwatch", "watch"]
 class Watcher(Protocol):
     """An object that watches gradients."""
 
-    def touched(self) -> None:
+    def touched(self, gradient: Any) -> None:
         """Is called before the script reads or writes a watched gradient, and unwatches it."""
 
     def zeroed_by_script(self, gradient: Any) -> None:
@@ -66,12 +66,12 @@ class Watched:
         _collect((args, kwargs), found)
         for gradient in found:
             if isinstance(gradient, Watched):  # the watcher of another may have released it
-                gradient._phub_watcher.touched()
+                gradient._phub_watcher.touched(gradient)
                 unwatch(gradient)
         return function(*args, **(kwargs or {}))
 
     def __dlpack__(self, *arguments: Any, **named: Any) -> Any:
-        self._phub_watcher.touched()
+        self._phub_watcher.touched(self)
         unwatch(self)
         return self.__dlpack__(*arguments, **named)
 

@@ -256,3 +256,17 @@ def rates_searched(ctx):
     run.net.load_state_dict(kept)
     run.optimizer.param_groups[0]["lr"] = 0.05
     run.train(3)
+
+
+@idiom()
+def parameters_put_into_a_group(ctx):
+    """The script writes the list of a group, without `add_param_group`."""
+    net = Mlp()
+    model, optimizer = ctx.wrap(net, sgd(net.head.parameters()))
+    for number, (inputs, targets) in enumerate(ctx.batches(4)):
+        if number == 2:
+            optimizer.param_groups[0]["params"].extend(net.first.parameters())
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        ctx.record(net)

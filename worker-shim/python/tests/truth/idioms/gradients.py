@@ -241,3 +241,21 @@ def all_reduced_again(ctx):
         for each in run.net.parameters():
             dist.all_reduce(each.grad.data)
             each.grad.data /= ctx.world
+
+
+@idiom()
+def views_of_a_buffer(ctx):
+    """Gradients are views of one buffer, by which the script clips them."""
+    net = Mlp()
+    model, optimizer = ctx.wrap(net, adamw(net.parameters()))
+    flat, at = torch.zeros(sum(each.numel() for each in net.parameters())), 0
+    for each in net.parameters():
+        each.grad = flat[at : at + each.numel()].view_as(each)
+        at += each.numel()
+    for inputs, targets in ctx.batches(4):
+        flat.zero_()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        norm = flat.norm()
+        flat.mul_(0.1 / norm)
+        optimizer.step()
+        ctx.record(net, norm=norm)
