@@ -36,7 +36,7 @@ pub use measured::Before;
 pub use optimizer::{
     Ablate, Groups, InvalidOptimizer, Multipliers, Numbers, NumbersByRound, Optimizer, Step,
 };
-pub use tensors::{Tensor, Tensors};
+pub use tensors::{Selection, Tensor, Tensors};
 
 /// The lanes of a sum of squares: as many as the widest vector has values.
 const LANES: usize = 32;

@@ -4,11 +4,13 @@
 //! Owned by the core. Knows chunks by their place in the shard, and no file.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use fabric::Slab;
 use serde::{Deserialize, Serialize};
 
 use super::part::SnapshotPart;
+use crate::kernels::{Selection, Tensors};
 use crate::layout::{ChunkId, Round};
 use crate::whole::{ExactSum, NormMean};
 
@@ -17,11 +19,21 @@ use crate::whole::{ExactSum, NormMean};
 pub enum Occasion {
     /// A snapshot is due before this round.
     Due(Round),
-    /// A client asked for the snapshot. Each request has a number.
-    Asked(u64),
+    /// A client asked for the snapshot of these tensors. Each request has a number.
+    Asked(u64, Selection),
     /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may take its place
     /// until a chunk has reached the round.
-    Ahead(u64),
+    Ahead(u64, Selection),
+}
+
+impl Occasion {
+    /// Returns the tensors that the snapshot has.
+    pub fn selection(&self) -> Selection {
+        match *self {
+            Occasion::Due(_) => Selection::All,
+            Occasion::Asked(_, selection) | Occasion::Ahead(_, selection) => selection,
+        }
+    }
 }
 
 /// The result of one core's part of a snapshot.
@@ -52,8 +64,9 @@ struct Current {
 #[derive(Debug)]
 pub(crate) struct Capture {
     chunks: Vec<ChunkId>,
-    /// Values in a part.
+    /// The elements of all chunks.
     elements: usize,
+    tensors: Tensors,
     every: Option<NonZeroU32>,
     /// The next round before which a snapshot is due.
     due: Round,
@@ -69,12 +82,25 @@ pub(crate) struct Capture {
 const NEVER: Round = Round(u32::MAX);
 
 impl Capture {
-    /// Snapshots of `chunks` with `elements` values. A snapshot is due every `every` rounds, first after round
+    /// Snapshots of `chunks`, whose elements have these tensors. A snapshot is due every `every` rounds, first after round
     /// `first`.
-    pub fn new(chunks: Vec<ChunkId>, elements: usize, every: Option<NonZeroU32>, first: Round) -> Self {
-        let taken = Vec::new();
-        let mut taking =
-            Capture { chunks, elements, every, due: NEVER, current: None, out: false, spare: None, taken };
+    pub fn new(
+        chunks: Vec<ChunkId>,
+        (elements, tensors): (usize, Tensors),
+        every: Option<NonZeroU32>,
+        first: Round,
+    ) -> Self {
+        let mut taking = Capture {
+            chunks,
+            elements,
+            tensors,
+            every,
+            due: NEVER,
+            current: None,
+            out: false,
+            spare: None,
+            taken: Vec::new(),
+        };
         taking.begin_at(first);
         taking
     }
@@ -87,11 +113,17 @@ impl Capture {
 
     /// Returns a part with memory of its own, which `copy` fills: values, and how many steps each chunk has made.
     pub fn apart(&self, copy: impl FnOnce(&mut [f32], &mut [u32])) -> Result<SnapshotPart, String> {
-        let values = Slab::zeroed("a last state", self.elements);
+        let values = Slab::zeroed("a last state", self.range(Selection::All, &(0..self.elements)).end);
         let mut values = values.map_err(|error| error.to_string())?;
         let mut steps = vec![0; self.chunks.len()];
         copy(values.as_mut_slice(), &mut steps);
         Ok(SnapshotPart { chunks: self.chunks.clone(), values, steps, squares: None, norm_mean: None })
+    }
+
+    /// Returns the values of some of the elements in a part of these tensors.
+    pub fn range(&self, selection: Selection, elements: &Range<usize>) -> Range<usize> {
+        let tensors = self.tensors.selected(selection).count();
+        elements.start * tensors..elements.end * tensors
     }
 
     /// Whether a chunk that has reached `round` must be copied into a snapshot.
@@ -122,16 +154,18 @@ impl Capture {
         }
     }
 
-    /// Returns the place for a copy of a chunk that has reached `round`: `range` of the part's values.
+    /// Returns the place for a copy of a chunk that has reached `round`, and the tensors that are copied. The chunk has these
+    /// elements.
     #[cold]
-    pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
+    pub fn place(&mut self, round: Round, elements: &Range<usize>) -> Option<(&mut [f32], Selection)> {
         if round == self.due {
             let every = self.every.map_or(1, NonZeroU32::get);
             self.due = Round(round.0.saturating_add(every));
             self.begin(Occasion::Due(round), round);
         }
-        let current = self.current.as_mut().filter(|current| current.before == round)?;
-        Some(&mut current.values.as_mut_slice()[range])
+        let selection = self.current.as_ref().filter(|current| current.before == round)?.occasion.selection();
+        let range = self.range(selection, elements);
+        Some((&mut self.current.as_mut()?.values.as_mut_slice()[range], selection))
     }
 
     /// Notes that a chunk was copied to the [place](Self::place), and how many steps it has made. `squares` are the squares of
@@ -160,7 +194,7 @@ impl Capture {
         if self.chunks.is_empty() {
             return false; // no part, and no hub expects one
         }
-        let memory = self.memory();
+        let memory = self.memory(occasion.selection());
         let begins = memory.is_ok();
         match memory {
             Ok(values) => {
@@ -172,23 +206,23 @@ impl Capture {
         begins
     }
 
-    fn memory(&mut self) -> Result<Slab, String> {
-        if let Some(values) = self.yields() {
-            return Ok(values);
-        }
+    fn memory(&mut self, selection: Selection) -> Result<Slab, String> {
+        let yielded = self.yields();
         if self.current.is_some() || self.out {
             return Err("the checkpoint before it is not written yet".into());
         }
-        match self.spare.take() {
-            Some(spare) => Ok(spare),
-            None => Slab::zeroed("a snapshot", self.elements).map_err(|error| error.to_string()),
+        let values = self.range(selection, &(0..self.elements)).end;
+        // Memory for all tensors has room for one.
+        match yielded.or_else(|| self.spare.take()).and_then(|memory| memory.resized(values)) {
+            Some(memory) => Ok(memory),
+            None => Slab::zeroed("a snapshot", values).map_err(|error| error.to_string()),
         }
     }
 
     /// Gives up a snapshot of a future round if no chunk has been copied yet. Returns its memory.
     fn yields(&mut self) -> Option<Slab> {
         let all = self.chunks.len();
-        let waits = |it: &mut Current| matches!(it.occasion, Occasion::Ahead(_)) && it.left == all;
+        let waits = |it: &mut Current| matches!(it.occasion, Occasion::Ahead(..)) && it.left == all;
         let Current { occasion, before, values, .. } = self.current.take_if(waits)?;
         let part = Err("another snapshot came before it".to_owned());
         self.taken.push(Taken { occasion, before, through: None, part });
@@ -217,15 +251,20 @@ impl Capture {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::{Optimizer, Tensor};
 
+    const MOMENTUM: Optimizer = Optimizer::Momentum { learning_rate: 0.1, weight_decay: 0.0, momentum: 0.9 };
+
+    /// Returns the snapshots of two chunks with one element each, which have two tensors.
     fn every(rounds: u32, first: u32) -> Capture {
-        Capture::new(vec![ChunkId(3), ChunkId(4)], 4, NonZeroU32::new(rounds), Round(first))
+        let of = (2, Tensors::from(MOMENTUM));
+        Capture::new(vec![ChunkId(3), ChunkId(4)], of, NonZeroU32::new(rounds), Round(first))
     }
 
     /// Notes that a chunk reaches a round.
     fn reach(taking: &mut Capture, round: u32, place: usize) {
         if taking.concerns(Round(round))
-            && let Some(values) = taking.place(Round(round), place * 2..place * 2 + 2)
+            && let Some((values, _)) = taking.place(Round(round), &(place..place + 1))
         {
             values.fill(round as f32 + place as f32 / 10.0);
             taking.copied(place, 10 * round + place as u32, (None, None));
@@ -267,10 +306,10 @@ mod tests {
         assert_eq!(skipped.occasion, Occasion::Due(Round(10)));
         assert!(skipped.part.unwrap_err().contains("not written"));
         assert!(taking.taken().is_none(), "said once");
-        taking.begin(Occasion::Asked(1), Round(11));
+        taking.begin(Occasion::Asked(1, Selection::All), Round(11));
         assert!(taking.taken().unwrap().part.is_err());
         taking.give_back(Some(first.values));
-        taking.begin(Occasion::Asked(2), Round(11));
+        taking.begin(Occasion::Asked(2, Selection::All), Round(11));
         (0..2).for_each(|place| reach(&mut taking, 11, place));
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
     }
@@ -278,25 +317,63 @@ mod tests {
     #[test]
     fn a_snapshot_of_a_round_ahead_gives_way_until_it_has_a_chunk() {
         let mut taking = every(5, 0);
-        assert!(taking.begin(Occasion::Ahead(1), Round(7)));
+        assert!(taking.begin(Occasion::Ahead(1, Selection::All), Round(7)));
         reach(&mut taking, 5, 0);
         let Taken { occasion, part, .. } = taking.taken().unwrap();
         assert_eq!(
             (occasion, part.unwrap_err().as_str()),
-            (Occasion::Ahead(1), "another snapshot came before it")
+            (Occasion::Ahead(1, Selection::All), "another snapshot came before it")
         );
         reach(&mut taking, 5, 1);
         let due = taking.taken().unwrap().part.unwrap();
         assert_eq!(due.values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
-        assert!(!taking.begin(Occasion::Ahead(2), Round(7)), "the memory is out");
+        assert!(!taking.begin(Occasion::Ahead(2, Selection::All), Round(7)), "the memory is out");
         taking.taken().unwrap().part.unwrap_err();
         taking.give_back(Some(due.values));
-        assert!(taking.begin(Occasion::Ahead(3), Round(7)));
+        assert!(taking.begin(Occasion::Ahead(3, Selection::All), Round(7)));
         reach(&mut taking, 7, 0);
-        assert!(!taking.begin(Occasion::Asked(4), Round(8)), "it has a chunk");
-        assert_eq!(taking.taken().unwrap().occasion, Occasion::Asked(4));
+        assert!(!taking.begin(Occasion::Asked(4, Selection::All), Round(8)), "it has a chunk");
+        assert_eq!(taking.taken().unwrap().occasion, Occasion::Asked(4, Selection::All));
         reach(&mut taking, 7, 1);
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [7.0, 7.0, 7.1, 7.1]);
+    }
+
+    /// Takes a snapshot of the selected tensors before a round.
+    #[track_caller]
+    fn values(taking: &mut Capture, round: u32, selection: Selection) -> Slab {
+        assert!(taking.begin(Occasion::Ahead(1, selection), Round(round)));
+        let tensors = taking.tensors.selected(selection).count();
+        for place in 0..2 {
+            let (values, copied) = taking.place(Round(round), &(place..place + 1)).unwrap();
+            assert_eq!((values.len(), copied), (tensors, selection));
+            values.fill((10 * round) as f32 + place as f32);
+            taking.copied(place, 1, (None, None));
+        }
+        taking.taken().unwrap().part.unwrap().values
+    }
+
+    #[test]
+    fn a_snapshot_of_one_tensor_has_no_others_and_room_for_no_others() {
+        let (mut taking, weights) = (every(100, 0), Selection::One(Tensor::Weights));
+        for round in [1, 5] {
+            let of_weights = values(&mut taking, round, weights);
+            let round = 10.0 * round as f32;
+            assert_eq!(of_weights.as_slice(), [round, round + 1.0]);
+            // The memory of weights has no room for all, and the memory of all has room for weights.
+            taking.give_back(Some(of_weights));
+            let all = values(&mut taking, 2, Selection::All);
+            assert_eq!(all.as_slice(), [20.0, 20.0, 21.0, 21.0]);
+            taking.give_back(Some(all));
+        }
+        // A snapshot that is due takes the memory of one that waits, with all its tensors.
+        assert!(taking.begin(Occasion::Ahead(2, weights), Round(200)));
+        (0..2).for_each(|place| reach(&mut taking, 100, place));
+        let due = Vec::from_iter(std::iter::from_fn(|| taking.taken()));
+        let [Taken { part: Ok(part), occasion: Occasion::Due(_), .. }, Taken { part: Err(_), .. }] = &due[..]
+        else {
+            panic!("{due:?}")
+        };
+        assert_eq!(part.values.as_slice(), [100.0, 100.0, 100.1, 100.1]);
     }
 
     #[test]
@@ -316,7 +393,7 @@ mod tests {
             (Occasion::Due(Round(10)), Some(Round(4_000_000_000)))
         );
         assert!(skipped.part.is_err() && taking.taken().is_none(), "all the others are one result");
-        taking.begin(Occasion::Asked(1), Round(7));
+        taking.begin(Occasion::Asked(1, Selection::All), Round(7));
         taking.taken().unwrap().part.unwrap_err();
         assert_eq!(pass(&mut taking, 3, far, 1), [Round(5)]);
         let Taken { before, part, .. } = taking.taken().unwrap();

@@ -1,5 +1,6 @@
 //! Snapshots whose cores answer in any order, and the messages of a part to hub 0.
 
+use pbox_core::Selection;
 use pbox_core::control::{WholeRounds, WrittenReply};
 
 use super::*;
@@ -219,11 +220,12 @@ fn a_file_waits_for_the_file_before_it_as_long_as_the_disk_takes() {
 #[test]
 fn clients_read_one_after_another() {
     let mut wanted = Wanted::new(1);
-    let (first, effects) = wanted.want(Use::Client);
+    let (first, effects) = wanted.want(Use::Client(Selection::All));
     let occasion = wanted.cut(effects, 7);
     let give = Effect::Snapshot(occasion, Round(7), Parts::Give(first));
     assert_eq!(wanted.taken(0, occasion, None), [give]);
-    let [(second, effects), (third, others)] = [wanted.want(Use::Client), wanted.want(Use::Client)];
+    let [(second, effects), (third, others)] =
+        [wanted.want(Use::Client(Selection::All)), wanted.want(Use::Client(Selection::All))];
     assert_eq!((effects, others), (vec![], vec![]));
     assert_eq!(wanted.passes(LIMIT / 2), []);
     let effects = wanted.happens(crate::Event::Read(first));
@@ -241,10 +243,10 @@ fn clients_read_one_after_another() {
 #[test]
 fn a_client_joins_those_that_wait_for_their_turn_or_that_name_its_round() {
     let mut wanted = Wanted::new(1);
-    let (first, effects) = wanted.want(Use::Client);
+    let (first, effects) = wanted.want(Use::Client(Selection::All));
     let may_share = |wanted: &Wanted, id| wanted.job.checkpoints.may_share(id);
     assert!(!may_share(&wanted, first), "its state may be older than the next request");
-    let (second, _) = wanted.want(Use::Client);
+    let (second, _) = wanted.want(Use::Client(Selection::All));
     assert!(may_share(&wanted, second));
     let occasion = wanted.cut(effects, 7);
     wanted.taken(0, occasion, None);
@@ -334,7 +336,7 @@ fn a_checkpoint_is_not_whole_if_a_hub_does_not_answer() {
 
 /// A reader's want of the state before a round.
 fn wants_before(wanted: &mut Wanted, before: u32) -> (WantId, Vec<Effect>) {
-    wanted.saving().want(Use::Client, CutAt::Before(Round(before)), LIMIT)
+    wanted.saving().want(Use::Client(Selection::All), CutAt::Before(Round(before)), LIMIT)
 }
 
 /// All steps of a cut of a job that has reached `front`. Returns the last effects.
@@ -356,7 +358,7 @@ fn a_reader_gets_the_state_before_the_round_that_it_names() {
             panic!("{effects:?}")
         };
         let (occasion, before) = (*occasion, Round(before));
-        assert!(matches!(occasion, Occasion::Ahead(_)) && *of == before, "{effects:?}");
+        assert!(matches!(occasion, Occasion::Ahead(..)) && *of == before, "{effects:?}");
         assert!(matches!(release, Step::Release { .. }), "the hold ends at once");
         assert!(matches!(over, Effect::CutOver(_, Ok(_))), "nobody waits for the round");
         assert_eq!(wanted.passes(LIMIT / 2), []);
@@ -424,7 +426,7 @@ fn a_reader_whose_snapshot_gave_way_tries_again_and_hears_if_the_round_has_passe
 #[test]
 fn a_time_is_never_longer_than_a_year() {
     let mut wanted = Wanted::new(1);
-    let (id, effects) = wanted.saving().want(Use::Client, CutAt::ThisHub, Duration::MAX);
+    let (id, effects) = wanted.saving().want(Use::Client(Selection::All), CutAt::ThisHub, Duration::MAX);
     let occasion = wanted.cut(effects, 7);
     assert_eq!(wanted.passes(Duration::from_secs(1 << 20)), []);
     assert_eq!(wanted.taken(0, occasion, None), [Effect::Snapshot(occasion, Round(7), Parts::Give(id))]);

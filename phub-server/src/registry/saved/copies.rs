@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 
 use coordinator::{CutAt, Event, JobEnded, Use, WantId};
 use pbox_core::control::RefusalCode;
-use pbox_core::{JobId, Share, Tensor};
+use pbox_core::{JobId, Selection, Share};
 use tokio::sync::oneshot;
 
 use super::collected::{Met, ROUND_LIMIT, ended};
@@ -25,8 +25,7 @@ use crate::registry::{Because, Refusal, Registry, on_thread};
 /// The state that clients want.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct What {
-    /// The tensor of each key, if it is not all.
-    pub only: Option<Tensor>,
+    pub selection: Selection,
     pub at: CutAt,
     /// The hub's share.
     pub share: Share,
@@ -72,7 +71,7 @@ impl Registry {
             clients.push(client);
             return Ok(copied);
         }
-        let (want, wanted) = self.want(&mut inner, id, Use::Client, what.at, ROUND_LIMIT)?;
+        let (want, wanted) = self.want(&mut inner, id, Use::Client(what.selection), what.at, ROUND_LIMIT)?;
         let (_, job) = inner.running(id)?;
         job.checkpoints.copies.0.insert(want, (what.clone(), vec![client]));
         let (registry, name) = (Arc::clone(self), name.to_owned());
@@ -96,10 +95,10 @@ impl Registry {
         let met = met(wanted).await.map_err(|why| no_state(name, &why))?;
         let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
         let (job, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
-        let (What { only, share, run, .. }, before) = (what, collected.before);
+        let (What { share, run, .. }, before) = (what, collected.before);
         let reads = self.of_job(collected.job, |_, job| Arc::clone(&job.checkpoints.reads));
         let file = on_thread("phub-state", move || {
-            let file = image(&job, &snapshot, only, share, run);
+            let file = image(&job, &snapshot, share, run);
             collected.give_back(snapshot);
             file
         });
