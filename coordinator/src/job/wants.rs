@@ -116,11 +116,13 @@ enum WaitsFor {
 
 impl Wants {
     /// Whether another client may have the state that a client waits for: it is no older than one that would be taken for it alone.
+    /// Until its cut is taken the state is that of the furthest chunk, and a job that is held for the cut has no later one.
     pub fn may_share(&self, id: WantId) -> bool {
-        let names_round = |want: &Want| matches!(want.at, CutAt::Before(_));
-        self.waiting
-            .iter()
-            .any(|want| want.id == id && (want.waits_for == WaitsFor::Turn || names_round(want)))
+        let is_ahead = |want: &Want| match want.waits_for {
+            WaitsFor::Turn | WaitsFor::Cut(_) => true,
+            _ => matches!(want.at, CutAt::Before(_)),
+        };
+        self.waiting.iter().any(|want| want.id == id && is_ahead(want))
     }
 
     fn get(&mut self, id: WantId) -> Option<&mut Want> {

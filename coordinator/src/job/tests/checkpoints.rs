@@ -241,17 +241,20 @@ fn clients_read_one_after_another() {
 }
 
 #[test]
-fn a_client_joins_those_that_wait_for_their_turn_or_that_name_its_round() {
+fn a_client_joins_those_whose_cut_is_ahead_or_that_name_its_round() {
     let mut wanted = Wanted::new(1);
     let (first, effects) = wanted.want(Use::Client(Selection::All));
     let may_share = |wanted: &Wanted, id| wanted.job.checkpoints.may_share(id);
-    assert!(!may_share(&wanted, first), "its state may be older than the next request");
+    assert!(may_share(&wanted, first), "its cut is ahead");
     let (second, _) = wanted.want(Use::Client(Selection::All));
     assert!(may_share(&wanted, second));
     let occasion = wanted.cut(effects, 7);
+    assert!(!may_share(&wanted, first), "its state may be older than the next request");
     wanted.taken(0, occasion, None);
-    wanted.happens(crate::Event::Read(first));
-    assert!(!may_share(&wanted, first) && !may_share(&wanted, second), "its turn has come");
+    let effects = wanted.happens(crate::Event::Read(first));
+    assert!(!may_share(&wanted, first) && may_share(&wanted, second), "its turn has come");
+    wanted.cut(effects, 8);
+    assert!(!may_share(&wanted, second));
     let mut wanted = Wanted::new(1);
     let (named, effects) = wants_before(&mut wanted, 9);
     assert!(may_share(&wanted, named), "it has its turn, and the round is the same");

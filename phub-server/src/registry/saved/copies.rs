@@ -1,12 +1,12 @@
 //! Copies of a job's state, each for all clients that waited for it.
 //!
 //! ```text
-//!   client a --> want --> its turn --> copy 1 ------------------------> a has it --.
-//!   client b, c, ..., while a reads --> one want -------------------- its turn <---'--> copy 2 --> b, c, ...
+//!   client a --> want --> its turn --> cut --> copy 1 ----------------> a has it --.
+//!   client b, c, ..., while a reads --> one want -------------------- its turn <---'--> cut --> copy 2 --> b, c, ...
 //! ```
 //!
-//! A client never gets a state that is older than its request: once a want has its turn, no client joins it, unless they name the
-//! same round.
+//! A client never gets a state that is older than its request: once the cut of a want is taken, no client joins the want, unless
+//! they name the same round.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
