@@ -54,8 +54,8 @@ struct Current {
     occasion: Occasion,
     before: Round,
     values: Slab,
-    /// Steps of the chunk at each place.
-    steps: Vec<u32>,
+    /// Steps of the chunk at each place, if it is copied.
+    steps: Vec<Option<u32>>,
     /// Chunks that are not copied yet.
     left: usize,
 }
@@ -154,21 +154,27 @@ impl Capture {
         }
     }
 
-    /// Returns the place for a copy of a chunk that has reached `round`, and the tensors that are copied. The chunk has these
-    /// elements.
+    /// Returns the room for a copy of the chunk at `place`, which has reached `round`, and the tensors that are copied. `None` if
+    /// the chunk is copied: where workers step alone, it may still step in the last round of a job.
     #[cold]
-    pub fn place(&mut self, round: Round, elements: &Range<usize>) -> Option<(&mut [f32], Selection)> {
+    pub fn room(
+        &mut self,
+        place: usize,
+        round: Round,
+        elements: &Range<usize>,
+    ) -> Option<(&mut [f32], Selection)> {
         if round == self.due {
             let every = self.every.map_or(1, NonZeroU32::get);
             self.due = Round(round.0.saturating_add(every));
             self.begin(Occasion::Due(round), round);
         }
-        let selection = self.current.as_ref().filter(|current| current.before == round)?.occasion.selection();
+        let of_round = |current: &&Current| current.before == round && current.steps[place].is_none();
+        let selection = self.current.as_ref().filter(of_round)?.occasion.selection();
         let range = self.range(selection, elements);
         Some((&mut self.current.as_mut()?.values.as_mut_slice()[range], selection))
     }
 
-    /// Notes that a chunk was copied to the [place](Self::place), and how many steps it has made. `squares` are the squares of
+    /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` are the squares of
     /// the chunks that have reached its round. The mean is over all norms before the round.
     pub fn copied(
         &mut self,
@@ -176,13 +182,14 @@ impl Capture {
         steps: u32,
         (squares, norm_mean): (Option<ExactSum>, Option<NormMean>),
     ) {
-        let current = self.current.as_mut().expect("a place was given");
+        let current = self.current.as_mut().expect("room was given");
         current.left -= 1;
-        current.steps[place] = steps;
+        current.steps[place] = Some(steps);
         if let Some(Current { occasion, before, values, steps, .. }) =
             self.current.take_if(|current| current.left == 0)
         {
             self.out = true;
+            let steps = steps.into_iter().flatten().collect();
             let part = SnapshotPart { chunks: self.chunks.clone(), values, steps, squares, norm_mean };
             self.taken.push(Taken { occasion, before, through: None, part: Ok(part) });
         }
@@ -199,7 +206,7 @@ impl Capture {
         match memory {
             Ok(values) => {
                 let left = self.chunks.len();
-                self.current = Some(Current { occasion, before, values, steps: vec![0; left], left });
+                self.current = Some(Current { occasion, before, values, steps: vec![None; left], left });
             }
             Err(why) => self.taken.push(Taken { occasion, before, through: None, part: Err(why) }),
         }
@@ -264,7 +271,7 @@ mod tests {
     /// Notes that a chunk reaches a round.
     fn reach(taking: &mut Capture, round: u32, place: usize) {
         if taking.concerns(Round(round))
-            && let Some((values, _)) = taking.place(Round(round), &(place..place + 1))
+            && let Some((values, _)) = taking.room(place, Round(round), &(place..place + 1))
         {
             values.fill(round as f32 + place as f32 / 10.0);
             taking.copied(place, 10 * round + place as u32, (None, None));
@@ -294,6 +301,17 @@ mod tests {
         taking.give_back(None);
         (0..2).for_each(|place| reach(&mut taking, 15, place));
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [15.0, 15.0, 15.1, 15.1]);
+    }
+
+    /// A chunk of workers that step alone may step in the last round of a job after it has reached the round.
+    #[test]
+    fn a_chunk_is_copied_once() {
+        let mut taking = every(5, 0);
+        reach(&mut taking, 5, 0);
+        assert!(taking.concerns(Round(5)) && taking.room(0, Round(5), &(0..1)).is_none());
+        assert!(taking.taken().is_none(), "the other chunk is not copied");
+        reach(&mut taking, 5, 1);
+        assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
     }
 
     #[test]
@@ -344,7 +362,7 @@ mod tests {
         assert!(taking.begin(Occasion::Ahead(1, selection), Round(round)));
         let tensors = taking.tensors.selected(selection).count();
         for place in 0..2 {
-            let (values, copied) = taking.place(Round(round), &(place..place + 1)).unwrap();
+            let (values, copied) = taking.room(place, Round(round), &(place..place + 1)).unwrap();
             assert_eq!((values.len(), copied), (tensors, selection));
             values.fill((10 * round) as f32 + place as f32);
             taking.copied(place, 1, (None, None));

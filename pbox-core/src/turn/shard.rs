@@ -196,7 +196,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     #[cold]
     fn copy_to_snapshot(&mut self, place: usize, round: Round) {
         let elements = &self.stages.chunk(place).of_shard;
-        if let Some((values, selection)) = self.snapshots.place(round, elements) {
+        if let Some((values, selection)) = self.snapshots.room(place, round, elements) {
             let steps = self.stages.copy_to_snapshot(place, selection, values);
             let Staged { gather, .. } = &self.stages;
             self.snapshots.copied(place, steps, (gather.squares_before(round), gather.norm_mean()));
