@@ -1,7 +1,7 @@
 //! Snapshots whose cores answer in any order, and the messages of a part to hub 0.
 
-use pbox_core::Selection;
 use pbox_core::control::{WholeRounds, WrittenReply};
+use pbox_core::{Selection, Tensor};
 
 use super::*;
 use crate::job::checkpoints::{Over, TakenBy};
@@ -224,8 +224,9 @@ fn clients_read_one_after_another() {
     let occasion = wanted.cut(effects, 7);
     let give = Effect::Snapshot(occasion, Round(7), Parts::Give(first));
     assert_eq!(wanted.taken(0, occasion, None), [give]);
+    let weights = Selection::One(Tensor::Weights);
     let [(second, effects), (third, others)] =
-        [wanted.want(Use::Client(Selection::All)), wanted.want(Use::Client(Selection::All))];
+        [weights, Selection::All].map(|of| wanted.want(Use::Client(of)));
     assert_eq!((effects, others), (vec![], vec![]));
     assert_eq!(wanted.passes(LIMIT / 2), []);
     let effects = wanted.happens(crate::Event::Read(first));
@@ -236,6 +237,7 @@ fn clients_read_one_after_another() {
         "the time of the second one has begun again: {why}"
     );
     let occasion = wanted.cut(effects, 7);
+    assert_eq!(occasion.selection(), weights, "cores copy what the client wants");
     let give = Effect::Snapshot(occasion, Round(7), Parts::Give(second));
     assert_eq!(wanted.taken(0, occasion, None), [give]);
 }
