@@ -88,8 +88,11 @@ impl Rounds {
         loop {
             // This is read before a push, because all workers must end with the same round.
             let stops = rank == 0 && self.stop.load(Ordering::Relaxed);
-            session.keys().try_for_each(|key| session.push(key)).expect("a push");
-            if session.wait_all().is_err() || stops {
+            // Rank 0 may be gone before this worker's next push.
+            if session.keys().try_for_each(|key| session.push(key)).is_err()
+                || session.wait_all().is_err()
+                || stops
+            {
                 return;
             }
             if rank == 0 {

@@ -2,7 +2,9 @@
 //! round that is named. Hubs that do not belong together are named in an error.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use fabric::conformance::Watchdog;
 use half::bf16;
 use pbox_core::{Key, Optimizer};
 use phub_cli::weights::{NoWeights, Source};
-use versions::{Precision, Weights};
+use versions::{Precision, Reader, Weights, list as list_versions};
 use worker_shim::{Session, SessionConfig};
 
 use crate::support::{Serve, failure, phub_server, says};
@@ -188,6 +190,50 @@ fn a_file_and_versions_of_several_hubs_have_whole_tensors() {
     assert_eq!(b.shape(), [30, 200]);
     let expected = (0..6000).flat_map(|element| bf16::from_f32(-0.5 * gradient(element)).to_le_bytes());
     assert!(b.data().iter().copied().eq(expected));
+}
+
+/// Publishes three versions while rounds run, and returns whether the publisher has named rounds that had passed.
+fn each_rounds(count: usize, rounds: &str) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let hubs = serve(dir.path(), count);
+    let hubs = list(&hubs);
+    let mut session = worker(&hubs);
+    step(&mut session);
+    let to = dir.path().join("versions");
+    let arguments = ["publish", "job", &hubs, "--to", to.to_str().unwrap(), "--each-rounds", rounds];
+    let (versions, passed) = while_stepping(&mut session, || {
+        let mut publisher = phub_server(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(publisher.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let (mut versions, mut passed) = (0, false);
+        for line in lines {
+            versions += usize::from(line.starts_with("version 00000"));
+            passed |= line.starts_with("round ") && line.contains("has passed: the job is in round");
+            if versions == 3 {
+                break;
+            }
+        }
+        publisher.kill().unwrap();
+        publisher.wait().unwrap();
+        (versions, passed)
+    });
+    assert_eq!(versions, 3);
+    let mut reader = Reader::new(&to);
+    let mut last = 0;
+    for version in list_versions(&to).unwrap().into_iter().take(3) {
+        let at = reader.go_to(version.id).unwrap();
+        let round = at.origin.round;
+        assert!(round > last && round.is_multiple_of(rounds.parse().unwrap()), "{round} after {last}");
+        check(&at.weights, round);
+        last = round;
+    }
+    passed
+}
+
+#[test]
+fn versions_come_before_multiples_of_a_number_of_rounds() {
+    let _watchdog = Watchdog::start();
+    each_rounds(2, "300");
+    assert!(each_rounds(1, "2"), "two rounds pass while a version is written");
 }
 
 #[test]

@@ -206,6 +206,11 @@ fn what_cannot_be_published_is_named() {
     let hub = serve(dir.path());
     let publish = ["publish", "job", &hub.address, "--to", &to, "--once"];
     says(failure(&publish), &["no job \"job\" is here"]);
+    let each_rounds = |more: &[&str]| failure(&[&publish[..5], &["--each-rounds"], more].concat());
+    says(each_rounds(&["0"]), &["invalid value '0'", "--each-rounds <ROUNDS>"]);
+    for other in [&["8", "--once"][..], &["8", "--every", "60"]] {
+        says(each_rounds(other), &["--each-rounds <ROUNDS>' cannot be used with", other[1]]);
+    }
     let _session = worker(&hub.address, SGD);
     says(failure(&[&publish[..], &["--names", &names]].concat()), &["job \"job\" has no key \"c\""]);
     says(failure(&[&publish[..], &["--ema"]].concat()), &["keeps no averages of its weights"]);

@@ -26,10 +26,10 @@ use crate::job::Event;
 
 /// The name of the format.
 const FORMAT: &str = "phub-server";
-/// The version of the format of inputs and answers. It goes up with each change after which this program cannot read older
-/// records. `tests/form.rs` finds such a change: it replays a record whose answers are known.
-const FORM: u32 = 3;
-/// The number of digits of a token and of a secret.
+/// The version of the form of inputs and answers. It goes up with each change after which this program cannot read older
+/// records. `tests/form.rs` replays a record of a known life, and finds such a change.
+const FORM: u32 = 4;
+/// The digits of a token and of a secret.
 const SECRET_DIGITS: usize = 32;
 /// The length limit of an answer in a record, in bytes. A longer answer is recorded by its beginning, length and digest.
 const LONGEST: usize = 4096;

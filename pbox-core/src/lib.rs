@@ -28,7 +28,7 @@ pub use job::{
 };
 pub use kernels::{
     Ablate, Element, Groups, InvalidOptimizer, Magnitude, Multipliers, Numbers, NumbersByRound, Optimizer,
-    Tensor, Tensors, oracle,
+    Selection, Tensor, Tensors, oracle,
 };
 pub use layout::{
     Chunk, ChunkId, Content, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError,

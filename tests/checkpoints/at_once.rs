@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fabric::sim::{Faults, Net};
 use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::{FIRST, SECOND, SGD};
-use pbox_core::{JobId, Key, Layout, Notice, Occasion, Round};
+use pbox_core::{JobId, Key, Layout, Notice, Occasion, Round, Selection};
 
 const ELEMENTS: usize = 16;
 
@@ -24,15 +24,20 @@ fn a_snapshot_that_is_refused_leaves_the_one_under_way_as_it_is() {
     // In round 0 the worker pushes the first weights.
     push(&mut job, FIRST, 5.0);
     for number in [1, 2] {
-        job.cores[0].take_snapshot(JobId(0), Occasion::Asked(number), Round(1), &mut job.notices);
+        job.cores[0].take_snapshot(
+            JobId(0),
+            Occasion::Asked(number, Selection::All),
+            Round(1),
+            &mut job.notices,
+        );
     }
     let [Notice::Snapshot { taken, .. }] = &job.notices[..] else { panic!("{:?}", job.notices) };
-    assert_eq!(taken.occasion, Occasion::Asked(2), "the first one waits for the second key");
+    assert_eq!(taken.occasion, Occasion::Asked(2, Selection::All), "the first one waits for the second key");
     assert!(taken.part.as_ref().unwrap_err().contains("not written yet"));
     job.notices.clear();
     push(&mut job, SECOND, 7.0);
     let [Notice::Snapshot { taken, .. }] = &job.notices[..] else { panic!("{:?}", job.notices) };
-    assert_eq!((taken.occasion, taken.before), (Occasion::Asked(1), Round(1)));
+    assert_eq!((taken.occasion, taken.before), (Occasion::Asked(1, Selection::All), Round(1)));
     let expected = [[5.0; ELEMENTS], [7.0; ELEMENTS]].concat();
     assert_eq!(taken.part.as_ref().unwrap().values.as_slice(), expected);
 }

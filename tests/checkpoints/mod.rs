@@ -8,6 +8,7 @@ mod lost;
 mod making;
 mod over_hubs;
 mod runs;
+mod selected;
 pub(crate) mod state;
 mod steps;
 mod trial;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
@@ -13,6 +14,7 @@ use pbox_core::control::{ErrorReply, ReadersReply, RefusalCode};
 use pbox_core::{Dtype, Key, Optimizer, Round};
 use worker_shim::Session;
 
+use super::checkpoint::hub_every;
 use super::state::train_to;
 
 const ADAM: Optimizer =
@@ -48,20 +50,39 @@ fn refusal(hub: &str, query: &str) -> (u16, ErrorReply) {
     (answer.status().as_u16(), serde_json::from_str(&text).unwrap())
 }
 
+/// Returns the tensors in the file of a hub's checkpoint before a round.
+fn of_file(dir: &Path, before: &str) -> BTreeMap<String, Vec<u8>> {
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "safetensors"));
+    let read = files.map(|path| std::fs::read(path).unwrap()).collect::<Vec<_>>();
+    let (_, of) = read.iter().map(|file| tensors(file)).find(|(round, _)| round == before).unwrap();
+    of.into_iter().map(|(name, bytes)| (name, bytes.to_vec())).collect()
+}
+
+/// Reads weights and averages, each alone, from a job that trains, and from the job when its hubs are back.
 fn has_them_alone(hubs: usize) {
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, ADAM);
     (training.workers, training.chunk_bytes, training.ema) = (1, 1024, Some(0.9));
-    let all: Vec<_> = (0..hubs).map(|_| hub(2)).collect();
+    let dirs: Vec<_> = (0..hubs).map(|_| tempfile::tempdir().unwrap()).collect();
+    has_them_until(&training, &dirs, 4);
+    has_them_until(&training, &dirs, 7);
+}
+
+/// Trains until a round has ended, on from the checkpoint if there is one, and reads. The last worker leaves, and so
+/// the next checkpoint has the state that was read.
+fn has_them_until(training: &Training, dirs: &[tempfile::TempDir], last: u32) {
+    let all: Vec<_> = dirs.iter().map(|dir| hub_every(dir.path(), None)).collect();
     let address = addresses(&all);
     let mut session = Session::join(training.config(&address, 0)).unwrap();
     training.broadcast(&mut session, 0).unwrap();
-    train_to(&training, &mut session, 0, 4);
+    train_to(training, &mut session, 0, last);
+    let mut read = Vec::new();
     for hub in address.split(',') {
         let whole = fetch(hub, "job", PATIENT).unwrap();
         let (round, whole) = tensors(&whole);
-        assert_eq!(round, "5");
+        assert_eq!(round, (last + 1).to_string());
         let belongs = |query: &str, name: &str| match query {
             "?only=weights" => !name.starts_with("optimizer/"),
             _ => name.starts_with("optimizer/ema/"),
@@ -72,13 +93,21 @@ fn has_them_alone(hubs: usize) {
             let mut expected = whole.clone();
             expected.retain(|name, _| belongs(query, name));
             assert!(!expected.is_empty());
-            assert_eq!((of, part), (round.clone(), expected), "{query}");
+            assert_eq!((&of, &part), (&round, &expected), "{query}");
+            read.push(
+                part.into_iter().map(|(name, bytes)| (name, bytes.to_vec())).collect::<BTreeMap<_, _>>(),
+            );
         }
         let (status, why) = refused(hub, "?only=everything");
         assert_eq!(status, 400);
         says(why, &["only=everything", "expected none, only=weights or only=averages"]);
     }
     session.leave().unwrap();
+    let of_hub = dirs.iter().map(|dir| of_file(dir.path(), &(last + 1).to_string()));
+    for (of_file, read) in of_hub.zip(read.chunks(2)) {
+        let read = read.iter().flatten();
+        read.for_each(|(name, bytes)| assert_eq!(of_file.get(name), Some(bytes), "{name}"));
+    }
 }
 
 #[test]

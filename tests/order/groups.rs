@@ -7,7 +7,9 @@ use fabric::sim::{Faults, Net};
 use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::trouble::{Dice, optimizer};
 use pbox_core::codec::Codec;
-use pbox_core::{Compression, JobId, Key, KeyId, Layout, Notice, Occasion, Optimizer, Round, Schedule};
+use pbox_core::{
+    Compression, JobId, Key, KeyId, Layout, Notice, Occasion, Optimizer, Round, Schedule, Selection,
+};
 
 const WORKERS: u32 = 3;
 /// The number of elements of each small key. A chunk has room for four.
@@ -113,7 +115,7 @@ fn keys_of_different_rounds_and_of_modes_without_groups_leave_one_by_one() {
 fn bits((optimizer, ema): (Optimizer, Option<f64>), how: impl Fn(u32, u32) -> How) -> Vec<u32> {
     let mut job = job(|terms| (terms.optimizer, terms.ema) = (optimizer, ema));
     let keys = || (0..10).map(KeyId);
-    job.cores[0].take_snapshot(JobId(0), Occasion::Asked(1), Round(4), &mut job.notices);
+    job.cores[0].take_snapshot(JobId(0), Occasion::Asked(1, Selection::All), Round(4), &mut job.notices);
     for round in 0..6 {
         for rank in 0..WORKERS {
             let worker = &mut job.workers[rank as usize];

@@ -97,6 +97,31 @@ impl Hubs {
         self.all.iter().map(|hub| hub.keys).max().unwrap_or(0)
     }
 
+    /// Returns the round of the furthest hub at its last look, which was a few seconds ago. `None` if no hub has the job.
+    pub fn round(&self, ask: &Ask) -> Result<Option<Round>, NoWeights> {
+        let mut furthest = None;
+        for HubOf { address, .. } in &self.all {
+            let hub = describe(address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
+            let job = hub.jobs.iter().find(|job| job.name == ask.job);
+            furthest = furthest.max(job.map(|job| job.round));
+        }
+        Ok(furthest)
+    }
+
+    /// Returns the parts of all hubs before this round; if a hub has passed it, the round of the furthest hub as an error.
+    pub fn fetch_before(
+        &mut self,
+        ask: &Ask,
+        before: Round,
+    ) -> Result<Result<Vec<Decoded>, Round>, NoWeights> {
+        match self.parts(ask, Some(before)) {
+            Ok(parts) => Ok(Ok(parts)),
+            Err(NoPart::Passed(front)) => Ok(Err(front)),
+            Err(NoPart::Far(why)) => Err(NoWeights::NotYet(why)),
+            Err(NoPart::Because(why)) => Err(why),
+        }
+    }
+
     /// Returns the parts of all hubs, which are of one round.
     pub fn fetch(&mut self, ask: &Ask) -> Result<(Round, Vec<Decoded>), NoWeights> {
         let mut margin = self.known.map_or(0, |(margin, _)| margin);

@@ -6,6 +6,7 @@
 //!   DIR --> Reader --> list, verify, FILE                                           versions
 //! ```
 
+mod each_rounds;
 mod hubs;
 mod publish;
 mod pull;

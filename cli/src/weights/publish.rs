@@ -11,7 +11,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use versions::{Origin, Published, Publisher, Rules, Weights};
 
-use super::source::{HUB_WAIT, NoWeights, Source, SourceArgs};
+use super::each_rounds::EachRounds;
+use super::source::{Fetched, HUB_WAIT, NoWeights, Source, SourceArgs};
 use super::spoken;
 use crate::out::line;
 
@@ -36,6 +37,11 @@ pub struct PublishArgs {
     /// The time from the beginning of a version to the beginning of the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
     every: u64,
+
+    /// Publish before each multiple of this number of the job's rounds, and not by time. If the job has passed such a round before
+    /// its hubs are asked, the publisher says so, and publishes before the next multiple.
+    #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["every", "once"])]
+    each_rounds: Option<NonZeroU32>,
 
     /// The longest time that it waits for a hub that is away. It then ends with an error.
     #[arg(long, value_name = "SECONDS", default_value_t = HUB_WAIT.as_secs())]
@@ -81,7 +87,8 @@ impl PublishArgs {
         }
         // A fetch waits for the hub on a thread, for which the process does not wait.
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let mut publishing = Publishing { publisher, source: Some(source), said: String::new() };
+        let rounds = self.each_rounds.map(EachRounds::new);
+        let mut publishing = Publishing { publisher, source: Some((source, rounds)), said: String::new() };
         let end = publishing.run(&runtime, self);
         runtime.shutdown_background();
         match (end?, publishing.publisher.last()) {
@@ -97,8 +104,8 @@ impl PublishArgs {
 /// A publisher at work.
 struct Publishing {
     publisher: Publisher,
-    /// The source; `None` while a thread uses it.
-    source: Option<Source>,
+    /// The source, and the wanted rounds if not the time decides; `None` while a thread uses them.
+    source: Option<(Source, Option<EachRounds>)>,
     /// The reason for waiting that was last printed.
     said: String,
 }
@@ -116,10 +123,22 @@ impl Publishing {
                 return Ok(End::Asked);
             };
             let pause = match fetched {
-                Ok((origin, weights)) => {
+                Ok(Fetched::Weights(origin, weights)) => {
                     seen = true;
                     self.publish(origin, weights, begun)?;
-                    Duration::from_secs(args.every).saturating_sub(begun.elapsed())
+                    match args.each_rounds {
+                        Some(_) => Duration::ZERO,
+                        None => Duration::from_secs(args.every).saturating_sub(begun.elapsed()),
+                    }
+                }
+                Ok(Fetched::Ahead) => {
+                    seen = true;
+                    PAUSE
+                }
+                Ok(Fetched::Passed { before, front }) => {
+                    seen = true;
+                    line(format_args!("round {} has passed: the job is in round {}", before.0, front.0))?;
+                    Duration::ZERO
                 }
                 Err(why) if args.once => return Err(why.into()),
                 Err(why @ (NoWeights::Lost(_) | NoWeights::Never(_))) => return Err(why.into()),
@@ -145,11 +164,14 @@ impl Publishing {
     }
 
     /// Gets weights on a thread.
-    async fn fetch(&mut self) -> anyhow::Result<Result<(Origin, Weights), NoWeights>> {
-        let mut source = self.source.take().context("the fetch before was cancelled")?;
+    async fn fetch(&mut self) -> anyhow::Result<Result<Fetched, NoWeights>> {
+        let (mut source, mut rounds) = self.source.take().context("the fetch before was cancelled")?;
         let (source, fetched) = tokio::task::spawn_blocking(move || {
-            let fetched = source.fetch();
-            (source, fetched)
+            let fetched = match &mut rounds {
+                Some(rounds) => source.fetch_next(rounds),
+                None => source.fetch().map(|(origin, weights)| Fetched::Weights(origin, weights)),
+            };
+            ((source, rounds), fetched)
         })
         .await?;
         self.source = Some(source);

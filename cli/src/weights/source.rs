@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, ensure};
 use authority::Credential;
 use clap::{Args, ValueEnum};
+use pbox_core::Round;
 use pbox_core::control::{Only, check_job_name};
 use phub_server::checkpoint::Decoded;
 use versions::{Origin, Precision, Weights};
 
+use super::each_rounds::EachRounds;
 use super::hubs::{Ask, Hubs};
 use super::whole::whole_keys;
 
@@ -60,6 +62,17 @@ pub struct Source {
     precision: Precision,
     names: BTreeMap<String, String>,
     patience: Patience,
+}
+
+/// The result of a fetch for which a job may have to come to a round.
+#[derive(Debug)]
+pub(super) enum Fetched {
+    /// The job's weights before one round.
+    Weights(Origin, Weights),
+    /// The job is not near the wanted round.
+    Ahead,
+    /// The job has passed the wanted round, and has reached another one.
+    Passed { before: Round, front: Round },
 }
 
 /// The time for which a hub is away, or is back without the job that it had.
@@ -152,6 +165,37 @@ impl Source {
         let (round, parts) = self.patience.judge(parts, Instant::now())?;
         let weights = self.weights(&parts).map_err(NoWeights::Never)?;
         Ok((Origin { job: self.ask.job.clone(), round: round.0 }, weights))
+    }
+
+    /// Returns the job's weights before the next wanted round, if the job is near it.
+    ///
+    /// # Errors
+    /// Returns an error if there are none now, or never.
+    pub(super) fn fetch_next(&mut self, rounds: &mut EachRounds) -> Result<Fetched, NoWeights> {
+        let seen = self.hubs.round(&self.ask).map(|round| rounds.next(round, Instant::now()));
+        let parts = seen.and_then(|(before, is_near)| match is_near {
+            true => Ok(Some((before, self.hubs.fetch_before(&self.ask, before)?))),
+            false => Ok(None),
+        });
+        let now = Instant::now();
+        match self.patience.judge(parts, now) {
+            Ok(None) => Ok(Fetched::Ahead),
+            Ok(Some((before, Err(front)))) => {
+                rounds.passed(front, now);
+                Ok(Fetched::Passed { before, front })
+            }
+            Ok(Some((before, Ok(parts)))) => {
+                rounds.reached(before, now);
+                let weights = self.weights(&parts).map_err(NoWeights::Never)?;
+                Ok(Fetched::Weights(Origin { job: self.ask.job.clone(), round: before.0 }, weights))
+            }
+            Err(why) => {
+                if !matches!(why, NoWeights::NotYet(_)) {
+                    rounds.forget();
+                }
+                Err(why)
+            }
+        }
     }
 
     /// Waits so long for a hub that is away. The reader then gets [`NoWeights::Lost`].

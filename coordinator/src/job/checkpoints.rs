@@ -16,12 +16,12 @@ use std::ops::RangeInclusive;
 use std::time::Instant;
 
 use pbox_core::control::{CheckpointReply, PartState, WholeRounds};
-use pbox_core::{Occasion, Round};
+use pbox_core::{Occasion, Round, Selection};
 
 use super::Job;
 use super::cut::CutAt;
 use super::parts::Followed;
-use super::wants::{WantId, Wants};
+use super::wants::{Use, WantId, Wants};
 use crate::hubs::{Hubs, may_write};
 
 /// The limit on the parts of checkpoints whose state is remembered.
@@ -138,14 +138,23 @@ impl Checkpoints {
         self.followed.end();
     }
 
-    /// Begins a snapshot at a cut. If no want of this hub is behind it, hub 0 will ask for the result.
-    pub(super) fn begin(&mut self, before: Round, want: Option<WantId>, at: Option<CutAt>) -> Occasion {
+    /// Begins a snapshot after a cut. Hub 0 gets its result if nobody at this hub wants the snapshot: a part of a checkpoint.
+    pub(super) fn begin(
+        &mut self,
+        before: Round,
+        want: Option<(WantId, Use)>,
+        at: Option<CutAt>,
+    ) -> Occasion {
         self.asked += 1;
-        let occasion = match at {
-            Some(CutAt::Before(_)) => Occasion::Ahead(self.asked),
-            _ => Occasion::Asked(self.asked),
+        let selection = match want {
+            Some((_, Use::Client(selection))) => selection,
+            Some((_, Use::File)) | None => Selection::All,
         };
-        let lacks = BTreeSet::new();
+        let occasion = match at {
+            Some(CutAt::Before(_)) => Occasion::Ahead(self.asked, selection),
+            _ => Occasion::Asked(self.asked, selection),
+        };
+        let (lacks, want) = (BTreeSet::new(), want.map(|(want, _)| want));
         self.collecting.push(Collecting { occasion, before, answers: 0, refused: None, lacks, want });
         if want.is_none() {
             self.part_is(before, PartState::Collecting);

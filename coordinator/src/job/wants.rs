@@ -21,7 +21,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use pbox_core::Round;
+use pbox_core::{Round, Selection};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::{Over, TakenBy};
@@ -41,8 +41,8 @@ pub struct WantId(u64);
 pub enum Use {
     /// A file for the job, at all hubs of the job.
     File,
-    /// A copy in memory, which clients read. The copy lives until all these clients have read it.
-    Client,
+    /// Clients, which have a copy of these tensors until all have read it.
+    Client(Selection),
 }
 
 /// The use of the parts of a snapshot, after all cores have answered.
@@ -116,13 +116,14 @@ enum WaitsFor {
 }
 
 impl Wants {
-    /// Whether another client may share the state for which a client waits. True if the state will not be older than one
-    /// that would be taken for the other client alone.
+    /// Whether another client may have the state that a client waits for: it is no older than one that would be taken for it alone.
+    /// Until its cut is taken the state is that of the furthest chunk, and a job that is held for the cut has no later one.
     pub fn may_share(&self, id: WantId) -> bool {
-        let names_round = |want: &Want| matches!(want.at, CutAt::Before(_));
-        self.waiting
-            .iter()
-            .any(|want| want.id == id && (want.waits_for == WaitsFor::Turn || names_round(want)))
+        let is_ahead = |want: &Want| match want.waits_for {
+            WaitsFor::Turn | WaitsFor::Cut(_) => true,
+            _ => matches!(want.at, CutAt::Before(_)),
+        };
+        self.waiting.iter().any(|want| want.id == id && is_ahead(want))
     }
 
     fn get(&mut self, id: WantId) -> Option<&mut Want> {
@@ -134,11 +135,11 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want that a cut is for. The want now waits for the parts of the cores.
-    pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<WantId> {
+    /// Returns the want that a cut is for, and its use. The cores now take the snapshot.
+    pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<(WantId, Use)> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);
-        Some(want.id)
+        Some((want.id, want.purpose))
     }
 
     /// Answers the want for which a failed cut was made.
@@ -160,7 +161,7 @@ impl Want {
             WaitsFor::Turn => Some("another client reads its state, try again later".to_owned()),
             WaitsFor::Others | WaitsFor::Cut(_) => None,
             WaitsFor::Cores(before) => Some(overdue(*before)),
-            WaitsFor::Memory(_, why) => (self.purpose == Use::Client || !writes).then(|| why.clone()),
+            WaitsFor::Memory(_, why) => (self.purpose != Use::File || !writes).then(|| why.clone()),
         }
     }
 }
@@ -186,7 +187,7 @@ impl Saving<'_> {
         wants.waiting.push(Want { id, purpose, at, limit, until, waits_for: WaitsFor::Turn });
         let effects = match purpose {
             Use::File => self.tries(id),
-            Use::Client => self.next_client(),
+            Use::Client(_) => self.next_client(),
         };
         (id, effects)
     }
@@ -251,7 +252,7 @@ impl Saving<'_> {
             (Some(why), Some(id)) => (Parts::Drop, self.lacks_memory(id, lacks, why)),
             (None, Some(id)) => match self.wants().take(id) {
                 None => (Parts::Drop, Vec::new()),
-                Some(Want { purpose: Use::Client, .. }) => (Parts::Give(id), Vec::new()),
+                Some(Want { purpose: Use::Client(_), .. }) => (Parts::Give(id), Vec::new()),
                 Some(Want { until, .. }) => {
                     self.job.checkpoints.writing.push((occasion, Some((id, until))));
                     (Parts::Write, Vec::new())

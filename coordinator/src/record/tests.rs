@@ -79,7 +79,7 @@ fn a_record_of_another_form_is_refused_by_name() {
     for (other, form) in [("", 0), ("\"form\":1,", 1)] {
         let mut lines = recorded();
         lines[0] =
-            lines[0].replace("\"form\":3,", other).replace("\"settings\":{", "\"settings\":{\"other\":1,");
+            lines[0].replace("\"form\":4,", other).replace("\"settings\":{", "\"settings\":{\"other\":1,");
         let refused = replayed(&lines).unwrap_err();
         assert_eq!(refused, NotReplayed::OtherForm { form, version: "a test".to_owned() });
         assert!(refused.to_string().contains("phub-server a test"), "{refused}");

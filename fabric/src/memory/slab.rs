@@ -23,9 +23,15 @@ impl Slab {
         Ok(Slab { mapping: Mapping::private(what, bytes)?, elements })
     }
 
+    /// Returns the memory as this many f32, with what is in it. `None` if it has no room for them.
+    pub fn resized(self, elements: usize) -> Option<Self> {
+        let has_room = elements <= self.mapping.bytes() / size_of::<f32>();
+        has_room.then_some(Slab { elements, ..self })
+    }
+
     /// Returns the memory.
     pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: the mapping holds `elements` f32 (checked in `zeroed`), page-aligned, initialised
+        // SAFETY: the mapping holds `elements` f32 (checked in `zeroed` and `resized`), page-aligned, initialised
         // by the kernel; `&self` excludes writers.
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast::<f32>(), self.elements) }
     }

@@ -36,7 +36,7 @@ pub use measured::Before;
 pub use optimizer::{
     Ablate, Groups, InvalidOptimizer, Multipliers, Numbers, NumbersByRound, Optimizer, Step,
 };
-pub use tensors::{Tensor, Tensors};
+pub use tensors::{Selection, Tensor, Tensors};
 
 /// The number of lanes of a sum of squares: the number of values in the widest vector.
 const LANES: usize = 32;

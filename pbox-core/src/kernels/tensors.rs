@@ -9,6 +9,8 @@
 //! Only weights of 16 bits have master weights; with f32, the window itself has them. Except in the kernels, averages are
 //! handled as one more state.
 
+use serde::{Deserialize, Serialize};
+
 use super::average::Decay;
 use super::optimizer::Optimizer;
 use crate::layout::Dtype;
@@ -16,8 +18,8 @@ use crate::layout::Dtype;
 /// The name of averages among the states.
 const EMA: &str = "ema";
 
-/// One of the tensors that a hub keeps for a key. Each tensor has the key's shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One of the tensors that a hub keeps for a key; each has the key's shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Tensor {
     /// The f32 master weights.
     Weights,
@@ -32,6 +34,22 @@ impl Tensor {
             Tensor::Weights => 0,
             Tensor::State(which) => 1 + which,
         }
+    }
+}
+
+/// The tensors of each key that a snapshot has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Selection {
+    /// All: the state that a job continues from.
+    All,
+    /// One, for readers.
+    One(Tensor),
+}
+
+impl Selection {
+    /// Whether a tensor is selected.
+    pub fn has(self, tensor: Tensor) -> bool {
+        self == Selection::All || self == Selection::One(tensor)
     }
 }
 
@@ -104,6 +122,11 @@ impl Tensors {
         let saved = self.saved_per_element();
         let weights = (saved > 0).then_some(Tensor::Weights);
         weights.into_iter().chain((1..saved).map(|place| Tensor::State(place - 1)))
+    }
+
+    /// Returns the selected tensors of a key, in the order of a chunk's values.
+    pub fn selected(&self, selection: Selection) -> impl Iterator<Item = Tensor> + use<> {
+        self.all().filter(move |&tensor| selection.has(tensor))
     }
 }
 

@@ -4,11 +4,13 @@
 //! Owned by the core. Knows chunks by their place in the shard, and knows no file.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use fabric::Slab;
 use serde::{Deserialize, Serialize};
 
 use super::part::SnapshotPart;
+use crate::kernels::{Selection, Tensors};
 use crate::layout::{ChunkId, Round};
 use crate::whole::{ExactSum, NormMean};
 
@@ -17,11 +19,21 @@ use crate::whole::{ExactSum, NormMean};
 pub enum Occasion {
     /// A snapshot is due before this round.
     Due(Round),
-    /// A client asked for the snapshot. Each request has a number.
-    Asked(u64),
-    /// A reader asked for the state before a round that may be far ahead. The number is that of the request, as in `Asked`.
-    /// Until the first chunk reaches the round, any other snapshot may take the place of this snapshot.
-    Ahead(u64),
+    /// A client asked for the snapshot of these tensors. Each request has a number.
+    Asked(u64, Selection),
+    /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may take its place
+    /// until a chunk has reached the round.
+    Ahead(u64, Selection),
+}
+
+impl Occasion {
+    /// Returns the tensors that the snapshot has.
+    pub fn selection(&self) -> Selection {
+        match *self {
+            Occasion::Due(_) => Selection::All,
+            Occasion::Asked(_, selection) | Occasion::Ahead(_, selection) => selection,
+        }
+    }
 }
 
 /// The result of one core's part of a snapshot.
@@ -43,9 +55,9 @@ struct Current {
     occasion: Occasion,
     before: Round,
     values: Slab,
-    /// The steps of each chunk, by place.
-    steps: Vec<u32>,
-    /// The number of chunks that are not copied yet.
+    /// Steps of the chunk at each place, if it is copied.
+    steps: Vec<Option<u32>>,
+    /// Chunks that are not copied yet.
     left: usize,
 }
 
@@ -53,8 +65,9 @@ struct Current {
 #[derive(Debug)]
 pub(crate) struct Capture {
     chunks: Vec<ChunkId>,
-    /// Values in a part.
+    /// The elements of all chunks.
     elements: usize,
+    tensors: Tensors,
     every: Option<NonZeroU32>,
     /// The next round before which a snapshot is due.
     due: Round,
@@ -70,12 +83,25 @@ pub(crate) struct Capture {
 const NEVER: Round = Round(u32::MAX);
 
 impl Capture {
-    /// Creates the snapshots of `chunks`, which have `elements` values. A snapshot is due every `every` rounds. The first
-    /// one is due after round `first`.
-    pub fn new(chunks: Vec<ChunkId>, elements: usize, every: Option<NonZeroU32>, first: Round) -> Self {
-        let taken = Vec::new();
-        let mut taking =
-            Capture { chunks, elements, every, due: NEVER, current: None, out: false, spare: None, taken };
+    /// Snapshots of `chunks`, whose elements have these tensors. A snapshot is due every `every` rounds, first after round
+    /// `first`.
+    pub fn new(
+        chunks: Vec<ChunkId>,
+        (elements, tensors): (usize, Tensors),
+        every: Option<NonZeroU32>,
+        first: Round,
+    ) -> Self {
+        let mut taking = Capture {
+            chunks,
+            elements,
+            tensors,
+            every,
+            due: NEVER,
+            current: None,
+            out: false,
+            spare: None,
+            taken: Vec::new(),
+        };
         taking.begin_at(first);
         taking
     }
@@ -88,11 +114,17 @@ impl Capture {
 
     /// Returns a part with its own memory. `copy` fills in the values, and the number of steps of each chunk.
     pub fn apart(&self, copy: impl FnOnce(&mut [f32], &mut [u32])) -> Result<SnapshotPart, String> {
-        let values = Slab::zeroed("a last state", self.elements);
+        let values = Slab::zeroed("a last state", self.range(Selection::All, &(0..self.elements)).end);
         let mut values = values.map_err(|error| error.to_string())?;
         let mut steps = vec![0; self.chunks.len()];
         copy(values.as_mut_slice(), &mut steps);
         Ok(SnapshotPart { chunks: self.chunks.clone(), values, steps, squares: None, norm_mean: None })
+    }
+
+    /// Returns the values of some of the elements in a part of these tensors.
+    pub fn range(&self, selection: Selection, elements: &Range<usize>) -> Range<usize> {
+        let tensors = self.tensors.selected(selection).count();
+        elements.start * tensors..elements.end * tensors
     }
 
     /// Whether a chunk that has reached `round` must be copied into a snapshot.
@@ -124,34 +156,42 @@ impl Capture {
         }
     }
 
-    /// Returns the memory for a copy of a chunk that has reached `round`: `range` of the part's values. `None` if no
-    /// snapshot of this round is taken.
+    /// Returns the room for a copy of the chunk at `place`, which has reached `round`, and the tensors that are copied. `None` if
+    /// the chunk is copied: where workers step alone, it may still step in the last round of a job.
     #[cold]
-    pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
+    pub fn room(
+        &mut self,
+        place: usize,
+        round: Round,
+        elements: &Range<usize>,
+    ) -> Option<(&mut [f32], Selection)> {
         if round == self.due {
             let every = self.every.map_or(1, NonZeroU32::get);
             self.due = Round(round.0.saturating_add(every));
             self.begin(Occasion::Due(round), round);
         }
-        let current = self.current.as_mut().filter(|current| current.before == round)?;
-        Some(&mut current.values.as_mut_slice()[range])
+        let of_round = |current: &&Current| current.before == round && current.steps[place].is_none();
+        let selection = self.current.as_ref().filter(of_round)?.occasion.selection();
+        let range = self.range(selection, elements);
+        Some((&mut self.current.as_mut()?.values.as_mut_slice()[range], selection))
     }
 
-    /// Notes that a chunk was copied to the [place](Self::place), and how many steps it has made. `squares` is the sum over
-    /// the chunks that have reached the chunk's round. `norm_mean` is the mean of all norms before that round.
+    /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` are the squares of
+    /// the chunks that have reached its round. The mean is over all norms before the round.
     pub fn copied(
         &mut self,
         place: usize,
         steps: u32,
         (squares, norm_mean): (Option<ExactSum>, Option<NormMean>),
     ) {
-        let current = self.current.as_mut().expect("a place was given");
+        let current = self.current.as_mut().expect("room was given");
         current.left -= 1;
-        current.steps[place] = steps;
+        current.steps[place] = Some(steps);
         if let Some(Current { occasion, before, values, steps, .. }) =
             self.current.take_if(|current| current.left == 0)
         {
             self.out = true;
+            let steps = steps.into_iter().flatten().collect();
             let part = SnapshotPart { chunks: self.chunks.clone(), values, steps, squares, norm_mean };
             self.taken.push(Taken { occasion, before, through: None, part: Ok(part) });
         }
@@ -163,35 +203,35 @@ impl Capture {
         if self.chunks.is_empty() {
             return false; // such a core has no part, and the hub expects none
         }
-        let memory = self.memory();
+        let memory = self.memory(occasion.selection());
         let begins = memory.is_ok();
         match memory {
             Ok(values) => {
                 let left = self.chunks.len();
-                self.current = Some(Current { occasion, before, values, steps: vec![0; left], left });
+                self.current = Some(Current { occasion, before, values, steps: vec![None; left], left });
             }
             Err(why) => self.taken.push(Taken { occasion, before, through: None, part: Err(why) }),
         }
         begins
     }
 
-    fn memory(&mut self) -> Result<Slab, String> {
-        if let Some(values) = self.yields() {
-            return Ok(values);
-        }
+    fn memory(&mut self, selection: Selection) -> Result<Slab, String> {
+        let yielded = self.yields();
         if self.current.is_some() || self.out {
             return Err("the checkpoint before it is not written yet".into());
         }
-        match self.spare.take() {
-            Some(spare) => Ok(spare),
-            None => Slab::zeroed("a snapshot", self.elements).map_err(|error| error.to_string()),
+        let values = self.range(selection, &(0..self.elements)).end;
+        // Memory for all tensors has room for one.
+        match yielded.or_else(|| self.spare.take()).and_then(|memory| memory.resized(values)) {
+            Some(memory) => Ok(memory),
+            None => Slab::zeroed("a snapshot", values).map_err(|error| error.to_string()),
         }
     }
 
     /// Gives up a snapshot of a future round if none of its chunks has been copied yet. Returns the snapshot's memory.
     fn yields(&mut self) -> Option<Slab> {
         let all = self.chunks.len();
-        let waits = |it: &mut Current| matches!(it.occasion, Occasion::Ahead(_)) && it.left == all;
+        let waits = |it: &mut Current| matches!(it.occasion, Occasion::Ahead(..)) && it.left == all;
         let Current { occasion, before, values, .. } = self.current.take_if(waits)?;
         let part = Err("another snapshot came before it".to_owned());
         self.taken.push(Taken { occasion, before, through: None, part });
@@ -220,15 +260,20 @@ impl Capture {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::{Optimizer, Tensor};
 
+    const MOMENTUM: Optimizer = Optimizer::Momentum { learning_rate: 0.1, weight_decay: 0.0, momentum: 0.9 };
+
+    /// Returns the snapshots of two chunks with one element each, which have two tensors.
     fn every(rounds: u32, first: u32) -> Capture {
-        Capture::new(vec![ChunkId(3), ChunkId(4)], 4, NonZeroU32::new(rounds), Round(first))
+        let of = (2, Tensors::from(MOMENTUM));
+        Capture::new(vec![ChunkId(3), ChunkId(4)], of, NonZeroU32::new(rounds), Round(first))
     }
 
     /// Lets a chunk reach a round.
     fn reach(taking: &mut Capture, round: u32, place: usize) {
         if taking.concerns(Round(round))
-            && let Some(values) = taking.place(Round(round), place * 2..place * 2 + 2)
+            && let Some((values, _)) = taking.room(place, Round(round), &(place..place + 1))
         {
             values.fill(round as f32 + place as f32 / 10.0);
             taking.copied(place, 10 * round + place as u32, (None, None));
@@ -260,6 +305,17 @@ mod tests {
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [15.0, 15.0, 15.1, 15.1]);
     }
 
+    /// A chunk of workers that step alone may step in the last round of a job after it has reached the round.
+    #[test]
+    fn a_chunk_is_copied_once() {
+        let mut taking = every(5, 0);
+        reach(&mut taking, 5, 0);
+        assert!(taking.concerns(Round(5)) && taking.room(0, Round(5), &(0..1)).is_none());
+        assert!(taking.taken().is_none(), "the other chunk is not copied");
+        reach(&mut taking, 5, 1);
+        assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
+    }
+
     #[test]
     fn one_at_a_time() {
         let mut taking = every(2, 7);
@@ -270,10 +326,10 @@ mod tests {
         assert_eq!(skipped.occasion, Occasion::Due(Round(10)));
         assert!(skipped.part.unwrap_err().contains("not written"));
         assert!(taking.taken().is_none(), "said once");
-        taking.begin(Occasion::Asked(1), Round(11));
+        taking.begin(Occasion::Asked(1, Selection::All), Round(11));
         assert!(taking.taken().unwrap().part.is_err());
         taking.give_back(Some(first.values));
-        taking.begin(Occasion::Asked(2), Round(11));
+        taking.begin(Occasion::Asked(2, Selection::All), Round(11));
         (0..2).for_each(|place| reach(&mut taking, 11, place));
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
     }
@@ -281,25 +337,63 @@ mod tests {
     #[test]
     fn a_snapshot_of_a_round_ahead_gives_way_until_it_has_a_chunk() {
         let mut taking = every(5, 0);
-        assert!(taking.begin(Occasion::Ahead(1), Round(7)));
+        assert!(taking.begin(Occasion::Ahead(1, Selection::All), Round(7)));
         reach(&mut taking, 5, 0);
         let Taken { occasion, part, .. } = taking.taken().unwrap();
         assert_eq!(
             (occasion, part.unwrap_err().as_str()),
-            (Occasion::Ahead(1), "another snapshot came before it")
+            (Occasion::Ahead(1, Selection::All), "another snapshot came before it")
         );
         reach(&mut taking, 5, 1);
         let due = taking.taken().unwrap().part.unwrap();
         assert_eq!(due.values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
-        assert!(!taking.begin(Occasion::Ahead(2), Round(7)), "the memory is out");
+        assert!(!taking.begin(Occasion::Ahead(2, Selection::All), Round(7)), "the memory is out");
         taking.taken().unwrap().part.unwrap_err();
         taking.give_back(Some(due.values));
-        assert!(taking.begin(Occasion::Ahead(3), Round(7)));
+        assert!(taking.begin(Occasion::Ahead(3, Selection::All), Round(7)));
         reach(&mut taking, 7, 0);
-        assert!(!taking.begin(Occasion::Asked(4), Round(8)), "it has a chunk");
-        assert_eq!(taking.taken().unwrap().occasion, Occasion::Asked(4));
+        assert!(!taking.begin(Occasion::Asked(4, Selection::All), Round(8)), "it has a chunk");
+        assert_eq!(taking.taken().unwrap().occasion, Occasion::Asked(4, Selection::All));
         reach(&mut taking, 7, 1);
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [7.0, 7.0, 7.1, 7.1]);
+    }
+
+    /// Takes a snapshot of the selected tensors before a round.
+    #[track_caller]
+    fn values(taking: &mut Capture, round: u32, selection: Selection) -> Slab {
+        assert!(taking.begin(Occasion::Ahead(1, selection), Round(round)));
+        let tensors = taking.tensors.selected(selection).count();
+        for place in 0..2 {
+            let (values, copied) = taking.room(place, Round(round), &(place..place + 1)).unwrap();
+            assert_eq!((values.len(), copied), (tensors, selection));
+            values.fill((10 * round) as f32 + place as f32);
+            taking.copied(place, 1, (None, None));
+        }
+        taking.taken().unwrap().part.unwrap().values
+    }
+
+    #[test]
+    fn a_snapshot_of_one_tensor_has_no_others_and_room_for_no_others() {
+        let (mut taking, weights) = (every(100, 0), Selection::One(Tensor::Weights));
+        for round in [1, 5] {
+            let of_weights = values(&mut taking, round, weights);
+            let round = 10.0 * round as f32;
+            assert_eq!(of_weights.as_slice(), [round, round + 1.0]);
+            // The memory of weights has no room for all, and the memory of all has room for weights.
+            taking.give_back(Some(of_weights));
+            let all = values(&mut taking, 2, Selection::All);
+            assert_eq!(all.as_slice(), [20.0, 20.0, 21.0, 21.0]);
+            taking.give_back(Some(all));
+        }
+        // A snapshot that is due takes the memory of one that waits, with all its tensors.
+        assert!(taking.begin(Occasion::Ahead(2, weights), Round(200)));
+        (0..2).for_each(|place| reach(&mut taking, 100, place));
+        let due = Vec::from_iter(std::iter::from_fn(|| taking.taken()));
+        let [Taken { part: Ok(part), occasion: Occasion::Due(_), .. }, Taken { part: Err(_), .. }] = &due[..]
+        else {
+            panic!("{due:?}")
+        };
+        assert_eq!(part.values.as_slice(), [100.0, 100.0, 100.1, 100.1]);
     }
 
     #[test]
@@ -319,7 +413,7 @@ mod tests {
             (Occasion::Due(Round(10)), Some(Round(4_000_000_000)))
         );
         assert!(skipped.part.is_err() && taking.taken().is_none(), "all the others are one result");
-        taking.begin(Occasion::Asked(1), Round(7));
+        taking.begin(Occasion::Asked(1, Selection::All), Round(7));
         taking.taken().unwrap().part.unwrap_err();
         assert_eq!(pass(&mut taking, 3, far, 1), [Round(5)]);
         let Taken { before, part, .. } = taking.taken().unwrap();

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   a part's values:  [ chunk 7: weights | state 0 | state 1 ][ chunk 9: weights | state 0 | state 1 ] ...
+//!   of one tensor:    [ chunk 7: weights ][ chunk 9: weights ] ...
 //! ```
 //!
 //! Plain data. The core that owns the chunks fills a part, and the writer of the checkpoint reads it. Knows no file.
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use fabric::Slab;
 
 use crate::job::Schedule;
-use crate::kernels::{Numbers, Optimizer, Tensor, Tensors};
+use crate::kernels::{Numbers, Optimizer, Selection, Tensor, Tensors};
 use crate::layout::{ChunkId, Layout, Round};
 use crate::place::{Piece, Share};
 use crate::whole::{ExactSum, NormMean};
@@ -21,7 +22,7 @@ use crate::whole::{ExactSum, NormMean};
 pub struct SnapshotPart {
     /// The chunks that the core owns.
     pub chunks: Vec<ChunkId>,
-    /// The values of each chunk, in this order: its weights, then its state as the kernels keep it.
+    /// The selected values of each chunk, in this order: its weights, then its state as the kernels keep it.
     pub values: Slab,
     /// The number of steps that each chunk has made.
     pub steps: Vec<u32>,
@@ -49,6 +50,7 @@ pub struct Snapshot {
     layout: Arc<Layout>,
     pieces: Vec<Piece>,
     tensors: Tensors,
+    selection: Selection,
     round: Round,
     numbers: Vec<(Round, Numbers)>,
     ended: Option<String>,
@@ -104,14 +106,14 @@ impl Snapshot {
         parts: Vec<SnapshotPart>,
     ) -> Result<Self, SnapshotError> {
         let pieces = Share::WHOLE.pieces(&layout, Schedule::default());
-        Self::of_share(layout, pieces, tensors, round, numbers, parts)
+        Self::of_share(layout, pieces, (tensors.into(), Selection::All), round, numbers, parts)
     }
 
-    /// Creates a snapshot as [`new`](Self::new) does, for the pieces of one of several hubs.
+    /// Creates a snapshot like [`new`](Self::new), for the pieces of one of several hubs. The parts have the selected tensors.
     pub fn of_share(
         layout: Arc<Layout>,
         pieces: Vec<Piece>,
-        tensors: impl Into<Tensors>,
+        (tensors, selection): (Tensors, Selection),
         round: Round,
         numbers: Vec<(Round, Numbers)>,
         parts: Vec<SnapshotPart>,
@@ -119,9 +121,8 @@ impl Snapshot {
         if numbers.first().is_none_or(|&(from, _)| from > round) {
             return Err(SnapshotError::NoNumbers { round: round.0 });
         }
-        let tensors = tensors.into();
-        let places = places(&layout, &pieces, tensors.all().count(), &parts)?;
-        Ok(Snapshot { layout, pieces, tensors, round, numbers, ended: None, parts, places })
+        let places = places(&layout, &pieces, tensors.selected(selection).count(), &parts)?;
+        Ok(Snapshot { layout, pieces, tensors, selection, round, numbers, ended: None, parts, places })
     }
 
     /// Marks the snapshot as the last state of a job, which ended for this reason.
@@ -154,9 +155,14 @@ impl Snapshot {
         self.tensors.optimizer()
     }
 
-    /// Returns the tensors of each key of the job.
+    /// Returns the tensors of each of the job's keys.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
+    }
+
+    /// Returns the tensors that the snapshot has.
+    pub fn selection(&self) -> Selection {
+        self.selection
     }
 
     /// Returns the next round.
@@ -205,7 +211,8 @@ impl Snapshot {
     fn values(&self, chunk: u32, tensor: Tensor) -> &[f32] {
         let elements = elements(&self.layout, ChunkId(chunk));
         let Place { part, start, .. } = self.place(chunk);
-        let place = self.tensors.all().position(|of| of == tensor).expect("a tensor of the job");
+        let mut selected = self.tensors.selected(self.selection);
+        let place = selected.position(|of| of == tensor).expect("the snapshot has the tensor");
         &self.parts[part].values.as_slice()[start + place * elements..][..elements]
     }
 

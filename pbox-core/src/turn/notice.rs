@@ -47,6 +47,7 @@ impl AnswersAbove {
 }
 
 /// An event that the core's owner must know about.
+#[allow(clippy::large_enum_variant)] // few notices wait, and a box would be an allocation in a core's turn
 #[derive(Debug)]
 pub enum Notice {
     /// A worker's link ended; it is detached in the next turn.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::pace::{Arrivals, Pace, Whole};
 use super::violation::Violation;
 use crate::job::{JobTerms, OnLoss};
-use crate::kernels::{Kernels, Numbers};
+use crate::kernels::{Kernels, Numbers, Selection};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
 use crate::weights::{Bare, Discarded, Gather, Mode, Read, Refused, Staged, To};
@@ -124,7 +124,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let layout = wire.layout();
         let mut places = vec![None; layout.chunks().len()];
         (0..).zip(&chunks).for_each(|(place, id)| places[id.index()] = Some(place));
-        let values = stages.chunks().last().map_or(0, |last| last.in_snapshot.end);
+        let elements = stages.chunks().last().map_or(0, |last| last.of_shard.end);
         let mut shard = ShardOf {
             pace,
             stages,
@@ -134,7 +134,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             places,
             keys: chunks.iter().map(|&id| layout.chunk(id).key).collect(),
             joined: Vec::new(),
-            snapshots: Capture::new(chunks, values, snapshot_every, Round(0)),
+            snapshots: Capture::new(chunks, (elements, terms.tensors()), snapshot_every, Round(0)),
             terms: Arc::clone(terms),
             failure: None,
         };
@@ -195,9 +195,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     #[cold]
     fn copy_to_snapshot(&mut self, place: usize, round: Round) {
-        let range = self.stages.chunk(place).in_snapshot.clone();
-        if let Some(values) = self.snapshots.place(round, range) {
-            let steps = self.stages.copy_to_snapshot(place, values);
+        let elements = &self.stages.chunk(place).of_shard;
+        if let Some((values, selection)) = self.snapshots.room(place, round, elements) {
+            let steps = self.stages.copy_to_snapshot(place, selection, values);
             let Staged { gather, .. } = &self.stages;
             self.snapshots.copied(place, steps, (gather.squares_before(round), gather.norm_mean()));
         }
@@ -214,8 +214,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let ShardOf { stages, snapshots, keys, .. } = self;
         let part = snapshots.apart(|values, steps| {
             for (place, steps) in (0..keys.len()).zip(steps) {
-                let range = stages.chunk(place).in_snapshot.clone();
-                *steps = stages.copy_to_snapshot(place, &mut values[range]);
+                let range = snapshots.range(Selection::All, &stages.chunk(place).of_shard);
+                *steps = stages.copy_to_snapshot(place, Selection::All, &mut values[range]);
             }
         })?;
         let (squares, norm_mean) = (stages.gather.squares_before(before), stages.gather.norm_mean());

@@ -27,8 +27,8 @@ pub(crate) struct Chunk {
     pub dtype: Dtype,
     /// The start of the chunk's kept values: its master weights and state, in f32.
     pub kept: usize,
-    /// The chunk's values in a snapshot's part: its weights, if the hub keeps them, then its state.
-    pub in_snapshot: Range<usize>,
+    /// The elements among those of the shard: a snapshot has the selected tensors of each.
+    pub of_shard: Range<usize>,
     /// The multipliers of the job's terms.
     pub lr_mult: f32,
     pub wd_mult: f32,
@@ -38,14 +38,14 @@ impl Chunk {
     /// Returns the chunks with these ids, in a shard that keeps these tensors.
     pub fn of_shard(tensors: &Tensors, wire: &Wire, ids: &[ChunkId]) -> Vec<Chunk> {
         let layout = wire.layout();
-        let (mut kept, mut values) = (0, 0);
+        let (mut kept, mut begin) = (0, 0);
         let chunk = |&id| {
             let chunk = layout.chunk(id);
             let (key, of) = (&layout.keys()[chunk.key.index()], chunk.key);
             let dtype = if wire.framing().is_some() { Dtype::F32 } else { key.dtype };
             let elements = chunk.span.bytes / key.dtype.bytes();
-            let in_snapshot = values..values + elements * tensors.saved_per_element();
-            values = in_snapshot.end;
+            let of_shard = begin..begin + elements;
+            begin = of_shard.end;
             kept += elements * tensors.kept_per_element(dtype);
             Chunk {
                 id,
@@ -56,7 +56,7 @@ impl Chunk {
                 elements,
                 dtype,
                 kept: kept - elements * tensors.kept_per_element(dtype),
-                in_snapshot,
+                of_shard,
                 lr_mult: key.lr_mult,
                 wd_mult: key.wd_mult,
             }
@@ -74,7 +74,7 @@ impl Chunk {
             let (one, next) = (&pair[0], &pair[1]);
             one.push.end() == Some(next.push.offset)
                 && one.span.end() == Some(next.span.offset)
-                && one.in_snapshot.end == next.in_snapshot.start
+                && one.of_shard.end == next.of_shard.start
                 && (one.dtype, one.lr_mult, one.wd_mult) == (next.dtype, next.lr_mult, next.wd_mult)
         };
         let joins = tensors.kept_per_element(first.dtype) <= 1 && !tensors.optimizer().uses_steps();
@@ -85,7 +85,7 @@ impl Chunk {
             span: first.span.to(last.span),
             bytes: chunks.iter().map(|chunk| chunk.bytes).sum(),
             elements: chunks.iter().map(|chunk| chunk.elements).sum(),
-            in_snapshot: first.in_snapshot.start..last.in_snapshot.end,
+            of_shard: first.of_shard.start..last.of_shard.end,
             ..*first
         })
     }

@@ -18,7 +18,7 @@ use super::gauge::{Gauge, Gauged};
 use super::steps::Steps;
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
-use crate::kernels::{Element, Kernels, NumbersByRound, Slots, typed};
+use crate::kernels::{Element, Kernels, NumbersByRound, Selection, Slots, typed};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::Restored;
 use crate::whole::Found;
@@ -512,12 +512,12 @@ impl<M: Mode> Staged<M> {
         reply.restore(chunks, weights, restored.round());
     }
 
-    /// Writes a chunk's values into a snapshot. Returns the number of steps that the chunk has made.
-    pub fn copy_to_snapshot(&self, place: usize, values: &mut [f32]) -> u32 {
+    /// Writes a chunk's selected values into a snapshot. Returns how many steps it has made.
+    pub fn copy_to_snapshot(&self, place: usize, selection: Selection, values: &mut [f32]) -> u32 {
         let chunk = &self.chunks[place];
         if self.steps.keeps_weights() {
             typed!(chunk.dtype, E => {
-                self.steps.copy_to_snapshot(chunk, self.weights.elements::<E>(place), values);
+                self.steps.copy_to_snapshot(chunk, self.weights.elements::<E>(place), selection, values);
             });
         } // otherwise a snapshot has no values of the chunk
         self.steps.counts.of(place)

@@ -12,7 +12,8 @@ use super::former::Former;
 use crate::job::JobTerms;
 use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{
-    Ablate, Before, Decay, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, Tensors,
+    Ablate, Before, Decay, Element, Kernels, Numbers, NumbersByRound, Optimizer, Selection, Slots, Step,
+    Tensors,
 };
 use crate::layout::{KeyId, Round};
 use crate::snapshot::Restored;
@@ -249,13 +250,26 @@ impl Steps {
         weights
     }
 
-    /// Writes a chunk's values for a snapshot: its weights, then its state. If there are master weights, writes them as the
-    /// weights.
-    pub fn copy_to_snapshot<E: Element>(&self, chunk: &Chunk, weights: &[E], values: &mut [f32]) {
-        let kept = chunk.elements * self.tensors.kept_per_element(E::DTYPE);
-        // Kept values have the same layout as in a snapshot. If there are no master weights, the weights come before them.
-        let (rounded, rest) = values.split_at_mut(values.len() - kept);
-        rounded.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight.to_f32());
-        rest.copy_from_slice(&self.kept.as_slice()[chunk.kept..][..kept]);
+    /// Writes a chunk's selected values for a snapshot: of its weights (the master weights, if there are any) and its state.
+    pub fn copy_to_snapshot<E: Element>(
+        &self,
+        chunk: &Chunk,
+        weights: &[E],
+        selection: Selection,
+        values: &mut [f32],
+    ) {
+        let elements = chunk.elements;
+        // Kept values are laid out as in a snapshot of all. Weights without a master come before them.
+        let before_kept = 1 - self.tensors.optimizer().master_per_element(E::DTYPE);
+        let values = values.chunks_exact_mut(elements.max(1));
+        for (tensor, values) in self.tensors.selected(selection).zip(values) {
+            match tensor.place().checked_sub(before_kept) {
+                None => values.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight.to_f32()),
+                Some(of_kept) => {
+                    let begin = chunk.kept + of_kept * elements;
+                    values.copy_from_slice(&self.kept.as_slice()[begin..][..elements]);
+                }
+            }
+        }
     }
 }

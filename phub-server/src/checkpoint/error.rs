@@ -65,6 +65,9 @@ pub enum CheckpointError {
         kept: &'static str,
     },
 
+    #[error("the snapshot of job {job:?} has not all tensors, and a checkpoint has; report this")]
+    NotAll { job: String },
+
     #[error("cannot read the checkpoint {path}: {error}; {}", advice(error))]
     Read { path: PathBuf, error: io::Error },
 

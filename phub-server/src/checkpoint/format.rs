@@ -182,7 +182,7 @@ pub(super) struct Metadata {
 }
 
 impl Metadata {
-    fn of(job: &str, snapshot: &Snapshot, only: Option<Tensor>, share: Share, run: Option<String>) -> Self {
+    fn of(job: &str, snapshot: &Snapshot, share: Share, run: Option<String>) -> Self {
         let rate = |(from, numbers): &(Round, Numbers)| (*from, numbers.optimizer.learning_rate());
         let rates: Vec<(Round, f32)> = snapshot.numbers().iter().map(rate).collect();
         Metadata {
@@ -197,11 +197,8 @@ impl Metadata {
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),
             groups: groups(snapshot).as_ref().map(json),
-            // Only the keys that are in the file.
-            steps: steps(snapshot)
-                .filter(|_| only.is_none_or(|only| only == Tensor::Weights))
-                .as_ref()
-                .map(json),
+            // The keys that are in the file.
+            steps: steps(snapshot).filter(|_| snapshot.selection().has(Tensor::Weights)).as_ref().map(json),
             multipliers: json(&multipliers(snapshot.layout().keys())),
             share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),
             shapes: shapes(share, snapshot).as_ref().map(json),
@@ -331,18 +328,17 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Plans a file with all tensors, or with one tensor of each key.
+    /// Plans the file of the snapshot's tensors.
     pub fn new(
         job: &str,
         snapshot: &Snapshot,
-        only: Option<Tensor>,
         share: Share,
         run: Option<String>,
     ) -> Result<Self, UnusableKeys> {
         let pieces = snapshot.pieces().iter().map(of_piece);
         let mut entries = entries(snapshot.layout().keys(), snapshot.tensors(), pieces)?;
-        entries.retain(|entry| only.is_none_or(|only| entry.tensor == only));
-        let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, only, share, run)));
+        entries.retain(|entry| snapshot.selection().has(entry.tensor));
+        let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, share, run)));
         let mut end = 0;
         for Entry { shown, .. } in &entries {
             let begin = end;

@@ -5,7 +5,7 @@
 //!
 //! Owned by the thread that makes it. Must not know the clients.
 
-use pbox_core::{Share, Snapshot, Tensor};
+use pbox_core::{Share, Snapshot};
 
 use super::error::UnusableKeys;
 use super::format::{DIGEST_AT, DIGEST_BYTES, Plan, digest_text};
@@ -21,16 +21,15 @@ pub(crate) enum NoImage {
     Memory { needed: u64, available: u64 },
 }
 
-/// Returns the file of a job with this name, or of one hub's part of the job. The file has all tensors, or
-/// with `only` one tensor of each key. `run` tells the job from other jobs of this name.
+/// Returns the file of a job with this name, or of a hub's part of it, with the tensors of the snapshot. The part says which job
+/// of the name it is of.
 pub(crate) fn image(
     job: &str,
     snapshot: &Snapshot,
-    only: Option<Tensor>,
     share: Share,
     run: Option<String>,
 ) -> Result<Vec<u8>, NoImage> {
-    let plan = Plan::new(job, snapshot, only, share, run)?;
+    let plan = Plan::new(job, snapshot, share, run)?;
     let (needed, available) = (plan.file_bytes, fabric::available_bytes().unwrap_or(u64::MAX));
     let no_memory = NoImage::Memory { needed, available };
     let mut file = Vec::new();
@@ -48,18 +47,26 @@ mod tests {
     use std::sync::Arc;
 
     use fabric::Slab;
-    use pbox_core::{ChunkId, Key, Layout, Numbers, Optimizer, Round, SnapshotPart};
+    use pbox_core::{
+        ChunkId, Key, Layout, Numbers, Optimizer, Round, Schedule, Selection, SnapshotPart, Tensor,
+    };
 
     use super::*;
     use crate::checkpoint::{CheckpointStore, decode};
 
-    /// Returns a snapshot of 18 weights with values 1 to 18 in the order of the chunks, and a momentum for
-    /// each weight.
-    fn snapshot() -> Snapshot {
+    /// Returns a snapshot of 18 weights, 1 to 18 by chunks, each with a momentum; or of one of the two.
+    fn snapshot(selection: Selection) -> Snapshot {
         let optimizer = Optimizer::Momentum { learning_rate: 0.5, weight_decay: 0.0, momentum: 0.5 };
         let layout = Arc::new(Layout::new(vec![Key::f32("a", [18])], 64).unwrap());
-        let mut values = Slab::zeroed("test", 36).unwrap();
-        values.as_mut_slice().iter_mut().zip(1u16..).for_each(|(value, n)| *value = n.into());
+        let [first, second] = [1..17, 33..35].map(|weights| {
+            let elements = weights.len() as u16;
+            let tensors = [(Tensor::Weights, weights.start), (Tensor::State(0), weights.start + elements)];
+            let selected = tensors.into_iter().filter(move |(tensor, _)| selection.has(*tensor));
+            selected.flat_map(move |(_, first)| first..first + elements)
+        });
+        let of_chunks = Vec::from_iter(first.chain(second).map(f32::from));
+        let mut values = Slab::zeroed("test", of_chunks.len()).unwrap();
+        values.as_mut_slice().copy_from_slice(&of_chunks);
         let parts = vec![SnapshotPart {
             chunks: vec![ChunkId(0), ChunkId(1)],
             values,
@@ -67,35 +74,46 @@ mod tests {
             squares: None,
             norm_mean: None,
         }];
-        Snapshot::new(layout, optimizer, Round(3), vec![(Round(0), Numbers::new(optimizer))], parts).unwrap()
+        let pieces = Share::WHOLE.pieces(&layout, Schedule::default());
+        let (of, numbers) = ((optimizer.into(), selection), vec![(Round(0), Numbers::new(optimizer))]);
+        Snapshot::of_share(layout, pieces, of, Round(3), numbers, parts).unwrap()
     }
 
     #[test]
     fn an_image_is_the_file() {
-        let snapshot = snapshot();
+        let snapshot = snapshot(Selection::All);
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
         store.save("job", Share::WHOLE, &snapshot).unwrap();
-        let image = image("job", &snapshot, None, Share::WHOLE, None).unwrap();
+        let image = image("job", &snapshot, Share::WHOLE, None).unwrap();
         assert_eq!(image, std::fs::read(store.path("job").unwrap()).unwrap());
     }
 
     #[test]
     fn an_image_of_one_tensor_has_its_values_alone() {
-        let snapshot = snapshot();
-        let tensors = |only| -> BTreeMap<String, Vec<f32>> {
-            let image = image("job", &snapshot, only, Share::WHOLE, None).unwrap();
+        let tensors = |selection| -> BTreeMap<String, Vec<f32>> {
+            let image = image("job", &snapshot(selection), Share::WHOLE, None).unwrap();
             let bytes = image.len() as u64;
             let decoded = decode(std::io::Cursor::new(image), bytes).unwrap();
             decoded.tensors().map(|(tensor, values)| (tensor.name.clone(), values.to_vec())).collect()
         };
-        let mut all = tensors(None);
+        let mut all = tensors(Selection::All);
         assert_eq!(all.len(), 2);
         assert_eq!(
             all["a"],
             [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33, 34].map(|n| n as f32)
         );
         let states = all.split_off("b");
-        assert_eq!((tensors(Some(Tensor::Weights)), tensors(Some(Tensor::State(0)))), (all, states));
+        let one = |tensor| tensors(Selection::One(tensor));
+        assert_eq!((one(Tensor::Weights), one(Tensor::State(0))), (all, states));
+    }
+
+    #[test]
+    fn a_snapshot_of_one_tensor_becomes_no_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        let why = store.save("job", Share::WHOLE, &snapshot(Selection::One(Tensor::Weights))).unwrap_err();
+        assert!(why.to_string().contains("has not all tensors"), "{why}");
+        assert!(!store.path("job").unwrap().exists());
     }
 }

@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 
 use authority::{hex, random, unhex};
 use pbox_core::control::check_job_name;
-use pbox_core::{Key, Restored, Share, Snapshot, Tensors};
+use pbox_core::{Key, Restored, Selection, Share, Snapshot, Tensors};
 use rustix::io::Errno;
 
 use super::disk;
@@ -174,9 +174,12 @@ impl CheckpointStore {
     /// another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
+        if snapshot.selection() != Selection::All {
+            return Err(CheckpointError::NotAll { job: job.to_owned() });
+        }
         self.keep_lock()?;
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
-        let plan = Plan::new(job, snapshot, None, share, None).map_err(unusable)?;
+        let plan = Plan::new(job, snapshot, share, None).map_err(unusable)?;
         let (whole, round) = (share.is_whole(), snapshot.round());
         let aside = self.file(&not_finite_name(job, share));
         let names = Names {

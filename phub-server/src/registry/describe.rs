@@ -71,7 +71,7 @@ impl Registry {
 mod tests {
     use coordinator::input::EndFile;
     use pbox_core::control::CheckpointReply;
-    use pbox_core::{JobId, Occasion, Round};
+    use pbox_core::{JobId, Occasion, Round, Selection};
 
     use crate::registry::test_bed::{registry, request, runtime};
 
@@ -84,7 +84,12 @@ mod tests {
         let last = CheckpointReply { round: Round(8), bytes: 1, milliseconds: 1, error_before: None };
         registry
             .lock()
-            .ask(EndFile { job: JobId(0), occasion: Occasion::Asked(1), before: Round(8), written: Ok(last) })
+            .ask(EndFile {
+                job: JobId(0),
+                occasion: Occasion::Asked(1, Selection::All),
+                before: Round(8),
+                written: Ok(last),
+            })
             .unwrap();
         assert_eq!(registry.describe().jobs[0].round, Round(8));
     }

@@ -10,7 +10,7 @@ use fabric::Slab;
 use pbox_core::control::WholeRounds;
 use pbox_core::{
     ChunkId, ExactSum, Layout, Numbers, Occasion, Optimizer, Placement, Restored, RestoredKey, Round,
-    SnapshotPart,
+    SnapshotPart, Tensors,
 };
 use sim_tests::trouble::Dice;
 
@@ -67,6 +67,9 @@ impl Disks {
     /// Collects a core's part of its hub's snapshot.
     pub fn take(&mut self, part: &SnapshotPart, occasion: Occasion) {
         let hub = self.chunks.iter().find(|(_, chunks)| chunks.contains(&part.chunks[0])).expect("a hub").0;
+        let elements: usize = part.chunks.iter().map(|&chunk| self.layout.chunk(chunk).span.bytes / 4).sum();
+        let tensors = Tensors::from(self.optimizer).selected(occasion.selection()).count();
+        assert_eq!(part.values.as_slice().len(), elements * tensors, "{occasion:?}: no other tensors");
         let collected = self.collected.entry((*hub, occasion)).or_default();
         if let Some(squares) = &part.squares {
             self.squares.entry(occasion).or_default().join(squares);

@@ -10,6 +10,7 @@ use membership::{Limits, Member};
 use pbox_core::codec::Codec;
 use pbox_core::{
     Compression, Consistency, Credit, Key, KeyId, Layout, Notice, OnLoss, Optimizer, Round, Schedule,
+    Selection, Tensor,
 };
 use sim_tests::control::FilesHere;
 use sim_tests::race::SGD;
@@ -166,13 +167,23 @@ impl Life {
     }
 
     fn count_files(&mut self) {
-        for FilesHere { dropped, overdue, wanted, given, given_before, passed, not_whole, .. } in
-            self.job.hubs.hubs.iter().map(|hub| &hub.files)
+        for FilesHere {
+            dropped,
+            overdue,
+            wanted,
+            given,
+            given_weights,
+            given_before,
+            passed,
+            not_whole,
+            ..
+        } in self.job.hubs.hubs.iter().map(|hub| &hub.files)
         {
             self.counts.add("snapshots that were none", *dropped);
             self.counts.add("states wanted for too long", *overdue);
             self.counts.add("files wanted", *wanted);
             self.counts.add("states read", *given);
+            self.counts.add("weights read alone", *given_weights);
             self.counts.add("states read before a round", *given_before);
             self.counts.add("rounds passed before they were read", *passed);
             self.counts.add("checkpoints not whole", *not_whole);
@@ -249,7 +260,8 @@ impl Life {
         let furthest = self.rounds().max().unwrap();
         let Life { job, dice, .. } = self;
         let (hubs, is_file) = (&mut job.hubs.hubs, dice.below(3) > 0);
-        let purpose = if is_file { Use::File } else { Use::Client };
+        let selection = [Selection::All, Selection::One(Tensor::Weights)][dice.below(2) as usize];
+        let purpose = if is_file { Use::File } else { Use::Client(selection) };
         let hub = if is_file { 0 } else { dice.below(hubs.len() as u64) as usize };
         let may_wait = hubs[hub].has_chunks() && dice.below(2) == 0;
         let limit = if may_wait { FOR_EVER } else { Duration::from_millis(dice.from(10..=200)) };
@@ -258,6 +270,7 @@ impl Life {
             // This round may never be reached.
             false => hubs[hub].want_before(
                 Round((furthest + 4).saturating_sub(dice.below(6) as u32)),
+                selection,
                 Duration::from_millis(dice.from(10..=200)),
             ),
         }

@@ -82,6 +82,7 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("files not written", 200),
         ("files wanted", 200),
         ("states read", 200),
+        ("weights read alone", 80),
         ("states read before a round", 50),
         ("rounds passed before they were read", 20),
         ("states wanted for too long", 200),

@@ -298,6 +298,10 @@ def seen_as_none(model, optimizer, rank):
 
 def at_another_line(model, optimizer, rank):
     backward(model, rank, 0)
+    model.first.weight.grad.norm()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    backward(model, rank, 1)
     if rank == 0:
         model.first.weight.grad.norm()
 

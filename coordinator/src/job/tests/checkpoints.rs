@@ -1,6 +1,7 @@
 //! Tests of snapshots whose cores answer in any order, and of the messages to hub 0 about a part.
 
 use pbox_core::control::{WholeRounds, WrittenReply};
+use pbox_core::{Selection, Tensor};
 
 use super::*;
 use crate::job::checkpoints::{Over, TakenBy};
@@ -219,11 +220,13 @@ fn a_file_waits_for_the_file_before_it_as_long_as_the_disk_takes() {
 #[test]
 fn clients_read_one_after_another() {
     let mut wanted = Wanted::new(1);
-    let (first, effects) = wanted.want(Use::Client);
+    let (first, effects) = wanted.want(Use::Client(Selection::All));
     let occasion = wanted.cut(effects, 7);
     let give = Effect::Snapshot(occasion, Round(7), Parts::Give(first));
     assert_eq!(wanted.taken(0, occasion, None), [give]);
-    let [(second, effects), (third, others)] = [wanted.want(Use::Client), wanted.want(Use::Client)];
+    let weights = Selection::One(Tensor::Weights);
+    let [(second, effects), (third, others)] =
+        [weights, Selection::All].map(|of| wanted.want(Use::Client(of)));
     assert_eq!((effects, others), (vec![], vec![]));
     assert_eq!(wanted.passes(LIMIT / 2), []);
     let effects = wanted.happens(crate::Event::Read(first));
@@ -234,22 +237,26 @@ fn clients_read_one_after_another() {
         "the time of the second one has begun again: {why}"
     );
     let occasion = wanted.cut(effects, 7);
+    assert_eq!(occasion.selection(), weights, "cores copy what the client wants");
     let give = Effect::Snapshot(occasion, Round(7), Parts::Give(second));
     assert_eq!(wanted.taken(0, occasion, None), [give]);
 }
 
 #[test]
-fn a_client_joins_those_that_wait_for_their_turn_or_that_name_its_round() {
+fn a_client_joins_those_whose_cut_is_ahead_or_that_name_its_round() {
     let mut wanted = Wanted::new(1);
-    let (first, effects) = wanted.want(Use::Client);
+    let (first, effects) = wanted.want(Use::Client(Selection::All));
     let may_share = |wanted: &Wanted, id| wanted.job.checkpoints.may_share(id);
-    assert!(!may_share(&wanted, first), "its state may be older than the next request");
-    let (second, _) = wanted.want(Use::Client);
+    assert!(may_share(&wanted, first), "its cut is ahead");
+    let (second, _) = wanted.want(Use::Client(Selection::All));
     assert!(may_share(&wanted, second));
     let occasion = wanted.cut(effects, 7);
+    assert!(!may_share(&wanted, first), "its state may be older than the next request");
     wanted.taken(0, occasion, None);
-    wanted.happens(crate::Event::Read(first));
-    assert!(!may_share(&wanted, first) && !may_share(&wanted, second), "its turn has come");
+    let effects = wanted.happens(crate::Event::Read(first));
+    assert!(!may_share(&wanted, first) && may_share(&wanted, second), "its turn has come");
+    wanted.cut(effects, 8);
+    assert!(!may_share(&wanted, second));
     let mut wanted = Wanted::new(1);
     let (named, effects) = wants_before(&mut wanted, 9);
     assert!(may_share(&wanted, named), "it has its turn, and the round is the same");
@@ -335,7 +342,7 @@ fn a_checkpoint_is_not_whole_if_a_hub_does_not_answer() {
 
 /// Makes a reader want the state before a round.
 fn wants_before(wanted: &mut Wanted, before: u32) -> (WantId, Vec<Effect>) {
-    wanted.saving().want(Use::Client, CutAt::Before(Round(before)), LIMIT)
+    wanted.saving().want(Use::Client(Selection::All), CutAt::Before(Round(before)), LIMIT)
 }
 
 /// Takes all steps of a cut of a job that has reached `front`. Returns the last effects.
@@ -357,7 +364,7 @@ fn a_reader_gets_the_state_before_the_round_that_it_names() {
             panic!("{effects:?}")
         };
         let (occasion, before) = (*occasion, Round(before));
-        assert!(matches!(occasion, Occasion::Ahead(_)) && *of == before, "{effects:?}");
+        assert!(matches!(occasion, Occasion::Ahead(..)) && *of == before, "{effects:?}");
         assert!(matches!(release, Step::Release { .. }), "the hold ends at once");
         assert!(matches!(over, Effect::CutOver(_, Ok(_))), "nobody waits for the round");
         assert_eq!(wanted.passes(LIMIT / 2), []);
@@ -425,7 +432,7 @@ fn a_reader_whose_snapshot_gave_way_tries_again_and_hears_if_the_round_has_passe
 #[test]
 fn a_time_is_never_longer_than_a_year() {
     let mut wanted = Wanted::new(1);
-    let (id, effects) = wanted.saving().want(Use::Client, CutAt::ThisHub, Duration::MAX);
+    let (id, effects) = wanted.saving().want(Use::Client(Selection::All), CutAt::ThisHub, Duration::MAX);
     let occasion = wanted.cut(effects, 7);
     assert_eq!(wanted.passes(Duration::from_secs(1 << 20)), []);
     assert_eq!(wanted.taken(0, occasion, None), [Effect::Snapshot(occasion, Round(7), Parts::Give(id))]);

@@ -8,7 +8,7 @@ use pbox_core::control::{
 };
 use pbox_core::{
     Consistency, Front, JobTerms, Key, KeyId, Look, Numbers, NumbersByRound, Occasion, OnLoss, Optimizer,
-    Piece, Round, Share,
+    Piece, Round, Selection, Share, Tensor,
 };
 
 use super::*;
@@ -179,9 +179,9 @@ impl Life {
             through,
             refused,
         };
-        self.happens(job, taken(Occasion::Asked(1), 5, None, None));
+        self.happens(job, taken(Occasion::Asked(1, Selection::All), 5, None, None));
         self.ask(BeginFile { job, before: Round(5) }).unwrap().unwrap();
-        let (occasion, before) = (Occasion::Asked(1), Round(5));
+        let (occasion, before) = (Occasion::Asked(1, Selection::All), Round(5));
         let (_, effects) = self.ask(EndFile { job, occasion, before, written: Ok(reply(5)) }).unwrap();
         assert!(matches!(effects[..], [Effect::Wanted(_, Ok(_))]), "{effects:?}");
         self.happens(job, Event::Freed(0));
@@ -189,13 +189,17 @@ impl Life {
         self.happens(job, Event::Part { follow, hub: 1, said: Ok((Vec::new(), PartState::Collecting)) });
         self.happens(job, taken(Occasion::Due(Round(6)), 6, Some(Round(7)), Some("the disk is slow".into())));
         self.ask(HasFiles { job, hub: 0, rounds: vec![Round(5)] });
-        let purpose = Use::Client;
+        let weights = Selection::One(Tensor::Weights);
+        let purpose = Use::Client(weights);
         let (want, _) = self.ask(WantState { job, purpose, at: CutAt::ThisHub, limit }).unwrap();
         self.happens(job, Event::Read(want));
         let (want, effects) =
             self.ask(WantState { job, purpose, at: CutAt::Before(Round(9)), limit }).unwrap();
         self.cuts(job, effects, 5);
-        self.happens(job, taken(Occasion::Ahead(2), 9, None, Some("another snapshot came before it".into())));
+        self.happens(
+            job,
+            taken(Occasion::Ahead(2, weights), 9, None, Some("another snapshot came before it".into())),
+        );
         self.happens(job, Event::Read(want));
     }
 

@@ -26,7 +26,8 @@ use fabric::Slab;
 use pbox_core::control::WholeRounds;
 use pbox_core::job::Schedule;
 use pbox_core::{
-    ChunkId, Key, Layout, Numbers, Optimizer, Piece, Restored, Round, Share, Snapshot, SnapshotPart, Tensor,
+    ChunkId, Key, Layout, Numbers, Optimizer, Piece, Restored, Round, Selection, Share, Snapshot,
+    SnapshotPart, Tensor,
 };
 
 use self::journal::{Dice, End, Trouble, damage, in_trouble, take_away, tell};
@@ -164,7 +165,8 @@ impl Story {
         let steps = vec![1; chunks.len()];
         let parts = vec![SnapshotPart { steps, squares: None, norm_mean: None, chunks, values }];
         let numbers = vec![(Round(0), Numbers::new(OPTIMIZER))];
-        Snapshot::of_share(Arc::clone(&self.layout), pieces, OPTIMIZER, round, numbers, parts).unwrap()
+        let of = (OPTIMIZER.into(), Selection::All);
+        Snapshot::of_share(Arc::clone(&self.layout), pieces, of, round, numbers, parts).unwrap()
     }
 
     fn values(&self, share: Share, restored: &Restored) -> Vec<f32> {

@@ -1,19 +1,19 @@
 //! Copies of a job's state, each for all clients that waited for it.
 //!
 //! ```text
-//!   client a --> want --> its turn --> copy 1 ------------------------> a has it --.
-//!   client b, c, ..., while a reads --> one want -------------------- its turn <---'--> copy 2 --> b, c, ...
+//!   client a --> want --> its turn --> cut --> copy 1 ----------------> a has it --.
+//!   client b, c, ..., while a reads --> one want -------------------- its turn <---'--> cut --> copy 2 --> b, c, ...
 //! ```
 //!
-//! A client never gets a state that is older than its request: once a want has its turn, no client joins it, unless they name the
-//! same round.
+//! A client never gets a state that is older than its request: once the cut of a want is taken, no client joins the want, unless
+//! they name the same round.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use coordinator::{CutAt, Event, JobEnded, Use, WantId};
 use pbox_core::control::RefusalCode;
-use pbox_core::{JobId, Share, Tensor};
+use pbox_core::{JobId, Selection, Share};
 use tokio::sync::oneshot;
 
 use super::collected::{Met, ROUND_LIMIT, ended};
@@ -25,8 +25,7 @@ use crate::registry::{Because, Refusal, Registry, on_thread};
 /// The state that clients want.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct What {
-    /// The tensor of each key, if it is not all.
-    pub only: Option<Tensor>,
+    pub selection: Selection,
     pub at: CutAt,
     /// The hub's share.
     pub share: Share,
@@ -72,7 +71,7 @@ impl Registry {
             clients.push(client);
             return Ok(copied);
         }
-        let (want, wanted) = self.want(&mut inner, id, Use::Client, what.at, ROUND_LIMIT)?;
+        let (want, wanted) = self.want(&mut inner, id, Use::Client(what.selection), what.at, ROUND_LIMIT)?;
         let (_, job) = inner.running(id)?;
         job.checkpoints.copies.0.insert(want, (what.clone(), vec![client]));
         let (registry, name) = (Arc::clone(self), name.to_owned());
@@ -96,10 +95,10 @@ impl Registry {
         let met = met(wanted).await.map_err(|why| no_state(name, &why))?;
         let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
         let (job, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
-        let (What { only, share, run, .. }, before) = (what, collected.before);
+        let (What { share, run, .. }, before) = (what, collected.before);
         let reads = self.of_job(collected.job, |_, job| Arc::clone(&job.checkpoints.reads));
         let file = on_thread("phub-state", move || {
-            let file = image(&job, &snapshot, only, share, run);
+            let file = image(&job, &snapshot, share, run);
             collected.give_back(snapshot);
             file
         });

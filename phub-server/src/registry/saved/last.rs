@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use coordinator::{Event, LastStep, LastStepped, SAVED_WITHIN, Saved, is_needed};
 use pbox_core::control::{CheckpointReply, LastRequest};
-use pbox_core::{JobId, Snapshot, SnapshotPart};
+use pbox_core::{JobId, Selection, Snapshot, SnapshotPart};
 
 use crate::cores::Command;
 use crate::registry::hubs::Peers;
@@ -82,7 +82,8 @@ impl Registry {
         async move {
             let parts = answers(asked).await?.into_iter().flatten();
             let parts = parts.collect::<Result<Vec<SnapshotPart>, String>>()?;
-            let snapshot = Snapshot::of_share(layout, pieces, tensors, before, numbers, parts);
+            let of = (tensors, Selection::All);
+            let snapshot = Snapshot::of_share(layout, pieces, of, before, numbers, parts);
             let snapshot = snapshot.map_err(|error| error.to_string())?.with_end(ended);
             let write = move || {
                 let _writing = writing.lock();

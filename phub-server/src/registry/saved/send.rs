@@ -15,7 +15,7 @@ use authority::hex;
 use axum::body::Bytes;
 use coordinator::{CutAt, NoState, NotBefore, Secret};
 use pbox_core::control::{Only, RefusalCode, StateQuery};
-use pbox_core::{JobId, Tensor, Tensors};
+use pbox_core::{JobId, Selection, Tensor, Tensors};
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, timeout_at};
@@ -81,7 +81,7 @@ impl Registry {
             Ok((state.hubs.share, run, !state.hubs.pieces.is_empty(), state.spec.terms.tensors()))
         });
         let (share, run, has_part, tensors) = can_have?.map_err(conflict)?;
-        let only = only(&tensors, query.only)
+        let selection = selection(&tensors, query.only)
             .map_err(|why| RefusalCode::BadRequest.because(format!("job {name:?}: {why}")))?;
         if !has_part {
             return Ok(None);
@@ -92,7 +92,7 @@ impl Registry {
             None if share.is_whole() => CutAt::AllHubs,
             None => CutAt::ThisHub,
         };
-        self.copy(name, id, What { only, at, share, run }).await.map(Some)
+        self.copy(name, id, What { selection, at, share, run }).await.map(Some)
     }
 }
 
@@ -131,14 +131,14 @@ pub(super) fn no_state(job: &str, why: &NoState) -> Refusal {
     Refusal { round, ..code.because(format!("job {job:?}: {why}")) }
 }
 
-/// Returns the tensor of each key that a client gets, if it is not all.
-fn only(tensors: &Tensors, only: Option<Only>) -> Result<Option<Tensor>, String> {
+/// Returns the tensors of each key that a client gets.
+fn selection(tensors: &Tensors, only: Option<Only>) -> Result<Selection, String> {
     match only {
-        None => Ok(None),
-        Some(Only::Weights) => Ok(Some(Tensor::Weights)),
+        None => Ok(Selection::All),
+        Some(Only::Weights) => Ok(Selection::One(Tensor::Weights)),
         Some(Only::Averages) => {
             let none = "it keeps no averages of its weights; start it with `ema`";
-            tensors.averages().map(Some).ok_or_else(|| none.into())
+            tensors.averages().map(Selection::One).ok_or_else(|| none.into())
         }
     }
 }

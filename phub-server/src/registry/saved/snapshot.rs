@@ -88,7 +88,8 @@ impl Registry {
             let layout = Arc::clone(job.wire.layout());
             (job.name.clone(), layout, state.hubs.pieces.clone(), state.spec.terms.tensors(), numbers)
         })?;
-        let snapshot = Snapshot::of_share(layout, pieces, tensors, before, numbers, parts);
+        let of = (tensors, collected.occasion.selection());
+        let snapshot = Snapshot::of_share(layout, pieces, of, before, numbers, parts);
         Ok((name, snapshot.map_err(|error| error.to_string())?))
     }
 }
@@ -102,7 +103,7 @@ pub(super) async fn met(wanted: Wanted) -> Result<Met, NoState> {
 #[cfg(test)]
 mod tests {
     use pbox_core::control::CheckpointReply;
-    use pbox_core::{Notice, SnapshotPart};
+    use pbox_core::{Notice, Selection, SnapshotPart};
 
     use super::*;
     use crate::cores::CoreThread;
@@ -118,7 +119,7 @@ mod tests {
 
     /// Returns the core's part of a snapshot that it takes now.
     fn part(core: &mut CoreThread) -> Result<SnapshotPart, String> {
-        core.core.take_snapshot(JobId(0), Occasion::Asked(1), Round(0), &mut core.notices);
+        core.core.take_snapshot(JobId(0), Occasion::Asked(1, Selection::All), Round(0), &mut core.notices);
         match core.notices.pop() {
             Some(Notice::Snapshot { taken, .. }) => taken.part,
             other => panic!("{other:?}"),
@@ -127,7 +128,7 @@ mod tests {
 
     /// Returns a snapshot that is not done. Until its end the core cannot take another one.
     fn collected(registry: &Arc<Registry>, core: &mut CoreThread) -> Collected {
-        let mut collected = registry.collected(JobId(0), Occasion::Asked(1), Round(1));
+        let mut collected = registry.collected(JobId(0), Occasion::Asked(1, Selection::All), Round(1));
         collected.take(0, part(core).unwrap());
         assert!(part(core).unwrap_err().contains("not written yet"));
         core.obey();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use coordinator::input::{AskForWritten, BeginFile, EndFile, HasFiles, WantState};
 use coordinator::{AskedId, CutAt, Event, Files, FollowId, NoState, Parts, Use, WantId};
 use pbox_core::control::{CheckpointReply, WholeRounds, WrittenReply};
-use pbox_core::{Occasion, Round, Taken};
+use pbox_core::{Occasion, Round, Selection, Taken};
 
 use super::{Command, Control};
 use crate::hubs::Letter;
@@ -40,7 +40,9 @@ pub struct FilesHere {
     pub wanted: usize,
     /// The number of clients that got a state.
     pub given: usize,
-    /// The number of clients that got a state and had named its round.
+    /// Of them, those that got weights alone.
+    pub given_weights: usize,
+    /// Of them, those that named the round.
     pub given_before: usize,
     /// The number of clients whose round had passed.
     pub passed: usize,
@@ -51,9 +53,31 @@ pub struct FilesHere {
 impl FilesHere {
     /// Forgets the files in progress, because the job has failed.
     pub(super) fn end(&mut self) {
-        let FilesHere { whole, dropped, overdue, wanted, given, given_before, passed, not_whole, .. } = *self;
+        let FilesHere {
+            whole,
+            dropped,
+            overdue,
+            wanted,
+            given,
+            given_weights,
+            given_before,
+            passed,
+            not_whole,
+            ..
+        } = *self;
         let none = FilesHere::default();
-        *self = FilesHere { whole, dropped, overdue, wanted, given, given_before, passed, not_whole, ..none };
+        *self = FilesHere {
+            whole,
+            dropped,
+            overdue,
+            wanted,
+            given,
+            given_weights,
+            given_before,
+            passed,
+            not_whole,
+            ..none
+        };
     }
 
     /// Whether a client waits for a state.
@@ -77,9 +101,9 @@ impl Control {
         self.want_at(purpose, at, limit, |_, _| {});
     }
 
-    /// Asks for a copy of this hub's part before a round. That round may have passed, or may never come.
-    pub fn want_before(&mut self, round: Round, limit: Duration) {
-        self.want_at(Use::Client, CutAt::Before(round), limit, |control, want| {
+    /// Asks for a copy of these tensors here, before a round that may have passed and may never come.
+    pub fn want_before(&mut self, round: Round, selection: Selection, limit: Duration) {
+        self.want_at(Use::Client(selection), CutAt::Before(round), limit, |control, want| {
             control.files.named.insert(want, round);
         });
     }
@@ -140,7 +164,7 @@ impl Control {
                 assert!(!is_early || why.starts_with("hub "), "there is time left: {why}");
             }
         }
-        if purpose == Use::Client {
+        if purpose != Use::File {
             self.reports.push_back(Event::Read(want));
         }
     }
@@ -159,7 +183,9 @@ impl Control {
         match parts {
             Parts::Write => return self.files.due.push((occasion, before)),
             Parts::Give(want) => {
-                self.files.wants.remove(&want).expect("it has no answer");
+                let (purpose, _) = self.files.wants.remove(&want).expect("it has no answer");
+                assert_eq!(purpose, Use::Client(occasion.selection()));
+                self.files.given_weights += usize::from(occasion.selection() != Selection::All);
                 if let Some(named) = self.files.named.remove(&want) {
                     assert_eq!(before, named, "the state is before the round that the reader named");
                     self.files.given_before += 1;
@@ -190,6 +216,7 @@ impl Control {
     /// `write` returns the rounds of the hub's files.
     pub fn write(&mut self, write: impl FnOnce(Occasion, Round, &WholeRounds) -> Result<Vec<Round>, String>) {
         let (occasion, before) = self.files.due.remove(0);
+        assert_eq!(occasion.selection(), Selection::All, "a job continues from a file");
         let Ok(begun) = self.ask(BeginFile { job: self.id, before }) else { return };
         let share = self.job().hubs.share;
         let written = begun.and_then(|whole| write(occasion, before, &whole)).map(|rounds| {

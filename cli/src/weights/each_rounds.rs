@@ -1,0 +1,127 @@
+//! The rounds of a job before which versions are wanted: the multiples of a number.
+//!
+//! A hub has one copy of the state at a time. A reader that waits for a round has the copy to come, and other readers
+//! wait until it has it. So a publisher asks for a round only when the job is near it, by its pace.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use pbox_core::Round;
+
+/// The time before a wanted round in which a hub is asked for it. A hub looks at its jobs' rounds every few seconds.
+const NEAR: Duration = Duration::from_secs(4);
+
+/// The most that the next wanted round is ahead on purpose, in rounds: half of what a hub takes.
+const MOST_AHEAD: u32 = 512;
+
+/// The multiples of a number of rounds, and the job's way to the next one.
+#[derive(Debug)]
+pub(super) struct EachRounds {
+    each: NonZeroU32,
+    /// No earlier round is wanted.
+    from: Round,
+    /// The furthest known round of the job, and when it was known.
+    known: Option<(Round, Instant)>,
+    /// A round that was known some seconds before, from which the pace is measured.
+    former: Option<(Round, Instant)>,
+    /// Rounds a second.
+    pace: f64,
+    /// The rounds that the next wanted round is ahead of the job after it has passed one: twice as many each time.
+    lead: u32,
+}
+
+impl EachRounds {
+    /// The multiples of `each`.
+    pub fn new(each: NonZeroU32) -> Self {
+        EachRounds { each, from: Round(0), known: None, former: None, pace: 0.0, lead: 2 }
+    }
+
+    /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`. A hub without the
+    /// job is asked, because its answer says so.
+    pub fn next(&mut self, seen: Option<Round>, now: Instant) -> (Round, bool) {
+        let Some(seen) = seen else { return (self.multiple(self.from), true) };
+        self.sees(seen, now);
+        let before = self.multiple(self.from.max(seen));
+        let (known, since) = self.known.unwrap_or((seen, now));
+        let passed = now.duration_since(since).as_secs_f64() + NEAR.as_secs_f64();
+        (before, f64::from(known.0) + 1.0 + self.pace * passed >= f64::from(before.0))
+    }
+
+    /// Notes that the weights before a wanted round are here.
+    pub fn reached(&mut self, before: Round, now: Instant) {
+        self.sees(before, now);
+        self.from = Round(before.0.saturating_add(1));
+    }
+
+    /// Notes that the job had passed the wanted round.
+    pub fn passed(&mut self, front: Round, now: Instant) {
+        self.sees(front, now);
+        self.lead = (2 * self.lead).min(MOST_AHEAD);
+        self.from = Round(front.0.saturating_add(self.lead));
+    }
+
+    /// Forgets the job's way: a job that comes back may be in an earlier round.
+    pub fn forget(&mut self) {
+        *self = EachRounds::new(self.each);
+    }
+
+    fn sees(&mut self, round: Round, now: Instant) {
+        if self.known.is_some_and(|(known, _)| round <= known) {
+            return;
+        }
+        self.known = Some((round, now));
+        let (former, since) = *self.former.get_or_insert((round, now));
+        let passed = now.duration_since(since);
+        if passed >= NEAR {
+            self.pace = f64::from(round.0 - former.0) / passed.as_secs_f64();
+            self.former = self.known;
+        }
+    }
+
+    /// Returns the first multiple that is at least `round`, and not 0: before round 0 there are no weights.
+    fn multiple(&self, round: Round) -> Round {
+        let each = self.each.get();
+        Round(round.0.max(1).div_ceil(each).saturating_mul(each))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn each(rounds: u32) -> EachRounds {
+        EachRounds::new(NonZeroU32::new(rounds).unwrap())
+    }
+
+    #[test]
+    fn multiples_begin_after_the_broadcast_and_end_with_the_rounds() {
+        let of = |rounds, round| each(rounds).multiple(Round(round)).0;
+        assert_eq!([0, 1, 10, 11, 20].map(|round| of(10, round)), [10, 10, 10, 20, 20]);
+        assert_eq!([of(1, 0), of(1, 7), of(u32::MAX, 1), of(7, u32::MAX)], [1, 7, u32::MAX, u32::MAX]);
+    }
+
+    #[test]
+    fn a_hub_is_asked_when_the_job_is_near() {
+        let (mut rounds, begun) = (each(100), Instant::now());
+        let sees = |rounds: &mut EachRounds, round, seconds| {
+            let (before, is_near) = rounds.next(Some(Round(round)), begun + Duration::from_secs(seconds));
+            (before.0, is_near)
+        };
+        assert_eq!(sees(&mut rounds, 0, 0), (100, false), "its pace is not known");
+        assert_eq!(sees(&mut rounds, 20, 10), (100, false), "two rounds a second");
+        assert_eq!(sees(&mut rounds, 20, 20), (100, false), "the hub has not looked again");
+        assert_eq!(sees(&mut rounds, 20, 46), (100, true));
+        rounds.reached(Round(100), begun + Duration::from_secs(50));
+        assert_eq!(sees(&mut rounds, 98, 50), (200, false), "the hub's look was before");
+        rounds.passed(Round(305), begun);
+        assert_eq!(sees(&mut rounds, 98, 50).0, 400);
+        for (front, next) in [(397, 500), (494, 600), (560, 600), (597, 700)] {
+            rounds.passed(Round(front), begun);
+            assert_eq!(sees(&mut rounds, front, 50).0, next, "far enough ahead of round {front}");
+        }
+        rounds.forget();
+        assert_eq!(sees(&mut rounds, 99, 60), (100, true), "the job is back, in an earlier round");
+        rounds.forget();
+        assert_eq!(rounds.next(None, begun), (Round(100), true), "the hub says that it has no such job");
+    }
+}
