@@ -27,7 +27,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use phub_server::HubSettings;
-use phub_server::program::{Unusable, log, parse, succeeds, variables_in};
+use phub_server::program::{Unusable, log, parse, say, succeeds, variables_in};
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
@@ -155,7 +155,7 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let command = Cli::command();
     let chosen = arguments.iter().skip(1).find_map(|name| command.find_subcommand(name)).unwrap_or(&command);
     for note in variables_in(&said.unwrap_or_default(), chosen, &arguments) {
-        eprintln!("  {note}");
+        say(format_args!("  {note}"));
     }
     exit::FAILED
 }

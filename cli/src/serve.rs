@@ -4,14 +4,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use phub_server::{Hub, HubSettings, raise_open_files};
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::out::line;
 
-/// The time within which a second SIGTERM does not count. The program `timeout` sends SIGTERM to its child,
-/// and then to the child's group.
-const ONE_SIGTERM: Duration = Duration::from_secs(2);
+/// The time within which a second signal does not count, except a second SIGINT. The program `timeout` sends SIGTERM to its
+/// child, and then to the child's group. After Ctrl-C many launchers send SIGTERM, too.
+const ONE_END: Duration = Duration::from_secs(2);
 
 /// The reason why a hub ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,9 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
     let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+    // Without a handler the kernel ends the process where a window or a file is larger than `ulimit -f` allows. With a handler
+    // the call fails, and one job is refused.
+    let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("catching SIGXFSZ")?;
     let hub = Hub::start(settings)?;
     // The caller may have closed stdout.
     if let Err(error) = line(format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address())) {
@@ -105,7 +109,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     let mut another_signal = async || {
         loop {
             let signal = next_signal().await;
-            if (signal, &*first) != ("SIGTERM", "SIGTERM") || ended_at.elapsed() > ONE_SIGTERM {
+            if (signal, &*first) == ("SIGINT", "SIGINT") || ended_at.elapsed() > ONE_END {
                 return signal;
             }
         }
@@ -122,9 +126,9 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
 /// Returns the error after a second signal, which names the lost checkpoints.
 fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
     if unsaved.is_empty() {
-        return anyhow!("ended at once by {signal}; no checkpoint was left to write");
+        return anyhow!("ended at once by {signal}; the hub waited for no checkpoint");
     }
     anyhow!(
-        "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which continue from the ones before"
+        "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which continue from the ones before, if there are any"
     )
 }

@@ -1,5 +1,6 @@
 //! `phub-server trace`: the timelines of several processes as one.
 
+use phub_server::program::say;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -39,10 +40,10 @@ impl TraceArgs {
         let (processes, apart) = merge(&self.files)?;
         TraceFile::create(&self.to)?.write(&processes)?;
         for name in apart {
-            eprintln!(
+            say(format_args!(
                 "phub-server: the clock of {name} is not known from the other files: its times do not change. Add the \
                  file of a worker that was on its machine, or of a worker of that hub"
-            );
+            ));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! round. It notifies its workers, and leaves nothing behind.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support::{Serve, failure, phub_server, says};
@@ -154,6 +154,25 @@ fn between_two_keys(address: &str, job: &str) -> Session {
     session.push(first).unwrap();
     session.wait(first).unwrap();
     session
+}
+
+#[test]
+fn a_job_beyond_the_limit_on_file_sizes_is_refused_and_other_jobs_continue() {
+    let _watchdog = Watchdog::start();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 20000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_phub-server")]);
+    limited.args(["serve", "--listen", "127.0.0.1:0", "--cores", "1"]).env("RUST_LOG", "error");
+    let mut hub = Serve::start(&mut limited);
+    let mut small = between_two_keys(&hub.address, "small");
+    let keys = vec![Key::f32("large", [20_000_000])];
+    let large = SessionConfig::new(&hub.address, "large", 0, 1, keys, Optimizer::Average);
+    says(Session::join(large).map(drop).unwrap_err(), &["File too large"]);
+    let second = small.keys().nth(1).unwrap();
+    small.push(second).unwrap();
+    small.wait(second).unwrap();
+    small.leave().unwrap();
+    hub.signal(Signal::TERM);
+    assert_eq!(hub.end().0.code(), Some(0));
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn job_names_are_plain() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let long = "x".repeat(65);
-    for name in ["", "two words", "a/b", "a?b", "naïve", "..%2f", &long] {
+    for name in ["", "two words", "a/b", "a?b", "naïve", "..%2f", ".hidden", "-x", &long] {
         says(refused(config(&hub, name, 0, 1)), &["job name", &format!("{name:?}"), "1 to 64", "letters"]);
     }
     let (status, error) =

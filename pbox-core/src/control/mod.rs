@@ -60,15 +60,19 @@ pub const MAX_JOB_NAME_BYTES: usize = 64;
 
 /// An error: no job can have this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("job name {seen:?}: expected 1 to {MAX_JOB_NAME_BYTES} letters, digits, dots, dashes or underscores")]
+#[error(
+    "job name {seen:?}: expected 1 to {MAX_JOB_NAME_BYTES} letters, digits, dots, dashes or underscores, first no dot or dash"
+)]
 pub struct InvalidJobName {
     seen: String,
 }
 
-/// Checks that a job can have this name. The name becomes a part of URLs, logs and file names.
+/// Checks that a job can have this name. The name becomes a part of URLs, logs and file names. A name that begins with a dot would
+/// be that of a hidden file, and with a dash that of an option.
 pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
+    let may_begin = !name.starts_with(['.', '-']);
+    if may_begin && (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
         return Ok(());
     }
     // The name comes from outside. The error repeats only its beginning.

@@ -33,7 +33,7 @@ impl Unusable {
     /// Prints the error, and ends the process, as clap does.
     pub fn exit(self) -> ! {
         let _ = self.error.print();
-        self.notes.iter().for_each(|note| eprintln!("\n{note}"));
+        self.notes.iter().for_each(|note| super::exit::say(format_args!("\n{note}")));
         std::process::exit(self.error.exit_code())
     }
 }

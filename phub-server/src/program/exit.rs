@@ -1,5 +1,7 @@
 //! The way in which the programs end: an error with all its causes in words, and an exit status for scripts.
 
+use std::fmt::Display;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Ends a program: prints an error with its causes to stderr.
@@ -11,14 +13,19 @@ pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
 /// Returns whether there was no error.
 pub fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
     let Err(error) = result else { return true };
-    eprintln!("{program}: {error}");
+    say(format_args!("{program}: {error}"));
     let mut said = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         // Some errors repeat the text of their cause.
         if !said.ends_with(&cause) {
-            eprintln!("  because: {cause}");
+            say(format_args!("  because: {cause}"));
         }
         said = cause;
     }
     false
+}
+
+/// Prints a line to stderr. Rust's own macro would panic if stderr is closed; then nobody reads the line.
+pub fn say(text: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
