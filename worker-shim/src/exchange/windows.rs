@@ -91,7 +91,7 @@ impl Windows {
 
     /// Creates the windows of worker `rank`. `gradients` comes from [`gradients`](Self::gradients), `weights`
     /// by core from the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with
-    /// several windows: each hub on this machine shares its own pages, and a key's weights may be at several hubs.
+    /// several windows. There are several windows if one of several hubs is on this machine: it shares its own pages.
     ///
     /// # Panics
     /// Panics if there is no core.

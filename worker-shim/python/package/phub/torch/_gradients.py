@@ -285,7 +285,7 @@ class Gradients:
             unsent = self._own.unsent(gradients, times)
             self.unscale(times)
             means = [key for key, mean in self._means.items() if mean() is gradients[key]]
-            self._own.push(gradients, unsent, frozenset(means))
+            self._own.push(gradients, unsent, means)
         if self._mean is not None and self._mean.pushes is not None:
             self._mean.pushes.all_changed()
         self._bucket.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set
 
 import torch
 
@@ -78,11 +78,13 @@ class Pushes:
         # A view of an exposed gradient may have written it, and torch does not count that.
         return is_watched(gradient) or (is_exposed(gradient) and self._windows.has(key, gradient, times, self._clip_value))
 
-    def push(self, gradients: Made, unsent: Mapping[str, torch.Tensor], means: Container[str] = ()) -> None:
+    def push(self, gradients: Made, unsent: Mapping[str, torch.Tensor], means: Iterable[str] = ()) -> None:
         """Ends the round with all gradients. Writes the bytes of those in `unsent` first; the gradients of `means` were clipped
         by each worker already."""
-        self._windows.write({key: each for key, each in unsent.items() if key not in means}, clip_value=self._clip_value)
-        self._windows.write({key: each for key, each in unsent.items() if key in means})
+        clipped = {key: unsent[key] for key in means if key in unsent}
+        own = {key: each for key, each in unsent.items() if key not in clipped} if clipped else unsent
+        self._windows.write(own, clip_value=self._clip_value)
+        self._windows.write(clipped)
         is_rewritten = self.left.intersection(unsent)
         made = [key for key, gradient in gradients.items() if gradient is not None]
         self._windows.do([key for key in made if key not in is_rewritten], self._session.push)
