@@ -75,7 +75,6 @@ struct Job {
     consistency: Consistency,
     schedule: Schedule,
     compression: Option<Compression>,
-    clip_norm: Option<f32>,
 }
 
 impl Job {
@@ -84,10 +83,10 @@ impl Job {
     }
 
     fn terms(&self) -> JobTerms {
-        let Job { consistency, schedule, compression, clip_norm } = *self;
+        let Job { consistency, schedule, compression } = *self;
         let credit = (schedule == Schedule::P3).then_some(Credit::Bytes(4096));
         let level = LevelTerms { consistency, schedule, compression, credit, ..LevelTerms::default() };
-        JobTerms { seed: 1, level, clip_norm, ..JobTerms::new(WORKERS, Vec::new(), NESTEROV) }
+        JobTerms { seed: 1, level, ..JobTerms::new(WORKERS, Vec::new(), NESTEROV) }
     }
 }
 
@@ -203,11 +202,7 @@ fn write_frame(wire: &Wire, chunk: ChunkId, round: Round, bytes: &mut [u8]) {
 #[test]
 fn turns_allocate_nothing() {
     let _watchdog = Watchdog::start();
-    let bsp = Consistency::Bsp;
-    let plain = Job { consistency: bsp, schedule: Schedule::Sliced, compression: None, clip_norm: None };
-    for schedule in Schedule::ALL {
-        allocates_nothing(Job { clip_norm: Some(1.0), schedule, ..plain });
-    }
+    let plain = Job { consistency: Consistency::Bsp, schedule: Schedule::Sliced, compression: None };
     for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 1 }, Consistency::Asp] {
         for schedule in Schedule::ALL {
             allocates_nothing(Job { consistency, schedule, ..plain });
@@ -226,8 +221,8 @@ const CODECS: [&str; 8] =
 fn allocates_nothing(job: Job) {
     const WARM_UP: u32 = 3;
     const ROUNDS: u32 = 200;
-    let Job { consistency, schedule, compression, clip_norm } = job;
-    let compressed = compression.map_or(format!("{clip_norm:?}"), |each| each.to_string());
+    let Job { consistency, schedule, compression } = job;
+    let compressed = compression.map_or("plain".into(), |each| each.to_string());
     let address =
         format!("phub-test-round-path-{}-{consistency}-{schedule}-{compressed}", std::process::id());
     let listener = Listener::bind(&address).unwrap();

@@ -118,7 +118,7 @@ fn there_are_so_many_listeners_and_a_place_is_free_again() {
     all.iter_mut().for_each(|events| drop(events.hub()));
     let mut refused = get(&hub, "/v1/events", &[("authorization", &authorization())]);
     assert_eq!(refused.status(), 503);
-    says(refused.body_mut().read_to_string().unwrap(), &["32 listen", "try again"]);
+    says(refused.body_mut().read_to_string().unwrap(), &["32 clients already listen", "try again"]);
     drop(all.pop());
     until("the place is free", || status(&hub, "/v1/events", &[("authorization", &authorization())]) == 200);
     // Listeners take no place from workers.
