@@ -51,7 +51,7 @@ impl Address {
         Address { name: name.to_owned(), named, found: Arc::default(), lookups: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Creates the addresses of several hubs, which were named together. Only [`LOOKUPS`] of them are looked
+    /// Creates the addresses of several hubs, which were named together. Only `LOOKUPS` of them are looked
     /// up at a time, so that other lookups find a thread.
     pub fn several<'a>(names: impl IntoIterator<Item = &'a String>, named: &Named) -> Vec<Self> {
         let lookups = Arc::new(Semaphore::new(LOOKUPS));
