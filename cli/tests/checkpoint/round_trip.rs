@@ -177,13 +177,13 @@ fn a_job_continues_from_its_last_checkpoint() {
     assert!(sgd.load(&store, "sgd").is_none());
     for round in [Round(1), Round(2)] {
         store.save("sgd", Share::WHOLE, &sgd.snapshot(round)).unwrap();
-        store.save("..", Share::WHOLE, &adam.snapshot(round.next())).unwrap();
+        store.save("a..", Share::WHOLE, &adam.snapshot(round.next())).unwrap();
     }
     sgd.check(&sgd.load(&store, "sgd").unwrap(), Round(2));
-    adam.check(&adam.load(&store, "..").unwrap(), Round(3));
+    adam.check(&adam.load(&store, "a..").unwrap(), Round(3));
     assert_eq!(
         files(dir.path()),
-        ["...safetensors", "..@2.safetensors", "sgd.safetensors", "sgd@1.safetensors"]
+        ["a...safetensors", "a..@2.safetensors", "sgd.safetensors", "sgd@1.safetensors"]
     );
 }
 
