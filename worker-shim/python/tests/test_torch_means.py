@@ -1,6 +1,7 @@
 """Gradients that a script uses before `step()`: they are DDP's, and leave in the backward pass all the same."""
 
 import concurrent.futures
+import contextlib
 import re
 import warnings
 
@@ -324,7 +325,8 @@ def test_gradients_that_are_no_means_are_an_error_at_their_line(hub, work, words
         except phub.torch.MeanError as error:
             return str(error)
         finally:
-            optimizer.leave()
+            with contextlib.suppress(phub.Error):  # the jobs have failed
+                optimizer.leave()
         return ""
 
     found = [error for error in on_threads(2, run) if error]
