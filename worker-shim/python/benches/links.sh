@@ -39,9 +39,9 @@ for rank in 0 1 2 3; do machine "worker$rank" "10.0.0.$((rank + 1))" 1gbit; done
 for rank in 3 2 1 0; do
     env RANK=$rank LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29511 \
         PHUB_JOB=steps PHUB_HUB=10.0.0.9:7077 GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1 \
-        ip netns exec "worker$rank" "$python" "$root/worker-shim/python/benches/steps.py" "$@" >"$logs/$rank" 2>&1 &
+        ip netns exec "worker$rank" "$python" "$root/worker-shim/python/benches/steps.py" "$@" >"$logs/$rank" 2>"$logs/$rank.err" &
     last=$!
 done
-wait "$last" || { cat "$logs/0" >&2; rm -r "$logs"; exit 1; }
+wait "$last" || { cat "$logs/0" "$logs/0.err" >&2; rm -r "$logs"; exit 1; }
 cat "$logs/0"
 rm -r "$logs"
