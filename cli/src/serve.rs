@@ -126,7 +126,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
 /// Returns the error after a second signal, which names the lost checkpoints.
 fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
     if unsaved.is_empty() {
-        return anyhow!("ended at once by {signal}; the hub waited for no checkpoint");
+        return anyhow!("ended at once by {signal}; the hub knew of no checkpoint to write yet");
     }
     anyhow!(
         "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which continue from the ones before, if there are any"

@@ -1,9 +1,9 @@
 //! `phub-server trace`: the timelines of several processes as one.
 
-use phub_server::program::say;
 use std::path::PathBuf;
 
 use clap::Parser;
+use phub_server::program::say;
 use timeline::{TraceFile, merge};
 
 /// Merge the timelines of hubs and workers into one, on one clock: that of the first file.

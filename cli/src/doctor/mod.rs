@@ -68,7 +68,7 @@ pub struct DoctorArgs {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
 
-    /// Also measure the path to the hub at this address: the path MTU, and each pair of RDMA NICs. Default port: 7077.
+    /// Measure also the path to the hub at this address: the path MTU, and each pair of RDMA NICs. Default port: 7077.
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
 
