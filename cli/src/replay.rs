@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::Context;
 use clap::Parser;
@@ -29,7 +30,7 @@ impl ReplayArgs {
         let shown = || self.file.display().to_string();
         let file = File::open(&self.file)
             .with_context(|| format!("{}: give a file that `serve --record FILE` has made", shown()))?;
-        match replay(BufReader::new(file).lines()) {
+        match replay(BufReader::new(file).lines(), Instant::now()) {
             Ok(replayed) => println!("{replayed}"),
             Err(NotReplayed::Differs(difference)) => {
                 println!("{difference}");

@@ -197,13 +197,14 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Replays the lines of a record.
+/// Replays the lines of a record, whose first time is `begun`.
 ///
 /// # Errors
 /// Returns an error if the record has another version of the format, if a line cannot be read, or if an answer differs. It
 /// names the first such line.
 pub fn replay<E: fmt::Display>(
     lines: impl IntoIterator<Item = Result<String, E>>,
+    begun: Instant,
 ) -> Result<Replayed, NotReplayed> {
     let mut lines = (1..).zip(lines);
     let head = "{\"record\": \"phub-server\", \"form\": .., \"version\": .., \"settings\": ..}";
@@ -216,7 +217,7 @@ pub fn replay<E: fmt::Display>(
         return Err(NotReplayed::OtherForm { form, version });
     }
     let settings = read(1, Ok::<_, E>(settings.get().to_owned()), head)?;
-    let (mut hub, begun) = (Hub::new(settings), Instant::now());
+    let mut hub = Hub::new(settings);
     let mut replayed = Replayed { inputs: 0, jobs: 0, time: Duration::ZERO, ended: None };
     let (mut story, mut jobs) = (Story::default(), BTreeSet::<JobId>::new());
     for (number, line) in lines {

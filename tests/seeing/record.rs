@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Instant;
 
 use coordinator::record::{NotReplayed, Replayed, replay};
 use fabric::conformance::Watchdog;
@@ -13,7 +14,7 @@ use phub_server::{Hub, HubSettings};
 use worker_shim::Session;
 
 fn replayed(record: &str) -> Result<Replayed, NotReplayed> {
-    replay(record.lines().map(|line| Ok::<_, String>(line.to_owned())))
+    replay(record.lines().map(|line| Ok::<_, String>(line.to_owned())), Instant::now())
 }
 
 /// Whether the program reports that all answers of a record are equal.

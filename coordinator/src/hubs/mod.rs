@@ -14,7 +14,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use agreement::{Arrivals, Files, Follower, StaleCut, is_needed, may_write};
 
-use crate::job::Ranks;
 use crate::join::Join;
 use crate::refused::Refused;
 
@@ -201,9 +200,13 @@ impl Hubs {
     }
 
     /// Checks that a worker's pass is of this job, and not of a later job of the same name.
-    pub(crate) fn check_pass(&self, join: &Join, members: &Ranks) -> Result<(), Refused> {
+    pub(crate) fn check_pass(
+        &self,
+        join: &Join,
+        rank_of: impl FnOnce(u64) -> Option<u32>,
+    ) -> Result<(), Refused> {
         let (Some((lead, pass)), Join { name, rank, .. }) = (&join.lead, join) else { return Ok(()) };
-        if let Some(other) = pass.as_ref().and_then(|pass| members.rank(pass.worker)) {
+        if let Some(other) = pass.as_ref().and_then(|pass| rank_of(pass.worker)) {
             let why = format!(
                 "job {name:?}: the pass of worker {rank} is that of worker {other}, which is here; a worker gets a pass of its own from \
                  hub 0 in each join"

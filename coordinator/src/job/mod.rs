@@ -136,7 +136,7 @@ impl Job {
                 ),
             ));
         }
-        self.hubs.check_pass(join, &self.members)?;
+        self.hubs.check_pass(join, |worker| self.members.rank(worker))?;
         self.life.check_reached(rank, join.reached, &self.spec)
     }
 

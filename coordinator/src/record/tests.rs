@@ -30,7 +30,7 @@ fn recorded() -> Vec<String> {
 }
 
 fn replayed(lines: &[String]) -> Result<Replayed, NotReplayed> {
-    replay(lines.iter().cloned().map(Ok::<_, String>))
+    replay(lines.iter().cloned().map(Ok::<_, String>), Instant::now())
 }
 
 #[test]

@@ -137,9 +137,6 @@ impl Registry {
             schedule = %terms.level.schedule, workers = terms.workers, round = restored_round.0,
             continues = restored_round > Round(0), "new job"
         );
-        if let Some(let_in) = &let_in {
-            let_in.above.log_shape(name, (&of_shards, &wire));
-        }
         let restored = restored.map(Arc::new);
         let above = let_in.zip(below.as_ref());
         let windows = self.windows(name, terms, (&of_shards, &wire), above, &numbers, &placement)?;

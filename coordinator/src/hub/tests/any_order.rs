@@ -1,7 +1,7 @@
 //! A hub with its jobs and names, for events in any order.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pbox_core::OnLoss;
 use pbox_core::control::LostReply;
@@ -407,7 +407,7 @@ proptest! {
         driven.check();
         driven.comes_to_rest();
         let inputs = driven.record.len() - 1;
-        let replayed = record::replay(driven.record.into_iter().map(Ok::<_, String>)).unwrap();
+        let replayed = record::replay(driven.record.into_iter().map(Ok::<_, String>), Instant::now()).unwrap();
         prop_assert_eq!(replayed.inputs, inputs);
         prop_assert_eq!(replayed.time, driven.now - driven.begun);
     }

@@ -16,7 +16,6 @@ mod links;
 mod meeting;
 mod relink;
 mod relinks;
-mod shape;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};

@@ -95,9 +95,10 @@ pub fn known_to(hub: u32, files: &Files) -> Files {
 
 impl Control {
     /// Asks for the job's state within a time. The state is a file at all hubs, which hub 0 leads, or a copy
-    /// of this hub's part.
+    /// of this hub's part. A hub alone takes both at the same kind of cut.
     pub fn want(&mut self, purpose: Use, limit: Duration) {
-        let at = if purpose == Use::File { CutAt::AllHubs } else { CutAt::ThisHub };
+        let all = purpose == Use::File || self.job().hubs.share.is_whole();
+        let at = if all { CutAt::AllHubs } else { CutAt::ThisHub };
         self.want_at(purpose, at, limit, |_, _| {});
     }
 
