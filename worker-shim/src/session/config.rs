@@ -67,7 +67,8 @@ pub struct SessionConfig {
     /// worker reads all its weights and sends a request. Weights that workers write themselves are compared
     /// in each round in which they write. For BSP without Slim-DP. 0: never. Default 0.
     pub compare_every: u32,
-    /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
+    /// Time limit of the join: for the other workers, and for each reply of the hub. A reply may take 2 s more for each
+    /// gigabyte that the hub reads or makes for the job. Default 60 s.
     pub join_limit: Duration,
     /// The time that a join waits for a hub that is not up, and that a session waits for a hub that it has
     /// lost. The session then continues from the hub's checkpoint, in the same memory;

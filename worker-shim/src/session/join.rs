@@ -56,7 +56,7 @@ impl Session {
             config.trace.as_ref().map(|path| Timeline::new(path, &config.job, config.rank, wire.layout()));
         let timeline = timeline.transpose()?;
         let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
-        let deadline = Instant::now() + config.join_limit;
+        let deadline = membership::deadline(&let_in, config.join_limit);
         let (asked, is_below_others) = (config.terms.level, let_in[0].above().is_some());
         if is_below_others {
             config.terms = config.terms.beside();

@@ -65,7 +65,7 @@ pub(crate) struct Up {
     pub peers: PeerList,
     /// The address of the interface by which hubs of other machines reach this hub, if the settings name an interface.
     pub interface: Option<IpAddr>,
-    /// Time limit of each request to the hubs above.
+    /// Time limit of each request to the hubs above. A join has more time for the memory of the job.
     pub limit: Duration,
     /// The time that the hubs above may take to start.
     pub start_limit: Duration,
@@ -262,8 +262,8 @@ impl Up {
             },
             by_core: below.ways.clone(),
         };
-        let Linked { ways, cores, paths } =
-            links.make(&hubs, Instant::now() + self.limit).map_err(not_joined)?;
+        let deadline = membership::deadline(&hubs, self.limit);
+        let Linked { ways, cores, paths } = links.make(&hubs, deadline).map_err(not_joined)?;
         for (way, hub) in paths.iter().zip(&above.hubs) {
             tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");
         }
