@@ -141,6 +141,32 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     drop(sessions);
 }
 
+/// A supervisor once read from the status that all was saved.
+#[test]
+fn a_last_checkpoint_that_cannot_be_written_ends_it_with_an_error() {
+    let _watchdog = Watchdog::start();
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("checkpoints");
+    let mut command = phub_server(&["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--checkpoints"]);
+    let mut hub = Serve::start(command.arg(&dir).stderr(Stdio::piped()));
+    let log = hub.stderr();
+    let mut session = between_two_keys(&hub.address, "job");
+    let last = session.keys().last().unwrap();
+    session.push(last).unwrap();
+    session.wait(last).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::write(&dir, "no directory").unwrap();
+    hub.signal(Signal::TERM);
+    let (status, _) = hub.end();
+    let words = log.map_while(Result::ok).find(|line| line.starts_with("phub-server: ")).unwrap_or_default();
+    assert_eq!(status.code(), Some(1), "{words}");
+    let file = dir.join("job.safetensors").display().to_string();
+    says(
+        &words,
+        &["job \"job\"", "last checkpoint was not written", &file, "ot a directory", "the one before"],
+    );
+}
+
 /// Returns the only worker of a job, which has pushed one of two keys.
 fn between_two_keys(address: &str, job: &str) -> Session {
     let keys = vec![Key::f32("a", [100]), Key::f32("b", [100])];
