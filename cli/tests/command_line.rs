@@ -33,6 +33,19 @@ fn serve_settings_out_of_range() {
     }
 }
 
+/// A certificate for no name can be made, and no worker takes it.
+#[test]
+fn a_certificate_has_names() {
+    let _watchdog = Watchdog::start();
+    let home = tempfile::tempdir().unwrap();
+    let out = home.path().join("tls");
+    for names in ["", " ", "hub.example,", "hub example"] {
+        let said = failure(&["certificate", "--out", out.to_str().unwrap(), "--name", names]);
+        says(said, &["--name", "expected a host name or an address"]);
+    }
+    assert!(!out.exists());
+}
+
 /// A hub that hung was waited for in silence, for five minutes.
 #[test]
 fn a_stop_says_that_it_waits_and_for_what() {
