@@ -46,6 +46,7 @@ impl Session {
     ) -> Result<Self, SessionError> {
         check_job_name(&config.job)?;
         SessionConfig::check_environment()?;
+        config.check_limits()?;
         config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
