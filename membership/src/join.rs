@@ -17,7 +17,7 @@ use pbox_core::{
 
 use crate::control::Control;
 use crate::error::MemberError;
-use crate::failure::{Cause, Failure};
+use crate::failure::{Cause, Failure, RETRY};
 use crate::heartbeat::Heartbeat;
 use crate::hub::Hub;
 use crate::named::Named;
@@ -151,6 +151,45 @@ pub fn join_all(
     credential: Option<&Credential>,
     named: &Named,
 ) -> Result<Vec<LetIn>, MemberError> {
+    try_all(addresses, job, limit, request, credential, named).map_err(|failure| failure.error)
+}
+
+/// Works like [`join_all`], and first waits until all hubs are up. If a connection ends during a join, for example because a
+/// hub is restarted, waits and joins again. Ends at the deadline, or when the caller gives up.
+///
+/// # Errors
+/// Returns the errors of [`wait_for`] and [`join_all`].
+pub fn join_when_up(
+    addresses: &[&str],
+    job: &str,
+    limit: Duration,
+    request: &JoinRequest,
+    credential: Option<&Credential>,
+    named: &Named,
+    (deadline, given_up): (Instant, &dyn Fn() -> bool),
+) -> Result<Vec<LetIn>, MemberError> {
+    loop {
+        if deadline > Instant::now() {
+            wait_for(addresses, named, deadline, given_up)?;
+        }
+        match try_all(addresses, job, limit, request, credential, named) {
+            Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
+                tracing::warn!("{error}; joining again");
+                std::thread::sleep(RETRY);
+            }
+            joined => return joined.map_err(|failure| failure.error),
+        }
+    }
+}
+
+fn try_all(
+    addresses: &[&str],
+    job: &str,
+    limit: Duration,
+    request: &JoinRequest,
+    credential: Option<&Credential>,
+    named: &Named,
+) -> Result<Vec<LetIn>, Failure> {
     let names: Vec<String> = addresses.iter().map(|&address| address.to_owned()).collect();
     let join = |hub: usize, pass: Option<Pass>| {
         let peers = (names.len() > 1).then(|| Peers { hubs: names.clone(), pass });
@@ -166,7 +205,8 @@ pub fn join_all(
             let (join, pass) = (&join, pass.clone());
             std::thread::Builder::new().name("phub-ask".into()).spawn_scoped(scope, move || join(hub, pass))
         };
-        let threads: Vec<_> = (1..addresses.len()).map(thread).collect::<Result<_, _>>()?;
+        let threads: Vec<_> =
+            (1..addresses.len()).map(thread).collect::<Result<_, _>>().map_err(MemberError::from)?;
         for thread in threads {
             let_in.push(thread.join().expect("joining does not panic")?);
         }
@@ -208,18 +248,18 @@ pub struct LetIn {
 }
 
 impl LetIn {
-    fn join(control: Control, request: JoinRequest) -> Result<Self, MemberError> {
+    fn join(control: Control, request: JoinRequest) -> Result<Self, Failure> {
         let for_memory = time_for_memory(&request.terms);
         let reply: JoinReply = control.within(control.timeout + for_memory).join(&request)?;
         if !request.versions().contains(reply.protocol) {
             let (hub, ours) = (control.hub.clone(), request.versions());
-            return Err(MemberError::Protocol { hub, used: reply.protocol, ours });
+            return Err(MemberError::Protocol { hub, used: reply.protocol, ours }.into());
         }
         let control = control.of_member(&reply.token);
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
         // The heartbeat starts now, because the hub's limit may be shorter than the time for making windows and links.
-        let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit())?;
+        let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit()).map_err(MemberError::from)?;
         let token = reply.token.clone();
         Ok(LetIn { control, share, reply, token, heartbeat, for_memory, farewell })
     }

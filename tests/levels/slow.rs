@@ -6,12 +6,13 @@ use std::time::Duration;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::proxy::Proxy;
+use hub_tests::proxy::{Break, Proxy};
 use hub_tests::relay::{Relay, Stall, Way};
-use hub_tests::{free_address, hub, hub_below, join_by_hand, join_request, settings};
+use hub_tests::{config_at, free_address, hub, hub_below, join_by_hand, join_request, settings};
 use pbox_core::Key;
 use phub_server::{Hub, HubSettings, Machine};
 use serde_json::Value;
+use worker_shim::Session;
 
 /// Longer than the heartbeat limit of the hub below.
 const LATE: Duration = Duration::from_millis(1500);
@@ -68,4 +69,21 @@ fn the_hubs_that_do_not_lead_make_a_job_at_the_same_time() {
     let above = [tops[0].address().to_string(), behind[0].address(), behind[1].address()].join(",");
     let below = hub_below(&above, 0, 1);
     join_by_hand(&below, "job", &join_request(0, 1));
+}
+
+/// A hub that was restarted between the look at its health and the join ended the join of the hub below.
+#[test]
+fn a_join_that_is_cut_is_made_again_while_the_hub_is_waited_for() {
+    let _watchdog = Watchdog::start();
+    let top = hub(1);
+    let proxy = Proxy::start(top.address());
+    proxy.breaks("join", Break::Lose, 1);
+    let below = hub_below(&proxy.address(), 0, 1);
+    join_by_hand(&below, "job", &join_request(0, 1));
+    assert_eq!(proxy.left(), 0);
+    proxy.breaks("join", Break::Lose, 1);
+    let mut worker = config_at(&proxy.address(), "other", 0, 1);
+    worker.hub_wait = Duration::from_secs(30);
+    Session::join(worker).unwrap().leave().unwrap();
+    assert_eq!(proxy.left(), 0);
 }

@@ -191,9 +191,6 @@ pub(super) fn let_in(
     given_up: &dyn Fn() -> bool,
 ) -> Result<Vec<LetIn>, SessionError> {
     let addresses = membership::hub_addresses(&config.hub)?;
-    if until > Instant::now() {
-        membership::wait_for(&addresses, &Named::Here, until, given_up)?;
-    }
     let request = JoinRequest {
         mesh: config.mesh.clone(),
         reached,
@@ -205,8 +202,9 @@ pub(super) fn let_in(
         Some(given) => Some(given.clone()),
         None => Credential::find_if_any().map_err(MemberError::from)?,
     };
-    let (job, limit) = (&config.job, config.join_limit);
-    Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref(), &Named::Here)?)
+    let (job, limit, until) = (&config.job, config.join_limit, (until, given_up));
+    let (credential, named) = (credential.as_ref(), Named::Here);
+    Ok(membership::join_when_up(&addresses, job, limit, &request, credential, &named, until)?)
 }
 
 /// The links to the hubs, with their windows and hubs.

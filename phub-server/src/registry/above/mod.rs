@@ -207,8 +207,9 @@ impl Up {
             Some(_) => (self.outside(), self.for_outside.as_ref()),
             None => (Named::Here, self.credential.as_ref()),
         };
-        membership::wait_for(&addresses, &named, deadline, given_up).map_err(not_joined)?;
-        let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential, &named);
+        let until = (deadline, given_up);
+        let hubs =
+            membership::join_when_up(&addresses, &name, self.limit, &request, credential, &named, until);
         let hubs = hubs.map_err(not_joined)?;
         let wire = hubs[0].wire(wire).map_err(not_joined)?;
         let placed = Above {
