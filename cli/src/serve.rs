@@ -26,8 +26,8 @@ pub enum End {
 /// Runs a hub until a signal comes, its last job ends after a drain, or it has had no job for a long time.
 ///
 /// # Errors
-/// Returns an error if the hub cannot start, if a second signal ends it before its checkpoints are written, or
-/// if a last checkpoint cannot be written.
+/// Returns an error if the hub cannot start, or if a second signal ends it early. Also returns an error if a last checkpoint
+/// cannot be written.
 pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     raise_open_files();
     fabric::few_heaps();

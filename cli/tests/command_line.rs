@@ -2,9 +2,8 @@
 //! names the setting or the object, the value that was seen, and the next step.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::support::{failure, phub_server, says};
 use fabric::conformance::Watchdog;
@@ -74,23 +73,6 @@ fn a_certificate_has_names() {
         says(said, &["--name", "expected a host name or an address"]);
     }
     assert!(!out.exists());
-}
-
-/// A hub that hung was waited for in silence, for five minutes.
-#[test]
-fn a_stop_says_that_it_waits_and_for_what() {
-    let _watchdog = Watchdog::start();
-    let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = hub.local_addr().unwrap().to_string();
-    let mut stop = phub_server(&["stop", "resnet", &address]).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(stop.stderr.take().unwrap()).lines();
-    let words = lines.next().unwrap().unwrap();
-    stop.kill().unwrap();
-    stop.wait().unwrap();
-    says(
-        words,
-        &[&address, "has not answered for", "of at most 300 s", "asked for the time, no answer came"],
-    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `phub-server serve` as a process. On SIGINT and SIGTERM it ends well even if a job is in the middle of a
 //! round. It notifies its workers, and leaves nothing behind.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -386,4 +387,21 @@ fn who_joins_who_is_refused_and_who_stops_is_named() {
         let line = log.iter().find(|line| line.contains(words));
         assert!(line.is_some_and(|line| line.contains("127.0.0.1")), "{words}: {log:#?}");
     }
+}
+
+/// A hub that hung was waited for in silence, for five minutes.
+#[test]
+fn a_stop_says_that_it_waits_and_for_what() {
+    let _watchdog = Watchdog::start();
+    let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = hub.local_addr().unwrap().to_string();
+    let mut stop = phub_server(&["stop", "resnet", &address]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(stop.stderr.take().unwrap()).lines();
+    let words = lines.next().unwrap().unwrap();
+    stop.kill().unwrap();
+    stop.wait().unwrap();
+    says(
+        words,
+        &[&address, "has not answered for", "of at most 300 s", "asked for the time, no answer came"],
+    );
 }

@@ -220,8 +220,8 @@ pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
     Instant::now() + limit + for_memory
 }
 
-/// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory: the state as read
-/// and as kept, and two windows for each member.
+/// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The state counts as
+/// read and as kept, and each member has two windows.
 fn time_for_memory(terms: &JobTerms) -> Duration {
     let elements: f64 = terms.keys.iter().map(|key| key.elements().unwrap_or(0) as f64).sum();
     let values = 2.0 * (terms.tensors().saved_per_element() as f64 + f64::from(terms.workers));
