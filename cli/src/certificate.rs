@@ -32,7 +32,7 @@ pub struct CertificateArgs {
 
     /// Names and addresses by which workers reach the hub, with commas between them; with PHUB_TLS_CA workers compare them.
     /// Default: localhost, and this machine's name and addresses.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES", value_parser = name)]
     name: Vec<String>,
 }
 
@@ -60,6 +60,15 @@ impl CertificateArgs {
         line(format_args!("certificate: {} (for {})", of_certificate.display(), names.join(", ")))?;
         line(format_args!("key:         {} (keep it secret)", of_key.display()))?;
         line(format_args!("fingerprint: {}", authority::fingerprint(certificate.der())))
+    }
+}
+
+/// Reads a name. A certificate for an empty name, or for one with spaces, would be of no use.
+fn name(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    match name.is_empty() || name.contains(char::is_whitespace) {
+        true => Err("expected a host name or an address, like hub.example or 10.0.0.1".into()),
+        false => Ok(name.to_owned()),
     }
 }
 

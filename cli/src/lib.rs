@@ -25,9 +25,13 @@ pub mod weights;
 
 use std::ffi::OsString;
 
+use ::topology::PlaceError;
+use authority::CredentialError;
 use clap::{CommandFactory, Parser, Subcommand};
-use phub_server::HubSettings;
-use phub_server::program::{Unusable, log, parse, say, succeeds, variables_in};
+use membership::MemberError;
+use pbox_core::control::InvalidJobName;
+use phub_server::program::{Unusable, WrongSetting, log, parse, say, succeeds, variables_in};
+use phub_server::{HubError, HubSettings};
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
@@ -93,14 +97,16 @@ enum Command {
 }
 
 /// The sentence of `--help` about the exit statuses of [`exit`].
-const EXITS: &str = "Exit status: 0 all went well; 1 it failed, and stderr says why; 2 the arguments are wrong; 3 a drained hub has ended.";
+const EXITS: &str = "Exit status: 0 all went well; 1 it failed, and stderr says why; 2 a setting is wrong; 3 a drained hub has ended.";
 
-/// The exit statuses of the program. The status 2, for wrong arguments, comes from the parser.
+/// The exit statuses of the program. The parser of arguments has [`WRONG`](exit::WRONG), too.
 pub mod exit {
     /// The status of success.
     pub const WELL: u8 = 0;
     /// The status of a failure.
     pub const FAILED: u8 = 1;
+    /// The status of a wrong setting.
+    pub const WRONG: u8 = 2;
     /// The status of a hub that has ended because it was drained. A supervisor must not start it again.
     pub const DRAINED: u8 = 3;
 }
@@ -148,14 +154,27 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             other => other.map(drop),
         },
     };
-    let said = result.as_ref().err().map(|error| format!("{error:#}"));
+    let said = result.as_ref().err().map(|error| (format!("{error:#}"), is_of_settings(error)));
     if succeeds("phub-server", result) {
         return exit::WELL;
     }
     let command = Cli::command();
     let chosen = arguments.iter().skip(1).find_map(|name| command.find_subcommand(name)).unwrap_or(&command);
-    for note in variables_in(&said.unwrap_or_default(), chosen, &arguments) {
+    let (said, is_wrong) = said.unwrap_or_default();
+    for note in variables_in(&said, chosen, &arguments) {
         say(format_args!("  {note}"));
     }
-    exit::FAILED
+    if is_wrong { exit::WRONG } else { exit::FAILED }
+}
+
+/// Whether the cause of an error is a wrong setting.
+fn is_of_settings(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<WrongSetting>()
+            || cause.is::<InvalidJobName>()
+            || cause.is::<CredentialError>()
+            || cause.is::<PlaceError>()
+            || cause.downcast_ref().is_some_and(HubError::is_of_settings)
+            || matches!(cause.downcast_ref(), Some(MemberError::Hubs { .. }))
+    })
 }

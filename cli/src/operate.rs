@@ -1,15 +1,18 @@
 //! `phub-server status`, `stop` and `drain`: requests of an operator to a hub.
 
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use authority::{ALL_JOBS, Credential, Right};
+use authority::{ALL_JOBS, Credential, Right, Token};
 use clap::Parser;
 use membership::Named;
-use pbox_core::control::{Answer, DrainReply, HubReply, JobReply, StopReply, check_job_name};
+use pbox_core::control::{Answer, ClockReply, DrainReply, HubReply, JobReply, StopReply, check_job_name};
 use phub_server::client::Address;
+use phub_server::program::say;
 use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 use crate::out::line;
 
@@ -17,6 +20,9 @@ use crate::out::line;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The timeout of a stop, which first writes a checkpoint.
 const UNTIL_SAVED: Duration = Duration::from_secs(300);
+/// The time after which a command says that it waits, and the pause before it says so again.
+const FIRST_WORD: Duration = Duration::from_secs(5);
+const NEXT_WORD: Duration = Duration::from_secs(30);
 /// The most members of a job, and the most refusals, that are shown.
 const SHOWN: usize = 64;
 
@@ -118,16 +124,42 @@ fn ask<R: Answer>(
     limit: Duration,
 ) -> anyhow::Result<R> {
     let credential = Credential::find_if_any().context("the token or secret to show to the hub")?;
+    let reads = credential.as_ref().map(|credential| credential.token(Right::Read, ALL_JOBS));
     let token = credential.map(|credential| credential.token(right, job));
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let address = Address::new(bare(hub), Named::Here);
-    let answer = runtime.block_on(async {
+    let answer = async {
         match posts {
             None => address.get(path, token, limit).await,
             Some(()) => address.order(path, token, limit).await,
         }
-    });
+    };
+    let answer = runtime.block_on(with_words((&address, reads), limit, answer));
     answer.map_err(|why| anyhow!("hub {hub}: {why}"))
+}
+
+/// Waits for an answer of a hub, and now and then prints to stderr what the hub does meanwhile.
+async fn with_words<R>(
+    (address, reads): (&Address, Option<Token>),
+    limit: Duration,
+    answer: impl Future<Output = R>,
+) -> R {
+    let (begun, mut pause, mut answer) = (Instant::now(), FIRST_WORD, pin!(answer));
+    loop {
+        if let Ok(answer) = timeout(pause, &mut answer).await {
+            return answer;
+        }
+        pause = NEXT_WORD;
+        let does = match address.get::<ClockReply>("/v1/clock", reads.clone(), PATIENCE).await {
+            Ok(_) => "it is alive, and ends a round or writes the checkpoint".to_owned(),
+            Err(why) => format!("asked for the time, {why}"),
+        };
+        let (waited, limit) = (begun.elapsed().as_secs(), limit.as_secs());
+        say(format_args!(
+            "phub-server: hub {} has not answered for {waited} s, of at most {limit} s: {does}",
+            address.name
+        ));
+    }
 }
 
 fn described(address: &str, hub: &HubReply) -> String {

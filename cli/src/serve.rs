@@ -26,8 +26,8 @@ pub enum End {
 /// Runs a hub until a signal comes, its last job ends after a drain, or it has had no job for a long time.
 ///
 /// # Errors
-/// Returns an error if the hub cannot start, or if a second signal ends it before its checkpoints are
-/// written.
+/// Returns an error if the hub cannot start, or if a second signal ends it early. Also returns an error if a last checkpoint
+/// cannot be written.
 pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     raise_open_files();
     fabric::few_heaps();
@@ -101,10 +101,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     let bug = broke.then(|| anyhow!("{why}"));
     let first = why.clone();
     let reason = if broke { why } else { format!("the hub was stopped by {why}") };
-    let stop = move || {
-        hub.stop(&reason);
-        let _ = done.send(());
-    };
+    let stop = move || drop(done.send(hub.stop(&reason)));
     std::thread::Builder::new().name("phub-stop".into()).spawn(stop).context("stopping the hub")?;
     let mut another_signal = async || {
         loop {
@@ -114,13 +111,17 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
             }
         }
     };
-    runtime.block_on(async {
+    let lost = runtime.block_on(async {
         tokio::select! {
             stopped = stopped => stopped.context("stopping the hub failed; see the log"),
             signal = another_signal() => Err(cut_short(signal, &unsaved.borrow())),
         }
     })?;
-    bug.map_or(Ok(end), Err)
+    match bug {
+        Some(bug) => Err(bug),
+        None if !lost.is_empty() => Err(anyhow!(lost.join("\n  "))),
+        None => Ok(end),
+    }
 }
 
 /// Returns the error after a second signal, which names the lost checkpoints.

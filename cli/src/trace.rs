@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use phub_server::program::say;
+use phub_server::program::{WrongSetting, say};
 use timeline::{TraceFile, merge};
 
 /// Merge the timelines of hubs and workers into one, on one clock: that of the first file.
@@ -30,11 +30,11 @@ impl TraceArgs {
     /// # Errors
     /// Returns an error if a file cannot be read or written, or is not a timeline.
     pub fn run(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            !self.files.contains(&self.to),
-            "{} is both read and written; name another file after --to",
-            self.to.display()
-        );
+        if self.files.contains(&self.to) {
+            let to = self.to.display();
+            let why = format!("{to} is both read and written; name another file after --to");
+            return Err(WrongSetting(why).into());
+        }
         // The files are merged before the new file is made, so that a bad file does not overwrite an existing
         // one.
         let (processes, apart) = merge(&self.files)?;

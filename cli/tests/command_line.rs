@@ -32,6 +32,49 @@ fn serve_settings_out_of_range() {
     }
 }
 
+/// The status once was 1, as for a hub that cannot start today.
+#[test]
+fn a_wrong_setting_has_a_status_of_its_own() {
+    let _watchdog = Watchdog::start();
+    let trace = ["trace", "--to", "a.json", "a.json"];
+    let wrong: [&[&str]; 10] = [
+        &["serve", "--cores", "0"],
+        &["serve", "--late-limit-s", "5"],
+        &["serve", "--machine", "0/2"],
+        &["serve", "--interface", "nowhere7"],
+        &["serve", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"],
+        &["stop", "no job"],
+        &["topology", "--chunk-bytes", "4096"],
+        &["topology", "--workers-for", "resnet50"],
+        &trace,
+        &["certificate", "--name", "hub.example,"],
+    ];
+    for arguments in wrong {
+        let output = phub_server(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(i32::from(phub_cli::exit::WRONG)), "{arguments:?}: {said}");
+    }
+    for (variable, value) in
+        [("RUST_LOG", "phub_server=loud"), ("PHUB_LOG_FORMAT", "xml"), ("PHUB_TOKEN", "x")]
+    {
+        let output = phub_server(&["serve"]).env(variable, value).output().unwrap();
+        assert_eq!(output.status.code(), Some(i32::from(phub_cli::exit::WRONG)), "{variable}");
+    }
+}
+
+/// A certificate for no name can be made, and no worker takes it.
+#[test]
+fn a_certificate_has_names() {
+    let _watchdog = Watchdog::start();
+    let home = tempfile::tempdir().unwrap();
+    let out = home.path().join("tls");
+    for names in ["", " ", "hub.example,", "hub example"] {
+        let said = failure(&["certificate", "--out", out.to_str().unwrap(), "--name", names]);
+        says(said, &["--name", "expected a host name or an address"]);
+    }
+    assert!(!out.exists());
+}
+
 #[test]
 fn settings_of_the_environment_are_named_by_it() {
     let _watchdog = Watchdog::start();

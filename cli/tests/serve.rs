@@ -1,6 +1,7 @@
 //! `phub-server serve` as a process. On SIGINT and SIGTERM it ends well even if a job is in the middle of a
 //! round. It notifies its workers, and leaves nothing behind.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -139,6 +140,32 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     says(&words, &["ended at once by SIGINT", "not written"]);
     says(words, &names.iter().map(String::as_str).collect::<Vec<_>>());
     drop(sessions);
+}
+
+/// A supervisor once read from the status that all was saved.
+#[test]
+fn a_last_checkpoint_that_cannot_be_written_ends_it_with_an_error() {
+    let _watchdog = Watchdog::start();
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("checkpoints");
+    let mut command = phub_server(&["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--checkpoints"]);
+    let mut hub = Serve::start(command.arg(&dir).stderr(Stdio::piped()));
+    let log = hub.stderr();
+    let mut session = between_two_keys(&hub.address, "job");
+    let last = session.keys().last().unwrap();
+    session.push(last).unwrap();
+    session.wait(last).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::write(&dir, "no directory").unwrap();
+    hub.signal(Signal::TERM);
+    let (status, _) = hub.end();
+    let words = log.map_while(Result::ok).find(|line| line.starts_with("phub-server: ")).unwrap_or_default();
+    assert_eq!(status.code(), Some(1), "{words}");
+    let file = dir.join("job.safetensors").display().to_string();
+    says(
+        &words,
+        &["job \"job\"", "last checkpoint was not written", &file, "ot a directory", "the one before"],
+    );
 }
 
 /// Returns the only worker of a job, which has pushed one of two keys.
@@ -360,4 +387,21 @@ fn who_joins_who_is_refused_and_who_stops_is_named() {
         let line = log.iter().find(|line| line.contains(words));
         assert!(line.is_some_and(|line| line.contains("127.0.0.1")), "{words}: {log:#?}");
     }
+}
+
+/// A hub that hung was waited for in silence, for five minutes.
+#[test]
+fn a_stop_says_that_it_waits_and_for_what() {
+    let _watchdog = Watchdog::start();
+    let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = hub.local_addr().unwrap().to_string();
+    let mut stop = phub_server(&["stop", "resnet", &address]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(stop.stderr.take().unwrap()).lines();
+    let words = lines.next().unwrap().unwrap();
+    stop.kill().unwrap();
+    stop.wait().unwrap();
+    says(
+        words,
+        &[&address, "has not answered for", "of at most 300 s", "asked for the time, no answer came"],
+    );
 }

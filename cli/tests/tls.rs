@@ -139,6 +139,16 @@ fn workers_trust_a_hub_by_fingerprint_or_certificate_and_no_other() {
     };
     says(shown(&by_print), &["job"]);
     says(shown(&[]), &["speaks only TLS"]);
+    // The hub is there: the hint that it cannot be reached would lead nowhere.
+    for (trust, words) in [
+        ([("PHUB_TLS_FINGERPRINT", "12")], "the TLS settings of this process"),
+        ([("PHUB_TLS_CA", "/nowhere")], "/nowhere"),
+        ([("PHUB_TLS_CA", &*other.certificate)], "not from an authority in PHUB_TLS_CA"),
+    ] {
+        let said = shown(&trust);
+        says(&said, &[words]);
+        assert!(!said.contains("cannot be reached"), "{said}");
+    }
     // A man-in-the-middle attack: another hub that has the same secret.
     let man = Serve::start(&mut serve(Some(&other)));
     says(refused(&man.address, &by_print), &[&ours.fingerprint, &other.fingerprint, "the hub's address"]);

@@ -41,7 +41,7 @@ pub use ranges::Ranges;
 
 pub use idle::{Idle, IdlePolicy};
 pub use memory::{
-    DmaBuf, DmaBufError, MapError, MemoryBound, MemoryRoom, Plain, RecvWindow, SHARED_HUGE_PAGES, SendWindow,
-    Slab, SpanError, Spans, WindowError, available_bytes, few_heaps, memory_room, resident_bytes,
+    Amount, DmaBuf, DmaBufError, MapError, MemoryBound, MemoryRoom, Plain, RecvWindow, SHARED_HUGE_PAGES,
+    SendWindow, Slab, SpanError, Spans, WindowError, available_bytes, few_heaps, memory_room, resident_bytes,
     shared_huge_pages, trim_heap,
 };

@@ -169,14 +169,14 @@ impl Control {
     }
 
     /// Sends `POST /v1/jobs/{job}/join`. Retries it if a proxy does not reach the hub, or if the hub asks for a retry.
-    pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, MemberError> {
+    pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, Failure> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
             // A retry has only the rest of the time.
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })
-        .map_err(|failure| failure.of_first_request().error)
+        .map_err(Failure::of_first_request)
     }
 
     /// Sends `GET /v1/health`. Also returns an error if the hub is stopping.

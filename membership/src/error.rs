@@ -153,7 +153,7 @@ pub enum MemberError {
     /// The worker has left, but the hub could not save the trained state.
     #[error(
         "job {job:?}: this worker has left, but the hub at {hub} did not write the last checkpoint: {why}; the job continues \
-         from the checkpoint before"
+         from the checkpoint before, if there is one"
     )]
     CheckpointLost {
         /// The job.

@@ -76,6 +76,13 @@ pub(crate) struct Failure {
     pub error: MemberError,
 }
 
+/// An error that does not come from a request.
+impl From<MemberError> for Failure {
+    fn from(error: MemberError) -> Self {
+        Failure { cause: Cause::Refused, error }
+    }
+}
+
 impl Failure {
     /// Adds the likely kind of the server to the error. For a first request that got no HTTP answer.
     pub fn of_first_request(mut self) -> Self {

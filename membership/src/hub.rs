@@ -36,6 +36,8 @@ pub struct Hub {
     pub token: String,
     /// The time for which a request is retried while its failure may be temporary.
     pub(crate) limit: Duration,
+    /// The longest time in which the hub makes its memory.
+    pub(crate) for_memory: Duration,
     /// Whether the hub waits for this member after a loss of links, until the member [reconnects](Self::relink).
     pub relinks: bool,
     /// The version of the protocol that both ends use.

@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use authority::Credential;
 use pbox_core::control::{
-    HubReply, JoinReply, JoinRequest, LeaveRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers, Versions,
-    check_address,
+    HubReply, JoinReply, JoinRequest, LeaveRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Pass, Peers,
+    Versions, check_address,
 };
-use pbox_core::{Above, Below, CoreNodes, Layout, MAX_HUBS, Placement, Round, Schedule, Share, Wire};
+use pbox_core::{
+    Above, Below, CoreNodes, JobTerms, Layout, MAX_HUBS, Placement, Round, Schedule, Share, Wire,
+};
 
 use crate::control::Control;
 use crate::error::MemberError;
-use crate::failure::{Cause, Failure};
+use crate::failure::{Cause, Failure, RETRY};
 use crate::heartbeat::Heartbeat;
 use crate::hub::Hub;
 use crate::named::Named;
@@ -26,6 +28,9 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 /// The timeout of the question whether a hub is up. It is also the pause before the next question.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
+
+/// The least speed at which a hub reads a checkpoint and makes its memory. A slower hub counts as stuck.
+const SLOWEST_BYTES_PER_S: f64 = 0.5e9;
 
 /// Returns the addresses in a list of hubs: `host:port`, separated by commas. An address may begin with `http://`, as a hub
 /// prints it when it starts. With this prefix, requests may nevertheless be encrypted.
@@ -130,9 +135,10 @@ pub fn meet(
     }
 }
 
-/// Joins a job at each of its hubs. `request` is the request to the first hub; the other hubs' requests differ in the hub's
-/// number and the pass. `limit` is the timeout of each request. `credential` proves the requests, and `named` is the origin
-/// of the addresses.
+/// Joins a job at each of its hubs: first at the first hub, and then at all other hubs at the same time. Inside the request,
+/// a hub reads its checkpoint and makes its memory. `request` is the request to the first hub; the other hubs' requests
+/// differ in the hub's number and the pass. `limit` is the timeout of each request, without the time for the hub's memory.
+/// `credential` proves the requests, and `named` is the origin of the addresses.
 ///
 /// # Errors
 /// Returns an error if a hub cannot be reached or refuses. The hubs that have already admitted this member are then
@@ -145,18 +151,83 @@ pub fn join_all(
     credential: Option<&Credential>,
     named: &Named,
 ) -> Result<Vec<LetIn>, MemberError> {
-    let names = addresses.iter().map(|&address| address.to_owned()).collect();
-    let mut peers = (addresses.len() > 1).then_some(Peers { hubs: names, pass: None });
-    let mut let_in: Vec<LetIn> = Vec::with_capacity(addresses.len());
-    for (&address, hub) in addresses.iter().zip(0..) {
-        // The other hubs require the pass from the first hub's reply.
-        if let (Some(peers), Some(first)) = (&mut peers, let_in.first()) {
-            peers.pass = first.reply.pass.clone();
+    try_all(addresses, job, limit, request, credential, named).map_err(|failure| failure.error)
+}
+
+/// Works like [`join_all`], and first waits until all hubs are up. If a connection ends during a join, for example because a
+/// hub is restarted, waits and joins again. Ends at the deadline, or when the caller gives up.
+///
+/// # Errors
+/// Returns the errors of [`wait_for`] and [`join_all`].
+pub fn join_when_up(
+    addresses: &[&str],
+    job: &str,
+    limit: Duration,
+    request: &JoinRequest,
+    credential: Option<&Credential>,
+    named: &Named,
+    (deadline, given_up): (Instant, &dyn Fn() -> bool),
+) -> Result<Vec<LetIn>, MemberError> {
+    loop {
+        if deadline > Instant::now() {
+            wait_for(addresses, named, deadline, given_up)?;
         }
-        let request = JoinRequest { hub, peers: peers.clone(), ..request.clone() };
-        let_in.push(LetIn::join(Control::new(address, job, limit, credential, named)?, request)?);
+        match try_all(addresses, job, limit, request, credential, named) {
+            Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
+                tracing::warn!("{error}; joining again");
+                std::thread::sleep(RETRY);
+            }
+            joined => return joined.map_err(|failure| failure.error),
+        }
     }
-    Ok(let_in)
+}
+
+fn try_all(
+    addresses: &[&str],
+    job: &str,
+    limit: Duration,
+    request: &JoinRequest,
+    credential: Option<&Credential>,
+    named: &Named,
+) -> Result<Vec<LetIn>, Failure> {
+    let names: Vec<String> = addresses.iter().map(|&address| address.to_owned()).collect();
+    let join = |hub: usize, pass: Option<Pass>| {
+        let peers = (names.len() > 1).then(|| Peers { hubs: names.clone(), pass });
+        let request = JoinRequest { hub: hub as u32, peers, ..request.clone() };
+        LetIn::join(Control::new(addresses[hub], job, limit, credential, named)?, request)
+    };
+    let first = join(0, None)?;
+    // The other hubs require the pass from the first hub's reply.
+    let pass = first.reply.pass.clone();
+    let mut let_in = vec![first];
+    std::thread::scope(|scope| {
+        let thread = |hub| {
+            let (join, pass) = (&join, pass.clone());
+            std::thread::Builder::new().name("phub-ask".into()).spawn_scoped(scope, move || join(hub, pass))
+        };
+        let threads: Vec<_> =
+            (1..addresses.len()).map(thread).collect::<Result<_, _>>().map_err(MemberError::from)?;
+        for thread in threads {
+            let_in.push(thread.join().expect("joining does not panic")?);
+        }
+        Ok(let_in)
+    })
+}
+
+/// Returns the deadline for links to these hubs, if the links may take `limit` without the time for the hubs' memory.
+pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
+    let for_memory = hubs.iter().map(|hub| hub.for_memory).max().unwrap_or_default();
+    Instant::now() + limit + for_memory
+}
+
+/// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The state counts as
+/// read and as kept, and each member has two windows.
+fn time_for_memory(terms: &JobTerms) -> Duration {
+    let elements: f64 = terms.keys.iter().map(|key| key.elements().unwrap_or(0) as f64).sum();
+    let values = 2.0 * (terms.tensors().saved_per_element() as f64 + f64::from(terms.workers));
+    let bytes = elements * values * size_of::<f32>() as f64 / f64::from(terms.hubs.max(1));
+    // No machine has so much memory that this takes a day.
+    Duration::from_secs_f64((bytes / SLOWEST_BYTES_PER_S).min(86_400.0))
 }
 
 /// A hub that has admitted this member, before the links are made. When this value is dropped, the hub is notified that the
@@ -169,25 +240,28 @@ pub struct LetIn {
     /// The secret with which the member connects to the data path.
     pub(crate) token: String,
     heartbeat: Heartbeat,
+    /// The longest time in which the hub reads its checkpoint and makes its memory.
+    pub(crate) for_memory: Duration,
     /// The client for the notice that the member will not connect. If the job has only one hub, no notice is needed: the
     /// hub sees the links end.
     farewell: Option<Control>,
 }
 
 impl LetIn {
-    fn join(control: Control, request: JoinRequest) -> Result<Self, MemberError> {
-        let reply: JoinReply = control.join(&request)?;
+    fn join(control: Control, request: JoinRequest) -> Result<Self, Failure> {
+        let for_memory = time_for_memory(&request.terms);
+        let reply: JoinReply = control.within(control.timeout + for_memory).join(&request)?;
         if !request.versions().contains(reply.protocol) {
             let (hub, ours) = (control.hub.clone(), request.versions());
-            return Err(MemberError::Protocol { hub, used: reply.protocol, ours });
+            return Err(MemberError::Protocol { hub, used: reply.protocol, ours }.into());
         }
         let control = control.of_member(&reply.token);
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
         // The heartbeat starts now, because the hub's limit may be shorter than the time for making windows and links.
-        let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit())?;
+        let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit()).map_err(MemberError::from)?;
         let token = reply.token.clone();
-        Ok(LetIn { control, share, reply, token, heartbeat, farewell })
+        Ok(LetIn { control, share, reply, token, heartbeat, for_memory, farewell })
     }
 
     /// Offers the hub the state before a round, with which a new job can begin. `steps` are the numbers of steps of the
@@ -278,9 +352,9 @@ impl LetIn {
 
     /// Creates a hub that waits for this member to reconnect, with this token. `reply` is the hub's answer.
     pub(crate) fn again(hub: &Hub, reply: JoinReply, token: String) -> Self {
-        let Hub { control, share, heartbeat, .. } = hub;
+        let Hub { control, share, heartbeat, for_memory, .. } = hub;
         let (control, heartbeat) = (control.clone(), heartbeat.clone());
-        LetIn { control, share: *share, reply, token, heartbeat, farewell: None }
+        LetIn { control, share: *share, reply, token, heartbeat, for_memory: *for_memory, farewell: None }
     }
 
     /// Notifies the hub that no transport reaches it, because the hub cannot see that. Other members then no longer wait for
@@ -305,6 +379,7 @@ impl LetIn {
             heartbeat: self.heartbeat.clone(),
             token: self.reply.token.clone(),
             limit: self.reply.limit(),
+            for_memory: self.for_memory,
             relinks: self.reply.relinks,
             protocol: self.reply.protocol,
             answers_ahead: self.reply.answers_ahead,

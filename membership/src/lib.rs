@@ -37,7 +37,9 @@ pub use environment::{environment_warnings, known_variables, warn_of_environment
 pub use error::MemberError;
 pub use fetch::{StateReader, fetch_state};
 pub use hub::{Hub, Missing, lost, reached, takes_part, wait_for_links};
-pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};
+pub use join::{
+    LetIn, deadline, describe, hub_addresses, join_all, join_when_up, meet, placements, wait_for,
+};
 pub use member::{End, Event, Failure, Limits, Member, Over, Step};
 pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with};
 pub use nearest::workers_here;

@@ -131,13 +131,16 @@ impl Address {
             None => request,
         };
         let request = request.body(Full::new(Bytes::from(body))).map_err(|error| error.to_string())?;
+        let trust = Trust::find().map_err(|error| format!("the TLS settings of this process: {error}"))?;
         let unresolved = |error| format!("its address cannot be resolved here: {error}");
         let sent = async {
             let address = self.resolve().await.map_err(unresolved)?;
-            let sent = self.send(address, request).await;
-            sent.map_err(|error| {
-                let why = in_words(&*error);
-                format!("it cannot be reached: {why}; see whether `phub-server serve` runs there, and listens at this address")
+            let sent = self.send(address, trust, request).await;
+            sent.map_err(|error| match of_tls(&*error) {
+                Some(why) => format!("no TLS with it: {why}"),
+                None => format!(
+                    "it cannot be reached: {error}; see whether `phub-server serve` runs there, and listens at this address"
+                ),
             })
         };
         let silent = |_| {
@@ -164,10 +167,11 @@ impl Address {
     async fn send(
         &self,
         address: SocketAddr,
+        trust: Option<Trust>,
         request: Request<Full<Bytes>>,
     ) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
         let stream = TcpStream::connect(address).await?;
-        match Trust::find()? {
+        match trust {
             None => exchange(stream, request).await,
             Some(trust) => {
                 let host = host_of(&self.name).to_owned();
@@ -191,14 +195,8 @@ async fn exchange(
     Ok((is_success, body.to_bytes()))
 }
 
-/// Returns the text of the TLS error that caused this error, if one did; otherwise the text of this error.
-fn in_words(error: &(dyn Error + 'static)) -> String {
-    let mut cause = Some(error);
-    while let Some(this) = cause {
-        if let Some(words) = this.downcast_ref().and_then(authority::explain) {
-            return words;
-        }
-        cause = this.source();
-    }
-    error.to_string()
+/// Returns the text of the TLS error that caused this error, if one did.
+fn of_tls(error: &(dyn Error + 'static)) -> Option<String> {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.find_map(|cause| cause.downcast_ref().and_then(authority::explain))
 }

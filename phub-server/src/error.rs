@@ -127,6 +127,27 @@ pub enum HubError {
     System(#[from] std::io::Error),
 }
 
+impl HubError {
+    /// Whether a setting is wrong on any day, or two settings exclude each other.
+    pub fn is_of_settings(&self) -> bool {
+        use HubError::{
+            Above, AbsentNics, Alone, Certificate, NoInterface, NoTransport, Place, Secret, Settings,
+        };
+        matches!(
+            self,
+            Above(_)
+                | AbsentNics { .. }
+                | Alone
+                | Certificate(_)
+                | NoInterface { .. }
+                | NoTransport
+                | Place(_)
+                | Secret(_)
+                | Settings(_)
+        )
+    }
+}
+
 /// Returns the advice for an error of the system, if there is any.
 fn advice(error: &std::io::Error) -> &'static str {
     match Errno::from_io_error(error) {

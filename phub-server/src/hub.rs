@@ -305,18 +305,19 @@ impl Hub {
     }
 
     /// Writes the checkpoints that can be written, notifies all workers that the hub stops, with the reason, and
-    /// ends all threads.
-    pub fn stop(mut self, reason: &str) {
-        self.shut_down(reason);
+    /// ends all threads. Returns an error for each job whose last checkpoint was not written.
+    pub fn stop(mut self, reason: &str) -> Vec<String> {
+        self.shut_down(reason)
     }
 
-    fn shut_down(&mut self, reason: &str) {
-        let Some(registry) = self.registry.take() else { return };
+    fn shut_down(&mut self, reason: &str) -> Vec<String> {
+        let Some(registry) = self.registry.take() else { return Vec::new() };
         tracing::info!(reason, "hub stops");
         // If a thread has panicked, the alarm thread may be ending the jobs now.
         self.alarm.end();
         self.listens.take().map(JoinHandle::join);
         registry.end_all(reason);
+        let lost = registry.lost_states();
         self.listeners.iter().for_each(|listener| listener.stop());
         registry.wait_until_all_told(TELL_LIMIT);
         if let Some(stop) = self.stop_control.take() {
@@ -338,6 +339,7 @@ impl Hub {
             _ => drop(self.freeing.take().map(JoinHandle::join)),
         }
         tracing::info!("hub stopped");
+        lost
     }
 }
 

@@ -95,7 +95,7 @@ fn go_on_from_file(hubs: usize) {
     goes_on(&training, &first, Some(&state), changes, BEFORE + 1);
     let changed = at_start.then(Numbers { multipliers: Some(table.clone().into()), ..Numbers::new(next) });
     (0..2).for_each(|_| reference.advance_by(&changed));
-    first.into_iter().for_each(|hub| hub.stop("its checkpoint is written"));
+    first.into_iter().for_each(|hub| assert!(hub.stop("its checkpoint is written").is_empty()));
 
     // The job continues with its numbers, and a new learning rate changes no other number.
     let second = start();
@@ -103,7 +103,7 @@ fn go_on_from_file(hubs: usize) {
     other.chunk_bytes = if hubs == 1 { 256 } else { 1024 };
     goes_on(&other, &second, None, |_| Ok(()), BEFORE + 2);
     reference.advance_by(&changed);
-    second.into_iter().for_each(|hub| hub.stop("its checkpoint is written"));
+    second.into_iter().for_each(|hub| assert!(hub.stop("its checkpoint is written").is_empty()));
     let third = start();
     let seen = goes_on(&other, &third, None, |session| session.set_learning_rate(0.5), BEFORE + 3);
     reference.advance_by(&changed.with_learning_rate(0.5));

@@ -6,6 +6,7 @@ mod clipped;
 mod codecs;
 mod ends;
 mod lateness;
+mod slow;
 mod staleness;
 mod state;
 mod weights;

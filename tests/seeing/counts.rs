@@ -75,3 +75,19 @@ fn bytes_of_links_are_those_of_the_workers() {
         }
     }
 }
+
+/// Nobody waits in a job of one worker, and its round was 0 until the check for late workers, every five seconds.
+#[test]
+fn the_round_of_a_lone_worker_is_true_at_once() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut sessions = ready_all(1, |rank| config(&hub, "job", rank, 1));
+    let address = hub.address().to_string();
+    // Without the answer of the cores, all these rounds would take longer than the watchdog waits.
+    for _ in 1..=30 {
+        push_all(&mut sessions[0]).unwrap();
+        sessions[0].wait_all().unwrap();
+        let next = sessions[0].next_round();
+        until("the hub shows the round", || describe(&address).jobs[0].round == next);
+    }
+}

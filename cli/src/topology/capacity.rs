@@ -4,8 +4,8 @@
 
 use std::fmt::Write as _;
 
-use anyhow::Context as _;
 use pbox_core::models;
+use phub_server::program::WrongSetting;
 use topology::{Host, Plan};
 
 use super::machines::mb;
@@ -61,7 +61,7 @@ impl CapacityArgs {
     /// Returns the report on the number of workers, as text.
     pub fn text(&self, host: &Host, plan: &Plan) -> anyhow::Result<String> {
         let (Some(name), Some(samples)) = (&self.workers_for, self.samples_per_s) else {
-            return None.context("--workers-for needs --samples-per-s");
+            return Err(WrongSetting("--workers-for needs --samples-per-s".into()).into());
         };
         let model = models::model(name)?;
         let bytes: u64 = model.keys.iter().filter_map(|key| key.bytes()).sum();

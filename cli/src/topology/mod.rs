@@ -10,10 +10,10 @@ use std::io::{IsTerminal, Write as _};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use pbox_core::{ChunkId, Key, Layout, Placement, default_chunk_bytes};
 use phub_server::CoreSelection;
-use phub_server::program::ModelSource;
+use phub_server::program::{ModelSource, WrongSetting};
 use serde_json::json;
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
@@ -149,9 +149,8 @@ impl TopologyArgs {
         let has_model = model.is_some();
         let plan = match model {
             None if self.chunk_bytes.is_some() => {
-                bail!(
-                    "--chunk-bytes needs a model, which has chunks; add --model resnet50, or --manifest FILE.safetensors"
-                )
+                let why = "--chunk-bytes needs a model, which has chunks; add --model resnet50, or --manifest FILE.safetensors";
+                return Err(WrongSetting(why.into()).into());
             }
             // Without a job, the plan still chooses cores and NICs.
             None if self.chooses() || self.json => Some(topology::place(host, &self.request(&[]))?),
@@ -186,9 +185,12 @@ impl TopologyArgs {
 
     /// Returns the model's name and keys. Returns an error if there is no model, because `setting` needs one.
     fn needed_model(&self, setting: &str) -> anyhow::Result<(String, Vec<Key>)> {
-        self.model.keys()?.with_context(|| {
-            format!("{setting} needs a model to say what crosses the links; add --model resnet50, or --manifest FILE.safetensors")
-        })
+        let why = || {
+            format!(
+                "{setting} needs a model to say what crosses the links; add --model resnet50, or --manifest FILE.safetensors"
+            )
+        };
+        self.model.keys()?.ok_or_else(|| WrongSetting(why()).into())
     }
 
     /// Returns text and picture of a job on several machines like this one.

@@ -4,8 +4,8 @@
 
 use std::fmt::Write as _;
 
-use anyhow::Context as _;
 use pbox_core::{JobTerms, Key, MAX_WORKERS, Wire};
+use phub_server::program::WrongSetting;
 use phub_server::shapes::{Level, RackSpeeds, Shape};
 
 use super::machines::{NESTEROV, gbps, mb, racks, workers, write_rounds};
@@ -48,8 +48,8 @@ impl RacksArgs {
     pub fn text(&self, (name, keys): (String, Vec<Key>), chunk_bytes: usize) -> anyhow::Result<String> {
         let given = (self.racks, self.workers_per_rack, self.worker_gbps, self.hub_gbps, self.uplink_gbps);
         let (Some(racks), Some(workers), Some(worker), Some(hub), Some(uplink)) = given else {
-            return None
-                .context("--racks needs --workers-per-rack, --worker-gbps, --hub-gbps and --uplink-gbps");
+            let why = "--racks needs --workers-per-rack, --worker-gbps, --hub-gbps and --uplink-gbps";
+            return Err(WrongSetting(why.into()).into());
         };
         let speeds = RackSpeeds { worker, hub, uplink };
         let terms = JobTerms { chunk_bytes, ..JobTerms::new(workers, keys, NESTEROV) };

@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use fabric::MemoryRoom;
+use fabric::{Amount, MemoryRoom};
 use pbox_core::JobTerms;
 use pbox_core::control::RefusalCode;
 use serde::{Deserialize, Serialize};
@@ -81,10 +81,9 @@ pub struct NoRoom {
 
 impl fmt::Display for NoRoom {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = |bytes: u64| bytes as f64 / 1e9;
-        write!(out, "{:.2} GB of memory, {}", gb(self.needed), self.room)?;
+        write!(out, "{} of memory, {}", Amount(self.needed), self.room)?;
         if self.waiting > 0 {
-            write!(out, ", of which {:.2} GB are promised to other jobs", gb(self.waiting))?;
+            write!(out, ", of which {} are promised to other jobs", Amount(self.waiting))?;
         }
         Ok(())
     }
@@ -120,9 +119,9 @@ impl Hub {
         self.settings.quotas.check_memory_of((&name, needed), owner, owned)?;
         self.check_room(needed, memory).map_err(|why| {
             let why = format!(
-                "job {name:?}: {workers} workers of a {:.2} GB model with {optimizer} need {why}; use fewer workers, larger \
+                "job {name:?}: {workers} workers of a model of {} with {optimizer} need {why}; use fewer workers, larger \
                  chunks or a smaller model, or end other jobs",
-                model_bytes as f64 / 1e9,
+                Amount(model_bytes),
             );
             Refused::new(RefusalCode::NoMemory, why)
         })?;

@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use fabric::Amount;
 use pbox_core::control::RefusalCode;
 use serde::{Deserialize, Serialize};
 
@@ -69,13 +70,12 @@ impl Quotas {
         owner: Option<IpAddr>,
         owned: impl FnOnce() -> Owned<'hub>,
     ) -> Result<(), Refused> {
-        let gb = |bytes: u64| bytes as f64 / 1e9;
         if let Some(limit) = self.memory_per_job.filter(|&limit| needed > limit) {
             let why = format!(
-                "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use \
+                "job {name:?} needs {} of this hub's memory, and --memory-per-job lets a job have {}; use \
                  fewer workers or a smaller model",
-                gb(needed),
-                gb(limit)
+                Amount(needed),
+                Amount(limit)
             );
             return Err(Refused::new(RefusalCode::Quota, why));
         }
@@ -87,13 +87,13 @@ impl Quotas {
             return Ok(());
         }
         let why = format!(
-            "job {name:?} needs {:.2} GB of this hub's memory; address {owner} has {:.2} GB in {} job(s) ({}), and \
-             --memory-per-address lets it have {:.2} GB; end one of them",
-            gb(needed),
-            gb(used),
+            "job {name:?} needs {} of this hub's memory; address {owner} has {} in {} job(s) ({}), and \
+             --memory-per-address lets it have {}; end one of them",
+            Amount(needed),
+            Amount(used),
             owned.len(),
             shown(&owned),
-            gb(limit)
+            Amount(limit)
         );
         Err(Refused::new(RefusalCode::Quota, why))
     }

@@ -176,6 +176,17 @@ fn the_memory_of_a_job_and_of_an_address_has_a_limit() {
     refused(make(&mut hub, "a", ONE, GB), RefusalCode::Quota, &["--memory-per-job"]);
 }
 
+/// A limit of some megabytes was shown as 0.00 GB.
+#[test]
+fn a_small_limit_is_shown_in_a_small_unit() {
+    let small = Quotas { memory_per_job: Some(4_000_000), ..Quotas::default() };
+    let made = make(&mut of_quotas(small), "a", ONE, 4_500_000);
+    refused(made, RefusalCode::Quota, &["needs 4.50 MB", "lets a job have 4.00 MB"]);
+    let small = Quotas { memory_per_address: Some(4_000), ..Quotas::default() };
+    let made = make(&mut of_quotas(small), "a", ONE, 4_500);
+    refused(made, RefusalCode::Quota, &["needs 4.50 kB", "has 0 bytes in", "lets it have 4.00 kB"]);
+}
+
 #[test]
 fn what_is_promised_and_not_used_is_used() {
     let promised = |gigabytes: u64| {

@@ -108,7 +108,8 @@ impl Hubs {
     ) -> Self {
         let own = files.of_hubs().find(|(hub, _)| *hub == share.hub);
         let rounds = own.map(|(_, rounds)| rounds.to_vec()).unwrap_or_default();
-        let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
+        // Hub 0 begins only with a round that all hubs have. So another hub knows that its own last file is one of that round.
+        let whole = files.whole();
         let (arrivals, held) = (Arrivals::default(), Follower::default());
         let (numbered, front) = (Numbered::default(), None);
         Hubs {

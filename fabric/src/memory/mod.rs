@@ -2,6 +2,7 @@
 //!
 //! This module knows pages and descriptors, and not what the bytes mean.
 
+mod amount;
 #[allow(unsafe_code)]
 mod dma_buf;
 mod machine;
@@ -17,6 +18,7 @@ mod window;
 pub(crate) use mapping::{Access, HUGE_PAGE, Mapping};
 pub(crate) use spans::check_plain;
 
+pub use amount::Amount;
 pub use dma_buf::{DmaBuf, DmaBufError};
 pub use machine::{SHARED_HUGE_PAGES, resident_bytes, shared_huge_pages};
 pub use mapping::{MapError, few_heaps, trim_heap};

@@ -15,6 +15,8 @@
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
+use super::Amount;
+
 /// The memory that this process may still use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryRoom {
@@ -40,15 +42,14 @@ pub enum MemoryBound {
 
 impl fmt::Display for MemoryRoom {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = |bytes: u64| bytes as f64 / 1e9;
         match &self.bound {
-            MemoryBound::Machine => write!(out, "this machine has {:.2} GB available", gb(self.bytes)),
+            MemoryBound::Machine => write!(out, "this machine has {} available", Amount(self.bytes)),
             MemoryBound::Group { file, limit } => write!(
                 out,
-                "the control group's limit of {:.2} GB ({}) leaves {:.2} GB",
-                gb(*limit),
+                "the control group's limit of {} ({}) leaves {}",
+                Amount(*limit),
                 file.display(),
-                gb(self.bytes)
+                Amount(self.bytes)
             ),
         }
     }

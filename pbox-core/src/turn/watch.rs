@@ -128,6 +128,11 @@ impl Watch {
         }
     }
 
+    /// Returns the round of the chunk that the last look checked.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
     /// Returns the window.
     pub fn watched(&self) -> Watched {
         let Some((first, last)) = self.seen else { return Watched::default() };

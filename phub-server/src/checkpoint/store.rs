@@ -114,7 +114,7 @@ impl CheckpointStore {
     }
 
     /// Returns the path of a file in the directory.
-    pub(super) fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 

@@ -88,6 +88,8 @@ pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
 /// The measurements of a core in a job's last rounds.
 #[derive(Debug)]
 pub(crate) struct Measured {
+    /// The round of the chunk that the core checked last.
+    pub round: Round,
     /// The time for which the core waited for each worker.
     pub watched: Watched,
     /// The norms and other measurements of the gradients.

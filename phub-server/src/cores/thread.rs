@@ -163,7 +163,8 @@ impl CoreThread {
         let port = self.core.port();
         let crossed =
             links.into_iter().filter_map(|(rank, link)| Some((rank, port.crossed(link)?))).collect();
-        Measured { watched: self.core.watched(job), gauged: self.core.gauged(job), crossed }
+        let (round, watched) = (self.core.round(job), self.core.watched(job));
+        Measured { round, watched, gauged: self.core.gauged(job), crossed }
     }
 
     fn publish(&self) {

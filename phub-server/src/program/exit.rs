@@ -4,6 +4,11 @@ use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
+/// An error: a setting is wrong, or settings exclude each other. The text names them.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct WrongSetting(pub String);
+
 /// Ends a program: prints an error with its causes to stderr.
 pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
     if succeeds(program, result) { ExitCode::SUCCESS } else { ExitCode::FAILURE }

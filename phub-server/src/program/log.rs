@@ -2,11 +2,12 @@
 
 use std::io::IsTerminal;
 
-use anyhow::{Context, anyhow};
 use clap::ValueEnum;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+
+use super::exit::WrongSetting;
 
 /// Makes this process write its log to stderr from now on, unless it has a log already. `RUST_LOG` sets the
 /// levels, or else `levels`. `format` sets the form, or else `PHUB_LOG_FORMAT`.
@@ -16,16 +17,16 @@ use tracing_subscriber::util::SubscriberInitExt;
 pub fn log(levels: &str, format: Option<LogFormat>) -> anyhow::Result<()> {
     let given = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
     let levels = given.unwrap_or_else(|| levels.to_owned());
-    let levels: Targets = levels.parse().with_context(|| {
-        format!(
+    let levels: Targets = levels.parse().map_err(|_| {
+        WrongSetting(format!(
             "RUST_LOG is {levels:?}; expected a level such as info, or levels such as warn,phub_server=debug"
-        )
+        ))
     })?;
     let named = std::env::var("PHUB_LOG_FORMAT").ok().filter(|name| !name.is_empty());
     let format = match (format, named) {
         (Some(format), _) => format,
         (None, Some(name)) => LogFormat::from_str(&name, false)
-            .map_err(|_| anyhow!("PHUB_LOG_FORMAT is {name:?}; expected text or json"))?,
+            .map_err(|_| WrongSetting(format!("PHUB_LOG_FORMAT is {name:?}; expected text or json")))?,
         (None, None) => LogFormat::Text,
     };
     let ansi = std::io::stderr().is_terminal();

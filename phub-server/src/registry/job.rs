@@ -59,6 +59,8 @@ pub(crate) struct Job {
     /// The state of the links to the hubs above: lost, or being replaced.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
+    /// The round that the cores reported last. A job of one worker has it, too: nobody waits in it, so it has no last rounds.
+    pub round: Round,
     /// The last rounds, as the cores reported them.
     pub last_rounds: LastRounds,
     /// The news that were published last, with their version.
@@ -87,6 +89,7 @@ impl Job {
             above: None,
             relinks_above: RelinksAbove::default(),
             wait_for_last: WaitForLast::default(),
+            round: Round(0),
             last_rounds: LastRounds::default(),
             told: watch::Sender::new(state.news.now().clone()),
             edition: state.news.edition(),
@@ -118,7 +121,7 @@ impl Job {
 
     pub fn describe(&self, state: &coordinator::Job) -> JobReply {
         let (news, rounds) = (state.news.now(), self.last_rounds.reply());
-        let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(state.progress.round());
+        let round = rounds.as_ref().map_or(self.round, |rounds| rounds.round).max(state.progress.round());
         // A checkpoint may be of a later round than the last report of the cores.
         let checkpoints = &state.checkpoints;
         let saved = checkpoints.last.as_ref().map_or(Round(0), |checkpoint| checkpoint.round);

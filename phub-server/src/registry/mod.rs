@@ -40,6 +40,7 @@ mod stop;
 mod test_bed;
 mod thread;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
@@ -145,6 +146,8 @@ pub(crate) struct Registry {
     pub stops: watch::Sender<Option<String>>,
     /// The jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
+    /// The file of this hub that was not written, and the reason, by the name of the job.
+    unsaved_because: Mutex<BTreeMap<String, (Option<String>, String)>>,
     pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
@@ -202,6 +205,7 @@ impl Registry {
             draining: watch::Sender::default(),
             stops: watch::Sender::default(),
             unsaved: watch::Sender::default(),
+            unsaved_because: Mutex::default(),
             cores: cores.into(),
             kernels,
             transports,

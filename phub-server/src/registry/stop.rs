@@ -7,6 +7,7 @@ use std::time::Duration;
 use coordinator::input::{BeginStop, SavedAtStop, Stop, Told};
 use coordinator::{SAVED_WITHIN, StopStep};
 
+use super::job::Job;
 use super::{Inner, Registry};
 
 impl Registry {
@@ -50,6 +51,7 @@ impl Registry {
                         let mut inner = registry.lock();
                         if let (Err(why), Some((_, job))) = (&saved, inner.job(id)) {
                             tracing::warn!(job = job.name, why, "no checkpoint at the stop");
+                            registry.is_unsaved(&job.name, registry.file_of(job), why);
                         }
                         let steps = inner.ask(SavedAtStop { job: id, is_saved: saved.is_ok() });
                         registry.take_steps(&mut inner, steps);
@@ -69,6 +71,38 @@ impl Registry {
             }
             self.tell_unsaved(inner);
         }
+    }
+
+    /// Returns the file of a job's checkpoints, for an error. The hubs above have the file of a job below them. The rounds of a
+    /// part of a file are in its name.
+    pub(super) fn file_of(&self, job: &Job) -> Option<String> {
+        let store = self.store.as_ref().filter(|_| job.above.is_none())?;
+        let part = if job.peers.addresses.is_empty() { "" } else { "@*" };
+        Some(store.file(&format!("{}{part}.safetensors", job.name)).display().to_string())
+    }
+
+    /// Notes the reason why the state of a job is not saved in a file of this hub.
+    pub(super) fn is_unsaved(&self, job: &str, file: Option<String>, why: &str) {
+        let mut reasons = self.unsaved_because.lock().unwrap_or_else(PoisonError::into_inner);
+        reasons.insert(job.to_owned(), (file, why.to_owned()));
+    }
+
+    /// Returns an error for each job that the stop could not save in a file of this hub. It names the job, the file and the
+    /// reason.
+    pub fn lost_states(&self) -> Vec<String> {
+        let unsaved = self.lock().hub().end().unsaved();
+        let reasons = self.unsaved_because.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = |job: String| {
+            let (file, why) = match reasons.get(&job) {
+                Some((file, why)) => (file.as_deref()?, why.as_str()),
+                None => ("its file", "it took too long"),
+            };
+            Some(format!(
+                "job {job:?}: its last checkpoint was not written: {file}: {why}; the job continues from the one before, if \
+                 there is one"
+            ))
+        };
+        unsaved.into_iter().filter_map(lost).collect()
     }
 
     /// Publishes which jobs are not saved yet, if the hub stops.

@@ -53,7 +53,13 @@ def test_no_hub_is_named(monkeypatch):
         ({"transport": "pigeon"}, "transport"),
         ({"schedule": "random"}, "schedule"),
         ({"credit": "much"}, "credit"),
-        ({"join_limit": -1.0, "chunk_bytes": 3}, "3"),
+        ({"join_limit": 0.001, "chunk_bytes": 3}, "3"),
+        ({"join_limit": -1.0}, "join_limit is -1.0: expected a number of seconds"),
+        ({"join_limit": 0}, "join_limit is 0"),
+        ({"join_limit": float("nan")}, "join_limit is nan"),
+        ({"join_limit": float("inf")}, "join_limit is inf"),
+        ({"wait_limit": -1.0}, "wait_limit.*-1.*more than 0"),
+        ({"hub_wait": float("nan")}, "hub_wait.*(nan|NaN).*expected seconds"),
     ],
 )
 def test_settings_that_no_job_can_have(hub, settings, words):

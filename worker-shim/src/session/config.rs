@@ -18,6 +18,9 @@ use crate::pull::{Pull, PullError};
 const CHECKSUM: &str = "PHUB_CHECKSUM";
 const TCP_CONGESTION: &str = "PHUB_TCP_CONGESTION";
 
+/// The longest time that a setting may have: ten years. A deadline after a longer time may not exist.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
@@ -67,7 +70,8 @@ pub struct SessionConfig {
     /// worker reads all its weights and sends a request. Weights that workers write themselves are compared
     /// in each round in which they write. For BSP without Slim-DP. 0: never. Default 0.
     pub compare_every: u32,
-    /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
+    /// Time limit of the join: for the other workers, and for each reply of the hub. A reply may take 2 s more for each
+    /// gigabyte that the hub reads or makes for the job. Default 60 s.
     pub join_limit: Duration,
     /// The time that a join waits for a hub that is not up, and that a session waits for a hub that it has
     /// lost. The session then continues from the hub's checkpoint, in the same memory;
@@ -97,6 +101,20 @@ pub struct InvalidSetting {
 impl InvalidSetting {
     pub(super) fn new(name: &str, value: impl Display, why: &str) -> Self {
         InvalidSetting { name: name.to_owned(), value: value.to_string(), why: why.to_owned() }
+    }
+}
+
+/// Returns a time from a number of seconds.
+fn seconds(seconds: f64) -> Result<Duration, String> {
+    let time = Duration::try_from_secs_f64(seconds).ok().filter(|&time| time <= LONGEST);
+    time.ok_or_else(|| format!("expected seconds, from 0 to {}", LONGEST.as_secs()))
+}
+
+/// Returns a time, unless it is 0 or too long.
+fn some(time: Duration) -> Result<Duration, String> {
+    match Duration::ZERO < time && time <= LONGEST {
+        true => Ok(time),
+        false => Err(format!("expected seconds, more than 0 and at most {}", LONGEST.as_secs())),
     }
 }
 
@@ -137,7 +155,7 @@ impl SessionConfig {
         fn unless_none<T: FromStr<Err: Display>>(value: &str) -> Result<Option<T>, String> {
             if value == "none" { Ok(None) } else { read(value).map(Some) }
         }
-        let seconds = || Duration::try_from_secs_f64(read(value)?).map_err(|error| error.to_string());
+        let seconds = || seconds(read(value)?);
         let terms = &mut self.terms;
         match name {
             "chunk_bytes" => terms.chunk_bytes = read(value)?,
@@ -184,14 +202,23 @@ impl SessionConfig {
             "nics" => self.nics.list = Some(read(value)?),
             "rails" => self.nics.rails = Some(read(value)?),
             "trace" => self.trace = Some(value.into()),
-            "join_limit" => self.join_limit = seconds()?,
+            "join_limit" => self.join_limit = some(seconds()?)?,
             "hub_wait" => self.hub_wait = seconds()?,
-            "wait_limit" => self.wait_limit = seconds()?,
+            "wait_limit" => self.wait_limit = some(seconds()?)?,
             _ => {
                 return Err("there are chunk_bytes, clip_norm, clip_norm_last, skip_nonfinite, skip_spikes, ema, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, tcp_congestion, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())
+    }
+
+    /// Checks the limits of waits, which a program may have set itself.
+    pub(super) fn check_limits(&self) -> Result<(), InvalidSetting> {
+        for (name, time) in [("join_limit", self.join_limit), ("wait_limit", self.wait_limit)] {
+            some(time).map_err(|why| InvalidSetting::new(name, time.as_secs_f64(), &why))?;
+        }
+        let wait = self.hub_wait.as_secs_f64();
+        seconds(wait).map(drop).map_err(|why| InvalidSetting::new("hub_wait", wait, &why))
     }
 
     /// Returns the same settings with other terms of the job.
@@ -265,6 +292,40 @@ impl SessionConfig {
             trace: std::env::var_os("PHUB_TRACE").filter(|path| !path.is_empty()).map(PathBuf::from),
             // If a worker spins on a core that the hub or another worker needs, it delays itself.
             idle: if cores > 2 * here as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Session, SessionError};
+
+    fn config() -> SessionConfig {
+        let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+        SessionConfig::new("127.0.0.1:1", "job", 0, 1, vec![Key::f32("a", [1])], optimizer)
+    }
+
+    /// A limit of -1 s once was one of a millisecond.
+    #[test]
+    fn a_limit_is_a_time_that_passes() {
+        for name in ["join_limit", "wait_limit", "hub_wait"] {
+            for value in ["-1", "NaN", "inf", "1e18", "soon"] {
+                let error = config().set(name, value).unwrap_err().to_string();
+                assert!(error.contains(name) && error.contains(value), "{error}");
+            }
+            config().set(name, "0.5").unwrap();
+            assert_eq!(config().set(name, "0").is_ok(), name == "hub_wait", "{name}");
+        }
+        let never = Duration::MAX;
+        for wrong in [
+            SessionConfig { join_limit: Duration::ZERO, ..config() },
+            SessionConfig { wait_limit: Duration::ZERO, ..config() },
+            SessionConfig { join_limit: never, ..config() },
+            SessionConfig { hub_wait: never, ..config() },
+        ] {
+            let error = Session::join(wrong).err().expect("no session has this limit");
+            assert!(matches!(error, SessionError::Setting(_)), "{error}");
         }
     }
 }

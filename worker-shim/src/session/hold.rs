@@ -188,7 +188,7 @@ impl Session {
             };
             return Err(Again::Never(self.hubs[0].lost(format!("it came back, and {is}")).into()));
         }
-        let deadline = Instant::now() + self.config.join_limit;
+        let deadline = membership::deadline(&let_in, self.config.join_limit);
         let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
         let wire = let_in[0].wire(wire).map_err(SessionError::from)?;
         if wire.hubs() != self.exchange.windows().wire().hubs() {

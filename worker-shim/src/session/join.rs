@@ -46,6 +46,7 @@ impl Session {
     ) -> Result<Self, SessionError> {
         check_job_name(&config.job)?;
         SessionConfig::check_environment()?;
+        config.check_limits()?;
         config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
@@ -56,7 +57,7 @@ impl Session {
             config.trace.as_ref().map(|path| Timeline::new(path, &config.job, config.rank, wire.layout()));
         let timeline = timeline.transpose()?;
         let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
-        let deadline = Instant::now() + config.join_limit;
+        let deadline = membership::deadline(&let_in, config.join_limit);
         let (asked, is_below_others) = (config.terms.level, let_in[0].above().is_some());
         if is_below_others {
             config.terms = config.terms.beside();
@@ -190,9 +191,6 @@ pub(super) fn let_in(
     given_up: &dyn Fn() -> bool,
 ) -> Result<Vec<LetIn>, SessionError> {
     let addresses = membership::hub_addresses(&config.hub)?;
-    if until > Instant::now() {
-        membership::wait_for(&addresses, &Named::Here, until, given_up)?;
-    }
     let request = JoinRequest {
         mesh: config.mesh.clone(),
         reached,
@@ -204,8 +202,9 @@ pub(super) fn let_in(
         Some(given) => Some(given.clone()),
         None => Credential::find_if_any().map_err(MemberError::from)?,
     };
-    let (job, limit) = (&config.job, config.join_limit);
-    Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref(), &Named::Here)?)
+    let (job, limit, until) = (&config.job, config.join_limit, (until, given_up));
+    let (credential, named) = (credential.as_ref(), Named::Here);
+    Ok(membership::join_when_up(&addresses, job, limit, &request, credential, &named, until)?)
 }
 
 /// The links to the hubs, with their windows and hubs.

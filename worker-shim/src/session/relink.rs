@@ -123,7 +123,7 @@ impl Session {
     }
 
     fn make_links(&mut self, let_in: Vec<LetIn>, lost: &ExchangeError) -> Result<(), SessionError> {
-        let deadline = Instant::now() + self.config.join_limit;
+        let deadline = membership::deadline(&let_in, self.config.join_limit);
         let windows = self.exchange.windows();
         let wire = windows.wire().clone();
         let of_hub = |hub: usize| windows.received()[self.hubs[hub].cores.start].clone();

@@ -7,8 +7,8 @@ mod text;
 
 pub(super) use text::write_rounds;
 
-use anyhow::bail;
 use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Wire};
+use phub_server::program::WrongSetting;
 use phub_server::shapes::{Level, Shape, Shapes, fastest};
 use topology::{Host, Plan};
 
@@ -97,7 +97,8 @@ impl MachinesArgs {
         chunk_bytes: usize,
     ) -> anyhow::Result<MachinesJob> {
         let (Some(machines), Some(workers)) = (self.machines, self.workers_per_machine) else {
-            bail!("--machines N and --workers-per-machine N: expected both; add the one that is missing")
+            let why = "--machines N and --workers-per-machine N: expected both; add the one that is missing";
+            return Err(WrongSetting(why.into()).into());
         };
         let cores = plan.cores().len();
         let terms = JobTerms { chunk_bytes, ..JobTerms::new(workers, keys, NESTEROV) };

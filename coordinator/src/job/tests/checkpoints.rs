@@ -4,7 +4,7 @@ use pbox_core::control::{WholeRounds, WrittenReply};
 use pbox_core::{Selection, Tensor};
 
 use super::*;
-use crate::job::checkpoints::{Over, TakenBy};
+use crate::job::checkpoints::{Checkpoints, Over, TakenBy};
 use crate::job::{AskedId, CutAt, NoState, NotBefore, Parts, Saving, Use, WantId};
 
 /// Returns the effects of a core's answer: it has a part before a due round, or no part before the rounds of a range.
@@ -441,4 +441,16 @@ fn a_time_is_never_longer_than_a_year() {
     let part = PartState::Collecting;
     let answer = Effect::Part(id, WrittenReply { rounds: Vec::new(), part });
     assert_eq!(wanted.passes(Duration::from_secs(366 * 86_400)), [answer]);
+}
+
+/// A hub that had been killed once refused its first checkpoint, because hub 0 had not told it yet which rounds are whole.
+#[test]
+fn a_hub_that_begins_with_a_checkpoint_writes_the_next_one_and_keeps_two() {
+    let rounds = [10, 20, 30, 40].map(Round);
+    let share = Share { hub: 1, hubs: 2, ..Share::WHOLE };
+    let files = Files::new([(1, rounds.to_vec())]);
+    let hubs = Hubs::new((share, Vec::new()), Vec::new(), Secret([7; 16]), Round(40), files);
+    let whole = Checkpoints::default().begin_file(Round(50), &hubs).unwrap();
+    let kept: Vec<Round> = rounds.into_iter().filter(|&round| crate::is_needed(&whole, round)).collect();
+    assert_eq!(kept, [Round(30), Round(40)]);
 }

@@ -209,6 +209,11 @@ impl<P: Port> Core<P> {
         self.shards.iter_mut().flatten().for_each(|entry| entry.watch.passed(now));
     }
 
+    /// Returns the round that a job had reached when the core began its last wait.
+    pub fn round(&mut self, id: JobId) -> Round {
+        self.shards_of(id).map(|entry| entry.watch.round()).max().unwrap_or_default()
+    }
+
     /// Returns how long the core waited for each worker, in a job's last rounds.
     pub fn watched(&mut self, id: JobId) -> Watched {
         self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))

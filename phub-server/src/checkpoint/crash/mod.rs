@@ -93,7 +93,8 @@ impl Job {
     fn begins(&mut self, round: Round, files: Files) {
         self.round = round;
         self.rounds = files.of_hubs().map(|(_, rounds)| rounds.to_vec()).collect();
-        self.told = vec![WholeRounds::default(); self.rounds.len()];
+        let of_hub = |(hub, rounds): (u32, &[Round])| Files::new([(hub, rounds.to_vec())]).whole();
+        self.told = files.of_hubs().map(of_hub).collect();
         self.told[0] = files.whole();
         self.files = files;
     }

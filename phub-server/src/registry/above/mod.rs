@@ -64,7 +64,7 @@ pub(crate) struct Up {
     pub peers: PeerList,
     /// The address of the interface by which hubs of other machines reach this hub, if the settings name an interface.
     pub interface: Option<IpAddr>,
-    /// Time limit of each request to the hubs above.
+    /// Time limit of each request to the hubs above. A join has more time for the memory of the job.
     pub limit: Duration,
     /// The time that the hubs above may take to start.
     pub start_limit: Duration,
@@ -206,8 +206,9 @@ impl Up {
             Some(_) => (self.outside(), self.for_outside.as_ref()),
             None => (Named::Here, self.credential.as_ref()),
         };
-        membership::wait_for(&addresses, &named, deadline, given_up).map_err(not_joined)?;
-        let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential, &named);
+        let until = (deadline, given_up);
+        let hubs =
+            membership::join_when_up(&addresses, &name, self.limit, &request, credential, &named, until);
         let hubs = hubs.map_err(not_joined)?;
         let wire = hubs[0].wire(wire).map_err(not_joined)?;
         let placed = Above {
@@ -261,8 +262,8 @@ impl Up {
             },
             by_core: below.ways.clone(),
         };
-        let Linked { ways, cores, paths } =
-            links.make(&hubs, Instant::now() + self.limit).map_err(not_joined)?;
+        let deadline = membership::deadline(&hubs, self.limit);
+        let Linked { ways, cores, paths } = links.make(&hubs, deadline).map_err(not_joined)?;
         for (way, hub) in paths.iter().zip(&above.hubs) {
             tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");
         }

@@ -12,7 +12,6 @@
 //! the steps.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use coordinator::Blame;
 use membership::{Event, Failure, LetIn, Step};
@@ -143,7 +142,8 @@ impl Registry {
         let_in: Vec<LetIn>,
         lost: &str,
     ) -> Result<(), (Failure, String)> {
-        let (made, deadline) = (Arc::clone(above), Instant::now() + self.up.limit.min(self.up.start_limit));
+        let deadline = membership::deadline(&let_in, self.up.limit.min(self.up.start_limit));
+        let made = Arc::clone(above);
         let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
         let for_now = |error: String| (Failure::ForNow, error);
         let Linked { ways, cores, paths } =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coordinator::input::Crossed;
-use pbox_core::{Gauged, JobId, Watched};
+use pbox_core::{Gauged, JobId, Round, Watched};
 
 use crate::cores::{Command, Measured};
 use crate::registry::{Both, Registry};
@@ -25,14 +25,16 @@ impl Registry {
             let asked = self.ask(id, |reply| Command::Measure { job: id, reply });
             let Ok(Ok(cores)) = tokio::time::timeout_at(deadline, asked).await else { continue };
             let (mut all, mut gauges, mut links) = (Watched::default(), Gauged::default(), Vec::new());
-            for (core, Measured { watched, gauged, crossed }) in cores.into_iter().enumerate() {
-                (all, gauges) = (all.with(watched), gauges.with(gauged));
+            let mut reached = Round(0);
+            for (core, Measured { round, watched, gauged, crossed }) in cores.into_iter().enumerate() {
+                (reached, all, gauges) = (reached.max(round), all.with(watched), gauges.with(gauged));
                 links.extend(crossed.into_iter().map(|(rank, of)| (rank, core, (of.sent, of.received))));
             }
             let mut inner = self.lock();
             inner.ask(Crossed { job: id, links });
             if let Ok((_, job)) = inner.running(id) {
                 job.last_rounds.note(all, gauges, Instant::now());
+                job.round = reached;
             }
         }
     }

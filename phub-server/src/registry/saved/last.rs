@@ -104,12 +104,15 @@ impl Registry {
     pub(crate) fn last_is_over(&self, job: &Job, saved: Saved) {
         let Some(registry) = self.me.upgrade() else { return };
         let (id, name, cores) = (job.id, job.name.clone(), Arc::clone(&job.cores));
-        let writing = Arc::clone(&job.checkpoints.writing);
+        let (writing, file) = (Arc::clone(&job.checkpoints.writing), self.file_of(job));
         self.runtime.spawn(async move {
             // After this, no file of this job can appear next to those of a job that continues from here.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for &core in &cores.numbers {
                 registry.cores[core].tell(Command::RemoveJob { job: id });
+            }
+            if let Err(why) = &saved {
+                registry.is_unsaved(&name, file, why);
             }
             let mut inner = registry.lock();
             inner.release(&name);

@@ -325,6 +325,8 @@ class Session:
         address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me, machine, is_served)
         self.hub_address = address
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
+        if not 0.0 < join_limit < float("inf"):
+            raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
         deadline = time.monotonic() + join_limit
 
         def join(
