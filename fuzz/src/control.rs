@@ -7,8 +7,8 @@ use pbox_core::control::{
     Answer, ArrivedRequest, BeginsRequest, CheckpointRequest, CompareRequest, ErrorReply, FailedReply,
     FailedRequest, HeartbeatReply, HeartbeatRequest, HoldReply, HoldRequest, HubReply, JoinReply,
     LastRequest, LearningRateRequest, LeaveRequest, LostRequest, MAX_PORTS, OfferReply, OfferRequest,
-    OptimizerRequest, ParseError, PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
-    parse, parse_from_hub, parse_join,
+    OptimizerRequest, ParseError, PartsReply, PrioritiesRequest, ReleaseRequest, WrittenReply,
+    WrittenRequest, check_job_name, parse, parse_from_hub, parse_join,
 };
 use pbox_core::{Below, Key, Layout, Wire};
 use serde::Serialize;
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 /// Parses a request. The first byte is the kind, the remaining bytes are the body.
 pub fn run(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 26 {
+    match kind % 27 {
         0 => join(body),
         1 => request::<HeartbeatRequest>("heartbeat", body, |_| true),
         2 => request::<LearningRateRequest>("learning-rate", body, |r| r.learning_rate.is_finite()),
@@ -48,6 +48,7 @@ pub fn run(bytes: &[u8]) {
         21 => of_hub::<LastRequest>("last", body),
         22 => answer::<FailedReply>(body),
         23 => request::<OptimizerRequest>("optimizer", body, is_plain),
+        25 => request::<PrioritiesRequest>("priorities", body, |_| true),
         24 => of_hub::<BeginsRequest>("begins", body),
         _ => request::<CompareRequest>("compare", body, |_| true),
     }

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{
-    Answer, JobState, JoinReply, Late, Latest, LeaveRequest, Left, LeftAt, RelinkRequest, StateReply, missing,
+    Answer, JobState, JoinReply, Late, Latest, LeaveRequest, Left, LeftAt, PrioritiesRequest, RelinkRequest,
+    StateReply, missing,
 };
 use pbox_core::{Round, Share};
 use serde::Serialize;
@@ -25,6 +26,9 @@ const LEAVES_BY_KEY: u32 = 12;
 
 /// The first version of the protocol in which only one rank pushes the first weights.
 const FIRST_OF_ONE: u32 = 13;
+
+/// The first version of the protocol in which a member may set the priorities of its keys.
+const PRIORITIES: u32 = 13;
 
 /// A hub of the member's job.
 #[derive(Debug)]
@@ -285,6 +289,19 @@ impl Hub {
     /// Whether the hub takes the first weights only of rank 0, so that other ranks need not push theirs.
     pub fn takes_first_of_one(&self) -> bool {
         self.protocol >= FIRST_OF_ONE
+    }
+
+    /// Sets the priority of each key in the hub's answers to this member. The lowest number is sent first. An older hub keeps
+    /// the order of the job.
+    ///
+    /// # Errors
+    /// Returns the errors of [`post`](Self::post).
+    pub fn set_priorities(&self, keys: &[u32]) -> Result<(), MemberError> {
+        if self.protocol < PRIORITIES {
+            return Ok(());
+        }
+        let request = PrioritiesRequest { token: self.token.clone(), keys: keys.to_vec() };
+        self.post("priorities", "set the priorities of its keys", &request).map(|_: serde_json::Value| ())
     }
 
     /// Leaves the job at this hub. `at` has the round before which the member leaves each key.

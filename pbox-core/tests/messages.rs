@@ -1,6 +1,6 @@
 //! Messages of the control port, as programs of earlier versions send them. They must always be readable.
 //!
-//! `data/protocol-11.json` has the messages by type, and `data/protocol-12.json` has the new ones. A message is never
+//! `data/protocol-11.json` has the messages by type, and the files of later versions have the new ones. A message is never
 //! changed or removed. A version that adds a field adds a message. The file of a version may be removed only when the
 //! version is no longer spoken (`PROTOCOL_LOWEST`).
 
@@ -60,6 +60,14 @@ fn messages_of_protocol_12_are_read() {
     let news: HeartbeatReply = reads(&messages["HeartbeatReply"][0]);
     assert_eq!([1, 2, 3].map(|key| news.left[0].at.round_of(KeyId(key)).0), [17, 16, 16]);
     all!(messages; LeaveRequest, HeartbeatReply);
+}
+
+/// Only the message that is new in version 13.
+#[test]
+fn messages_of_protocol_13_are_read() {
+    let mut messages: BTreeMap<String, Vec<Value>> =
+        serde_json::from_str(include_str!("data/protocol-13.json")).unwrap();
+    all!(messages; PrioritiesRequest);
 }
 
 /// If a message leaves out a field, the field has its old meaning.

@@ -12,12 +12,13 @@ use super::returning::{
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
+use hub_tests::proxy::{Break, Proxy};
 use hub_tests::training::Training;
 use hub_tests::values::{Reference, bits, same_bits};
 use hub_tests::{
     FIRST, copying_transports, free_address, on_threads, ready_all, refused, says, settings, small_model,
 };
-use pbox_core::{KeyId, Optimizer, Round};
+use pbox_core::{KeyId, Optimizer, Round, Schedule};
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use worker_shim::{Background, Returns, Session, SessionConfig};
@@ -283,6 +284,30 @@ fn a_compressed_job_goes_on_too() {
         |session: &Session| session.keys().map(|key| bits(&training.read(session, key))).collect::<Vec<_>>();
     assert_eq!(last(&sessions[0]), last(&sessions[1]));
     assert_eq!(sessions[0].returns(), Returns { times: 1, lost_rounds: 0 });
+}
+
+/// The order in which a worker needs its keys is no part of a checkpoint. The hub gets it when a worker learns it, and again after
+/// a return.
+#[test]
+fn a_hub_that_came_back_gets_the_order_of_the_keys_again() {
+    let _watchdog = Watchdog::start();
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let hub = start(address, dir.path());
+    let proxy = Proxy::start(address);
+    let mut config = waiting(proxy.address().parse().unwrap(), 0);
+    (config.terms.workers, config.terms.level.schedule) = (1, Schedule::P3);
+    let mut session = begun(config);
+    let order = Vec::from_iter(session.keys().collect::<Vec<_>>().into_iter().rev());
+    proxy.breaks("priorities", Break::LoseAnswer, 1);
+    session.need(&order).unwrap();
+    assert_eq!(proxy.left(), 0, "the hub got the order");
+    step(&mut session, 0, 0).unwrap();
+    proxy.breaks("priorities", Break::LoseAnswer, 1);
+    hub.stop("a test");
+    let _hub = start(address, dir.path());
+    step(&mut session, 0, 1).unwrap();
+    assert_eq!((session.returns().times, proxy.left()), (1, 0), "the hub got the order again");
+    session.leave().unwrap();
 }
 
 #[test]

@@ -66,6 +66,7 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
             "leave",
             "learning-rate",
             "optimizer",
+            "priorities",
             "compare",
             "offer",
             "ready",

@@ -247,7 +247,7 @@ fn garbage_is_refused_and_harms_no_job() {
     negative["rank"] = json!(-1);
     garbage.push(negative.to_string().into_bytes());
     let member = join_by_hand(&hub, "other", &join_request(0, 2)).token;
-    for verb in ["join", "heartbeat", "learning-rate", "leave"] {
+    for verb in ["join", "heartbeat", "learning-rate", "priorities", "leave"] {
         for body in &garbage {
             let (status, error) = match verb {
                 "join" => refusal(&hub, "/v1/jobs/job/join", body),

@@ -193,6 +193,23 @@ fn learning_rates_are_finite_and_not_negative() {
     go_on([session, peer], &[]);
 }
 
+#[test]
+fn priorities_are_one_for_each_key() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let [mut session, peer] = pair(&hub);
+    let reply = join_by_hand(&hub, "other", &join_request(0, 1));
+    for keys in ["[]", "[1]", "[0,1,2,3]"] {
+        let body = format!(r#"{{"keys":{keys}}}"#);
+        let (status, error) = refusal_of_member(&hub, "other", "priorities", &reply.token, body);
+        assert_eq!(status, 400, "{keys}: {error}");
+        says(error, &["priorities", "expected one for each of the 3 keys", "\"other\""]);
+    }
+    says(session.need(&[KeyId(9)]).unwrap_err(), &["9"]);
+    session.need(&[KeyId(2)]).unwrap();
+    go_on([session, peer], &[]);
+}
+
 /// A session waits for a living worker that does not push. At the limit, its error names the key.
 #[test]
 fn a_key_that_the_peer_does_not_push_is_named_at_the_limit() {

@@ -13,6 +13,7 @@ mod numbers;
 mod only;
 mod parse;
 mod peers;
+mod priorities;
 mod reason;
 mod refusal;
 mod rounds;
@@ -34,6 +35,7 @@ pub use peers::{
     LastReply, LastRequest, LostRequest, PartState, PartsReply, Pass, Peers, ReleaseRequest, RoundsInFlight,
     WholeRounds, WrittenReply, WrittenRequest,
 };
+pub use priorities::PrioritiesRequest;
 pub use reason::{MAX_REASON_BYTES, reason};
 pub use refusal::{ErrorReply, RefusalCode};
 pub use rounds::{

@@ -2,18 +2,19 @@
 
 use super::{DEFAULT_CHUNK_BYTES, Key};
 
-/// The limit on the chunks of a model with the default size, not counting the last chunk of each key. A NIC has a receive
-/// request for each chunk of a lane, and a queue of mlx5 has 32,768 requests. There are at least two lanes, and 112 more
-/// requests for other messages.
+/// The limit on the chunks of a model with the default size. A NIC has a receive request for each chunk of a lane, and a queue
+/// of mlx5 has 32,768 requests. The limit is for two lanes, with room for other messages.
 const MOST_CHUNKS: u64 = 64_000;
 /// The largest chunk size that is allowed.
 pub(super) const LARGEST: usize = 1 << 30;
 
-/// Returns the default chunk size. It is 32 KiB for models up to 2.1 GB. For larger models it is the next power of two with
-/// few enough chunks for a NIC.
+/// Returns the default chunk size. It is 32 KiB for models up to 2.1 GB. For larger models, and for those with thousands of
+/// keys, it is the next power of two with few enough chunks for a NIC. Beyond 32,000 keys, a NIC may not have enough.
 pub fn default_chunk_bytes(keys: &[Key]) -> usize {
     let total = keys.iter().filter_map(Key::bytes).fold(0, u64::saturating_add);
-    let wanted = total.div_ceil(MOST_CHUNKS).min(LARGEST as u64) as usize;
+    // The last chunk of a key may be small.
+    let full = MOST_CHUNKS - (keys.len() as u64).min(MOST_CHUNKS / 2);
+    let wanted = total.div_ceil(full).min(LARGEST as u64) as usize;
     wanted.next_power_of_two().max(DEFAULT_CHUNK_BYTES)
 }
 
@@ -56,7 +57,10 @@ mod tests {
 
     #[test]
     fn the_chunks_of_any_model_fit_two_lanes_of_a_nic() {
+        // Each key has a last chunk of 64 bytes.
+        let small_last = (0..1939).map(|key| Key::f32(format!("{key}"), [(33 * 32_768 + 64) / 4])).collect();
         let large = [
+            ("1939 keys, f32", small_last, 0.524, 64),
             ("GPT-2 XL, f32", gpt2_xl(), 1.557, 128),
             ("7B, bf16", of_7b(Dtype::BF16), 6.74, 256),
             ("7B, f32", of_7b(Dtype::F32), 6.74, 512),
@@ -81,7 +85,10 @@ mod tests {
         assert_eq!(default_chunk_bytes(&[]), DEFAULT_CHUNK_BYTES);
         let of = |bytes: u64| default_chunk_bytes(&[Key::f32("a", [bytes / 4])]);
         let most = MOST_CHUNKS * DEFAULT_CHUNK_BYTES as u64;
+        let most = most - DEFAULT_CHUNK_BYTES as u64; // one key
         assert_eq!([of(most), of(most + 4)], [DEFAULT_CHUNK_BYTES, 2 * DEFAULT_CHUNK_BYTES]);
+        let many = vec![Key::f32("a", [8]); 100_000];
+        assert_eq!(default_chunk_bytes(&many), DEFAULT_CHUNK_BYTES);
         assert_eq!(of(u64::MAX), LARGEST, "which is refused for other reasons");
     }
 }

@@ -10,6 +10,7 @@
 //! While every link accepts every post, the queues are empty. A link without credit accepts every post.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use fabric::{LinkId, Port, Posted, Span};
 
@@ -84,6 +85,8 @@ pub(super) struct Replies {
     /// The number of stepped pushes that a worker may repeat, by rank. The worker lost the answers to these
     /// pushes with its links.
     repeats: Vec<usize>,
+    /// The priority of each key in the queue of a link, by the link's number. Without it, the schedule's order counts.
+    priorities: Vec<Option<Arc<[u32]>>>,
     /// Whether a worker takes part, by rank. Such a worker gets the hub's parts of the whole gradient.
     listens: Vec<bool>,
 }
@@ -102,6 +105,7 @@ impl Replies {
             groups_above: above.is_some_and(|(level, _)| level.posts_groups()),
             links: vec![None; links],
             queues: vec![SendQueue::new(0); links],
+            priorities: vec![None; links],
             waiting: 0,
             parts: schedule.by_layer().then(|| LayerParts::new(keys, workers, schedule.pulls())),
             broken: Vec::new(),
@@ -114,6 +118,15 @@ impl Replies {
     /// Sets the link of a number that has none.
     pub fn attach(&mut self, rank: u32, link: LinkId) {
         self.links[rank as usize] = Some(link);
+    }
+
+    /// Sets the order of the answers to a worker, by the priority of each key. Sums go up in the order that was set last. Only a
+    /// schedule with priorities follows it.
+    pub fn set_priorities(&mut self, rank: u32, priorities: &Arc<[u32]>) {
+        for number in std::iter::once(rank).chain(self.numbers_above()) {
+            let is_followed = self.schedule_of(number) == Schedule::P3;
+            self.priorities[number as usize] = is_followed.then(|| Arc::clone(priorities));
+        }
     }
 
     /// Sends the hub's parts to a worker from now on, because it takes part.
@@ -129,6 +142,11 @@ impl Replies {
     /// Returns the numbers of the links to hubs above.
     pub fn numbers_above(&self) -> Range<u32> {
         self.workers..self.links.len() as u32
+    }
+
+    /// Returns the schedule by which a link's queue is sent.
+    fn schedule_of(&self, rank: u32) -> Schedule {
+        self.schedule_above.filter(|_| self.leads_up(rank)).unwrap_or(self.schedule)
     }
 
     /// Returns the layer parts, if answers over this link wait for whole parts.
@@ -149,6 +167,7 @@ impl Replies {
     /// Forgets a worker that is gone.
     pub fn forget(&mut self, rank: u32) {
         self.listens[rank as usize] = false;
+        self.priorities[rank as usize] = None;
         if let Some(parts) = self.parts(rank) {
             parts.forget(rank);
         }
@@ -207,8 +226,9 @@ impl Replies {
     /// breaks the protocol.
     #[cold]
     fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
-        let schedule = self.schedule_above.filter(|_| self.leads_up(rank)).unwrap_or(self.schedule);
-        self.keep_at(schedule.priority(key), rank, answer);
+        let set = self.priorities[rank as usize].as_ref().and_then(|priorities| priorities.get(key.index()));
+        let priority = set.copied().unwrap_or_else(|| self.schedule_of(rank).priority(key));
+        self.keep_at(priority, rank, answer);
     }
 
     fn keep_at(&mut self, priority: u32, rank: u32, answer: Answer) {

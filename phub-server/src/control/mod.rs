@@ -26,8 +26,8 @@ use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
     ClockReply, CompareRequest, ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest,
-    NicReply, OfferRequest, OptimizerRequest, ReadyRequest, RefusalCode, RelinkRequest, StateQuery, parse,
-    parse_join, parse_versioned,
+    NicReply, OfferRequest, OptimizerRequest, PrioritiesRequest, ReadyRequest, RefusalCode, RelinkRequest,
+    StateQuery, parse, parse_join, parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -62,6 +62,7 @@ POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
 POST /v1/jobs/{job}/relink          a worker has lost its links, and makes others
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/optimizer       other numbers of the optimizer from a round on
+POST /v1/jobs/{job}/priorities      the order in which a worker needs its keys
 POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file; ?only=weights or ?only=averages, ?before=ROUND
@@ -156,6 +157,7 @@ pub(crate) fn router(
         .route("/v1/jobs/{job}/relink", post(relink))
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
         .route("/v1/jobs/{job}/optimizer", post(optimizer))
+        .route("/v1/jobs/{job}/priorities", post(priorities))
         .route("/v1/jobs/{job}/compare", post(compare))
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
         .route("/v1/jobs/{job}/state", get(state).post(bring_state))
@@ -328,6 +330,12 @@ async fn optimizer(State(desk): State<Desk>, Path(job): Path<String>, request: R
     let request =
         OptimizerRequest { token: member_of(&request), ..desk.by_key("optimizer", &job, request).await? };
     nothing(desk.registry.set_optimizer(&job, request).await)
+}
+
+async fn priorities(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let request =
+        PrioritiesRequest { token: member_of(&request), ..desk.by_key("priorities", &job, request).await? };
+    nothing(desk.registry.set_priorities(&job, request).await)
 }
 
 async fn compare(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

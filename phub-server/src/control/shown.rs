@@ -63,8 +63,18 @@ pub(super) fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry
 /// everybody.
 pub(super) fn is_of_a_member(method: &Method, page: &str) -> bool {
     let verb = page.strip_prefix("/v1/jobs/{job}/");
-    let verbs =
-        ["heartbeat", "relink", "learning-rate", "optimizer", "compare", "offer", "state", "ready", "leave"];
+    let verbs = [
+        "heartbeat",
+        "relink",
+        "learning-rate",
+        "optimizer",
+        "priorities",
+        "compare",
+        "offer",
+        "state",
+        "ready",
+        "leave",
+    ];
     method == Method::POST && verb.is_some_and(|verb| verbs.contains(&verb))
 }
 

@@ -64,6 +64,10 @@ impl CoreThread {
                 core.reset_state(job, from, &reset);
                 reply.send(core.set_numbers(job, from, &numbers));
             }
+            Command::SetPriorities { job, rank, priorities, reply } => {
+                core.set_priorities(job, rank, &priorities);
+                reply.send(());
+            }
             Command::Look { job, reply } => reply.send(core.look(job)),
             Command::Measure { job, reply } => reply.send(self.measured(job)),
             Command::LastState { job, before, reply } => reply.send(core.last_state(job, before)),

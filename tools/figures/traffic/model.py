@@ -159,10 +159,11 @@ def carried(machine, bytes_each):
 
 
 def rows(machines, chunks, workers, lags, seeds):
-    """Yields a row for each machine, lag and way, with NICs that deliver into the cache and with NICs that do not."""
+    """Yields a row for each machine, lag and way, with NICs that deliver into the usual part of the cache, into half of it, and
+    past it."""
     for machine in machines:
         blocks = machine.cache_mb * 10**6 // CHUNK_BYTES
-        for io_ways in [machine.io_ways, NO_IO]:
+        for io_ways in [machine.io_ways, machine.cache_ways // 2, NO_IO]:
             io_blocks = blocks * io_ways // machine.cache_ways
             for lag, way in itertools.product(lags, WAYS):
                 each = [traffic(blocks, io_blocks, chunks, workers, lag, way, seed) for seed in range(seeds)]

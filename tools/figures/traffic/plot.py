@@ -28,10 +28,10 @@ def main():
     for axes, machine in zip(panels, machines):
         those = [row for row in rows if row["machine"] == machine]
         for way, (label, colour) in WAYS.items():
-            for into_cache, line in [(True, "-"), (False, ":")]:
-                line_of = [row for row in those if row["way"] == way and (row["io_ways"] != "0") == into_cache]
+            for io_ways, line in [("2", "-"), ("0", ":")]:
+                line_of = [row for row in those if row["way"] == way and row["io_ways"] == io_ways]
                 axes.plot([int(row["lag_chunks"]) / 32 for row in line_of], [float(row["gb_s"]) for row in line_of], line,
-                          color=colour, linewidth=1.2, label=label if into_cache else None)
+                          color=colour, linewidth=1.2, label=label if line == "-" else None)
         axes.set_xscale("symlog", linthresh=1)
         axes.set_ylim(bottom=0)
         axes.set_title(machine)

@@ -111,6 +111,20 @@ def reduce(buckets, count):
     return time.perf_counter() - begun
 
 
+class Backwards(torch.nn.Module):
+    """The layers of a sequential model, registered from the last to the first."""
+
+    def __init__(self, model):
+        super().__init__()
+        for name, layer in reversed(list(model.named_children())):
+            self.add_module(name, layer)
+
+    def forward(self, images):
+        for layer in reversed(list(self.children())):
+            images = layer(images)
+        return images
+
+
 class NoSteps(torch.optim.SGD):
     """An optimizer that makes none."""
 
@@ -135,6 +149,7 @@ def main():
     parser.add_argument("--steps", type=int, default=4, help="of a leg")
     parser.add_argument("--transport", default=None)
     parser.add_argument("--schedule", default="p3")
+    parser.add_argument("--backwards", action="store_true", help="also a model whose layers are registered backwards")
     parser.add_argument("--clip", type=float, default=None, help="the script clips by this norm before each step")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -145,19 +160,22 @@ def main():
 
     torch.distributed.init_process_group("gloo")
     gloo = torch.nn.parallel.DistributedDataParallel(make())
+    systems = {"gloo": (gloo, torch.optim.SGD(gloo.parameters(), lr=RATE, momentum=0.9))}
+
+    def at_hub(name, model):
+        optimizer = phub.torch.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9),
+            model.named_parameters(),
+            job=name,
+            transport=arguments.transport,
+            schedule=arguments.schedule,
+        )
+        systems[name] = (model, optimizer)
+
     hub = make()
-    systems = {
-        "gloo": (gloo, torch.optim.SGD(gloo.parameters(), lr=RATE, momentum=0.9)),
-        "hub": (
-            hub,
-            phub.torch.DistributedOptimizer(
-                torch.optim.SGD(hub.parameters(), lr=RATE, momentum=0.9),
-                hub.named_parameters(),
-                transport=arguments.transport,
-                schedule=arguments.schedule,
-            ),
-        ),
-    }
+    at_hub("hub", hub)
+    if arguments.backwards:
+        at_hub("backwards", Backwards(make()))
     alone = make()
     systems["alone"] = (alone, torch.optim.SGD(alone.parameters(), lr=RATE, momentum=0.9))
     systems["without step"] = (alone, NoSteps(alone.parameters(), lr=RATE))
@@ -178,7 +196,7 @@ def main():
         for name, compute in {"hub": "without step", "gloo": "alone"}.items():
             each = zip(seconds[name], seconds[compute], seconds[f"{name}'s bytes"])
             hidden[name] = spread(1 - (step - compute) / moved for step, compute, moved in each)
-        rivals = ["gloo", *(["alone"] if me.world_size == 1 else [])]
+        rivals = ["gloo", *(["backwards"] if arguments.backwards else []), *(["alone"] if me.world_size == 1 else [])]
         ratios = {name: [theirs / ours for theirs, ours in zip(seconds[name], seconds["hub"])] for name in rivals}
         samples = arguments.batch * arguments.steps * me.world_size
         report = {

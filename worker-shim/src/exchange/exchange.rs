@@ -123,8 +123,8 @@ pub struct Exchange<P: Port> {
     parts: Parts,
     /// The whole gradient of the last round for which all parts have arrived.
     found: Option<Told>,
-    /// The position of each key in the order in which keys are needed. Empty if that is the layout's order.
-    pub(super) needed: Vec<u32>,
+    /// The priority of each key in the order in which keys are needed. Empty if that is the layout's order.
+    pub(super) priorities: Vec<u32>,
     /// The keys whose last answer has arrived since the caller took this list; `None` if no caller takes it.
     pub(super) answered: Option<Vec<KeyId>>,
     /// The bytes of keys that were put since the last flush.
@@ -165,7 +165,7 @@ impl<P: Port> Exchange<P> {
             received: 0,
             parts,
             found: None,
-            needed: Vec::new(),
+            priorities: Vec::new(),
             answered: None,
             unflushed: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
@@ -325,7 +325,7 @@ impl<P: Port> Exchange<P> {
 
     pub(super) fn queue(&mut self, slice: u32) {
         let &Slice { key, core, priority, .. } = self.slices.slice(slice);
-        let priority = self.needed.get(key.index()).copied().unwrap_or(priority);
+        let priority = self.priorities.get(key.index()).copied().unwrap_or(priority);
         let chunks = self.slices.chunks(slice);
         self.unflushed += chunks.iter().map(|&chunk| self.layout.span(chunk).bytes).sum::<usize>();
         assert!(self.outboxes[core].push(priority, slice), "a key is pushed once until it is answered");

@@ -144,16 +144,22 @@ impl<P: Port> Exchange<P> {
         if self.slices.schedule() != Schedule::P3 {
             return Ok(());
         }
-        self.needed = vec![order.len() as u32; self.keys.len()];
-        (0..).zip(order).for_each(|(place, key)| self.needed[key.index()] = place);
+        let mut priorities = vec![order.len() as u32; self.keys.len()];
+        (0..).zip(order).for_each(|(place, key)| priorities[key.index()] = place);
         for keys in self.groups.keys() {
             // The priority of a group is that of its first key. A group is needed as soon as one of its keys
             // is.
             let keys = keys.start as usize..keys.end as usize;
-            let first = self.needed[keys.clone()].iter().min().copied();
-            first.into_iter().for_each(|first| self.needed[keys.start] = first);
+            let first = priorities[keys.clone()].iter().min().copied();
+            first.into_iter().for_each(|first| priorities[keys.start] = first);
         }
+        self.priorities = priorities;
         Ok(())
+    }
+
+    /// Returns the priority of each key, lowest first. Empty if the layout's order counts.
+    pub fn priorities(&self) -> &[u32] {
+        &self.priorities
     }
 
     /// Records from now on which keys get their last answer.

@@ -220,6 +220,7 @@ impl Session {
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
         self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
         self.tell_numbers_again()?;
+        self.tell_priorities().map_err(SessionError::from)?;
         // The workers of one machine step together, even if machines step alone.
         let steps_alone = self.config.terms.level.consistency != Consistency::Bsp;
         let reached = if steps_alone { own.max(begins) } else { highest };

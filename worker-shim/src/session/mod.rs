@@ -10,6 +10,7 @@ mod hold;
 mod hubs;
 mod join;
 mod numbers;
+mod priorities;
 mod relink;
 mod session;
 mod state;

@@ -442,16 +442,6 @@ impl Session {
         self.exchange.is_ready(key)
     }
 
-    /// Sends keys in this order from now on, with the schedule p3. For a caller that learns only while it
-    /// computes which keys it needs first. Workers may choose different orders; the hub answers in the order
-    /// of the job.
-    ///
-    /// # Errors
-    /// Returns an error if a key does not exist.
-    pub fn need(&mut self, order: &[KeyId]) -> Result<(), SessionError> {
-        Ok(self.exchange.need(order)?)
-    }
-
     /// Returns the round of a key's push in flight. If no push is in flight, returns the round of its next
     /// push.
     pub(crate) fn round(&self, key: KeyId) -> Round {

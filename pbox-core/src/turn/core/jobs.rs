@@ -2,6 +2,7 @@
 //! its state, looks at its rounds, and ends it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use fabric::{MapError, Port, Slab};
 
@@ -178,6 +179,11 @@ impl<P: Port> Core<P> {
             })
         });
         oldest.map(|front| front.lowest).min()
+    }
+
+    /// Sets the order of a job's answers to a worker, and of its sums to hubs above, by the priority of each key.
+    pub fn set_priorities(&mut self, id: JobId, rank: u32, priorities: &Arc<[u32]>) {
+        self.shards_of(id).for_each(|entry| entry.replies.set_priorities(rank, priorities));
     }
 
     /// Sets the optimizer state of keys to zero before a round that no worker has pushed. The keys are sorted.

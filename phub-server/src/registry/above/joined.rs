@@ -167,6 +167,11 @@ impl JoinedAbove {
         })
     }
 
+    /// Sets the order of the answers of the hubs above. May wait for the hubs.
+    pub fn set_priorities(&self, keys: &[u32]) -> Result<(), MemberError> {
+        self.hubs.iter().try_for_each(|hub| hub.set_priorities(keys))
+    }
+
     /// Reports to the hubs above the digest of the weights that all members here have or write. May wait for
     /// the hubs.
     pub fn compare(&self, compared: Compared, digest: u64) -> Result<(), MemberError> {

@@ -15,5 +15,6 @@ pub(super) mod cut;
 pub(super) mod late;
 pub(super) mod numbers;
 pub(super) mod pace;
+mod priorities;
 pub(super) mod timeline;
 pub(super) mod waits;

@@ -653,8 +653,8 @@ class Session:
         self._layers = [list(layer) for layer in layers]
 
     def need(self, *keys: str) -> None:
-        """Changes the order in which the schedule "p3" sends keys, from now on. For a caller that learns the order while it
-        computes. Keys that are not named come last. Workers need not give the same order."""
+        """Changes the order in which the schedule "p3" sends keys, from now on: this worker's pushes, and the hub's answers. For a
+        caller that learns the order while it computes. Keys that are not named come last. Workers need not give the same order."""
         self._native.need(self._numbered(keys))
 
     @property
