@@ -227,3 +227,8 @@ fn what_cannot_be_published_is_named() {
     );
     assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "the lock alone: nothing was published");
 }
+    std::fs::write(&names, r#"{"a": "b"}"#).unwrap();
+    says(
+        failure(&[&publish[..], &["--names", &names]].concat()),
+        &["keys \"a\" and \"b\" of job \"job\" would both have the name \"b\""],
+    );

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use authority::Credential;
 use clap::{Args, ValueEnum};
 use pbox_core::Round;
@@ -219,10 +219,17 @@ impl Source {
         let (tensors, keys) = (weights.tensors(), self.hubs.keys());
         ensure!(tensors > 0, "the state of job {job:?} has no tensor of its weights");
         ensure!(
+        let mut key_of: BTreeMap<&str, &str> = BTreeMap::new();
             tensors == keys,
             "job {job:?} has {keys} keys, and its hubs gave {tensors}; give all of its hubs"
         );
         ensure!(unused.is_empty(), "job {job:?} has no key {:?}, which is in the file of names", unused[0]);
+            if let Some(other) = key_of.insert(name, key) {
+                bail!(
+                    "keys {other:?} and {key:?} of job {job:?} would both have the name {name:?}; \
+                     give each of them another name in the file of names"
+                );
+            }
         Ok(weights)
     }
 }
