@@ -74,13 +74,13 @@ impl Registry {
         id: JobId,
         query: StateQuery,
     ) -> Result<Option<Arc<StateFile>>, Refusal> {
-        let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
+        let never = |why: String| RefusalCode::NeverState.because(format!("job {name:?}: {why}"));
         let can_have = self.of_job(id, |state, job| {
             check_has_state(state, job)?;
             let run = (!state.hubs.share.is_whole()).then(|| run(&state.hubs.secret));
             Ok((state.hubs.share, run, !state.hubs.pieces.is_empty(), state.spec.terms.tensors()))
         });
-        let (share, run, has_part, tensors) = can_have?.map_err(conflict)?;
+        let (share, run, has_part, tensors) = can_have?.map_err(never)?;
         let selection = selection(&tensors, query.only)
             .map_err(|why| RefusalCode::BadRequest.because(format!("job {name:?}: {why}")))?;
         if !has_part {
