@@ -25,9 +25,13 @@ pub mod weights;
 
 use std::ffi::OsString;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use phub_server::HubSettings;
 use phub_server::program::{Unusable, log, parse, say, succeeds, variables_in};
+use rustix::process::Signal;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
@@ -115,6 +119,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
 pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let cli: Cli = parse(arguments.iter().cloned()).unwrap_or_else(|unusable: Unusable| unusable.exit());
+    if !succeeds("phub-server", catch_file_too_large()) {
+        return exit::FAILED;
+    }
     let result = match cli.command {
         Command::Serve(settings) => match log("info", settings.log_format).and_then(|()| serve(&settings)) {
             Ok(End::Drained) => return exit::DRAINED,
@@ -158,4 +165,13 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         say(format_args!("  {note}"));
     }
     exit::FAILED
+}
+
+/// Catches SIGXFSZ. Without a handler the kernel ends the process without a word where a file or a window is larger than
+/// `ulimit -f` allows. With a handler only the call fails.
+fn catch_file_too_large() -> anyhow::Result<()> {
+    // The handler stays after the end of this runtime.
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    let _in_runtime = runtime.enter();
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop).context("catching SIGXFSZ")
 }

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use phub_server::{Hub, HubSettings, raise_open_files};
-use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -37,9 +36,6 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
     let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
-    // Without a handler the kernel ends the process where a window or a file is larger than `ulimit -f` allows. With a handler
-    // the call fails, and one job is refused.
-    let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("catching SIGXFSZ")?;
     let hub = Hub::start(settings)?;
     // The caller may have closed stdout.
     if let Err(error) = line(format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address())) {
