@@ -7,7 +7,7 @@ use phub_server::{Hub, HubSettings, raise_open_files};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::out::line;
+use crate::out::Out;
 
 /// The time within which a second signal does not count, except a second SIGINT. The program `timeout` sends SIGTERM to its
 /// child, and then to the child's group. After Ctrl-C many launchers send SIGTERM, too.
@@ -38,7 +38,8 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     let hub = Hub::start(settings)?;
     // The caller may have closed stdout.
-    if let Err(error) = line(format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address())) {
+    let address = format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address());
+    if let Err(error) = Out::default().line(address) {
         tracing::warn!("cannot print the address of the control port: {error:#}");
     }
     let mut drain = signal(SignalKind::user_defined1()).context("catching SIGUSR1")?;
