@@ -43,7 +43,7 @@ pub struct PublishArgs {
     #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["every", "once"])]
     each_rounds: Option<NonZeroU32>,
 
-    /// The longest time that it waits for a hub that is away. It then ends with an error.
+    /// The longest time that it waits for a hub that is away, and until its job runs again. It then ends with an error.
     #[arg(long, value_name = "SECONDS", default_value_t = HUB_WAIT.as_secs())]
     hub_wait: u64,
 
