@@ -226,7 +226,7 @@ fn a_limit_on_file_sizes_is_an_error_and_leaves_no_file() {
         limited.args(["-c", "ulimit -f 20; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_phub-server")]);
         let ended = limited.args(arguments).output().unwrap();
         assert_eq!(ended.status.code(), Some(1), "{ended:?}");
-        says(String::from_utf8(ended.stderr).unwrap(), &["File too large", &into.to_str().unwrap()]);
+        says(String::from_utf8(ended.stderr).unwrap(), &["File too large", into.to_str().unwrap()]);
     }
     assert_eq!(std::fs::read_dir(&into).unwrap().count(), 1, "the directory of versions alone");
     says(failure(&["versions", "verify", &to]), &["has no versions"]);
