@@ -26,12 +26,16 @@ pub mod weights;
 use std::ffi::OsString;
 
 use ::topology::PlaceError;
+use anyhow::Context;
 use authority::CredentialError;
 use clap::{CommandFactory, Parser, Subcommand};
 use membership::MemberError;
 use pbox_core::control::InvalidJobName;
 use phub_server::program::{Unusable, WrongSetting, log, parse, say, succeeds, variables_in};
 use phub_server::{HubError, HubSettings};
+use rustix::process::Signal;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
@@ -121,6 +125,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
 pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let cli: Cli = parse(arguments.iter().cloned()).unwrap_or_else(|unusable: Unusable| unusable.exit());
+    if !succeeds("phub-server", catch_file_too_large()) {
+        return exit::FAILED;
+    }
     let result = match cli.command {
         Command::Serve(settings) => match log("info", settings.log_format).and_then(|()| serve(&settings)) {
             Ok(End::Drained) => return exit::DRAINED,
@@ -177,4 +184,13 @@ fn is_of_settings(error: &anyhow::Error) -> bool {
             || cause.downcast_ref().is_some_and(HubError::is_of_settings)
             || matches!(cause.downcast_ref(), Some(MemberError::Hubs { .. }))
     })
+}
+
+/// Catches SIGXFSZ. Without a handler the kernel ends the process without a word where a file or a window is larger than
+/// `ulimit -f` allows. With a handler only the call fails.
+fn catch_file_too_large() -> anyhow::Result<()> {
+    // The handler stays after the end of this runtime.
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    let _in_runtime = runtime.enter();
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop).context("catching SIGXFSZ")
 }

@@ -4,15 +4,48 @@ use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
 use anyhow::Context;
+use phub_server::program::say;
 
 /// Prints a line. If the reader of the pipe has ended, as after `| head`, the process ends here.
 ///
 /// # Errors
 /// Returns an error if writing to stdout fails for another reason.
 pub(crate) fn line(text: impl Display) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    match write(text) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         other => other.context("writing to stdout"),
     }
+}
+
+/// The stdout of a command whose work is not what it prints. If the reader of the pipe has ended, the work continues.
+#[derive(Debug, Default)]
+pub(crate) struct Out {
+    is_closed: bool,
+}
+
+impl Out {
+    /// Prints a line, unless the reader of the pipe has ended. The first time, stderr says so.
+    ///
+    /// # Errors
+    /// Returns an error if writing to stdout fails for another reason.
+    pub fn line(&mut self, text: impl Display) -> anyhow::Result<()> {
+        if self.is_closed {
+            return Ok(());
+        }
+        match write(text) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                self.is_closed = true;
+                say(
+                    "phub-server: the reader of stdout has ended; the work continues, and prints no more lines",
+                );
+                Ok(())
+            }
+            other => other.context("writing to stdout"),
+        }
+    }
+}
+
+fn write(text: impl Display) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush())
 }

@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use phub_server::{Hub, HubSettings, raise_open_files};
-use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::out::line;
+use crate::out::Out;
 
 /// The time within which a second signal does not count, except a second SIGINT. The program `timeout` sends SIGTERM to its
 /// child, and then to the child's group. After Ctrl-C many launchers send SIGTERM, too.
@@ -37,12 +36,10 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
     let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
-    // Without a handler the kernel ends the process where a window or a file is larger than `ulimit -f` allows. With a handler
-    // the call fails, and one job is refused.
-    let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("catching SIGXFSZ")?;
     let hub = Hub::start(settings)?;
     // The caller may have closed stdout.
-    if let Err(error) = line(format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address())) {
+    let address = format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address());
+    if let Err(error) = Out::default().line(address) {
         tracing::warn!("cannot print the address of the control port: {error:#}");
     }
     let mut drain = signal(SignalKind::user_defined1()).context("catching SIGUSR1")?;

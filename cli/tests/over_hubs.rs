@@ -237,6 +237,53 @@ fn versions_come_before_multiples_of_a_number_of_rounds() {
 }
 
 #[test]
+fn a_reader_of_a_hub_below_others_gets_the_weights_from_the_hubs_above() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let above = serve(dir.path(), 2);
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--insecure", "--idle", "sleep"];
+    let of_level = ["--machine", "0/1", "--above", &list(&above)];
+    let mut below = phub_server(&[&arguments[..], &of_level].concat());
+    let below = Serve::start(below.current_dir(dir.path()).env("RUST_LOG", "error"));
+    let mut source = source(&below.address, false);
+    assert!(matches!(source.fetch(), Err(NoWeights::NoJob(_))));
+    for steps in 1..=2 {
+        // The second job has the name of the first one.
+        let mut session = worker(&below.address);
+        (0..steps).for_each(|_| step(&mut session));
+        let (origin, weights) = loop {
+            match source.fetch() {
+                Ok(fetched) => break fetched,
+                Err(NoWeights::NoJob(_) | NoWeights::NotYet(_)) => thread::yield_now(),
+                Err(why) => panic!("{why:?}"),
+            }
+        };
+        assert_eq!((origin.job.as_str(), origin.round), ("job", session.next_round().0));
+        check(&weights, origin.round);
+        session.leave().unwrap();
+        while !matches!(source.fetch(), Err(NoWeights::NoJob(_))) {
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_job_whose_hub_keeps_no_weights_is_an_error_at_once() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let hubs = serve(dir.path(), 1);
+    let mut config =
+        SessionConfig::new(&hubs[0].address, "job", 0, 1, vec![Key::f32("a", [9])], Optimizer::Average);
+    (config.idle, config.hub_wait) = (IdlePolicy::SHARED, Duration::ZERO);
+    let _session = Session::join(config).unwrap();
+    let to = dir.path().join("versions");
+    says(
+        failure(&["publish", "job", &hubs[0].address, "--to", to.to_str().unwrap()]),
+        &["job \"job\"", "its optimizer, average, keeps no weights"],
+    );
+}
+
+#[test]
 fn hubs_that_do_not_belong_together_are_named() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();

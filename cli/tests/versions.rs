@@ -161,6 +161,77 @@ fn a_signal_ends_a_publisher_and_leaves_whole_versions() {
     says(output(&["versions", "verify", &to]), &["1 versions"]);
 }
 
+#[test]
+fn a_publisher_whose_stdout_is_closed_continues() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("versions");
+    let hub = serve(dir.path());
+    let mut session = worker(&hub.address, SGD);
+    let arguments = ["publish", "job", &hub.address, "--to", to.to_str().unwrap(), "--every", "1"];
+    let mut publisher =
+        phub_server(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(publisher.stdout.take().unwrap()).read_line(&mut first).unwrap(); // and closes the pipe
+    says(first, &["version 000001, whole"]);
+    for id in 2..=3 {
+        steps(&mut session, 1);
+        while !to.join(format!("weight_v00000{id}")).exists() {
+            assert!(publisher.try_wait().unwrap().is_none(), "the publisher has ended");
+            std::thread::yield_now();
+        }
+    }
+    session.leave().unwrap();
+    let ended = publisher.wait_with_output().unwrap();
+    assert!(ended.status.success());
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(said.matches("the reader of stdout has ended; the work continues").count(), 1, "{said}");
+}
+
+#[test]
+fn other_weights_of_a_round_that_is_published_are_a_version() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("versions").to_str().unwrap().to_owned();
+    let hub = serve(dir.path());
+    let publish = ["publish", "job", &hub.address, "--to", &to, "--once"];
+    for (id, learning_rate) in [(1, 0.5), (2, 0.25)] {
+        let mut session = worker(&hub.address, Optimizer::Sgd { learning_rate, weight_decay: 0.0 });
+        steps(&mut session, 1);
+        says(output(&publish), &[&format!("version 00000{id}"), "before round 2"]);
+        assert_eq!(output(&publish), "", "the same weights");
+        session.leave().unwrap();
+        says(
+            failure(&["pull", "job", &hub.address, "--to", &format!("{to}.none")]),
+            &["no job \"job\" is here"],
+        );
+    }
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_an_error_and_leaves_no_file() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let hub = serve(dir.path());
+    let _session = worker(&hub.address, SGD);
+    let into = dir.path().join("into");
+    std::fs::create_dir(&into).unwrap();
+    let path = |name: &str| into.join(name).to_str().unwrap().to_owned();
+    let (file, to) = (path("weights.safetensors"), path("versions"));
+    for arguments in [
+        &["pull", "job", &hub.address, "--to", &file][..],
+        &["publish", "job", &hub.address, "--to", &to, "--once"],
+    ] {
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -f 20; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_phub-server")]);
+        let ended = limited.args(arguments).output().unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+        says(String::from_utf8(ended.stderr).unwrap(), &["File too large", into.to_str().unwrap()]);
+    }
+    assert_eq!(std::fs::read_dir(&into).unwrap().count(), 1, "the directory of versions alone");
+    says(failure(&["versions", "verify", &to]), &["has no versions"]);
+}
+
 /// Answers as a hub at another address describes itself, and with a state of this length. Returns the address.
 fn liar(honest: &str, state_bytes: u64) -> String {
     let mut hub = TcpStream::connect(honest).unwrap();
@@ -213,6 +284,11 @@ fn what_cannot_be_published_is_named() {
     }
     let _session = worker(&hub.address, SGD);
     says(failure(&[&publish[..], &["--names", &names]].concat()), &["job \"job\" has no key \"c\""]);
+    std::fs::write(&names, r#"{"a": "b"}"#).unwrap();
+    says(
+        failure(&[&publish[..], &["--names", &names]].concat()),
+        &["keys \"a\" and \"b\" of job \"job\" would both have the name \"b\""],
+    );
     says(failure(&[&publish[..], &["--ema"]].concat()), &["keeps no averages of its weights"]);
     std::fs::write(&file, "").unwrap();
     says(failure(&["pull", "job", &hub.address, "--to", &file]), &["exists already"]);

@@ -124,6 +124,9 @@ fn run(args: &Args) -> Result<()> {
         trouble(args, seed, epoch, lasts, &cluster, &tally, &mut dice, dir.path());
         rest.look(&cluster, &tally);
     }
+    if tally.reads() == 0 {
+        tally.wrong("no reader got a state");
+    }
     let lives: Vec<u32> = cluster.hubs.iter().map(|hub| hub.lives()).collect();
     for hub in &cluster.hubs {
         hub.panics()?.iter().for_each(|line| tally.wrong(format!("{}: {line}", hub.name)));

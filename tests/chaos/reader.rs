@@ -19,6 +19,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// is an error.
 const READ_LIMIT: Duration = Duration::from_secs(180);
 
+/// The words of errors for good that faults of the run may cause.
+const ALLOWED: [&str; 1] = [
+    // The job failed and was made anew, between the answers of its hubs.
+    "have different jobs with the name",
+];
+
 /// The states that a reader has got: digests of the weights by round.
 pub type Read = BTreeMap<u32, String>;
 
@@ -45,10 +51,16 @@ pub fn read(task: &Task, tally: &Tally, ends: &AtomicBool) -> Read {
         match fetched {
             Ok((origin, weights)) => take(task, tally, (&job, origin.round), &weights, &mut read),
             Err(NoWeights::Never(error)) => {
-                tally.say(format!("{job}: a reader: {error:#}"));
+                let error = format!("{job}: a reader: {error:#}");
+                if ALLOWED.iter().any(|words| error.contains(words)) {
+                    tally.say(error);
+                } else {
+                    tally.wrong(error);
+                }
                 all = source().expect("a job's name");
             }
-            Err(_) => {}
+            Err(NoWeights::Lost(why)) => tally.wrong(format!("{job}: a reader: {why}")),
+            Err(NoWeights::Away(_) | NoWeights::NotYet(_) | NoWeights::NoJob(_)) => {}
         }
         std::thread::sleep(PAUSE);
     }

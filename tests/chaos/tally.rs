@@ -133,6 +133,11 @@ impl Tally {
         self.lock().reads += 1;
     }
 
+    /// Returns the number of states that readers got.
+    pub fn reads(&self) -> u32 {
+        self.lock().reads
+    }
+
     /// Notes that a state of a reader was compared with the weights of a worker.
     pub fn compared(&self) {
         self.lock().compared += 1;

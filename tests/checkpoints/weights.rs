@@ -12,6 +12,7 @@ use hub_tests::training::Training;
 use hub_tests::{PATIENT_S, addresses, authorization, describe, hub, says};
 use pbox_core::control::{ErrorReply, ReadersReply, RefusalCode};
 use pbox_core::{Dtype, Key, Optimizer, Round};
+use phub_server::Hub;
 use worker_shim::Session;
 
 use super::checkpoint::hub_every;
@@ -176,43 +177,107 @@ fn the_state_before_a_round_that_is_named_comes_when_the_job_does() {
     session.leave().unwrap();
 }
 
-/// A slow reader has the first copy. All readers that arrive meanwhile share the next copy.
+/// A job of which each state has 16 MB of weights, and its hub.
+struct Large {
+    training: Training,
+    hub: Hub,
+    address: String,
+    session: Session,
+}
+
+impl Large {
+    fn start() -> Self {
+        let mut training = Training::new("job", vec![Key::f32("a", [1 << 22])], ADAM);
+        training.workers = 1;
+        let hub = hub(1);
+        let address = hub.address().to_string();
+        let mut session = Session::join(training.config(&address, 0)).unwrap();
+        training.broadcast(&mut session, 0).unwrap();
+        Large { training, hub, address, session }
+    }
+
+    fn readers(&self) -> ReadersReply {
+        describe(&self.address).jobs[0].readers.unwrap_or_default()
+    }
+
+    /// Returns the connection of a reader that has a copy, and takes no byte yet.
+    fn slow(&self) -> TcpStream {
+        let before = self.readers().reads;
+        let mut slow = TcpStream::connect(self.hub.address()).unwrap();
+        write!(
+            slow,
+            "GET /v1/jobs/job/state?only=weights HTTP/1.1\r\nhost: hub\r\nauthorization: {}\r\nconnection: close\r\n\r\n",
+            authorization()
+        )
+        .unwrap();
+        while self.readers().reads == before {
+            std::thread::yield_now();
+        }
+        slow
+    }
+
+    fn train_to(&mut self, last: u32) {
+        train_to(&self.training, &mut self.session, 0, last);
+    }
+}
+
+fn read(address: &str) -> Vec<u8> {
+    fetch_only(address, "job", "?only=weights", PATIENT).unwrap()
+}
+
+/// Reads to the end, and returns the number of bytes.
+fn rest(mut slow: TcpStream) -> u64 {
+    std::io::copy(&mut slow, &mut std::io::sink()).unwrap()
+}
+
+/// Two slow readers have the two copies. All readers that arrive meanwhile share the next copy.
 #[test]
 fn readers_that_wait_share_a_copy() {
     let _watchdog = Watchdog::start();
     const READERS: u64 = 12;
-    let mut training = Training::new("job", vec![Key::f32("a", [1 << 22])], ADAM);
-    training.workers = 1;
-    let hub = hub(1);
-    let address = hub.address().to_string();
-    let mut session = Session::join(training.config(&address, 0)).unwrap();
-    training.broadcast(&mut session, 0).unwrap();
-    let readers = || describe(&address).jobs[0].readers.unwrap_or_default();
-    let mut slow = TcpStream::connect(hub.address()).unwrap();
-    let path = "/v1/jobs/job/state?only=weights";
-    write!(
-        slow,
-        "GET {path} HTTP/1.1\r\nhost: hub\r\nauthorization: {}\r\nconnection: close\r\n\r\n",
-        authorization()
-    )
-    .unwrap();
-    while readers().now == 0 {
-        std::thread::yield_now();
-    }
-    train_to(&training, &mut session, 0, 1);
+    let mut large = Large::start();
+    let slow = [large.slow(), large.slow()];
+    large.train_to(1);
+    let address = &large.address;
     let files = std::thread::scope(|scope| {
-        let read = || fetch_only(&address, "job", "?only=weights", PATIENT).unwrap();
-        let all: Vec<_> = (0..READERS).map(|_| scope.spawn(read)).collect();
-        assert_eq!(readers().reads, 1, "the others wait for the slow one");
-        std::io::copy(&mut slow, &mut std::io::sink()).unwrap();
+        let all: Vec<_> = (0..READERS).map(|_| scope.spawn(|| read(address))).collect();
+        assert_eq!(large.readers().reads, 2, "the others wait for the slow ones");
+        slow.into_iter().for_each(|slow| assert!(rest(slow) > 4 << 22));
         all.into_iter().map(|one| one.join().unwrap()).collect::<Vec<_>>()
     });
     assert!(files.iter().all(|file| tensors(file).0 == "2"), "no copy is older than its request");
-    let ReadersReply { reads, copies, bytes, refused: none, round, .. } = readers();
-    assert_eq!((reads, none, round), (1 + READERS, 0, Round(2)));
+    let ReadersReply { reads, copies, bytes, refused: none, round, .. } = large.readers();
+    assert_eq!((reads, none, round), (2 + READERS, 0, Round(2)));
     // A request that arrives late, because the machine is busy, has its own copy.
-    assert!((2..reads).contains(&copies), "{copies} copies for {reads} reads");
+    assert!((3..reads).contains(&copies), "{copies} copies for {reads} reads");
     assert!(bytes >= reads * (4 << 22), "{bytes} bytes");
-    assert_eq!((refused(&address, "?only=averages").0, readers().refused), (400, 1));
-    session.leave().unwrap();
+    assert_eq!((refused(&large.address, "?only=averages").0, large.readers().refused), (400, 1));
+    large.session.leave().unwrap();
+}
+
+#[test]
+fn a_slow_reader_holds_up_no_other_reader() {
+    let _watchdog = Watchdog::start();
+    let mut large = Large::start();
+    let slow = large.slow();
+    for round in 1..=3 {
+        large.train_to(round);
+        assert_eq!(tensors(&read(&large.address)).0, (round + 1).to_string());
+    }
+    assert!(large.readers().now >= 1, "the slow one has its copy");
+    assert!(rest(slow) > 4 << 22, "it gets all of it");
+    large.session.leave().unwrap();
+}
+
+/// Two readers that take nothing have the two copies. The older one is cut for the third reader.
+#[test]
+fn readers_that_stand_still_are_cut_for_those_that_wait() {
+    let _watchdog = Watchdog::start();
+    let mut large = Large::start();
+    let [older, newer] = [large.slow(), large.slow()];
+    large.train_to(1);
+    assert_eq!(tensors(&read(&large.address)).0, "2");
+    assert!(rest(older) < 4 << 22, "the older one was cut");
+    assert!(rest(newer) > 4 << 22);
+    large.session.leave().unwrap();
 }

@@ -59,14 +59,14 @@ impl Draft {
         create(&path, write).map_err(VersionError::disk(&path, "writing a file of a version"))
     }
 
-    /// Renames the directory to its final name. From then on readers see it.
-    pub fn show(mut self, dir: &Path, id: VersionId) -> Result<(), VersionError> {
+    /// Renames the directory to its final name. From then on readers see it. Returns an error in `Ok` if this name was not
+    /// synced to disk.
+    pub fn show(mut self, dir: &Path, id: VersionId) -> Result<Option<VersionError>, VersionError> {
         let to = of_version(dir, id);
-        let shown = sync(&self.path).and_then(|()| fs::rename(&self.path, &to)).and_then(|()| {
-            self.shown = true;
-            sync(dir)
-        });
-        shown.map_err(VersionError::disk(&to, "showing a version"))
+        let shown = sync(&self.path).and_then(|()| fs::rename(&self.path, &to));
+        shown.map_err(VersionError::disk(&to, "showing a version"))?;
+        self.shown = true;
+        Ok(sync(dir).map_err(VersionError::disk(&to, "syncing the name of a version to disk")).err())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The index of a version. It has the version's kind, and the file of each tensor.
 //!
 //! The index is written last, in the form of the index of a sharded safetensors model. Engines need all of its fields
-//! except `phub_job` and `phub_round`.
+//! except those that begin with `phub_`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -71,6 +71,9 @@ struct Metadata {
     checksum_format: String,
     phub_job: String,
     phub_round: String,
+    /// The digest of all weights of the version. Older publishers left it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    phub_digest: Option<String>,
 }
 
 /// The fields of an index, after a check.
@@ -83,8 +86,8 @@ pub(crate) struct About {
 }
 
 impl Index {
-    /// Creates the index of a version with tensors in these files.
-    pub fn new(about: &About, weight_map: BTreeMap<String, String>) -> Self {
+    /// Creates the index of a version with tensors in these files, and with this digest of all weights.
+    pub fn new(about: &About, digest: String, weight_map: BTreeMap<String, String>) -> Self {
         let of_delta = |text: &str| about.base.map(|_| text.to_owned());
         let metadata = Metadata {
             version: about.id.to_string(),
@@ -94,6 +97,7 @@ impl Index {
             checksum_format: "xxh3-128".into(),
             phub_job: about.origin.job.clone(),
             phub_round: about.origin.round.to_string(),
+            phub_digest: Some(digest),
         };
         Index { metadata, weight_map }
     }
@@ -129,6 +133,7 @@ impl Index {
             checksum_format,
             phub_job,
             phub_round,
+            phub_digest: _,
         } = &self.metadata;
         let id: VersionId = version.parse()?;
         let base = base_version.as_deref().map(str::parse::<VersionId>).transpose()?;
@@ -186,7 +191,7 @@ mod tests {
     /// Reads an index of version 7 in which `from` is replaced by `to`.
     fn read(from: &str, to: &str) -> Result<About, VersionError> {
         let map = BTreeMap::from([("w".to_owned(), "model-00001-of-00001.safetensors".to_owned())]);
-        let text = String::from_utf8(Index::new(&about(Some(6)), map).to_json()).unwrap();
+        let text = String::from_utf8(Index::new(&about(Some(6)), "0f".into(), map).to_json()).unwrap();
         assert!(from.is_empty() || text.contains(from), "{text}");
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(INDEX), text.replace(from, to)).unwrap();

@@ -83,6 +83,8 @@ pub struct Published {
     pub bytes: u64,
     /// The number of versions that were removed.
     pub removed: usize,
+    /// The faults after readers could see the version: its name was not synced to disk, or an old version was not removed.
+    pub warnings: Vec<String>,
 }
 
 impl Publisher {
@@ -134,6 +136,11 @@ impl Publisher {
         self.unreadable.as_ref()
     }
 
+    /// Whether the newest version has these weights, from this job and round.
+    pub fn has(&self, origin: &Origin, weights: &Weights) -> bool {
+        self.last.as_ref().is_some_and(|at| at.origin == *origin && at.weights == *weights)
+    }
+
     /// Returns the job and the round of the newest version.
     pub fn last(&self) -> Option<&Origin> {
         self.last.as_ref().map(|at| &at.origin)
@@ -163,7 +170,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// Publishes weights as the next version, and removes old versions.
+    /// Publishes weights as the next version, and removes old versions. An old version that cannot be removed is no error: the
+    /// next call tries again.
     ///
     /// # Errors
     /// Returns an error if the directory belongs to another job, or cannot be written. Then there is no new version, and
@@ -174,7 +182,7 @@ impl Publisher {
         let there = disk::versions(&self.dir)?.last().copied();
         self.newest = self.newest.max(there.unwrap_or(self.newest));
         let id = VersionId(self.newest.0 + 1);
-        // The base may have been removed from outside. A version that failed at the very end may have the base's name.
+        // The base may have been removed from outside.
         let is_base = |last: &&At| there == Some(last.id) && last.weights.is_like(&weights);
         let base =
             self.last.as_ref().filter(is_base).filter(|_| self.deltas + 1 < self.rules.whole_each.get());
@@ -183,22 +191,30 @@ impl Publisher {
         // If all bits have changed, whole weights may be shorter than the changes.
         let changes = changes.filter(|changes| changes.bytes() < weights.bytes().max(1));
         let about = About { id, base: changes.as_ref().and(base).map(|last| last.id), origin };
-        let (tensors, bytes) = match &changes {
-            Some(changes) => self.write(&about, &changes.stored())?,
-            None => self.write(&about, &weights.stored(&weights.checksums()))?,
-        };
+        let checksums = weights.checksums();
+        let digest = weights.digest_of(&checksums);
+        let stored = changes.as_ref().map_or_else(|| weights.stored(&checksums), Changes::stored);
+        let unsynced = self.write(&about, digest, &stored)?;
+        let (tensors, bytes) = (stored.len(), stored.iter().map(|stored| stored.bytes.len() as u64).sum());
         let is_whole = changes.is_none();
+        drop(stored);
         drop(changes);
         self.newest = id;
         self.deltas = if is_whole { 0 } else { self.deltas + 1 };
         self.last = Some(At { id, origin: about.origin, weights });
         self.unreadable = None;
-        let removed = self.remove_old()?;
-        Ok(Published { id, is_whole, tensors, bytes, removed })
+        let (removed, left) = self.remove_old();
+        let warnings = unsynced.into_iter().chain(left).map(|error| error.to_string()).collect();
+        Ok(Published { id, is_whole, tensors, bytes, removed, warnings })
     }
 
-    /// Writes a version. Returns the number of its tensors, and the length of their bytes.
-    fn write(&self, about: &About, tensors: &[Stored<'_>]) -> Result<(usize, u64), VersionError> {
+    /// Writes a version. Returns an error if readers can see the version, and its name was not synced to disk.
+    fn write(
+        &self,
+        about: &About,
+        digest: String,
+        tensors: &[Stored<'_>],
+    ) -> Result<Option<VersionError>, VersionError> {
         let draft = Draft::make(&self.dir, about.id)?;
         let files = split(tensors, self.rules.file_bytes);
         let mut map = BTreeMap::new();
@@ -210,9 +226,8 @@ impl Publisher {
         if about.base.is_none() {
             self.copy_also(&draft)?;
         }
-        draft.add(INDEX, |out| std::io::Write::write_all(out, &Index::new(about, map).to_json()))?;
-        draft.show(&self.dir, about.id)?;
-        Ok((tensors.len(), tensors.iter().map(|stored| stored.bytes.len() as u64).sum()))
+        draft.add(INDEX, |out| std::io::Write::write_all(out, &Index::new(about, digest, map).to_json()))?;
+        draft.show(&self.dir, about.id)
     }
 
     fn copy_also(&self, draft: &Draft) -> Result<(), VersionError> {
@@ -237,17 +252,23 @@ impl Publisher {
     }
 
     /// Removes the versions on which no kept version builds, the newest of them first. If a kill interrupts the removal,
-    /// the remaining versions still begin with a whole version.
-    fn remove_old(&self) -> Result<usize, VersionError> {
-        let all = readable(&self.dir)?;
-        if all.is_empty() {
-            return Ok(0);
-        }
+    /// the remaining versions still begin with a whole version. Returns the number of removed versions, and the error of one
+    /// that could not be removed.
+    fn remove_old(&self) -> (usize, Option<VersionError>) {
+        let all = match readable(&self.dir) {
+            Ok(all) if all.is_empty() => return (0, None),
+            Ok(all) => all,
+            Err(error) => return (0, Some(error)),
+        };
         let oldest_kept = all.len().saturating_sub(self.rules.keep.get() as usize);
         let first = all[..=oldest_kept.min(all.len() - 1)].iter().rposition(|version| version.base.is_none());
         let old = &all[..first.unwrap_or(0)];
-        old.iter().rev().try_for_each(|version| disk::remove(&self.dir, version.id))?;
-        Ok(old.len())
+        for (removed, version) in old.iter().rev().enumerate() {
+            if let Err(error) = disk::remove(&self.dir, version.id) {
+                return (removed, Some(error));
+            }
+        }
+        (old.len(), None)
     }
 }
 

@@ -20,7 +20,8 @@ use crate::weights::{Tensor, Weights};
 #[derive(Debug)]
 pub struct Reader {
     dir: PathBuf,
-    at: Option<At>,
+    /// The reader's version, and the index that it had.
+    own: Option<(At, Index)>,
 }
 
 /// The weights of a version, with their origin.
@@ -77,12 +78,12 @@ fn listed(dir: &Path, id: VersionId) -> Result<Listed, VersionError> {
 impl Reader {
     /// Creates a reader of a directory. It has no version yet.
     pub fn new(dir: &Path) -> Self {
-        Reader { dir: dir.to_owned(), at: None }
+        Reader { dir: dir.to_owned(), own: None }
     }
 
     /// Returns the version that the reader has.
     pub fn at(&self) -> Option<&At> {
-        self.at.as_ref()
+        self.own.as_ref().map(|(at, _)| at)
     }
 
     /// Returns the newest version of the directory, if it has one.
@@ -108,10 +109,10 @@ impl Reader {
             };
             return Err(VersionError::NoSuchVersion { path: self.dir.clone(), version: id, there });
         }
-        let from = self.at.take();
+        let mut from = self.own.take();
         let mut steps = Vec::new();
         let mut next = id;
-        while from.as_ref().is_none_or(|at| at.id != next) {
+        loop {
             let (index, about) = match Index::read(&of_version(&self.dir, next), next) {
                 Err(VersionError::Disk { error, .. })
                     if error.kind() == std::io::ErrorKind::NotFound && next != id =>
@@ -121,19 +122,27 @@ impl Reader {
                 }
                 read => read?,
             };
+            if from.as_ref().is_some_and(|(at, _)| at.id == next) {
+                // A directory that was emptied and filled again has another version with this number.
+                from = from.filter(|(_, own)| *own == index);
+                if from.is_some() {
+                    break;
+                }
+            }
             let base = about.base;
             steps.push((index, about));
             let Some(base) = base else { break };
             next = base;
         }
-        let (mut weights, mut origin) =
-            from.map_or_else(|| (Weights::default(), None), |at| (at.weights, Some(at.origin)));
+        let (mut weights, mut last) = from
+            .map_or_else(|| (Weights::default(), None), |(at, index)| (at.weights, Some((at.origin, index))));
         for (index, about) in steps.into_iter().rev() {
             self.step(&index, &about, &mut weights)?;
-            origin = Some(about.origin);
+            last = Some((about.origin, index));
         }
-        let origin = origin.expect("a whole version, or the reader's own");
-        Ok(self.at.insert(At { id, origin, weights }))
+        let (origin, index) = last.expect("a whole version, or the reader's own");
+        let (at, _) = self.own.insert((At { id, origin, weights }, index));
+        Ok(at)
     }
 
     /// Changes weights from those of the version on which `about` builds to those of its own version.

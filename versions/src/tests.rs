@@ -185,6 +185,47 @@ fn a_failed_publication_leaves_the_versions_before_it() {
     assert_eq!(publish(&mut publisher, 1).id, VersionId(1));
 }
 
+#[test]
+fn an_old_version_that_cannot_be_removed_is_a_warning_and_goes_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), rules(1, 1)).unwrap();
+    publish(&mut publisher, 1);
+    // The name for the removal is taken by a directory with a file.
+    let taken = dir.path().join(".phub-tmp-removed-000001");
+    std::fs::create_dir_all(taken.join("file")).unwrap();
+    let published = publish(&mut publisher, 2);
+    assert_eq!((published.id, published.removed, published.warnings.len()), (VersionId(2), 0, 1));
+    assert!(published.warnings[0].contains("weight_v000001: removing a version"), "{published:?}");
+    assert_eq!(publisher.last(), Some(&origin(2)));
+    assert_eq!(read(dir.path(), 2).unwrap().weights, weights(2));
+    std::fs::remove_dir_all(taken).unwrap();
+    let published = publish(&mut publisher, 3);
+    assert_eq!((published.removed, published.warnings), (2, vec![]));
+    assert_eq!(ids(dir.path()), [3]);
+}
+
+#[test]
+fn a_reader_of_a_directory_that_was_filled_again_keeps_no_old_tensor() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("versions");
+    let fill = |numbers: [u32; 2]| {
+        let mut publisher = Publisher::open(&to, Rules::default()).unwrap();
+        for (round, number) in (1..).zip(numbers) {
+            publisher.publish(origin(round), weights(number)).unwrap();
+        }
+        assert_eq!(list(&to).unwrap()[1].tensors, 1, "tensor b has the bits of version 1");
+    };
+    fill([100, 101]);
+    let mut follower = Reader::new(&to);
+    follower.go_to(VersionId(1)).unwrap();
+    std::fs::remove_dir_all(&to).unwrap();
+    fill([200, 201]); // the same numbers, job and rounds
+    assert_eq!(follower.go_to(VersionId(2)).unwrap().weights, weights(201));
+    std::fs::remove_dir_all(&to).unwrap();
+    fill([300, 301]);
+    assert_eq!(follower.go_to(VersionId(2)).unwrap().weights, weights(301), "the reader's own number");
+}
+
 /// Changes one byte of a file of a version.
 fn damage(dir: &Path, id: u64, from_end: usize) {
     let file = dir.join(format!("weight_v{id:06}/model-00001-of-00001.safetensors"));

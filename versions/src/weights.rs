@@ -119,6 +119,20 @@ impl Weights {
         on_all_cores(&tensors, |tensor| checksum(&tensor.bytes))
     }
 
+    /// Returns a digest of all tensors, with their names, types and shapes.
+    pub fn digest(&self) -> String {
+        self.digest_of(&self.checksums())
+    }
+
+    /// Returns the digest of weights with these checksums.
+    pub(crate) fn digest_of(&self, checksums: &[String]) -> String {
+        let all = self.0.iter().zip(checksums);
+        let lines = all.map(|((name, tensor), checksum)| {
+            format!("{name:?} {:?} {:?} {checksum}\n", tensor.dtype, tensor.shape)
+        });
+        checksum(lines.collect::<String>().as_bytes())
+    }
+
     /// Returns the tensors in the form of a whole version.
     pub(crate) fn stored<'a>(&'a self, checksums: &'a [String]) -> Vec<Stored<'a>> {
         let tensors = self.0.iter().zip(checksums);

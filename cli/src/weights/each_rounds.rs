@@ -1,6 +1,6 @@
 //! The rounds of a job before which versions are wanted: the multiples of a number.
 //!
-//! A hub has one copy of the state at a time. A reader that waits for a round has the copy to come, and other readers
+//! A hub makes one copy of the state at a time. A reader that waits for a round has the copy to come, and other readers
 //! wait until it has it. So a publisher asks for a round only when the job is near it, by its pace.
 
 use std::num::NonZeroU32;

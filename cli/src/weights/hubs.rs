@@ -13,10 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail, ensure};
-use authority::Credential;
+use authority::{Credential, SUMS};
 use membership::{MemberError, describe, fetch_state};
 use pbox_core::Round;
-use pbox_core::control::{JobReply, Only, RefusalCode, StateQuery};
+use pbox_core::control::{JobReply, JobState, Only, RefusalCode, StateQuery};
 use pbox_core::manifest::MAX_HEADER_BYTES;
 use phub_server::checkpoint::{Decoded, decode};
 
@@ -30,8 +30,11 @@ const DESCRIBE_LIMIT: Duration = Duration::from_secs(10);
 /// most 1024.
 const MARGINS: [u32; 4] = [4, 32, 256, 512];
 
+/// The most levels of hubs that a job may have.
+const MAX_DEPTH: usize = 16;
+
 /// The request for each hub.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub job: String,
     pub credential: Option<Credential>,
@@ -41,7 +44,12 @@ pub(super) struct Ask {
 /// All hubs of a job.
 #[derive(Debug)]
 pub(super) struct Hubs {
+    /// The hubs that the user names, `HOST:PORT,...`.
+    named: String,
+    /// The hubs with the job's state: the named ones, or those at the top of the levels above them.
     all: Vec<HubOf>,
+    /// The job's name at these hubs, if the job was found at the named ones.
+    found: Option<String>,
     /// The margin that was enough, and the round that it led to, if hubs had given different rounds at first.
     known: Option<(usize, Round)>,
 }
@@ -54,6 +62,8 @@ struct HubOf {
     start: String,
     /// The keys of the job at the last answer.
     keys: usize,
+    /// Whether the job ran at the last look.
+    runs: bool,
 }
 
 /// The reason why a hub gives no part now.
@@ -88,8 +98,52 @@ impl NoPart {
 impl Hubs {
     /// Parses `HOST:PORT,HOST:PORT,...`.
     pub fn new(addresses: &str) -> Self {
-        let hub = |address| HubOf { address: bare(address).to_owned(), start: String::new(), keys: 0 };
-        Hubs { all: addresses.split(',').map(str::trim).map(hub).collect(), known: None }
+        let all = addresses.split(',').map(str::trim).map(HubOf::new).collect();
+        Hubs { named: addresses.to_owned(), all, found: None, known: None }
+    }
+
+    /// Returns from hubs above to the named ones: there the job may have other hubs above it now.
+    pub fn start_over(&mut self, ask: &Ask) {
+        if self.found.as_ref().is_some_and(|job| *job != ask.job) {
+            *self = Hubs::new(&self.named);
+        }
+    }
+
+    /// Finds the hubs with the job's state. Returns the request for them.
+    fn find(&mut self, ask: &Ask) -> Result<Ask, NoWeights> {
+        let mut ask = ask.clone();
+        if let Some(job) = &self.found {
+            ask.job.clone_from(job);
+            return Ok(ask);
+        }
+        let mut above: Vec<String> = Vec::new();
+        for _ in 0..MAX_DEPTH {
+            let address = above.first().unwrap_or(&self.all[0].address);
+            let hub = describe(address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
+            match hub.jobs.into_iter().find(|job| job.name == ask.job) {
+                Some(job) if !job.above.is_empty() => {
+                    above = job.above;
+                    ask.job.push_str(SUMS);
+                }
+                // The hub refuses the request with its own message.
+                None if above.is_empty() => return Ok(ask),
+                None => {
+                    let why = format!("the hub at {address} does not have job {:?} yet", ask.job);
+                    return Err(NoWeights::NotYet(why));
+                }
+                Some(_) => {
+                    if !above.is_empty() {
+                        self.all = above.iter().map(|address| HubOf::new(address)).collect();
+                    }
+                    self.found = Some(ask.job.clone());
+                    return Ok(ask);
+                }
+            }
+        }
+        Err(NoWeights::Never(anyhow!(
+            "there are more than {MAX_DEPTH} levels of hubs above job {:?}",
+            ask.job
+        )))
     }
 
     /// Returns the number of the job's keys at the last fetch.
@@ -97,15 +151,21 @@ impl Hubs {
         self.all.iter().map(|hub| hub.keys).max().unwrap_or(0)
     }
 
-    /// Returns the round of the furthest hub at its last look, which was a few seconds ago. `None` if no hub has the job.
-    pub fn round(&self, ask: &Ask) -> Result<Option<Round>, NoWeights> {
+    /// Whether the job ran at all hubs at the last look.
+    pub fn all_run(&self) -> bool {
+        self.all.iter().all(|hub| hub.runs)
+    }
+
+    /// Returns the round of the furthest hub at its last look, which was a few seconds ago. `None` if the job does not run at all
+    /// hubs.
+    pub fn round(&mut self, ask: &Ask) -> Result<Option<Round>, NoWeights> {
+        let ask = self.find(ask)?;
         let mut furthest = None;
-        for HubOf { address, .. } in &self.all {
-            let hub = describe(address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
-            let job = hub.jobs.iter().find(|job| job.name == ask.job);
+        for hub in &mut self.all {
+            let (_, job) = hub.look(&ask)?;
             furthest = furthest.max(job.map(|job| job.round));
         }
-        Ok(furthest)
+        Ok(furthest.filter(|_| self.all_run()))
     }
 
     /// Returns the parts of all hubs before this round; if a hub has passed it, the round of the furthest hub as an error.
@@ -114,7 +174,8 @@ impl Hubs {
         ask: &Ask,
         before: Round,
     ) -> Result<Result<Vec<Decoded>, Round>, NoWeights> {
-        match self.parts(ask, Some(before)) {
+        let ask = self.find(ask)?;
+        match self.parts(&ask, Some(before)) {
             Ok(parts) => Ok(Ok(parts)),
             Err(NoPart::Passed(front)) => Ok(Err(front)),
             Err(NoPart::Far(why)) => Err(NoWeights::NotYet(why)),
@@ -124,6 +185,7 @@ impl Hubs {
 
     /// Returns the parts of all hubs, which are of one round.
     pub fn fetch(&mut self, ask: &Ask) -> Result<(Round, Vec<Decoded>), NoWeights> {
+        let ask = &self.find(ask)?;
         let mut margin = self.known.map_or(0, |(margin, _)| margin);
         let mut before = self.known.take().map(|(margin, last)| further(last, MARGINS[margin]));
         loop {
@@ -222,6 +284,10 @@ fn further(round: Round, rounds: u32) -> Round {
 }
 
 impl HubOf {
+    fn new(address: &str) -> Self {
+        HubOf { address: bare(address).to_owned(), start: String::new(), keys: 0, runs: false }
+    }
+
     fn fetch(&mut self, ask: &Ask, before: Option<Round>) -> Result<Option<Decoded>, NoPart> {
         let (most, Ask { job, credential, only }) = (self.most_bytes(ask)?, ask);
         let query = StateQuery { only: Some(*only), before };
@@ -257,15 +323,23 @@ impl HubOf {
 
     /// Returns the length of the longest possible file of the job's weights. It bounds the memory that is reserved.
     fn most_bytes(&mut self, ask: &Ask) -> Result<u64, NoWeights> {
-        let hub = describe(&self.address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
-        let before = std::mem::replace(&mut self.start, hub.id);
+        let (start, job) = self.look(ask)?;
+        let before = std::mem::replace(&mut self.start, start);
         if !before.is_empty() && before != self.start {
             return Err(NoWeights::Away(format!("the hub at {} was started anew", self.address)));
         }
-        let job = hub.jobs.iter().find(|job| job.name == ask.job);
-        self.keys = job.map_or(0, |job| job.keys);
+        self.keys = job.as_ref().map_or(0, |job| job.keys);
         // If the hub lacks the job, it refuses with its own message.
-        Ok(job.map_or(0, of_weights) + MAX_HEADER_BYTES)
+        Ok(job.as_ref().map_or(0, of_weights) + MAX_HEADER_BYTES)
+    }
+
+    /// Returns the name of the hub's start, and the job if the hub has it.
+    fn look(&mut self, ask: &Ask) -> Result<(String, Option<JobReply>), NoWeights> {
+        self.runs = false;
+        let hub = describe(&self.address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
+        let job = hub.jobs.into_iter().find(|job| job.name == ask.job);
+        self.runs = job.as_ref().is_some_and(|job| job.state == JobState::Running);
+        Ok((hub.id, job))
     }
 }
 
@@ -292,7 +366,9 @@ fn no_weights(error: MemberError) -> NoWeights {
     let why = error.to_string();
     match error {
         MemberError::Refused { code: RefusalCode::JobUnknown, .. } => NoWeights::NoJob(why),
-        MemberError::Refused { code: RefusalCode::BadRequest, .. } => NoWeights::Never(error.into()),
+        MemberError::Refused { code: RefusalCode::BadRequest | RefusalCode::NeverState, .. } => {
+            NoWeights::Never(error.into())
+        }
         MemberError::Refused { .. } => NoWeights::NotYet(why),
         MemberError::Unreachable { .. } => NoWeights::Away(why),
         error => NoWeights::Never(error.into()),

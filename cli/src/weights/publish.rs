@@ -14,7 +14,7 @@ use versions::{Origin, Published, Publisher, Rules, Weights};
 use super::each_rounds::EachRounds;
 use super::source::{Fetched, HUB_WAIT, NoWeights, Source, SourceArgs};
 use super::spoken;
-use crate::out::line;
+use crate::out::Out;
 
 /// The time between two tries to get weights.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ pub struct PublishArgs {
     #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["every", "once"])]
     each_rounds: Option<NonZeroU32>,
 
-    /// The longest time that it waits for a hub that is away. It then ends with an error.
+    /// The longest time that it waits for a hub that is away, and until its job runs again. It then ends with an error.
     #[arg(long, value_name = "SECONDS", default_value_t = HUB_WAIT.as_secs())]
     hub_wait: u64,
 
@@ -82,17 +82,19 @@ impl PublishArgs {
         let rules = Rules { whole_each, keep, also: also.clone(), ..Rules::default() };
         let publisher = Publisher::open(&self.to, rules)?;
         publisher.check_job(&self.source.job)?;
+        let mut out = Out::default();
         if let Some(why) = publisher.unreadable() {
-            line(format_args!("the next version is whole, because the newest cannot be read: {why}"))?;
+            out.line(format_args!("the next version is whole, because the newest cannot be read: {why}"))?;
         }
         // A fetch waits for the hub on a thread, for which the process does not wait.
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let rounds = self.each_rounds.map(EachRounds::new);
-        let mut publishing = Publishing { publisher, source: Some((source, rounds)), said: String::new() };
+        let mut publishing =
+            Publishing { publisher, source: Some((source, rounds)), out, said: String::new() };
         let end = publishing.run(&runtime, self);
         runtime.shutdown_background();
         match (end?, publishing.publisher.last()) {
-            (End::OfJob, Some(last)) => line(format_args!(
+            (End::OfJob, Some(last)) => publishing.out.line(format_args!(
                 "job {:?} has ended; the last version is before round {}",
                 last.job, last.round
             )),
@@ -106,6 +108,7 @@ struct Publishing {
     publisher: Publisher,
     /// The source, and the wanted rounds if not the time decides; `None` while a thread uses them.
     source: Option<(Source, Option<EachRounds>)>,
+    out: Out,
     /// The reason for waiting that was last printed.
     said: String,
 }
@@ -137,7 +140,10 @@ impl Publishing {
                 }
                 Ok(Fetched::Passed { before, front }) => {
                     seen = true;
-                    line(format_args!("round {} has passed: the job is in round {}", before.0, front.0))?;
+                    self.out.line(format_args!(
+                        "round {} has passed: the job is in round {}",
+                        before.0, front.0
+                    ))?;
                     Duration::ZERO
                 }
                 Err(why) if args.once => return Err(why.into()),
@@ -181,13 +187,17 @@ impl Publishing {
     fn publish(&mut self, origin: Origin, weights: Weights, begun: Instant) -> anyhow::Result<()> {
         self.said.clear();
         let (round, all, bytes_of_all) = (origin.round, weights.tensors(), spoken(weights.bytes()));
-        if self.publisher.last() == Some(&origin) {
+        if self.publisher.has(&origin, &weights) {
             return Ok(());
         }
-        let Published { id, is_whole, tensors, bytes, removed } = self.publisher.publish(origin, weights)?;
+        let Published { id, is_whole, tensors, bytes, removed, warnings } =
+            self.publisher.publish(origin, weights)?;
+        for why in warnings {
+            self.out.line(format_args!("warning: version {id} is published, and {why}"))?;
+        }
         let what = if is_whole { "whole" } else { "delta" };
         let gone = if removed > 0 { format!(", {removed} old removed") } else { String::new() };
-        line(format_args!(
+        self.out.line(format_args!(
             "version {id}, {what}, before round {round}: {} of {bytes_of_all}, {tensors} of {all} tensors, {:.1} s{gone}",
             spoken(bytes),
             begun.elapsed().as_secs_f64(),
@@ -199,7 +209,7 @@ impl Publishing {
         if self.said == why {
             return Ok(());
         }
-        line(format_args!("waiting: {why}"))?;
+        self.out.line(format_args!("waiting: {why}"))?;
         self.said = why;
         Ok(())
     }

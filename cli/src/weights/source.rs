@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use authority::Credential;
 use clap::{Args, ValueEnum};
 use pbox_core::Round;
@@ -29,7 +29,8 @@ pub struct SourceArgs {
     #[arg(value_name = "JOB")]
     pub job: String,
 
-    /// The control port of the job's hub; of several hubs, all of them with commas between them.
+    /// The control port of the job's hub; of several hubs, all of them with commas between them. If the job has hubs above, the
+    /// hub of any machine.
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT,...")]
     hubs: String,
 
@@ -75,7 +76,7 @@ pub(super) enum Fetched {
     Passed { before: Round, front: Round },
 }
 
-/// The time for which a hub is away, or is back without the job that it had.
+/// The time for which a hub is away, or is back without the job that it had, or with this job before it runs.
 #[derive(Debug)]
 struct Patience {
     limit: Duration,
@@ -162,7 +163,7 @@ impl Source {
     /// Returns an error if there are none now, or never.
     pub fn fetch(&mut self) -> Result<(Origin, Weights), NoWeights> {
         let parts = self.hubs.fetch(&self.ask);
-        let (round, parts) = self.patience.judge(parts, Instant::now())?;
+        let (round, parts) = self.judge(parts)?;
         let weights = self.weights(&parts).map_err(NoWeights::Never)?;
         Ok((Origin { job: self.ask.job.clone(), round: round.0 }, weights))
     }
@@ -178,7 +179,7 @@ impl Source {
             false => Ok(None),
         });
         let now = Instant::now();
-        match self.patience.judge(parts, now) {
+        match self.judge(parts) {
             Ok(None) => Ok(Fetched::Ahead),
             Ok(Some((before, Err(front)))) => {
                 rounds.passed(front, now);
@@ -204,14 +205,32 @@ impl Source {
         self
     }
 
+    /// Passes on a result, unless the hubs were away for too long.
+    fn judge<T>(&mut self, result: Result<T, NoWeights>) -> Result<T, NoWeights> {
+        if matches!(result, Err(NoWeights::Away(_) | NoWeights::NoJob(_))) {
+            self.hubs.start_over(&self.ask);
+        }
+        if self.hubs.all_run() {
+            self.patience.job_runs();
+        }
+        self.patience.judge(result, Instant::now())
+    }
+
     fn weights(&self, parts: &[Decoded]) -> anyhow::Result<Weights> {
         let job = &self.ask.job;
         let mut weights = Weights::default();
         let mut unused: Vec<&String> = self.names.keys().collect();
+        let mut key_of: BTreeMap<&str, &str> = BTreeMap::new();
         for (key, whole) in whole_keys(parts, self.ask.only)? {
             unused.retain(|name| *name != key);
             let name = self.names.get(key).map_or(key, String::as_str);
             let of_key = || format!("key {key:?} of job {job:?}");
+            if let Some(other) = key_of.insert(name, key) {
+                bail!(
+                    "keys {other:?} and {key:?} of job {job:?} would both have the name {name:?}; \
+                     give each of them another name in the file of names"
+                );
+            }
             let shape = whole.shape.clone();
             let values = whole.values().with_context(of_key)?;
             weights.add(name, shape, &values, self.precision).with_context(of_key)?;
@@ -228,12 +247,21 @@ impl Source {
 }
 
 impl Patience {
+    /// Notes that the job runs at its hubs, which may have no weights yet.
+    fn job_runs(&mut self) {
+        (self.had_job, self.since) = (true, None);
+    }
+
     /// Passes on a result, unless the hub was away for too long.
     fn judge<T>(&mut self, result: Result<T, NoWeights>, now: Instant) -> Result<T, NoWeights> {
         let why = match result {
-            // A hub that came back may wait for its workers.
             Err(NoWeights::Away(ref why)) => why.clone(),
-            Err(NoWeights::NoJob(ref why)) if self.had_job && self.since.is_some() => why.clone(),
+            // A hub that came back may wait for its workers: first for all of them, and then for some.
+            Err(NoWeights::NoJob(ref why) | NoWeights::NotYet(ref why))
+                if self.had_job && self.since.is_some() =>
+            {
+                why.clone()
+            }
             other => {
                 self.had_job |= !matches!(other, Err(NoWeights::NoJob(_)));
                 self.since = None;
@@ -263,11 +291,34 @@ mod tests {
             let judged = patience.judge::<()>(result, begun + Duration::from_secs(seconds));
             matches!(judged, Err(NoWeights::Lost(_)))
         };
-        let [away, no_job] =
-            [|| Err(NoWeights::Away("away".into())), || Err(NoWeights::NoJob("none".into()))];
+        let [away, no_job, not_yet] = [
+            || Err(NoWeights::Away("away".into())),
+            || Err(NoWeights::NoJob("none".into())),
+            || Err(NoWeights::NotYet("worker 1 is missing".into())),
+        ];
+        assert!(!hears(away(), 0) && !hears(not_yet(), 1000), "a job that is new may wait for its workers");
         assert!(!hears(no_job(), 0) && !hears(no_job(), 1000), "a job may begin at any time");
         assert!(!hears(away(), 1001) && !hears(away(), 1300) && hears(away(), 1301));
         assert!(!hears(Ok(()), 1400) && !hears(away(), 1500), "the limit begins anew");
         assert!(!hears(no_job(), 1600) && hears(no_job(), 1800), "it is back without the job");
+        assert!(
+            !hears(Ok(()), 2000) && !hears(not_yet(), 2001) && !hears(not_yet(), 2400),
+            "it was not away"
+        );
+        assert!(
+            !hears(away(), 2500) && !hears(not_yet(), 2600),
+            "it is back, and the job waits for a worker"
+        );
+        assert!(hears(not_yet(), 2800));
+    }
+
+    #[test]
+    fn a_job_that_runs_is_back_before_it_has_weights() {
+        let (limit, begun) = (Duration::from_secs(300), Instant::now());
+        let mut patience = Patience { limit, had_job: true, since: Some(begun) };
+        patience.job_runs();
+        let slow = Err(NoWeights::NotYet("no round is over".into()));
+        let judged = patience.judge::<()>(slow, begun + Duration::from_secs(400));
+        assert!(matches!(judged, Err(NoWeights::NotYet(_))));
     }
 }

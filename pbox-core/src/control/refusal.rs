@@ -105,6 +105,8 @@ codes! {
     NoRelink = "no_relink", 409;
     /// The job neither sends nor accepts a state at this hub now.
     NoState = "no_state", 409;
+    /// The job never has a state at this hub: the hubs above have it, or only its workers.
+    NeverState = "never_state", 409;
     /// The job has passed the round before which a state is wanted.
     RoundPassed = "round_passed", 409;
     /// The round before which a state is wanted is too far ahead.

@@ -208,6 +208,22 @@ def test_a_reader_goes_on_with_a_hub_that_was_killed_and_comes_back():
         check(version)
 
 
+def test_other_weights_of_a_round_that_the_reader_has_are_a_version(hub):
+    versions = phub.subscribe(hub.address, "job", every=0, timeout=LIMIT_S)
+    for rate in (0.5, 0.25):  # two jobs of one name; the reader does not look between them
+        with join(hub, optimizer=phub.Sgd(rate)) as session:
+            step(session)
+            version = next(versions)
+            assert version.round == 2
+            np.testing.assert_array_equal(version["a"], 1 - rate)
+
+
+def test_a_job_whose_hub_keeps_no_weights_is_an_error_at_once(hub):
+    with phub.Session(hub.address, 0, 1, keys=SHAPES, optimizer=phub.Average(), job="job"):
+        with pytest.raises(phub.RefusedError, match="its optimizer, average, keeps no weights"):
+            next(phub.subscribe(hub.address, "job", timeout=LIMIT_S))
+
+
 def publish(address, directory, *more):
     command = [sys.executable, "-m", "phub", "publish", "job", address, "--to", str(directory), "--once", *more]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -5,8 +5,8 @@
 //!                                     |__ the cores have their memory back
 //! ```
 //!
-//! Clients may be slow, and a checkpoint must not wait for them: their file is not the cores' memory. There is one file at a time
-//! for each job. Clients that come meanwhile share the next one ([`copies`](super::copies)).
+//! Clients may be slow, and a checkpoint must not wait for them: their file is not the cores' memory. There are at most two files at
+//! a time for each job. Clients that come meanwhile share the next one ([`copies`](super::copies)).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,9 @@ use coordinator::{CutAt, NoState, NotBefore, Secret};
 use pbox_core::control::{Only, RefusalCode, StateQuery};
 use pbox_core::{JobId, Selection, Tensor, Tensors};
 use sha2::{Digest, Sha256};
+use tokio::select;
 use tokio::sync::mpsc::Sender;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::copies::{StateFile, What};
 use super::reads::Reading;
@@ -32,12 +33,31 @@ use crate::registry::{Because, Refusal, Registry};
 const PIECES: usize = 1;
 /// The bytes of a piece: each client has a few of them.
 const PIECE_BYTES: usize = 256 << 10;
-/// The slowest client, on average: while it reads, it holds a copy of the state, and the next clients wait.
-const SENT_BYTES_PER_S: u64 = 1 << 20;
+/// The slowest pace of a client: while it reads, it holds a copy of the state.
+const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
+/// The slowest pace while other clients wait until the copy is gone.
+const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
 /// The length of the name by which readers distinguish jobs with the same name.
 const RUN_BYTES: usize = 16;
-/// The extra time for a slow client.
-const GRACE: Duration = Duration::from_secs(30);
+
+/// The time that a client has for its bytes.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    /// The extra time.
+    grace: Duration,
+    bytes_per_s: u64,
+}
+
+impl Pace {
+    /// Returns the time for this number of bytes.
+    fn time_for(self, bytes: usize) -> Duration {
+        self.grace + Duration::from_secs(bytes as u64 / self.bytes_per_s)
+    }
+
+    fn too_slow(self, but: &str) -> String {
+        format!("the client takes less than {} bytes a second{but}", self.bytes_per_s)
+    }
+}
 
 /// A checkpoint file on its way to a client.
 #[derive(Debug)]
@@ -74,13 +94,13 @@ impl Registry {
         id: JobId,
         query: StateQuery,
     ) -> Result<Option<Arc<StateFile>>, Refusal> {
-        let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
+        let never = |why: String| RefusalCode::NeverState.because(format!("job {name:?}: {why}"));
         let can_have = self.of_job(id, |state, job| {
             check_has_state(state, job)?;
             let run = (!state.hubs.share.is_whole()).then(|| run(&state.hubs.secret));
             Ok((state.hubs.share, run, !state.hubs.pieces.is_empty(), state.spec.terms.tensors()))
         });
-        let (share, run, has_part, tensors) = can_have?.map_err(conflict)?;
+        let (share, run, has_part, tensors) = can_have?.map_err(never)?;
         let selection = selection(&tensors, query.only)
             .map_err(|why| RefusalCode::BadRequest.because(format!("job {name:?}: {why}")))?;
         if !has_part {
@@ -99,17 +119,25 @@ impl Registry {
 /// Sends a file to a client, in pieces that do not hold the file: the copy goes before the last piece is sent.
 async fn send(copy: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> Result<(), String> {
     let begun = Instant::now();
+    let mut is_in_the_way = copy.is_in_the_way.subscribe();
     let (mut copy, mut sent) = (Some(copy), 0);
     while let Some(of) = copy.take() {
         let piece = of.bytes.chunks(PIECE_BYTES).nth(sent).map(Bytes::copy_from_slice).unwrap_or_default();
         sent += 1;
         copy = (sent * PIECE_BYTES < of.bytes.len()).then_some(of);
-        let for_pieces = Duration::from_secs((sent * PIECE_BYTES) as u64 / SENT_BYTES_PER_S);
-        let bytes = piece.len();
-        let taken = timeout_at(begun + GRACE + for_pieces, sink.send(piece)).await;
-        taken
-            .map_err(|_| format!("the client takes less than {SENT_BYTES_PER_S} bytes a second"))?
-            .map_err(|_| "the client is gone")?;
+        let (bytes, end) = (piece.len(), sent * PIECE_BYTES);
+        // The copy has the sender of `is_in_the_way`.
+        let others_wait = async {
+            drop(is_in_the_way.wait_for(|is_in_the_way| *is_in_the_way).await);
+            sleep_until(begun + SLOWEST_IN_THE_WAY.time_for(end)).await;
+        };
+        select! {
+            taken = sink.send(piece) => taken.map_err(|_| "the client is gone")?,
+            () = others_wait, if copy.is_some() => {
+                return Err(SLOWEST_IN_THE_WAY.too_slow(", and other clients wait"));
+            }
+            () = sleep_until(begun + SLOWEST.time_for(end)) => return Err(SLOWEST.too_slow("")),
+        }
         reading.got(bytes);
     }
     Ok(())

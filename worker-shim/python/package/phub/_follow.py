@@ -178,7 +178,7 @@ def subscribe(
     Raises:
         UnreachableError: there was no version within `timeout`, or no hub within `hub_wait`.
         SettingsError: an argument is invalid, or two arguments exclude each other.
-        RefusedError: the hub refuses the token.
+        RefusedError: the hub refuses the token, or keeps no weights of the job.
         ProtocolError: a version is damaged. The next call waits for a newer one.
     """
     if directory is not None:

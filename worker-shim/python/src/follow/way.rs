@@ -23,8 +23,9 @@ pub(super) const DTYPES: [(&str, Precision); 3] =
 pub(super) enum Way {
     Hub {
         source: Source,
-        /// The version that was last returned.
-        last: Option<Origin>,
+        /// The version that was last returned, and the digest of its weights. A job that comes back from a checkpoint, or is
+        /// made anew, may have other weights in a round that the reader has seen.
+        last: Option<(Origin, String)>,
         /// Whether the job has been seen at its hub, and the hub has always answered since. If the job is
         /// then missing, it has ended.
         is_known: bool,
@@ -78,14 +79,15 @@ impl Way {
     }
 }
 
-fn of_hub(source: &mut Source, last: &mut Option<Origin>, is_known: &mut bool) -> Step {
+fn of_hub(source: &mut Source, last: &mut Option<(Origin, String)>, is_known: &mut bool) -> Step {
     match source.fetch() {
         Ok((origin, weights)) => {
             *is_known = true;
-            if last.as_ref() == Some(&origin) {
+            let now = (origin.clone(), weights.digest());
+            if last.as_ref() == Some(&now) {
                 return Step::Same(format!("the job is still before round {}", origin.round));
             }
-            *last = Some(origin.clone());
+            *last = Some(now);
             Step::Version(Version::new(origin, None, 0, weights))
         }
         Err(NoWeights::NoJob(_)) if *is_known => Step::End,
