@@ -29,7 +29,7 @@ pub struct SnapshotPart {
     /// The squares of these chunks' mean gradients in the round before. Only in a job whose next steps depend on the norm
     /// of that round.
     pub squares: Option<ExactSum>,
-    /// The mean of the norms so far, in a job that skips spikes.
+    /// The running mean of the norms of accepted rounds, in a job that skips spikes.
     pub norm_mean: Option<NormMean>,
 }
 
@@ -188,7 +188,8 @@ impl Snapshot {
         parts.try_fold(first, join)
     }
 
-    /// Returns the mean of the norms so far, in a job that skips spikes. Every core has the same mean.
+    /// Returns the running mean of the norms of accepted rounds, in a job that skips spikes. Every core has the same
+    /// mean.
     pub fn norm_mean(&self) -> Option<NormMean> {
         self.parts.iter().find_map(|part| part.norm_mean)
     }

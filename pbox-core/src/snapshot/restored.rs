@@ -19,7 +19,7 @@ pub struct Restored {
     steps: Vec<Option<u32>>,
     /// The squares of the mean gradients of the round before, if the state has them.
     last_squares: Option<ExactSum>,
-    /// The mean of the norms so far, if the state has it.
+    /// The running mean of the norms of accepted rounds, if the state has it.
     norm_mean: NormMean,
 }
 
@@ -71,12 +71,12 @@ impl Restored {
         self.last_squares
     }
 
-    /// Adds the mean of the norms so far.
+    /// Adds the running mean of the norms of accepted rounds.
     pub fn with_norm_mean(self, norm_mean: NormMean) -> Self {
         Restored { norm_mean, ..self }
     }
 
-    /// Returns the mean of the norms so far, or a mean of no norms if the state has none.
+    /// Returns the running mean of the norms of accepted rounds, or a mean of no norms if the state has none.
     pub fn norm_mean(&self) -> NormMean {
         self.norm_mean
     }
@@ -91,7 +91,7 @@ impl Restored {
         self.steps.get(key.index()).copied().flatten()
     }
 
-    /// Returns the optimizer's numbers from the state's round on.
+    /// Returns the optimizer's hyperparameters by round, beginning with the state's round.
     pub fn numbers(&self) -> NumbersByRound {
         self.numbers.clone()
     }

@@ -8,7 +8,7 @@ use super::pace::OutOfTurn;
 use crate::layout::{ChunkId, Content, Immediate, Round};
 use crate::wire::frame::FrameError;
 
-/// A worker broke the protocol. It loses its link, and its job is notified.
+/// A peer's breach of the protocol. The core drops the peer's link and gives the hub a notice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Violation {
     /// The chunk does not exist, or another core owns it.

@@ -42,7 +42,8 @@ pub(crate) struct Staged<M: Mode> {
 }
 
 impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
-    /// Gives its own place to the group of the chunks at these places, if the group can [make one step](Chunk::joined).
+    /// Adds a group of neighbouring chunks behind the single chunks, if one step can [do them all](Chunk::joined).
+    /// Returns the group's place. `places` are the places of the chunks.
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
         let joined = Chunk::joined(&self.steps.tensors, id, &self.chunks[places.clone()])?;
         let place = self.weights.join(places.clone())?;

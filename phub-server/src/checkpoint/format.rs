@@ -147,7 +147,8 @@ pub(super) struct Metadata {
     /// Present only if the job's next steps depend on their norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_squares: Option<String>,
-    /// JSON, `[mean, norms]`: the mean of the norms so far and their number, if the job skips spikes.
+    /// JSON, `[mean, norms]`: the running mean of the norms of accepted rounds and their number, if the job skips
+    /// spikes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_mean: Option<String>,
     /// JSON, `[[first round, rate], ...]`: the learning rates of `optimizers`, for readers that do not know `optimizers`.
