@@ -113,9 +113,10 @@ class Settings:
         for number, (former, now) in enumerate(zip(self._seen, seen)):
             for name in _KIND:
                 if _kind_of(name, former) != _kind_of(name, now):
+                    instead = "use a small momentum instead of 0" if name == "momentum" else f"start a new job to change {name}"
                     raise UnsupportedOptimizerError(
                         f"{self._kind.__name__}: parameter group {number}: {name} was {former[name]} and is {now[name]} now: "
-                        f"that is another optimizer for the hub, with other state; use a small momentum instead of 0"
+                        f"that is another optimizer for the hub, with other state; {instead}"
                     )
         optimizers, multipliers = _numbers(self._kind, seen, self.groups)
         change = Change(optimizers[0], None if multipliers == self.groups else multipliers)
