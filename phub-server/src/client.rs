@@ -15,7 +15,7 @@ use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use membership::{LOOKUP_LIMIT, Named, look_up_with};
+use membership::{LOOKUP_LIMIT, Named, look_up_with, no_answer};
 use pbox_core::control::{Answer, ErrorReply, HOST_HEADER, host_of};
 use rustls::pki_types::ServerName;
 use serde::Serialize;
@@ -72,7 +72,7 @@ impl Address {
                 drop(done.send(result));
             });
             let found = tokio::time::timeout(LOOKUP_LIMIT, found).await;
-            let found = found.map_err(|_| "no name server answered in time".to_owned())?;
+            let found = found.map_err(|_| no_answer(LOOKUP_LIMIT))?;
             let found = found.map_err(|_| {
                 "no thread could be started for the look-up; raise the limit on threads (ulimit -u)"
                     .to_owned()
