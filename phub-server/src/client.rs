@@ -142,14 +142,14 @@ impl Address {
         };
         let silent = |_| {
             let seconds = limit.as_secs_f64();
-            format!("no answer came within {seconds:.1} s: it hangs, was stopped, or was cut off")
+            format!("no answer came within {seconds:.1} s: the hub hangs, was stopped, or was cut off")
         };
         let (is_success, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
         let nonsense =
             |why: String| format!("its answer makes no sense: {why}; install the same version everywhere");
         let unread = |error: serde_json::Error| match self.named.is_outside() {
             // The server there may be anything, and the user who named it must not read its answer.
-            true => nonsense("it is not that of a hub".into()),
+            true => nonsense("the answer is not that of a hub".into()),
             false => nonsense(error.to_string()),
         };
         if is_success {

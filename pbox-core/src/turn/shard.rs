@@ -209,7 +209,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         P::take_back(self);
         self.stages.gather.hear();
         if !(0..self.keys.len()).all(|place| P::end_rounds(self, kernels, place, before)) {
-            return Err("its weights are at the hubs above".to_owned());
+            return Err("the job's weights are at the hubs above".to_owned());
         }
         let ShardOf { stages, snapshots, keys, .. } = self;
         let part = snapshots.apart(|values, steps| {

@@ -334,7 +334,7 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
     let keys: HashSet<&str> =
         tensors.iter().map(|tensor| tensor.name.as_str()).filter(|name| !is_state(name)).collect();
     match steps.keys().find(|name| !keys.contains(name.as_str())) {
-        Some(name) => Err(faulty(field, seen, format!("it has no key {name:?}"))),
+        Some(name) => Err(faulty(field, seen, format!("the file has no key {name:?}"))),
         None => Ok(steps),
     }
 }
