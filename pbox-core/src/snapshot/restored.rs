@@ -36,15 +36,16 @@ impl Restored {
     /// Describes the values of a checkpoint.
     ///
     /// # Panics
-    /// Panics if a tensor is not inside `values`, or if there are no numbers of the optimizer. The reader of the checkpoint
-    /// has checked both.
+    /// Panics if a tensor is not inside `values`, or if there are no hyperparameters of the optimizer. The reader of
+    /// the checkpoint has checked both.
     pub fn new(round: Round, numbers: Vec<(Round, Numbers)>, values: Slab, keys: Vec<RestoredKey>) -> Self {
         let total = values.as_slice().len();
         let inside = |key: &RestoredKey| {
             key.starts.iter().all(|start| start.saturating_add(key.elements.len()) <= total)
         };
         assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
-        let numbers = NumbersByRound::of_changes(numbers).expect("a checkpoint has the optimizer's numbers");
+        let numbers =
+            NumbersByRound::of_changes(numbers).expect("a checkpoint has the optimizer's hyperparameters");
         Restored {
             round,
             numbers,

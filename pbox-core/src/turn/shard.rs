@@ -410,7 +410,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             .find_map(|place| Some((P::settle(self, kernels, place)?, place + 1)))
     }
 
-    /// Changes the optimizer's numbers from a round on.
+    /// Changes the optimizer's hyperparameters from a round on.
     pub fn set_numbers(&mut self, from: Round, changed: Numbers) {
         // Neither a round in flight nor a later round needs older numbers.
         let oldest = self.front().map_or(from, |front| front.lowest.min(from));

@@ -9,7 +9,7 @@
 //! | `job` | this hub's own part of one job |
 //! | `make` | makes a job for its first worker |
 //! | `members` | admits workers, handles leaves and losses, and waits for links |
-//! | `rounds` | stops rounds, checks their progress, changes the optimizer's numbers |
+//! | `rounds` | stops rounds, checks their progress, changes the optimizer's hyperparameters |
 //! | `refusal` | the reason why a request is refused |
 //! | `promises` | the memory of this process |
 //! | `describe` | describes the hub and its work |

@@ -40,8 +40,8 @@ pub enum SessionError {
     /// No step can have this learning rate.
     #[error(transparent)]
     LearningRate(#[from] InvalidRate),
-    /// The job cannot continue with these numbers of its optimizer.
-    #[error("the optimizer's numbers: {0}")]
+    /// The job cannot continue with these hyperparameters of its optimizer.
+    #[error("the optimizer's hyperparameters: {0}")]
     Numbers(#[from] InvalidNumbers),
     /// There was no memory for a window.
     #[error("this worker's window: {0}")]

@@ -197,11 +197,11 @@ class Exchange:
         self._weights.settle_all()
 
     def _backward_begins(self) -> None:
-        """Sends the hub the current numbers before the backward pass, so that its answers ahead mostly have the numbers of
-        `step()`."""
+        """Sends the hub the current hyperparameters before the backward pass, so that its answers ahead mostly have the
+        hyperparameters of `step()`."""
         try:
             if self._groups and self._settings.differs(self._groups):
-                self._weights.free_all()  # numbers change between rounds
+                self._weights.free_all()  # hyperparameters change between rounds
                 self._tell(self._groups, set())
         except UnsupportedOptimizerError:
             pass  # `step()` says so

@@ -50,8 +50,8 @@ class Multipliers:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A change to send to the hub: the optimizer with its new numbers, and the multipliers of each group if they have changed,
-    too."""
+    """A change to send to the hub: the optimizer with its new hyperparameters, and the multipliers of each group if they have
+    changed, too."""
 
     optimizer: _optimizers.Optimizer
     groups: Optional[Tuple[Multipliers, ...]]
@@ -124,7 +124,8 @@ class Settings:
         return change
 
     def others(self, groups: Groups, parameters: Mapping[str, torch.Tensor]) -> Dict[str, _optimizers.Optimizer]:
-        """Returns the optimizers of the parameters whose group has other numbers than the first group, by parameter's name."""
+        """Returns the optimizers of the parameters whose group has other hyperparameters than the first group, by parameter's
+        name."""
         if len(set(self.optimizers)) == 1:
             return {}
         of_names = _by_name(self.optimizers, groups, parameters)
