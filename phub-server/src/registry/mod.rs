@@ -250,7 +250,7 @@ impl Registry {
         let (member, (state, job)) = inner.member(name, token)?;
         let (told, who) = (job.told.subscribe(), state.spec.spoken(member.rank));
         let hold = inner.ask(Heard { member, latest }).map_err(|why| {
-            Refusal::bad(format!("job {name:?}: the heartbeat of {who} has an impossible `latest`: {why}"))
+            Refusal::bad(format!("job {name:?}: {who} sent a heartbeat with an impossible `latest`: {why}"))
         })?;
         Ok((told, hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }

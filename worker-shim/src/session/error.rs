@@ -78,7 +78,8 @@ pub enum SessionError {
     },
     /// Some worker is alive, but does not push.
     #[error(
-        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; {} (raise the wait limit if it is only slow)",
+        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} \
+         chunks have not come back; {} (raise the wait limit if the round is only slow)",
         spoken(late)
     )]
     Stalled {
