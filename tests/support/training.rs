@@ -55,7 +55,7 @@ pub struct Training {
     pub rates: Vec<(u32, f32)>,
     /// The optimizer's hyperparameters, each from a round on, with the multipliers of each key if they change.
     pub numbers: Vec<(u32, Optimizer, Option<Vec<Multipliers>>)>,
-    /// The keys that have other numbers, if `numbers` change.
+    /// The keys that have other hyperparameters, if `numbers` change.
     pub groups: Option<Arc<Groups>>,
 }
 

@@ -95,7 +95,7 @@ pub type Sums = [ExactSum; 2];
 /// The result of a round, for its steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
-    /// The key's numbers are adapted by this quotient of two norms.
+    /// The learning rate of the key's step, by LARS or LAMB, is adapted by this quotient of two norms.
     Quotient(f32),
     /// All means are multiplied by this scale.
     Scale(f32),
