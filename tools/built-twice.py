@@ -29,5 +29,5 @@ for name, wanted in (("programs", programs), ("the Python package", of_python)):
             found = True
             beside = " and ".join(sorted(line.split(" [")[1].rstrip("]") for line in tests if line.split(" [")[0] == package))
             print(f"built-twice: {package} has the features `{features.rstrip(']')}` in {name}, and `{beside}` beside tests; "
-                  "name those that it lacks in Cargo.toml, as for getrandom", file=sys.stderr)
+                  f"name the missing features of {package} in Cargo.toml, as for getrandom", file=sys.stderr)
 sys.exit(found)

@@ -87,15 +87,16 @@ pub fn explain(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {
         Error::InvalidMessage(_) => format!(
-            "it does not speak TLS; start it with --tls-cert and --tls-key, or unset {AUTHORITY} and {FINGERPRINT} here"
+            "the hub does not speak TLS; start it with --tls-cert and --tls-key, or unset {AUTHORITY} and \
+             {FINGERPRINT} here"
         ),
         Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
-            "its certificate has expired; give it a new one, and send it SIGHUP".into()
+            "the hub's certificate has expired; give the hub a new one, and send it SIGHUP".into()
         }
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             format!(
-                "its certificate is not from an authority in {AUTHORITY}; check that this is the hub's address, and that \
-                 {AUTHORITY} has its authority"
+                "the hub's certificate is not from an authority in {AUTHORITY}; check that this is the hub's address, \
+                 and that {AUTHORITY} has the certificate's authority"
             )
         }
         Error::InvalidCertificate(
@@ -108,7 +109,8 @@ pub fn explain(error: &io::Error) -> Option<String> {
             | AlertDescription::DecryptError
             | AlertDescription::CertificateExpired,
         ) => format!(
-            "it wants a certificate of its --tls-client-ca from this process ({error}); set {CERTIFICATE} and {KEY}"
+            "the hub wants a certificate of its --tls-client-ca from this process ({error}); set {CERTIFICATE} and \
+             {KEY}"
         ),
         Error::General(why) => why.clone(),
         other => other.to_string(),
@@ -150,8 +152,8 @@ impl ServerCertVerifier for Known {
         }
         let expected = self.prints.join(" or ");
         Err(Error::General(format!(
-            "its certificate has the fingerprint {seen}, and {FINGERPRINT} here is {expected}; check that this is the hub's \
-             address, and that the hub's log shows the same fingerprint"
+            "the hub's certificate has the fingerprint {seen}, and {FINGERPRINT} here is {expected}; check that this \
+             is the hub's address, and that the hub's log shows the same fingerprint"
         )))
     }
 

@@ -167,7 +167,7 @@ fn described(address: &str, hub: &HubReply) -> String {
     let ways: Vec<String> = hub.transports.iter().map(|way| way.transport().to_string()).collect();
     let _ = writeln!(text, ", {} cores, by {}", hub.cores.len(), ways.join(", "));
     if hub.draining {
-        let _ = writeln!(text, "it takes no more jobs, and ends with its last");
+        let _ = writeln!(text, "the hub takes no more jobs, and ends with its last job");
     }
     let counts = &hub.counts;
     let _ = writeln!(

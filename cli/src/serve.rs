@@ -84,7 +84,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
         tokio::select! {
             signal = next_signal() => (signal.to_owned(), End::Stopped),
             why = unused() => (why, End::Stopped),
-            () = drained() => ("it takes no more jobs, and the last one has ended".to_owned(), End::Drained),
+            () = drained() => ("all jobs have ended after a drain".to_owned(), End::Drained),
             what = hub.broken() => {
                 broke = true;
                 (what, End::Stopped)

@@ -367,7 +367,7 @@ fn who_joins_who_is_refused_and_who_stops_is_named() {
             &format!("rank    0  {place}"),
             "refused of late",
             "rank 0 of job \"job\" is taken",
-            "not of its secret",
+            "not of the hub's secret",
         ],
     );
     assert!(status.matches(&place).count() >= 3, "{status}");

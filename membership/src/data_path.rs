@@ -169,7 +169,10 @@ fn make_rdma(
     }
     let nccl = Nccl::of_environment(&nics.paths, nics.list.is_some());
     if nccl.disabled && transport.is_none() && nics.list.is_none() {
-        return Err("NCCL_IB_DISABLE turns it off".into());
+        return Err(
+            "NCCL_IB_DISABLE turns RDMA off; set the session's nics or transport, or unset NCCL_IB_DISABLE"
+                .into(),
+        );
     }
     nccl.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());

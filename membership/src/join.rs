@@ -326,7 +326,7 @@ impl LetIn {
             return Err(nonsense(format!("NUMA nodes for {} cores, of {}", nodes.cores(), cores.len())));
         }
         if reply.above.is_some() && !share.is_whole() {
-            return Err(nonsense("it is one of several hubs, and has hubs above it".into()));
+            return Err(nonsense("the hub is one of several, and has hubs above it".into()));
         }
         Ok(nodes)
     }

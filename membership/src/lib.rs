@@ -41,7 +41,7 @@ pub use join::{
     LetIn, deadline, describe, hub_addresses, join_all, join_when_up, meet, placements, wait_for,
 };
 pub use member::{End, Event, Failure, Limits, Member, Over, Step};
-pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with};
+pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with, no_answer};
 pub use nearest::workers_here;
 pub use state::{all_of, bring};
 pub use way::{Way, say_made};

@@ -16,8 +16,6 @@ const AT_ONCE: usize = 256;
 /// The time limit of a wait for a name server.
 pub const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 
-const NO_ANSWER: &str = "no name server answered in time";
-
 /// The number of lookups in progress.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
@@ -200,8 +198,15 @@ pub fn look_up_with(
 pub fn look_up(address: &str, named: &Named, limit: Duration) -> io::Result<Vec<SocketAddr>> {
     let (done, found) = mpsc::channel();
     look_up_with(address, named, move |result| drop(done.send(result)));
-    let late = |_| io::Error::new(io::ErrorKind::TimedOut, NO_ANSWER);
-    found.recv_timeout(limit.min(LOOKUP_LIMIT)).map_err(late)?
+    let limit = limit.min(LOOKUP_LIMIT);
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, no_answer(limit));
+    found.recv_timeout(limit).map_err(late)?
+}
+
+/// Returns the words for a lookup that found nothing within `limit`.
+pub fn no_answer(limit: Duration) -> String {
+    let seconds = limit.as_secs_f64();
+    format!("no name server answered within {seconds:.1} s; check /etc/resolv.conf, or use an IP address")
 }
 
 fn find(address: &str, named: &Named) -> io::Result<Vec<SocketAddr>> {
@@ -212,7 +217,10 @@ fn find(address: &str, named: &Named) -> io::Result<Vec<SocketAddr>> {
 fn allowed(host: &str, found: Vec<SocketAddr>, named: &Named) -> io::Result<Vec<SocketAddr>> {
     found.iter().try_for_each(|found| named.check(host, found.ip()))?;
     match found.is_empty() {
-        true => Err(io::Error::new(io::ErrorKind::NotFound, "it has no address")),
+        true => {
+            let why = format!("{host} has no IP address; check the name, or use an IP address");
+            Err(io::Error::new(io::ErrorKind::NotFound, why))
+        }
         false => Ok(found),
     }
 }

@@ -107,7 +107,7 @@ fn ring(panic: &PanicHookInfo<'_>) {
     let place = panic.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
     let what = format!(
         "the thread {name} panicked{place}: {}; that is a bug of the hub",
-        panic.payload_as_str().unwrap_or("it does not say why")
+        panic.payload_as_str().unwrap_or("the panic has no message")
     );
     let own = OF_THREAD.try_with(|alarm| alarm.try_borrow().ok().and_then(|alarm| alarm.clone()));
     heard_by(name, own.ok().flatten()).iter().for_each(|alarm| alarm.ring(&what));

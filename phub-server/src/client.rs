@@ -15,7 +15,7 @@ use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use membership::{LOOKUP_LIMIT, Named, look_up_with};
+use membership::{LOOKUP_LIMIT, Named, look_up_with, no_answer};
 use pbox_core::control::{Answer, ErrorReply, HOST_HEADER, host_of};
 use rustls::pki_types::ServerName;
 use serde::Serialize;
@@ -72,7 +72,7 @@ impl Address {
                 drop(done.send(result));
             });
             let found = tokio::time::timeout(LOOKUP_LIMIT, found).await;
-            let found = found.map_err(|_| "no name server answered in time".to_owned())?;
+            let found = found.map_err(|_| no_answer(LOOKUP_LIMIT))?;
             let found = found.map_err(|_| {
                 "no thread could be started for the look-up; raise the limit on threads (ulimit -u)"
                     .to_owned()
@@ -145,14 +145,14 @@ impl Address {
         };
         let silent = |_| {
             let seconds = limit.as_secs_f64();
-            format!("no answer came within {seconds:.1} s: it hangs, was stopped, or was cut off")
+            format!("no answer came within {seconds:.1} s: the hub hangs, was stopped, or was cut off")
         };
         let (is_success, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
         let nonsense =
             |why: String| format!("its answer makes no sense: {why}; install the same version everywhere");
         let unread = |error: serde_json::Error| match self.named.is_outside() {
             // The server there may be anything, and the user who named it must not read its answer.
-            true => nonsense("it is not that of a hub".into()),
+            true => nonsense("the answer is not that of a hub".into()),
             false => nonsense(error.to_string()),
         };
         if is_success {

@@ -64,7 +64,7 @@ def check(page, address, token, pictures):
     page.until("the field has the focus", "document.activeElement.id", "token")
     page.type("phub-read.*.00")
     page.press("Enter", "\r")
-    page.until("a bad token is refused", "document.getElementById('refused').textContent", "not of its secret")
+    page.until("a bad token is refused", "document.getElementById('refused').textContent", "not of the hub's secret")
     page.type(token)
     page.press("Enter", "\r")
     page.until("it is live", STATE, "live")

@@ -159,7 +159,7 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
         }
         done.store(true, Ordering::Relaxed);
     });
-    refused.iter().for_each(|why| says(why, &["the checkpoint before it is not written yet"]));
+    refused.iter().for_each(|why| says(why, &["the previous checkpoint is not written yet"]));
     for round in 32..40 {
         rounds(&mut session, 1).unwrap();
         // A client that has received a whole state does not hinder the hubs.

@@ -104,7 +104,10 @@ fn a_worker_with_another_secret_is_refused_by_every_transport_and_told_where_its
         config.transport = Some(transport);
         config.token = Some(Credential::parse("another-secret-of-16", "the file of a test").unwrap());
         let error = refused(config.clone());
-        says(&error, &["does not let", "join", "not of its secret", "the file of a test", "PHUB_TOKEN"]);
+        says(
+            &error,
+            &["does not let", "join", "not of the hub's secret", "the file of a test", "PHUB_TOKEN"],
+        );
         assert!(!error.contains("another-secret"), "{error}");
 
         // The user takes part with a token of this job, and not with a token of another job.

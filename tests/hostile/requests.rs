@@ -58,7 +58,7 @@ fn requests_that_nobody_sends_are_refused_in_words_and_a_job_goes_on() {
             "GET /v1/hub HTTP/1.1\r\nhost: hub\r\nconnection: close\r\nauthorization: Bearer x\r\nauthorization: {}\r\n\r\n",
             authorization()
         );
-        says(error(&told(at, twice), 401), &["not of its secret"]);
+        says(error(&told(at, twice), 401), &["not of the hub's secret"]);
         let join = |headers: &str, body: &[u8]| {
             told(at, [request("POST /v1/jobs/job/join", headers).as_bytes(), body].concat())
         };

@@ -86,7 +86,7 @@ fn what_cannot_be_late_is_refused_by_name() {
     };
     let (worker, machine) = (join("job", Members::Workers), join("above", Members::Hubs));
     let (status, why) = say("job", &worker, &latest);
-    says(format!("{status} {why}"), &["400", "heartbeat of worker 0", "only a hub has workers"]);
+    says(format!("{status} {why}"), &["400", "worker 0 sent a heartbeat", "only a hub has workers"]);
     for (wrong, expected) in [
         (Latest { path: vec![], ..latest.clone() }, "expected 1 to 16"),
         (Latest { path: vec![0; 17], ..latest.clone() }, "expected 1 to 16"),
@@ -95,7 +95,7 @@ fn what_cannot_be_late_is_refused_by_name() {
         (Latest { window: 0, last: 0, ..latest.clone() }, "last in 0 of 0 rounds"),
     ] {
         let (status, why) = say("above", &machine, &wrong);
-        says(format!("{status} {why}"), &["400", "the heartbeat of the hub of machine 0", expected]);
+        says(format!("{status} {why}"), &["400", "the hub of machine 0 sent a heartbeat", expected]);
     }
     let (status, news) = say("above", &machine, &latest);
     assert_eq!(status, 200, "{news}");

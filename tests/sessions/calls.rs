@@ -132,7 +132,10 @@ fn numbers_of_another_optimizer_are_refused() {
         (SGD, Some(vec![[1.0; 2]; keys + 1]), "pairs of multipliers; expected one for each of the job's"),
         (SGD, Some(vec![[1.0, f32::NAN]; keys]), "wd_mult of key"),
     ] {
-        says(session.set_optimizer(optimizer, of_keys).unwrap_err(), &["the optimizer's numbers: ", words]);
+        says(
+            session.set_optimizer(optimizer, of_keys).unwrap_err(),
+            &["the optimizer's hyperparameters: ", words],
+        );
     }
     let mut request = join_request(0, 1);
     request.terms.workers = 1;

@@ -53,9 +53,9 @@ pub struct Training {
     pub transport: fn(u32) -> Option<Transport>,
     /// The learning rates, each from a round on.
     pub rates: Vec<(u32, f32)>,
-    /// The optimizer's numbers, each from a round on, with the multipliers of each key if they change.
+    /// The optimizer's hyperparameters, each from a round on, with the multipliers of each key if they change.
     pub numbers: Vec<(u32, Optimizer, Option<Vec<Multipliers>>)>,
-    /// The keys that have other numbers, if `numbers` change.
+    /// The keys that have other hyperparameters, if `numbers` change.
     pub groups: Option<Arc<Groups>>,
 }
 

@@ -5,7 +5,7 @@
 #
 #     workers: nic0 to nic3 --wires-- nic0 to nic3 [bridge] port: tbf -- veth -- the hub's NIC
 #
-# For each credit in PHUB_INCAST_CREDITS, and without credit, the script prints the packets that the switch dropped, the retries
+# For each credit in PHUB_INCAST_CREDITS, and without a limit, the script prints the packets that the switch dropped, the retries
 # of the workers' NICs, and the goodput in MB/s. The credits alternate. The processors are emulated, so only ratios count.
 set -eu -o pipefail
 rate=64mbit queue=256kb

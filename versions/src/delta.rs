@@ -68,10 +68,10 @@ pub(crate) fn apply(frame: &[u8], bytes: &mut [u8]) -> io::Result<String> {
     }
     // Bytes after the last byte of the tensor are an error, however many follow.
     if contents.read(&mut [0])? > 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is longer than its tensor"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the change is longer than its tensor"));
     }
     if !contents.finish().is_empty() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "bytes follow its frame"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "bytes follow the frame of the change"));
     }
     Ok(hex(&hash))
 }

@@ -32,7 +32,8 @@ pub(crate) fn versions(dir: &Path) -> Result<Vec<VersionId>, VersionError> {
     Ok(ids)
 }
 
-/// The directory of a version that is being written. It is removed, unless it is [shown](Self::show).
+/// The directory of a version that is being written. Dropping the draft removes it, unless [`show`](Self::show) has
+/// published it.
 #[derive(Debug)]
 pub(crate) struct Draft {
     path: PathBuf,

@@ -29,7 +29,7 @@ pub struct Job {
     pub steps: BTreeMap<String, u32>,
     /// The norm of the last round, in a job with `clip_norm_last`. The next round uses it.
     pub last_norm: Option<f32>,
-    /// The mean of the norms so far, in a job with `skip_spikes`.
+    /// The running mean of the norms of accepted rounds, in a job with `skip_spikes`.
     pub norm_mean: Option<NormMean>,
 }
 

@@ -120,7 +120,7 @@ pub struct Begin {
     pub spec: JobSpec,
     /// The place of this hub among the job's hubs.
     pub hub: HubOf,
-    /// The round that the job begins with, and the optimizer's numbers at that round.
+    /// The round that the job begins with, and the optimizer's hyperparameters at that round.
     pub from: (Round, NumbersByRound),
 }
 

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `jobs` | reserve names and memory; begin, fail and end a job |
 //! | `members` | a member joins, connects, sends heartbeats, reconnects, leaves, is lost |
-//! | `rounds` | observations of rounds, numbers of optimizers, digests of weights |
+//! | `rounds` | observations of rounds, hyperparameters of optimizers, digests of weights |
 //! | `cuts` | cuts that hub 0 of a job requests |
 //! | `states` | a state that rank 0 brings, requests for a state, files of states, the last state |
 //! | `ends` | the hub ends, and its members are notified |

@@ -1,4 +1,4 @@
-//! Requests about rounds: observations of the cores, numbers of optimizers, and digests of weights.
+//! Requests about rounds: observations of the cores, hyperparameters of optimizers, and digests of weights.
 
 use std::time::Instant;
 
@@ -57,8 +57,8 @@ impl Request for Crossed {
     }
 }
 
-/// A request of a member to change the numbers of an optimizer from a round on. The answer is the job's numbers, or the
-/// reason why the change is refused.
+/// A request of a member to change the hyperparameters of an optimizer from a round on. The answer is the job's
+/// hyperparameters, or the reason why the change is refused.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeNumbers {

@@ -136,7 +136,7 @@ pub struct HasFiles {
     pub job: JobId,
     /// The hub.
     pub hub: u32,
-    /// The rounds.
+    /// The rounds of which the hub has a checkpoint file.
     pub rounds: Vec<Round>,
 }
 

@@ -15,7 +15,7 @@
 //! | `wants` | makes cores take snapshots for clients that want the state: repeatedly if necessary, and within a time limit |
 //! | `parts` | follows, as hub 0, the parts of other hubs, and reports the state of this hub's part |
 //! | `offered` | has the state that rank 0 brings |
-//! | `numbers` | has the numbers of the optimizer |
+//! | `numbers` | has the hyperparameters of the optimizer |
 //! | `last` | requests that the last state is saved |
 //! | `news` | has the news for the members |
 
@@ -84,7 +84,7 @@ pub struct Job {
     pub(crate) last: LastState,
     /// The round with which the job began.
     first_round: Round,
-    /// The optimizer's numbers, as set by the workers.
+    /// The optimizer's hyperparameters, as set by the workers.
     pub numbers: NumbersByRound,
     /// The hubs of the job.
     pub hubs: Hubs,
@@ -97,7 +97,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Creates a job. `from` is the round with which the job begins, and the optimizer's numbers at that round.
+    /// Creates a job. `from` is the round with which the job begins, and the optimizer's hyperparameters at that round.
     pub(crate) fn new(spec: JobSpec, hubs: Hubs, from: (Round, NumbersByRound), now: Instant) -> Self {
         let workers = spec.terms.workers;
         let life = Life::new(workers);

@@ -1,14 +1,14 @@
-//! The numbers of a job's optimizer. The job's members change them while it runs.
+//! The hyperparameters of a job's optimizer. The job's members change them while it runs.
 
 use pbox_core::{Consistency, JobTerms, KeyId, Numbers, NumbersByRound, Round};
 use serde::{Deserialize, Serialize};
 
-/// The number of rounds behind the slowest chunk for which numbers are kept. A checkpoint that is being written needs the
-/// numbers of its own round. The checkpoint fails if these numbers have been forgotten.
+/// The number of rounds behind the slowest chunk for which hyperparameters are kept. A checkpoint that is being written
+/// needs the hyperparameters of its own round. The checkpoint fails if these hyperparameters have been forgotten.
 const KEPT_ROUNDS: u32 = 1024;
 
-/// The limit on the list of numbers of a job with few keys, as [`NumbersByRound::size`]. Without a limit, members could
-/// make the list grow by naming many rounds.
+/// The limit on the list of hyperparameters of a job with few keys, as [`NumbersByRound::size`]. Without a limit,
+/// members could make the list grow by naming many rounds.
 const MOST: usize = 1 << 22;
 
 /// A change that a member asks for.
@@ -17,12 +17,12 @@ const MOST: usize = 1 << 22;
 pub enum Change {
     /// The learning rate, and no other number.
     Rate(f32),
-    /// All numbers. Multipliers that are left out do not change.
+    /// All hyperparameters. Multipliers that are left out do not change.
     All(Numbers),
 }
 
 impl Change {
-    /// Returns the numbers after this change. `former` are the numbers before it.
+    /// Returns the hyperparameters after this change. `former` are the hyperparameters before it.
     fn after(&self, former: &Numbers) -> Numbers {
         match self {
             Change::Rate(rate) => former.with_learning_rate(*rate),
@@ -30,8 +30,8 @@ impl Change {
         }
     }
 
-    /// Returns a job's list of numbers by round after this change from a round on. The change also sets the optimizer's
-    /// state of some keys to zero.
+    /// Returns a job's list of hyperparameters by round after this change from a round on. The change also sets the
+    /// optimizer's state of some keys to zero.
     ///
     /// # Errors
     /// Returns the reason, in words, if the job cannot make the change.
@@ -49,7 +49,7 @@ impl Change {
     }
 }
 
-/// Forgets numbers of rounds before `oldest`, the oldest round in flight.
+/// Forgets hyperparameters of rounds before `oldest`, the oldest round in flight.
 pub(crate) fn forget_numbers(list: &mut NumbersByRound, oldest: Round) {
     let kept = if list.size() > MOST / 2 { 0 } else { KEPT_ROUNDS };
     list.forget_before(Round(oldest.0.saturating_sub(kept)));

@@ -40,7 +40,8 @@ pub enum WindowError {
     DmaBuf(#[from] DmaBufError),
     /// The peer's window is smaller than the layout.
     #[error(
-        "the peer's window has {seen} bytes where the layout needs {expected}; both ends must agree on the manifest"
+        "the peer's window has {seen} bytes where the layout needs {expected}; start all workers with the same list of \
+         parameters (names, shapes, types)"
     )]
     TooSmall {
         /// Bytes that the layout needs.
@@ -50,7 +51,8 @@ pub enum WindowError {
     },
     /// The peer's window has pages of another kind than plain memory.
     #[error(
-        "the peer's window is not plain shared memory (its file system is {seen:#x}); it is not a window of this version"
+        "the peer's window is not plain shared memory (its file system is {seen:#x}); install the same version at both \
+         ends"
     )]
     NotPlain {
         /// The magic number of the file's file system.
@@ -58,7 +60,8 @@ pub enum WindowError {
     },
     /// The peer's window could still shrink while this process reads it.
     #[error(
-        "the peer's window lacks the seal against shrinking (its seals: {seen:#x}); it is not a window of this version"
+        "the peer's window lacks the seal against shrinking (its seals: {seen:#x}); install the same version at both \
+         ends"
     )]
     NotSealed {
         /// The seals that were found.

@@ -357,14 +357,15 @@ fn read_within(socket: &mut TcpStream, bytes: &mut [u8], timeout: Duration) -> i
     let mut filled = 0;
     while filled < bytes.len() {
         let left = until.saturating_duration_since(Instant::now());
-        let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("it said nothing for {timeout:?}"));
+        let silent =
+            || io::Error::new(io::ErrorKind::TimedOut, format!("the other end said nothing for {timeout:?}"));
         if left.is_zero() {
             return Err(silent());
         }
         socket.set_read_timeout(Some(left))?;
         match socket.read(&mut bytes[filled..]) {
             Ok(0) => {
-                let what = "it hung up during the handshake";
+                let what = "the other end hung up during the handshake";
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
             }
             Ok(read) => filled += read,

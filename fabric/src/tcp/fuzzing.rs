@@ -62,7 +62,8 @@ pub fn summed(span: Span, imm: Imm, bytes: &[u8]) -> Vec<u8> {
     [header.as_bytes(), bytes].concat()
 }
 
-/// Decodes both messages of the handshake. Bytes that are not a message are refused with a reason.
+/// Decodes the bytes as a hello, and then as a reply. Invalid bytes must give an error, not a panic; the error is
+/// ignored.
 pub fn decode(bytes: &[u8]) {
     if let Ok((hello, _)) = HelloMessage::read_from_prefix(bytes)
         && let Ok(hello) = hello.check()

@@ -229,9 +229,9 @@ impl ReplyMessage {
             (WELCOME, 0) => Ok(welcome(Frames::Plain)),
             (WELCOME_SUMMED, 0) => Ok(welcome(Frames::Summed)),
             (REFUSED, words) if words <= MAX_WORDS => Ok(Verdict::Refused { words }),
-            (verdict, words) => {
-                Err(format!("the hub answered {verdict} with {words} bytes; it is not a hub of this version"))
-            }
+            (verdict, words) => Err(format!(
+                "the hub answered {verdict} with {words} bytes; install the same version at both ends"
+            )),
         }
     }
 }
@@ -288,6 +288,6 @@ mod tests {
         assert_eq!(head.check(), Ok(Verdict::Refused { words: words.len() }));
         assert_eq!(std::str::from_utf8(words).unwrap(), "ü".repeat(MAX_WORDS / 2));
         let huge = ReplyMessage { words: u32::MAX.into(), ..head };
-        assert!(huge.check().unwrap_err().contains("not a hub of this version"));
+        assert!(huge.check().unwrap_err().contains("install the same version"));
     }
 }

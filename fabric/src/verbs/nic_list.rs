@@ -46,7 +46,7 @@ impl NicList {
         }
         if entries.is_empty() {
             if left_out.is_empty() {
-                left_out.push("it names no device".to_owned());
+                left_out.push("the list names no device".to_owned());
             }
             return (NicList::default(), left_out);
         }

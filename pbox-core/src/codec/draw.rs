@@ -33,17 +33,17 @@ impl Draw {
     }
 }
 
-/// A sequence of random numbers that can be read at any place.
+/// A sequence of random numbers, each of which is computed from its index in the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(pub(super) u64);
 
 impl Key {
-    /// Returns the number at a place: 32 bits.
+    /// Returns the number at index `place`: 32 bits.
     ///
-    /// It is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search for little
-    /// bias. Half of the key enters before the permutation, and half in its middle. With only one of these halves, all
-    /// sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every instruction set has
-    /// these operations for vectors of 32-bit numbers.
+    /// The function is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search
+    /// for little bias. Half of the key enters before the permutation, and half in its middle. With only one of these
+    /// halves, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every
+    /// instruction set has these operations for vectors of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
         let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);
@@ -54,7 +54,7 @@ impl Key {
         bits ^ bits >> 15
     }
 
-    /// Returns the number at a place, uniform in [1, 2): 23 bits, which fit without a conversion.
+    /// Returns the number at index `place`, uniform in [1, 2): 23 bits, which fit without a conversion.
     #[inline(always)]
     pub(super) fn one_to_two(self, place: u32) -> f32 {
         f32::from_bits(0x3f80_0000 | self.at(place) >> 9)

@@ -135,7 +135,7 @@ impl Work for Encode<'_> {
     }
 }
 
-/// A rounding at random, with the random numbers from one place on.
+/// Stochastic rounding with the random numbers of `key`, beginning with number `first`.
 #[derive(Clone, Copy)]
 struct Rounding {
     key: Key,

@@ -154,7 +154,8 @@ pub struct CoreReply {
     /// The part of the waiting time in which the core's thread slept, in nanoseconds.
     #[serde(default)]
     pub asleep_ns: u64,
-    /// The number of answers and sums that waited before they were posted, because their link had no room or no credit.
+    /// The number of answers and sums that waited before they were posted, because their link had no room or its credit
+    /// was used up.
     #[serde(default)]
     pub held_back: u64,
 }

@@ -1,6 +1,6 @@
-//! Requests of a worker to change the numbers of a job's optimizer while the job runs.
+//! Requests of a worker to change the hyperparameters of a job's optimizer while the job runs.
 //!
-//! Plain data. A job's terms say whether the numbers can be used (`JobTerms::check_numbers`).
+//! Plain data. A job's terms say whether the hyperparameters can be used (`JobTerms::check_numbers`).
 
 use std::sync::Arc;
 
@@ -22,24 +22,24 @@ pub struct LearningRateRequest {
     pub from_round: Round,
 }
 
-/// `POST /v1/jobs/{job}/optimizer`: new numbers of the job's optimizer from a round on. The hub replies once every core has
-/// them.
+/// `POST /v1/jobs/{job}/optimizer`: new hyperparameters of the job's optimizer from a round on. The hub replies once
+/// every core has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerRequest {
     /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// The job's optimizer with all its new numbers.
+    /// The job's optimizer with all its new hyperparameters.
     pub optimizer: Optimizer,
     /// The multipliers of learning rate and weight decay for each key, in the order of the join. Without this field, the
     /// multipliers do not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Arc<[Multipliers]>>,
-    /// The keys that use other numbers, until the next request. Without this field, there are none.
+    /// The keys that use other hyperparameters, until the next request. Without this field, there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Arc<Groups>>,
-    /// The first round that uses the new numbers.
+    /// The first round that uses the new hyperparameters.
     pub from_round: Round,
     /// The numbers of the keys whose optimizer state is set to zero before that round, as if they had made no step. A hub
     /// refuses such a request if workers step alone, or if this worker has pushed the round.
@@ -48,7 +48,7 @@ pub struct OptimizerRequest {
 }
 
 impl OptimizerRequest {
-    /// Creates a request for these numbers from a round on. The optimizer state of some keys is set to zero.
+    /// Creates a request for these hyperparameters from a round on. The optimizer state of some keys is set to zero.
     pub fn new(
         token: String,
         numbers: Numbers,

@@ -34,8 +34,8 @@ impl Credit {
     /// The smallest useful credit for each of several links to a peer: one slice that is being sent, and one that follows.
     pub const LEAST: usize = 64 << 10;
 
-    /// Returns the default credit for a schedule, for all links to a peer together. Without credit, a transport that queues
-    /// bytes would make [`Schedule::P3`] first in, first out. The other schedules gain nothing from credit.
+    /// Returns the default credit for a schedule, for all links to a peer together. Without a limit, a transport that
+    /// queues bytes would make [`Schedule::P3`] first in, first out. The other schedules gain nothing from a limit.
     pub fn default_of(schedule: Schedule) -> Self {
         if schedule == Schedule::P3 { Credit::Bytes(Credit::AT_FIRST) } else { Credit::None }
     }

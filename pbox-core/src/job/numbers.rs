@@ -1,6 +1,6 @@
-//! Checks that a job can step all its keys with other numbers of its optimizer.
+//! Checks that a job can step all its keys with other hyperparameters of its optimizer.
 //!
-//! Plain data. The numbers come from outside, and are checked when they arrive.
+//! Plain data. The hyperparameters come from outside, and are checked when they arrive.
 
 use super::terms::JobTerms;
 use crate::kernels::{Groups, InvalidOptimizer, Multipliers, Numbers, Optimizer};
@@ -30,11 +30,11 @@ pub enum InvalidRate {
     },
 }
 
-/// An error: a job cannot continue with these numbers.
+/// An error: a job cannot continue with these hyperparameters.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum InvalidNumbers {
-    /// The numbers are those of another optimizer.
+    /// The hyperparameters are those of another optimizer.
     #[error(
         "the job's optimizer is {ours}, and these numbers are of {theirs}: the kind cannot change, because the \
          hub's state of each parameter depends on it; give numbers of {ours}, or begin another job"
@@ -42,7 +42,7 @@ pub enum InvalidNumbers {
     Kind {
         /// The job's optimizer.
         ours: &'static str,
-        /// The optimizer of the numbers.
+        /// The optimizer of the hyperparameters.
         theirs: &'static str,
     },
     /// A number is out of its range.
@@ -107,7 +107,7 @@ impl JobTerms {
         }
     }
 
-    /// Checks that all keys can be stepped with these numbers, as [`Numbers::check`] does.
+    /// Checks that all keys can be stepped with these hyperparameters, as [`Numbers::check`] does.
     ///
     /// # Errors
     /// Returns an error if some key cannot.
@@ -117,11 +117,11 @@ impl JobTerms {
 }
 
 impl Numbers {
-    /// Checks that a job with this optimizer can step all these keys with the numbers.
+    /// Checks that a job with this optimizer can step all these keys with the hyperparameters.
     ///
     /// # Errors
-    /// Returns an error if the numbers are those of another kind of optimizer. Also returns an error if a number is out of
-    /// its range, by itself or multiplied for a key.
+    /// Returns an error if the hyperparameters are those of another kind of optimizer. Also returns an error if a
+    /// number is out of its range, by itself or multiplied for a key.
     pub fn check(&self, of_job: &Optimizer, keys: &[Key]) -> Result<(), InvalidNumbers> {
         let Numbers { optimizer, multipliers, groups } = self;
         let of_groups = groups.as_ref().map_or(&[][..], |groups| &groups.optimizers);

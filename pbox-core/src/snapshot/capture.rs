@@ -218,7 +218,7 @@ impl Capture {
     fn memory(&mut self, selection: Selection) -> Result<Slab, String> {
         let yielded = self.yields();
         if self.current.is_some() || self.out {
-            return Err("the checkpoint before it is not written yet".into());
+            return Err("the previous checkpoint is not written yet".into());
         }
         let values = self.range(selection, &(0..self.elements)).end;
         // Memory for all tensors has room for one.

@@ -29,7 +29,7 @@ pub struct SnapshotPart {
     /// The squares of these chunks' mean gradients in the round before. Only in a job whose next steps depend on the norm
     /// of that round.
     pub squares: Option<ExactSum>,
-    /// The mean of the norms so far, in a job that skips spikes.
+    /// The running mean of the norms of accepted rounds, in a job that skips spikes.
     pub norm_mean: Option<NormMean>,
 }
 
@@ -90,14 +90,14 @@ pub enum SnapshotError {
     )]
     Steps { part: usize, expected: usize, seen: usize },
 
-    #[error("the snapshot has no numbers of the optimizer for its round {round}; report this")]
+    #[error("the snapshot has no hyperparameters of the optimizer for its round {round}; report this")]
     NoNumbers { round: u32 },
 }
 
 impl Snapshot {
     /// Puts the parts of a job together. `tensors` are the tensors of the job's terms, and `round` is the next round.
-    /// `numbers` are the changes of the optimizer's numbers that matter from `round` on: (first round, numbers), in
-    /// ascending order of rounds. The first change is at `round` or before it.
+    /// `numbers` are the changes of the optimizer's hyperparameters that matter from `round` on: (first round,
+    /// hyperparameters), in ascending order of rounds. The first change is at `round` or before it.
     pub fn new(
         layout: Arc<Layout>,
         tensors: impl Into<Tensors>,
@@ -170,8 +170,8 @@ impl Snapshot {
         self.round
     }
 
-    /// Returns the optimizer's numbers, such as the learning rate, each with the first round that uses them: those of the next
-    /// round, and then all later changes.
+    /// Returns the optimizer's hyperparameters, such as the learning rate, each with the first round that uses them.
+    /// The list begins with those of the next round, and has all later changes.
     pub fn numbers(&self) -> &[(Round, Numbers)] {
         &self.numbers
     }
@@ -188,7 +188,8 @@ impl Snapshot {
         parts.try_fold(first, join)
     }
 
-    /// Returns the mean of the norms so far, in a job that skips spikes. Every core has the same mean.
+    /// Returns the running mean of the norms of accepted rounds, in a job that skips spikes. Every core has the same
+    /// mean.
     pub fn norm_mean(&self) -> Option<NormMean> {
         self.parts.iter().find_map(|part| part.norm_mean)
     }

@@ -19,7 +19,7 @@ pub struct Restored {
     steps: Vec<Option<u32>>,
     /// The squares of the mean gradients of the round before, if the state has them.
     last_squares: Option<ExactSum>,
-    /// The mean of the norms so far, if the state has it.
+    /// The running mean of the norms of accepted rounds, if the state has it.
     norm_mean: NormMean,
 }
 
@@ -36,15 +36,16 @@ impl Restored {
     /// Describes the values of a checkpoint.
     ///
     /// # Panics
-    /// Panics if a tensor is not inside `values`, or if there are no numbers of the optimizer. The reader of the checkpoint
-    /// has checked both.
+    /// Panics if a tensor is not inside `values`, or if there are no hyperparameters of the optimizer. The reader of
+    /// the checkpoint has checked both.
     pub fn new(round: Round, numbers: Vec<(Round, Numbers)>, values: Slab, keys: Vec<RestoredKey>) -> Self {
         let total = values.as_slice().len();
         let inside = |key: &RestoredKey| {
             key.starts.iter().all(|start| start.saturating_add(key.elements.len()) <= total)
         };
         assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
-        let numbers = NumbersByRound::of_changes(numbers).expect("a checkpoint has the optimizer's numbers");
+        let numbers =
+            NumbersByRound::of_changes(numbers).expect("a checkpoint has the optimizer's hyperparameters");
         Restored {
             round,
             numbers,
@@ -71,12 +72,12 @@ impl Restored {
         self.last_squares
     }
 
-    /// Adds the mean of the norms so far.
+    /// Adds the running mean of the norms of accepted rounds.
     pub fn with_norm_mean(self, norm_mean: NormMean) -> Self {
         Restored { norm_mean, ..self }
     }
 
-    /// Returns the mean of the norms so far, or a mean of no norms if the state has none.
+    /// Returns the running mean of the norms of accepted rounds, or a mean of no norms if the state has none.
     pub fn norm_mean(&self) -> NormMean {
         self.norm_mean
     }
@@ -91,7 +92,7 @@ impl Restored {
         self.steps.get(key.index()).copied().flatten()
     }
 
-    /// Returns the optimizer's numbers from the state's round on.
+    /// Returns the optimizer's hyperparameters by round, beginning with the state's round.
     pub fn numbers(&self) -> NumbersByRound {
         self.numbers.clone()
     }

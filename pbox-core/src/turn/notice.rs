@@ -21,7 +21,7 @@ pub struct Tally {
     pub chunks: u64,
     /// Bytes of these chunks.
     pub chunk_bytes: u64,
-    /// Posts that had to wait, because their link had no room or no credit.
+    /// Posts that had to wait, because their link had no room or its credit was used up.
     pub held_back: u64,
 }
 

@@ -4,10 +4,11 @@
 //! pushes.
 //!
 //! ```text
-//!   finished -> (whole layer? pulled?) -> post -- Full, and the link has credit --> queue -> next turns' posts
+//!   finished -> (whole layer? pulled?) -> post -- Full, and the link has a credit --> queue -> next turns' posts
 //! ```
 //!
-//! While every link accepts every post, the queues are empty. A link without credit accepts every post.
+//! While every link accepts every post, the queues are empty. A link without a limit of credit accepts every
+//! post.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,7 +73,7 @@ pub(super) struct Replies {
     groups_above: bool,
     /// One entry for each link number.
     links: Vec<Option<LinkId>>,
-    /// The queue of each link, by number. A queue without capacity belongs to a link without credit.
+    /// The queue of each link, by number. A queue without capacity belongs to a link without a limit of credit.
     queues: Vec<SendQueue<Answer>>,
     /// Answers in all queues.
     waiting: usize,
@@ -192,7 +193,7 @@ impl Replies {
     }
 
     /// Makes room for `chunks` answers in the queue of a worker's link. Such a link may be full while answers are in
-    /// flight: it has credit, or it also gets answers ahead.
+    /// flight: its credit is limited, or it also gets answers ahead.
     pub fn make_room(&mut self, rank: u32, chunks: usize) {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
@@ -222,8 +223,8 @@ impl Replies {
         }
     }
 
-    /// Queues an answer. A link without credit has room for all answers of one round in flight. If it is full, the worker
-    /// breaks the protocol.
+    /// Queues an answer. A link without a limit of credit has room for all answers of one round in flight. If the link
+    /// is full, the worker breaks the protocol.
     #[cold]
     fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
         let set = self.priorities[rank as usize].as_ref().and_then(|priorities| priorities.get(key.index()));

@@ -209,7 +209,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         P::take_back(self);
         self.stages.gather.hear();
         if !(0..self.keys.len()).all(|place| P::end_rounds(self, kernels, place, before)) {
-            return Err("its weights are at the hubs above".to_owned());
+            return Err("the job's weights are at the hubs above".to_owned());
         }
         let ShardOf { stages, snapshots, keys, .. } = self;
         let part = snapshots.apart(|values, steps| {
@@ -410,7 +410,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             .find_map(|place| Some((P::settle(self, kernels, place)?, place + 1)))
     }
 
-    /// Changes the optimizer's numbers from a round on.
+    /// Changes the optimizer's hyperparameters from a round on.
     pub fn set_numbers(&mut self, from: Round, changed: Numbers) {
         // Neither a round in flight nor a later round needs older numbers.
         let oldest = self.front().map_or(from, |front| front.lowest.min(from));

@@ -8,7 +8,7 @@ use super::pace::OutOfTurn;
 use crate::layout::{ChunkId, Content, Immediate, Round};
 use crate::wire::frame::FrameError;
 
-/// A worker broke the protocol. It loses its link, and its job is notified.
+/// A peer's breach of the protocol. The core drops the peer's link and gives the hub a notice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Violation {
     /// The chunk does not exist, or another core owns it.
@@ -95,7 +95,11 @@ impl fmt::Display for Violation {
                 write!(f, "pushed chunk {} twice in round {}", chunk.0, round.0)
             }
             Violation::Unanswered { chunk, round } => {
-                write!(f, "pushed chunk {} again before it was answered in round {}", chunk.0, round.0)
+                write!(
+                    f,
+                    "pushed chunk {} again, but its push of round {} has no answer yet",
+                    chunk.0, round.0
+                )
             }
             Violation::OtherRound { chunk, expected, seen } => {
                 write!(
@@ -115,7 +119,9 @@ impl fmt::Display for Violation {
             Violation::Line { hub, round, why } => {
                 write!(f, "passed on the part of hub {hub} in a round that ends in {round}, but {why}")
             }
-            Violation::RingFull => f.write_str("its ring of answers is full: it pushed without reading them"),
+            Violation::RingFull => {
+                f.write_str("pushed without reading the answers: its ring of answers is full")
+            }
             Violation::NotYet { chunk, round } => {
                 write!(
                     f,

@@ -48,7 +48,7 @@ pub(crate) struct SlimPushes {
 /// The significant set of a chunk.
 #[derive(Debug)]
 struct Significant {
-    /// The chunk's words among the words of all chunks.
+    /// The range of this chunk's bitmap in [`SlimPushes::words`].
     words: Range<usize>,
     signature: u64,
     is_selected: bool,

@@ -42,7 +42,8 @@ pub(crate) struct Staged<M: Mode> {
 }
 
 impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
-    /// Gives its own place to the group of the chunks at these places, if the group can [make one step](Chunk::joined).
+    /// Adds a group of neighbouring chunks behind the single chunks, if one step can [do them all](Chunk::joined).
+    /// Returns the group's place. `places` are the places of the chunks.
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
         let joined = Chunk::joined(&self.steps.tensors, id, &self.chunks[places.clone()])?;
         let place = self.weights.join(places.clone())?;
@@ -128,8 +129,8 @@ impl<M: Mode> Staged<M> {
         &self.chunks[place]
     }
 
-    /// Whether the optimizer's numbers for the chunks at these places are the same in a round. Then a group of these chunks
-    /// can make one step.
+    /// Whether the optimizer's hyperparameters for the chunks at these places are the same in a round. Then a group of
+    /// these chunks can make one step.
     #[inline]
     pub fn steps_alike(&self, places: Range<usize>, round: Round) -> bool {
         let numbers = self.steps.numbers.at(round);
@@ -491,8 +492,8 @@ impl<M: Mode> Staged<M> {
         discarded.add(self.reply.remove_worker(rank));
     }
 
-    /// Takes weights, optimizer state and the optimizer's numbers from a checkpoint or from workers. Values that are
-    /// missing there do not change.
+    /// Takes weights, optimizer state and the optimizer's hyperparameters from a checkpoint or from workers. Values
+    /// that are missing there do not change.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let Staged { chunks, single, steps, weights, reply, .. } = self;
         let chunks = &chunks[..*single];
@@ -554,7 +555,7 @@ impl<M: Mode> Staged<M> {
         steps.counts.reset(place);
     }
 
-    /// Returns the optimizer's numbers by round.
+    /// Returns the optimizer's hyperparameters by round.
     pub fn numbers(&mut self) -> &mut NumbersByRound {
         &mut self.steps.numbers
     }

@@ -1,5 +1,5 @@
-//! The step of a chunk, on the sum or on the mean of its pushes. A step uses the optimizer's rule and numbers, and the
-//! values that the hub keeps for each chunk in addition to the weights.
+//! The step of a chunk, on the sum or on the mean of its pushes. A step uses the optimizer's rule and hyperparameters,
+//! and the values that the hub keeps for each chunk in addition to the weights.
 //!
 //! Owned by the core, and laid out by place.
 
@@ -19,7 +19,7 @@ use crate::layout::{KeyId, Round};
 use crate::snapshot::Restored;
 use crate::whole::{Found, Sums};
 
-/// The optimizer's rule, its numbers, and the kept values of a shard's chunks.
+/// The optimizer's rule, its hyperparameters, and the kept values of a shard's chunks.
 #[derive(Debug)]
 pub(super) struct Steps {
     pub tensors: Tensors,

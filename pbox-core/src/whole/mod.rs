@@ -95,7 +95,7 @@ pub type Sums = [ExactSum; 2];
 /// The result of a round, for its steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
-    /// The key's numbers are adapted by this quotient of two norms.
+    /// The learning rate of the key's step, by LARS or LAMB, is adapted by this quotient of two norms.
     Quotient(f32),
     /// All means are multiplied by this scale.
     Scale(f32),
@@ -201,8 +201,8 @@ impl WholeGradient {
         self.means.iter().for_each(|each| each.set(mean));
     }
 
-    /// Returns the mean of the norms of all rounds with a result, if spikes are skipped. The mean stays the same until all
-    /// cores have given their sums of the next round.
+    /// Returns the running mean of the norms of accepted rounds, if `skip_spikes` is set. The mean stays the same until
+    /// all cores have given their sums of the next round.
     pub fn norm_mean(&self) -> Option<NormMean> {
         let skips_spikes = matches!(self.finds, Finds::Scale { skips: Skips::Spikes(_), .. });
         skips_spikes.then(|| self.means[1].get())

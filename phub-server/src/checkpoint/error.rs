@@ -213,7 +213,7 @@ pub enum Mismatch {
     Share { file: String, job: String },
 
     #[error(
-        "its optimizer's numbers from round {round} on do not fit the job: {error}; train the same model"
+        "its optimizer's hyperparameters from round {round} on do not fit the job: {error}; train the same model"
     )]
     Numbers { round: u32, error: InvalidNumbers },
 
@@ -224,7 +224,8 @@ pub enum Mismatch {
     Multipliers { name: String, file: [f32; 2], job: [f32; 2] },
 
     #[error(
-        "key {name:?} has separate numbers in the file, and the job has no key of this name; train the same model"
+        "key {name:?} has its own hyperparameters in the file, and the job has no key of this name; train the same \
+         model"
     )]
     Group { name: String },
 }

@@ -70,7 +70,7 @@ pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
     with.map(|key| (key.name.clone(), [key.lr_mult, key.wd_mult])).collect()
 }
 
-/// The optimizer's numbers from a round on: the first round, the optimizer, and the multipliers of keys. If
+/// The optimizer's hyperparameters from a round on: the first round, the optimizer, and the multipliers of keys. If
 /// the multipliers are missing, those of the job's terms hold.
 pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 
@@ -78,7 +78,7 @@ pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 /// numbered from 1.
 pub(super) type GroupsFrom = (Round, Vec<Optimizer>, BTreeMap<String, u8>);
 
-/// Returns the optimizer's numbers, if they do not follow from the job's terms and its learning rates.
+/// Returns the optimizer's hyperparameters, if they do not follow from the job's terms and its learning rates.
 fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     let (of_terms, keys) = (snapshot.optimizer(), snapshot.layout().keys());
     let is_told = |(_, numbers): &(Round, Numbers)| {
@@ -147,7 +147,8 @@ pub(super) struct Metadata {
     /// Present only if the job's next steps depend on their norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_squares: Option<String>,
-    /// JSON, `[mean, norms]`: the mean of the norms so far and their number, if the job skips spikes.
+    /// JSON, `[mean, norms]`: the running mean of the norms of accepted rounds and their number, if the job skips
+    /// spikes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_mean: Option<String>,
     /// JSON, `[[first round, rate], ...]`: the learning rates of `optimizers`, for readers that do not know `optimizers`.
@@ -155,8 +156,8 @@ pub(super) struct Metadata {
     /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`, if workers have set more than learning rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizers: Option<String>,
-    /// JSON, `[[first round, [optimizer, ...], {"key": its number from 1, ...}], ...]`, if keys have other numbers than those
-    /// in `optimizers`.
+    /// JSON, `[[first round, [optimizer, ...], {"key": its number from 1, ...}], ...]`, if keys have other
+    /// hyperparameters than those in `optimizers`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<String>,
     /// JSON, `{"key": steps, ...}`, for the keys that have not made exactly one step per round after the broadcast.

@@ -100,7 +100,7 @@ fn own_file(dir: &Path) -> io::Result<File> {
     let file = open?;
     let about = file.metadata()?;
     if !about.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
+        return Err(io::Error::other(format!("{LOCK} is not a regular file; remove it")));
     }
     // Older hubs made lock files that every user could open and lock.
     if about.uid() == geteuid().as_raw() && about.mode() & 0o077 != 0 {

@@ -35,7 +35,7 @@ use super::format::{
 pub struct Decoded {
     round: Round,
     kept: Tensors,
-    /// The optimizer's numbers, each with its first round. The rounds ascend, and there is at least one.
+    /// The optimizer's hyperparameters, each with its first round. The rounds ascend, and there is at least one.
     numbers: Vec<NumbersFrom>,
     groups: Vec<GroupsFrom>,
     /// The numbers of steps of the keys that have not made one step per round.
@@ -301,8 +301,8 @@ fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError>
     Ok(rates)
 }
 
-/// Returns the optimizer's numbers by round. A file has only learning rates if an older program wrote it, or
-/// if the job set no other numbers.
+/// Returns the optimizer's hyperparameters by round. A file has only learning rates if an older program wrote it, or
+/// if the job set no other hyperparameters.
 fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>, DecodeError> {
     let rates = learning_rates(metadata)?;
     let (field, Some(seen)) = ("optimizers", metadata.optimizers.as_deref()) else {
@@ -322,7 +322,9 @@ fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom
     let (field, Some(seen)) = ("groups", metadata.groups.as_deref()) else { return Ok(Vec::new()) };
     let groups: Vec<GroupsFrom> = parse(field, seen)?;
     match groups.iter().find(|(of, ..)| !numbers.iter().any(|(from, ..)| from == of)) {
-        Some((round, ..)) => Err(faulty(field, seen, format!("no numbers begin with round {}", round.0))),
+        Some((round, ..)) => {
+            Err(faulty(field, seen, format!("no hyperparameters begin with round {}", round.0)))
+        }
         None => Ok(groups),
     }
 }
@@ -334,7 +336,7 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
     let keys: HashSet<&str> =
         tensors.iter().map(|tensor| tensor.name.as_str()).filter(|name| !is_state(name)).collect();
     match steps.keys().find(|name| !keys.contains(name.as_str())) {
-        Some(name) => Err(faulty(field, seen, format!("it has no key {name:?}"))),
+        Some(name) => Err(faulty(field, seen, format!("the file has no key {name:?}"))),
         None => Ok(steps),
     }
 }
@@ -445,7 +447,7 @@ impl Decoded {
         keys.iter().map(|key| Some(of(key))).collect()
     }
 
-    /// Returns the optimizer's numbers by round, for a job with these keys.
+    /// Returns the optimizer's hyperparameters by round, for a job with these keys.
     fn numbers(&self, keys: &[Key], of_job: &Optimizer) -> Result<Vec<(Round, Numbers)>, Mismatch> {
         let names: HashSet<&str> = keys.iter().map(|key| key.name.as_str()).collect();
         let of = |(from, optimizer, multipliers): &NumbersFrom| {

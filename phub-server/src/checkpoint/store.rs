@@ -240,7 +240,7 @@ impl CheckpointStore {
         };
         let closes = match mode & 0o1000 {
             0 => format!("chmod {wanted:03o} {dir} closes it"),
-            _ => "it is for files of all users: give --checkpoints a separate directory below it".to_owned(),
+            _ => format!("{dir} is for files of all users: give --checkpoints a separate directory below it"),
         };
         let mode = mode & 0o7777;
         Ok(Some(format!(

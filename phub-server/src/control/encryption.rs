@@ -106,8 +106,9 @@ async fn read_to_end(stream: &TcpStream) -> io::Result<()> {
 }
 
 fn wants_tls() -> Refusal {
-    RefusalCode::TlsWanted.because("it speaks only TLS, and this request was not encrypted: set PHUB_TLS_FINGERPRINT to the fingerprint \
-         that its log shows, or PHUB_TLS_CA to a file with its certificate; with curl ask https:// with --cacert",
+    RefusalCode::TlsWanted.because("the hub speaks only TLS, and this request was not encrypted: set \
+         PHUB_TLS_FINGERPRINT to the fingerprint that the hub's log shows, or PHUB_TLS_CA to a file with the hub's \
+         certificate; with curl ask https:// with --cacert",
     )
 }
 

@@ -115,14 +115,16 @@ impl Guard {
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(secrets) = accepted.as_ref() else { return Ok(Sees(None)) };
         if !headers.contains_key(AUTHORIZATION) {
-            return Err(RefusalCode::TokenMissing.because("it wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to its secret, or send the header `Authorization: Bearer \
-                 TOKEN` with what `phub-server token` prints",
+            return Err(RefusalCode::TokenMissing.because(
+                "the hub wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to the hub's secret, \
+                 or send the header `Authorization: Bearer TOKEN` with what `phub-server token` prints",
             ));
         }
         let shown = Shown::of(headers).and_then(|shown| shown.token(secrets, method, path));
         let token = shown.ok_or_else(|| {
-            RefusalCode::TokenForeign.because("the token is not of its secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret for hubs and workers \
-                 (without them each user of each machine has a secret of its own)",
+            RefusalCode::TokenForeign.because(
+                "the token is not of the hub's secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret \
+                 for hubs and workers (without them each user of each machine has a secret of its own)",
             )
         })?;
         if token.has_expired(SystemTime::now()) {
@@ -176,7 +178,7 @@ impl Guard {
         }
         let kind = text(headers, CONTENT_TYPE).map(|kind| kind.split(';').next().unwrap_or_default().trim());
         if let Some(form) = kind.filter(|kind| FORMS.iter().any(|form| kind.eq_ignore_ascii_case(form))) {
-            let why = format!("its content is {form:?}; send `Content-Type: application/json`");
+            let why = format!("the request's content is {form:?}; send `Content-Type: application/json`");
             return Err(RefusalCode::WebForm.because(why));
         }
         Ok(())

@@ -12,7 +12,7 @@ pub struct ControlLimits {
     pub join_bytes: usize,
     /// The longest other request in bytes.
     pub small_bytes: usize,
-    /// The bytes for each key, in a request that has numbers for each key of a job.
+    /// The bytes for each key, in a request that has hyperparameters for each key of a job.
     pub key_bytes: usize,
     /// Bytes of all bodies that are being read.
     pub bodies_bytes: usize,

@@ -165,7 +165,7 @@ impl Page {
         self.counter(
             "core_held_back",
             None,
-            "Answers and sums that waited before they were posted: their link had no room or no credit",
+            "Answers and sums that waited before they were posted: their link had no room or its credit was used up",
             of(|core| core.held_back as f64),
         );
     }

@@ -61,7 +61,7 @@ POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
 POST /v1/jobs/{job}/relink          a worker has lost its links, and makes others
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
-POST /v1/jobs/{job}/optimizer       other numbers of the optimizer from a round on
+POST /v1/jobs/{job}/optimizer       other hyperparameters of the optimizer from a round on
 POST /v1/jobs/{job}/priorities      the order in which a worker needs its keys
 POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
@@ -105,7 +105,7 @@ impl Desk {
         body::read(request, limit, &self.limits, &self.room).await
     }
 
-    /// Reads and parses a request that may have numbers for each key of a job.
+    /// Reads and parses a request that may have hyperparameters for each key of a job.
     async fn by_key<T: DeserializeOwned + Send + 'static>(
         &self,
         what: &'static str,

@@ -53,7 +53,8 @@ pub(super) fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry
     match shown {
         Some(Shown::Member(token)) => registry.check_member(job, token),
         _ => {
-            let why = "it wants the token that the worker's join gave, in the header `Authorization: Phub-Member TOKEN`";
+            let why = "the request needs the token that the worker's join gave, in the header `Authorization: \
+                       Phub-Member TOKEN`";
             Err(RefusalCode::TokenMissing.because(why))
         }
     }

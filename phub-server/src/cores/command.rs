@@ -61,7 +61,8 @@ pub(crate) enum Command {
     /// Let a held job continue. The admitted ranks take part from the round `from` on. `ahead` is added to
     /// `from`, by rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
-    /// Change the optimizer's numbers from a round on, and set the state of keys to zero. Return the oldest round in flight.
+    /// Change the optimizer's hyperparameters from a round on, and set the state of keys to zero. Return the oldest
+    /// round in flight.
     SetNumbers { job: JobId, from: Round, numbers: Numbers, reset: Arc<[KeyId]>, reply: Reply<Option<Round>> },
     /// Set the order of the answers to a worker, by the priority of each key.
     SetPriorities { job: JobId, rank: u32, priorities: Arc<[u32]>, reply: Reply<()> },

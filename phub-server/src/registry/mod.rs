@@ -9,7 +9,7 @@
 //! | `job` | this hub's own part of one job |
 //! | `make` | makes a job for its first worker |
 //! | `members` | admits workers, handles leaves and losses, and waits for links |
-//! | `rounds` | stops rounds, checks their progress, changes the optimizer's numbers |
+//! | `rounds` | stops rounds, checks their progress, changes the optimizer's hyperparameters |
 //! | `refusal` | the reason why a request is refused |
 //! | `promises` | the memory of this process |
 //! | `describe` | describes the hub and its work |
@@ -254,7 +254,7 @@ impl Registry {
         let (member, (state, job)) = inner.member(name, token)?;
         let (told, who) = (job.told.subscribe(), state.spec.spoken(member.rank));
         let hold = inner.ask(Heard { member, latest }).map_err(|why| {
-            Refusal::bad(format!("job {name:?}: the heartbeat of {who} has an impossible `latest`: {why}"))
+            Refusal::bad(format!("job {name:?}: {who} sent a heartbeat with an impossible `latest`: {why}"))
         })?;
         Ok((told, hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }

@@ -90,7 +90,7 @@ impl Recorder {
     fn queue(&mut self, line: String) {
         let bytes = line.len();
         let Some(left) = self.left.checked_sub(bytes as u64 + 1) else {
-            return self.end("it has all the bytes that --record-mb allows");
+            return self.end("the record has all the bytes that --record-mb allows");
         };
         self.left = left;
         let before = self.waiting.bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -288,7 +288,7 @@ impl HubSettings {
         }
         let (control, data) = (self.listen, self.data_path(self.listen.ip()));
         let ports = [
-            ("its data path", data, Transport::Tcp),
+            ("the data path", data, Transport::Tcp),
             ("RDMA's handshake", self.handshake(control.ip()), Transport::Verbs),
         ];
         for (what, address, transport) in ports {

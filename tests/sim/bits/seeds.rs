@@ -35,7 +35,7 @@ struct Cluster {
     trouble: Trouble,
     layout: Arc<Layout>,
     terms: Terms,
-    /// The optimizer's numbers, which change from round to round.
+    /// The optimizer's hyperparameters, which change from round to round.
     numbers: NumbersByRound,
     rounds: u32,
     /// The chunks and rounds without a step, because every worker that could push them was gone.
@@ -261,7 +261,7 @@ impl Cluster {
     }
 }
 
-/// Draws changes of the optimizer's numbers, each with its first round. All numbers change, and the
+/// Draws changes of the optimizer's hyperparameters, each with its first round. All numbers change, and the
 /// multipliers of all keys; some keys have the same multipliers.
 fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Round, Numbers)> {
     let mut numbers = Numbers::new(terms.job.optimizer);

@@ -75,6 +75,6 @@ fn a_push_before_the_answer_costs_the_link() {
         let [Notice::WorkerGone { rank: 0, reason, .. }] = &race.job.notices[..] else {
             panic!("{consistency}: {:?}", race.job.notices)
         };
-        assert!(reason.contains("again before it was answered in round 0"), "{reason}");
+        assert!(reason.contains("again, but its push of round 0 has no answer yet"), "{reason}");
     }
 }

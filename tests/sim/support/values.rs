@@ -191,7 +191,7 @@ impl Reference {
         Reference { clip_norm, ..self }
     }
 
-    /// Makes one round with these numbers of the optimizer.
+    /// Makes one round with these hyperparameters of the optimizer.
     pub fn advance_by(&mut self, numbers: &Numbers) {
         let sums = self.means(&numbers.optimizer);
         let by_former = self.clip_norm_last.map_or(1.0, |most| oracle::clip_scale_after(self.norm, most));

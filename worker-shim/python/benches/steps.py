@@ -58,7 +58,7 @@ def resnet():
 
 
 def vgg():
-    """Returns some convolutions and three large layers: 13.5 M parameters."""
+    """Returns two convolutions and three large linear layers: 13.6 M parameters."""
     layers = [torch.nn.Conv2d(3, 16, 3, 4, 1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 4, 1), torch.nn.ReLU()]
     layers += [torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten(), torch.nn.Linear(2048, 4096), torch.nn.ReLU()]
     layers += [torch.nn.Linear(4096, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1000)]

@@ -115,10 +115,10 @@ def test_the_steps_are_torchs(hub, name):
 @pytest.mark.parametrize(
     "make, change, words",
     [
-        ({"momentum": 0.9}, {"momentum": 0.0}, r"SGD: parameter group 1: momentum was 0.9 and is 0.0 now: that is another optimizer"),
+        ({"momentum": 0.9}, {"momentum": 0.0}, r"momentum was 0.9 and is 0.0 now: .*; use a small momentum instead of 0"),
         ({}, {"momentum": 0.9}, r"SGD: parameter group 1: momentum was 0 and is 0.9 now"),
         ({"momentum": 0.9}, {"nesterov": True}, r"SGD: parameter group 1: nesterov was False and is True now"),
-        ({"momentum": 0.9}, {"dampening": 0.5}, r"SGD: parameter group 1: dampening was 0 and is 0.5 now: that is another optimizer"),
+        ({"momentum": 0.9}, {"dampening": 0.5}, r"dampening was 0 and is 0.5 now: .*; start a new job to change dampening"),
         ({}, {"maximize": True}, r"SGD: parameter group 1: maximize was False and is True now"),
     ],
 )

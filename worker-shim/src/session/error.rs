@@ -40,8 +40,8 @@ pub enum SessionError {
     /// No step can have this learning rate.
     #[error(transparent)]
     LearningRate(#[from] InvalidRate),
-    /// The job cannot continue with these numbers of its optimizer.
-    #[error("the optimizer's numbers: {0}")]
+    /// The job cannot continue with these hyperparameters of its optimizer.
+    #[error("the optimizer's hyperparameters: {0}")]
     Numbers(#[from] InvalidNumbers),
     /// There was no memory for a window.
     #[error("this worker's window: {0}")]
@@ -78,7 +78,8 @@ pub enum SessionError {
     },
     /// Some worker is alive, but does not push.
     #[error(
-        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; {} (raise the wait limit if it is only slow)",
+        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} \
+         chunks have not come back; {} (raise the wait limit if the round is only slow)",
         spoken(late)
     )]
     Stalled {

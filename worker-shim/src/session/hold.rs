@@ -182,11 +182,13 @@ impl Session {
         let let_in = let_in(&asked, Some(own), until, &self.given_up)?;
         if let_in[0].above().is_some() != self.is_below_others {
             let is = if self.is_below_others {
-                "it is not below other hubs any more"
+                "is not below other hubs any more"
             } else {
-                "it is below other hubs now"
+                "is below other hubs now"
             };
-            return Err(Again::Never(self.hubs[0].lost(format!("it came back, and {is}")).into()));
+            return Err(Again::Never(
+                self.hubs[0].lost(format!("it came back, and {is}; start the job again")).into(),
+            ));
         }
         let deadline = membership::deadline(&let_in, self.config.join_limit);
         let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;

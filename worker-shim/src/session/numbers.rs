@@ -1,4 +1,4 @@
-//! The numbers of the job's optimizer, which a worker may change between rounds.
+//! The hyperparameters of the job's optimizer, which a worker may change between rounds.
 //!
 //! Runs on the caller's thread. The hubs make the change, all cores from the same round on.
 
@@ -28,11 +28,11 @@ impl Session {
         })
     }
 
-    /// Changes all numbers of the optimizer from the next round on, for all workers. `optimizer` must be of
+    /// Changes all hyperparameters of the optimizer from the next round on, for all workers. `optimizer` must be of
     /// the job's kind. The multipliers of learning rate and weight decay are in the order of the keys; `None`
     /// leaves them unchanged. Called between rounds. Every worker may call it, with the same values. With SSP
-    /// and ASP the hub steps a push with the numbers of the hub's own round. Pushes of workers that are ahead
-    /// may have been stepped with the old numbers.
+    /// and ASP the hub steps a push with the hyperparameters of the hub's own round. Pushes of workers that are ahead
+    /// may have been stepped with the old hyperparameters.
     ///
     /// # Errors
     /// Returns an error if the optimizer is of another kind, or a number is out of its range. Returns an
@@ -46,8 +46,8 @@ impl Session {
         self.set_numbers(Numbers { multipliers, ..Numbers::new(optimizer) }, &[])
     }
 
-    /// Changes the numbers like [`set_optimizer`](Self::set_optimizer), with groups of keys that have other
-    /// numbers. Before the next round, sets the optimizer state of the keys `reset` to zero, as if they had
+    /// Changes the hyperparameters like [`set_optimizer`](Self::set_optimizer), with groups of keys that have other
+    /// hyperparameters. Before the next round, sets the optimizer state of the keys `reset` to zero, as if they had
     /// made no step. Their weights do not change.
     ///
     /// # Errors
@@ -56,14 +56,14 @@ impl Session {
     /// a key or its group does not exist.
     pub fn set_numbers(&mut self, numbers: Numbers, reset: &[KeyId]) -> Result<(), SessionError> {
         self.config.terms.check_numbers(&numbers)?;
-        self.exchange.check_quiet("changing the optimizer's numbers")?;
+        self.exchange.check_quiet("changing the optimizer's hyperparameters")?;
         let former = self.numbers.take();
         self.numbers = Some(former.map_or(numbers.clone(), |former| former.then(numbers.clone())));
         self.ask(|session| session.tell_numbers(&numbers, session.next_round(), reset))
     }
 
-    /// Sends the numbers that this worker has set to hubs that have come back, because their numbers are
-    /// those of a checkpoint.
+    /// Sends the hyperparameters that this worker has set to hubs that have come back, because their hyperparameters
+    /// are those of a checkpoint.
     pub(super) fn tell_numbers_again(&self) -> Result<(), SessionError> {
         match &self.numbers {
             Some(numbers) => Ok(self.tell_numbers(numbers, self.first, &[])?),
@@ -75,7 +75,8 @@ impl Session {
         self.hubs.iter().try_for_each(|hub| {
             let (token, reset) = (hub.token.clone(), reset.iter().copied());
             let request = OptimizerRequest::new(token, numbers.clone(), from_round, reset);
-            hub.post("optimizer", "change the optimizer's numbers", &request).map(|_: serde_json::Value| ())
+            hub.post("optimizer", "change the optimizer's hyperparameters", &request)
+                .map(|_: serde_json::Value| ())
         })
     }
 }

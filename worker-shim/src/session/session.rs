@@ -62,7 +62,7 @@ pub struct Session {
     /// [`config`](Self::config) has the terms between the worker and its hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
-    /// The numbers of the optimizer that this worker has set last.
+    /// The hyperparameters of the optimizer that this worker has set last.
     pub(super) numbers: Option<Numbers>,
     /// The digests of weights, if the hub compares them.
     pub(super) digests: Option<Digests>,

@@ -43,7 +43,8 @@ pub(crate) fn shared_memory() -> Check {
         Err(error) => Check::fail(
             NAME,
             error.to_string(),
-            "allow memfd_create, its seals, and abstract Unix sockets (a container's seccomp profile: docker run --security-opt seccomp=unconfined shows whether it is that); or --transports tcp",
+            "allow memfd_create, its seals, and abstract Unix sockets (a container's seccomp profile: docker run \
+             --security-opt seccomp=unconfined shows whether the profile is at fault); or --transports tcp",
         ),
     }
 }

@@ -53,8 +53,8 @@ impl Job {
         }
     }
 
-    /// Notes that a core has removed a worker. After the last core the rank is free, and the news no longer names the
-    /// worker.
+    /// Notes that a core has removed a worker. When all cores have removed it, its rank is free, and heartbeat replies
+    /// no longer list it.
     pub(crate) fn removed(&mut self, rank: u32) {
         if self.members.removed(rank) {
             self.news.tell(&self.life, |news| news.members.retain(|member| member.rank != rank));

@@ -89,7 +89,7 @@ fn a_part_that_failed_is_not_forgotten_when_an_earlier_one_ends_after_it() {
     let mut job = running();
     job.spec.made.owners = 1;
     let [earlier, later] = [9, 12].map(|before| job.checkpoints.begin(Round(before), None, None));
-    taken(&mut job, later, 12, Some("the checkpoint before it is not written yet"));
+    taken(&mut job, later, 12, Some("the previous checkpoint is not written yet"));
     taken(&mut job, earlier, 9, None);
     job.checkpoints.begin_file(Round(9), &job.hubs).unwrap();
     assert!(matches!(job.checkpoints.part_before(Round(12)), PartState::Failed(_)));

@@ -145,13 +145,15 @@ impl CreateError {
     pub(in crate::verbs) fn new(made: Made, device: &str, size: String, error: io::Error) -> Self {
         let advice = match error.raw_os_error() {
             Some(libc::ENOMEM) => {
-                "it is out of memory or of such objects: raise the limit on locked memory (ulimit -l unlimited), or use fewer connections to one NIC"
+                "the NIC is out of memory or of such objects: raise the limit on locked memory (ulimit -l \
+                 unlimited), or use fewer connections to one NIC"
             }
             Some(libc::EINVAL) => {
-                "it does not take this size; use larger chunks or more cores, which make smaller queues"
+                "the NIC does not take this size; use larger chunks or more cores, which make smaller queues"
             }
             Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
-                "its driver has no such function; use larger chunks, more cores, or fewer workers on this NIC, which need fewer entries"
+                "the NIC's driver has no such function; use larger chunks, more cores, or fewer workers on this \
+                 NIC, which need fewer entries"
             }
             Some(libc::EMFILE) => "raise the number of open files (ulimit -n)",
             _ => "dmesg may have the driver's messages",

@@ -232,7 +232,7 @@ pub(super) fn expect_ports(
         }
         Message::Ports { ports, .. } if planned.last().is_some_and(|last| last.index() >= ports.len()) => {
             Err(ConnectError::Nonsense(format!(
-                "the hub has {} ports, the plan names {planned:?}",
+                "the hub offers {} ports, this end expects {planned:?}; install the same version at both ends",
                 ports.len()
             )))
         }
@@ -252,7 +252,7 @@ fn expect_links(stream: &mut MessageStream, plan: &[PlannedLink]) -> Result<Link
     let (seen, expected) = (links.ends.len(), plan.len());
     if seen != expected {
         return Err(ConnectError::Nonsense(format!(
-            "the other end has {seen} links, the plan says {expected}"
+            "the other end offers {seen} links, this end expects {expected}; install the same version at both ends"
         )));
     }
     Ok(links)

@@ -94,9 +94,9 @@ pub(in crate::verbs) fn pair<'a>(
         if fit.is_empty() && !mapped {
             fit = nics.iter().copied().filter(|&nic| address.can_reach(&joiner[nic])).filter(leads).collect();
             let why = if by_rule.is_empty() {
-                "its port has no NIC of the same rail"
+                "the worker's port has no NIC of the same rail"
             } else {
-                "nothing crosses its rail"
+                "nothing crosses the rail of the hub's NIC"
             };
             reason = why.into();
         }

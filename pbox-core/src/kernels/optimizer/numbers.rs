@@ -1,5 +1,5 @@
-//! The numbers of an optimizer over time: learning rate, weight decay, momentum, betas, epsilon, and the multipliers of
-//! each key.
+//! The hyperparameters of an optimizer over time: learning rate, weight decay, momentum, betas, epsilon, and the
+//! multipliers of each key.
 //!
 //! Plain data. The kind of optimizer never changes, because the state that a hub keeps of each parameter depends on the
 //! kind.
@@ -14,7 +14,7 @@ use crate::layout::{KeyId, Round};
 /// The multipliers of a key: that of the learning rate, then that of the weight decay.
 pub type Multipliers = [f32; 2];
 
-/// The optimizers of some keys. They have other numbers than the job's optimizer, but are of the same kind.
+/// The optimizers of some keys. They have other hyperparameters than the job's optimizer, but are of the same kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Groups {
@@ -24,25 +24,25 @@ pub struct Groups {
     pub of_keys: Vec<u8>,
 }
 
-/// The numbers of an optimizer, and each key's multipliers.
+/// The hyperparameters of an optimizer, and each key's multipliers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Numbers {
-    /// The job's optimizer, with the current numbers.
+    /// The job's optimizer, with the current hyperparameters.
     pub optimizer: Optimizer,
     /// The multipliers of each key. `None` if they are those of the job's terms.
     pub multipliers: Option<Arc<[Multipliers]>>,
-    /// The keys that have other numbers. `None` if no key has.
+    /// The keys that have other hyperparameters. `None` if no key has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Arc<Groups>>,
 }
 
 impl Numbers {
-    /// Creates the numbers of a job that begins.
+    /// Creates the hyperparameters of a job that begins.
     pub fn new(optimizer: Optimizer) -> Self {
         Numbers { optimizer, multipliers: None, groups: None }
     }
 
-    /// Returns these numbers with another learning rate for all keys.
+    /// Returns these hyperparameters with another learning rate for all keys.
     pub fn with_learning_rate(&self, rate: f32) -> Self {
         let mut next = self.clone();
         next.optimizer = next.optimizer.with_learning_rate(rate);
@@ -52,7 +52,7 @@ impl Numbers {
         next
     }
 
-    /// Returns the numbers after a change to `next`. Multipliers that `next` does not have stay.
+    /// Returns the hyperparameters after a change to `next`. Multipliers that `next` does not have stay.
     pub fn then(&self, next: Numbers) -> Self {
         Numbers { multipliers: next.multipliers.or_else(|| self.multipliers.clone()), ..next }
     }
@@ -67,8 +67,8 @@ impl Numbers {
         }
     }
 
-    /// Returns the size of these numbers, for a limit. An optimizer counts as 64, a key in a table of multipliers as two,
-    /// and a key in a table of groups as one.
+    /// Returns the size of these hyperparameters, for a limit. An optimizer counts as 64, a key in a table of
+    /// multipliers as two, and a key in a table of groups as one.
     pub fn size(&self) -> usize {
         let of_groups = |groups: &Arc<Groups>| 64 * groups.optimizers.len() + groups.of_keys.len();
         64 + 2 * self.multipliers.as_ref().map_or(0, |table| table.len())
@@ -76,16 +76,16 @@ impl Numbers {
     }
 }
 
-/// Numbers by round. A change of numbers begins with a round. So all cores change at the same step, whatever the rounds of
-/// their chunks are when the change arrives.
+/// Hyperparameters by round. A change of hyperparameters begins with a round. So all cores change at the same step,
+/// whatever the rounds of their chunks are when the change arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumbersByRound {
-    /// The changes: (first round, numbers), in ascending order of rounds. There is at least one.
+    /// The changes: (first round, hyperparameters), in ascending order of rounds. There is at least one.
     changes: Vec<(Round, Numbers)>,
 }
 
 impl NumbersByRound {
-    /// Creates a list with numbers that apply from round 0 on.
+    /// Creates a list with hyperparameters that apply from round 0 on.
     pub fn new(numbers: Numbers) -> Self {
         NumbersByRound { changes: vec![(Round(0), numbers)] }
     }
@@ -99,8 +99,8 @@ impl NumbersByRound {
         Some(numbers)
     }
 
-    /// Sets numbers from round `from` on, until the next change. Workers in different rounds make the same changes at
-    /// different times. So numbers that a faster worker has set for later rounds stay.
+    /// Sets hyperparameters from round `from` on, until the next change. Workers in different rounds make the same
+    /// changes at different times. So hyperparameters that a faster worker has set for later rounds stay.
     pub fn change(&mut self, from: Round, numbers: Numbers) {
         let place = self.changes.partition_point(|&(round, _)| round < from);
         match self.changes.get_mut(place) {
@@ -109,19 +109,19 @@ impl NumbersByRound {
         }
     }
 
-    /// Returns the numbers of a round.
+    /// Returns the hyperparameters of a round.
     #[inline]
     pub fn at(&self, round: Round) -> &Numbers {
         &self.changes[self.current(round)].1
     }
 
-    /// Returns the size of the list, for a limit: the sum over all its numbers.
+    /// Returns the size of the list, for a limit: the sum over all its hyperparameters.
     pub fn size(&self) -> usize {
         self.changes.iter().map(|(_, numbers)| numbers.size()).sum()
     }
 
-    /// Returns the changes that matter from `round` on: (first round, numbers), in ascending order of rounds. The first
-    /// change is at `round` or before it.
+    /// Returns the changes that matter from `round` on: (first round, hyperparameters), in ascending order of rounds.
+    /// The first change is at `round` or before it.
     pub fn changes_from(&self, round: Round) -> Vec<(Round, Numbers)> {
         self.changes[self.current(round)..].to_vec()
     }

@@ -169,7 +169,7 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Changes the numbers of a job's optimizer from a round on. Returns the oldest round that this core may
+    /// Changes the hyperparameters of a job's optimizer from a round on. Returns the oldest round that this core may
     /// still step. Returns `None` without chunks.
     pub fn set_numbers(&mut self, id: JobId, from: Round, numbers: &Numbers) -> Option<Round> {
         let oldest = self.shards_of(id).filter_map(|entry| {

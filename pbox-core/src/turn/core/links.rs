@@ -89,8 +89,8 @@ impl<P: Port> Core<P> {
             let (answers_ahead, posts) =
                 of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.posts()));
             if credit.is_some() || answers_ahead {
-                // Chunks without credit wait in this queue, in the order of the level's schedule. Lines of
-                // rounds wait there, too.
+                // If the credit is used up, chunks wait in this queue, in the order of the level's schedule.
+                // Lines of rounds wait there, too.
                 entry.replies.make_room(member.rank, if answers_ahead { 2 * posts } else { posts });
                 port.set_credit(link, credit);
             }

@@ -68,7 +68,7 @@ pub struct Core<P: Port> {
     /// Links of dropped workers. The next turn detaches them, so that the owner can send the notice first: a detached link
     /// ends the worker's connection. If another core saw that end first, it would report the loss without the cause.
     dropped: Vec<LinkId>,
-    /// Whether there is work between turns: answers wait for links with credit, or a shard has a task.
+    /// Whether there is work between turns: answers wait for credit of their link, or a shard has a task.
     has_duties: bool,
     /// Bytes of the chunks whose answers are posted, and not flushed.
     unflushed: usize,

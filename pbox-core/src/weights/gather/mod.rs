@@ -78,7 +78,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Returns the mean of the norms so far, if rounds with a spike are skipped.
+    /// Returns the running mean of the norms of accepted rounds, if rounds with a spike are skipped.
     fn norm_mean(&self) -> Option<NormMean> {
         None
     }

@@ -143,7 +143,7 @@ impl JoinedAbove {
         self.hubs.iter().map(|hub| hub.leave(at)).fold(Ok(()), Result::and)
     }
 
-    /// Changes the optimizer's numbers at the hubs above. May wait for the hubs.
+    /// Changes the optimizer's hyperparameters at the hubs above. May wait for the hubs.
     pub fn set_numbers(
         &self,
         change: &Change,
@@ -160,7 +160,7 @@ impl JoinedAbove {
                 Change::All(numbers) => {
                     let reset = reset.iter().copied();
                     let request = OptimizerRequest::new(token, numbers.clone(), from_round, reset);
-                    hub.post("optimizer", "change the optimizer's numbers", &request)
+                    hub.post("optimizer", "change the optimizer's hyperparameters", &request)
                 }
             }
             .map(|_: serde_json::Value| ())

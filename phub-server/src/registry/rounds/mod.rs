@@ -1,11 +1,11 @@
-//! The rounds of running jobs: stopping them, checking their progress, and changing the optimizer's numbers.
+//! The rounds of running jobs: stopping them, checking their progress, and changing the optimizer's hyperparameters.
 //!
 //! | file | what it does |
 //! | --- | --- |
 //! | `compare` | compares the workers' weights |
 //! | `cut` | stops a running job between two rounds |
 //! | `late` | checks whether rounds continue |
-//! | `numbers` | changes an optimizer's numbers |
+//! | `numbers` | changes an optimizer's hyperparameters |
 //! | `pace` | asks the cores how fast rounds are, and which worker is late |
 //! | `timeline` | a timeline of the last rounds |
 //! | `waits` | waits for a cut, a last state or answers of cores |

@@ -1,5 +1,5 @@
-//! The numbers of a job's optimizer that its workers change while it runs. They are learning rate, weight
-//! decay, momentum, betas, epsilon, the multipliers of each key, and the numbers of groups of keys.
+//! The hyperparameters of a job's optimizer that its workers change while it runs. They are learning rate, weight
+//! decay, momentum, betas, epsilon, the multipliers of each key, and the hyperparameters of groups of keys.
 //!
 //! ```text
 //!   request --> checked against the terms --> this hub's cores, all from the same round on --> the answer
@@ -32,7 +32,7 @@ impl Registry {
         self.set_numbers(job, &token, from_round, Change::Rate(learning_rate), Vec::new()).await
     }
 
-    /// Changes the numbers of a job's optimizer. Returns when every core has them.
+    /// Changes the hyperparameters of a job's optimizer. Returns when every core has them.
     pub async fn set_optimizer(&self, job: &str, request: OptimizerRequest) -> Result<(), Refusal> {
         let OptimizerRequest { token, optimizer, keys: multipliers, groups, from_round, reset } = request;
         let (seen, most) = (reset.len(), self.keys_of(job));
@@ -73,7 +73,7 @@ impl Registry {
                         multipliers,
                         groups = groups.as_ref().map_or(0, |groups| groups.optimizers.len()),
                         ?optimizer,
-                        "the optimizer's numbers change"
+                        "the optimizer's hyperparameters change"
                     );
                     let reset: Arc<[KeyId]> = reset.clone().into();
                     let change = |reply| {

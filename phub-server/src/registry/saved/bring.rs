@@ -274,7 +274,7 @@ fn room_for(registry: &Registry, job: &str, bytes: u64) -> Result<Slab, Refusal>
         .lock()
         .hub()
         .check_room(bytes, registry.memory())
-        .map_err(|why| no_room(format!("it needs {why}")))?;
+        .map_err(|why| no_room(format!("the state needs {why}")))?;
     let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
     values.map_err(|error| no_room(error.to_string()))
 }

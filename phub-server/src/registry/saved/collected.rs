@@ -1,4 +1,5 @@
-//! A snapshot while its parts arrive, and a job's state of checkpoints. Knows no registry: a job has it.
+//! The parts of a snapshot that have arrived, and a job's checkpoint state. Each job owns one [`Checkpoints`]; nothing
+//! here uses `Registry`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

@@ -1,4 +1,4 @@
-"""The optimizers that the hub can run. The classes hold only numbers; the hub does the arithmetic.
+"""The optimizers that the hub can run. The classes hold only hyperparameters; the hub does the arithmetic.
 
 In the formulas, `g` is the mean of the workers' gradients, and `w` is a weight. `lr` is the learning rate and `wd` the weight
 decay, each times its multiplier of the key.

@@ -602,17 +602,17 @@ class Session:
         reset: Sequence[str] = (),
         groups: Optional[Mapping[str, _optimizers.Optimizer]] = None,
     ) -> None:
-        """Changes the numbers of the optimizer from the next round on, for all workers: learning rate, weight decay,
+        """Changes the hyperparameters of the optimizer from the next round on, for all workers: learning rate, weight decay,
         momentum, betas, epsilon. Call it when no key is in flight; every worker may call it with the same values.
 
         Args:
-            optimizer: the new numbers, all of them, in an optimizer of the same class as the job's.
+            optimizer: the new hyperparameters, all of them, in an optimizer of the same class as the job's.
             keys: for each key of the job, by name: the multiplier of its learning rate and the multiplier of its weight decay.
                 Default: the multipliers do not change.
             reset: names of keys whose optimizer state becomes zero before that round, as if they had made no step. For
                 "bsp".
-            groups: for keys with other numbers, by name: an optimizer of the same class. At most 255 different optimizers. They
-                are valid until the next call. Default: no key has other numbers.
+            groups: for keys with other hyperparameters, by name: an optimizer of the same class. At most 255 different
+                optimizers. They are valid until the next call. Default: no key has other hyperparameters.
 
         Raises:
             SettingsError: the optimizer is of another class, a number is out of its range, `keys` lacks a key of the job, or a

@@ -100,7 +100,8 @@ class Exchange:
         weakref.finalize(self, handle.remove)
 
     def step(self, groups: List[Dict[str, Any]], times: float = 1.0) -> None:
-        """Makes a round with the current parameters and settings of the script, and its gradients times a factor."""
+        """Makes a round: pushes the gradients times `times`, with the settings of `groups`. The hub steps. First sends parameters
+        that the script has written."""
         self._check_unscaling(times)
         self._weights.free_all()
         self._answer()
@@ -139,7 +140,7 @@ class Exchange:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the scaler has postponed a search to the next round."""
+        """Whether the scaler's inf/NaN check is left to the hub's next round."""
         return self._gradients.is_asked
 
     def _check_unscaling(self, times: float) -> None:
@@ -158,8 +159,8 @@ class Exchange:
             )
 
     def _search_of_this_round(self) -> Callable[[], bool]:
-        """Returns a function that waits for the fewest weights that show the norm of the round, and returns whether it was
-        skipped as not finite."""
+        """Returns a function that waits for the fewest weights that show the norm of the round, and returns whether the hub
+        skipped the round because its norm was not finite."""
         number, skipped = self.session.next_round, self.session.skipped
 
         def search() -> bool:
@@ -196,11 +197,11 @@ class Exchange:
         self._weights.settle_all()
 
     def _backward_begins(self) -> None:
-        """Sends the hub the current numbers before the backward pass, so that its answers ahead mostly have the numbers of
-        `step()`."""
+        """Sends the hub the current hyperparameters before the backward pass, so that its answers ahead mostly have the
+        hyperparameters of `step()`."""
         try:
             if self._groups and self._settings.differs(self._groups):
-                self._weights.free_all()  # numbers change between rounds
+                self._weights.free_all()  # hyperparameters change between rounds
                 self._tell(self._groups, set())
         except UnsupportedOptimizerError:
             pass  # `step()` says so
@@ -234,12 +235,13 @@ class Exchange:
                 self._check_rest(module)
 
     def _check_rest(self, module: torch.nn.Module) -> None:
-        """If the model is not known, checks that no parameter outside of the list would differ between workers."""
+        """Raises `WrapError` if the module has parameters or buffers besides the wrapped ones: each worker would keep its own
+        values."""
         rest = self._model.rest_of(module)
         if rest and len(rest) < len(list(module.named_parameters())) + len(list(module.named_buffers())):
             raise WrapError(
-                f"{type(module).__name__} has {rest[0]!r}, which DistributedOptimizer does not know, so that each worker would have "
-                f"its own: give it the model, DistributedOptimizer(optimizer, model)"
+                f"{type(module).__name__} has {rest[0]!r}, which DistributedOptimizer does not know: each worker would keep "
+                f"its own values; wrap the optimizer with the model, DistributedOptimizer(optimizer, model)"
             )
 
     def apart(self) -> ContextManager[None]:

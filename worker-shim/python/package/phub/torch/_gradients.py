@@ -294,8 +294,8 @@ class Gradients:
         self._times, self._expects_search = times, False
 
     def zeroed(self) -> None:
-        """Forgets the backward passes of this round, whose sums the script has dropped, if it has not made a step. Gradients that
-        are zeros are the mean at all workers, and need not be watched."""
+        """Forgets the backward passes since the last step, because the script has zeroed or dropped their gradients. Zeros
+        are also the mean over all workers, so gradients need not be watched."""
         self._passes.clear()
         self._expects_search = False
         self._unanswered.clear()

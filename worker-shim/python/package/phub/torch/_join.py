@@ -93,7 +93,7 @@ class Join:
                 )
             buffers = self._buffers(joined)
             others = settings.others(optimizer.param_groups, parameters)
-            # The hub's numbers may come from a checkpoint, and there is one optimizer for all keys at the join.
+            # The hub's hyperparameters may come from a checkpoint, and there is one optimizer for all keys at the join.
             if joined.rank == 0 and (joined.next_round > 0 or others):
                 multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)

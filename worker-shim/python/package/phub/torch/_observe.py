@@ -185,7 +185,10 @@ class _Rows:
             if self._rows and not self._awaits:
                 self._push()
             if len(self._rows) + len(self._passes) > _BEHIND:
-                raise StalledError(f"the hub has not answered {_BEHIND} steps: it is not reached, or steps are shorter than its rounds")
+                raise StalledError(
+                    f"the hub has not answered {_BEHIND} steps: the hub cannot be reached, or steps are shorter than the "
+                    f"hub's rounds"
+                )
         except Error as error:
             self._end(error)
 

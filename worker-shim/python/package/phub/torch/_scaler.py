@@ -53,7 +53,7 @@ class Found:
         self.answer()
 
     def puts_off(self, found: Any) -> bool:
-        """Refuses to postpone a search, because these tensors are no gradients."""
+        """Returns False: the hub searches only gradients, and these tensors are the result of a search."""
         return False
 
 

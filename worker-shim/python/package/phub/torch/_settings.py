@@ -50,8 +50,8 @@ class Multipliers:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A change to send to the hub: the optimizer with its new numbers, and the multipliers of each group if they have changed,
-    too."""
+    """A change to send to the hub: the optimizer with its new hyperparameters, and the multipliers of each group if they have
+    changed, too."""
 
     optimizer: _optimizers.Optimizer
     groups: Optional[Tuple[Multipliers, ...]]
@@ -113,9 +113,10 @@ class Settings:
         for number, (former, now) in enumerate(zip(self._seen, seen)):
             for name in _KIND:
                 if _kind_of(name, former) != _kind_of(name, now):
+                    instead = "use a small momentum instead of 0" if name == "momentum" else f"start a new job to change {name}"
                     raise UnsupportedOptimizerError(
                         f"{self._kind.__name__}: parameter group {number}: {name} was {former[name]} and is {now[name]} now: "
-                        f"that is another optimizer for the hub, with other state; use a small momentum instead of 0"
+                        f"that is another optimizer for the hub, with other state; {instead}"
                     )
         optimizers, multipliers = _numbers(self._kind, seen, self.groups)
         change = Change(optimizers[0], None if multipliers == self.groups else multipliers)
@@ -123,7 +124,8 @@ class Settings:
         return change
 
     def others(self, groups: Groups, parameters: Mapping[str, torch.Tensor]) -> Dict[str, _optimizers.Optimizer]:
-        """Returns the optimizers of the parameters whose group has other numbers than the first group, by parameter's name."""
+        """Returns the optimizers of the parameters whose group has other hyperparameters than the first group, by parameter's
+        name."""
         if len(set(self.optimizers)) == 1:
             return {}
         of_names = _by_name(self.optimizers, groups, parameters)
