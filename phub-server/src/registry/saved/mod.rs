@@ -7,12 +7,14 @@
 //! | `collected` | what a job has of checkpoints |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `last` | saves the last state of a job that failed |
-//! | `copies` | makes copies of the state, each for all clients that wait |
+//! | `copies` | the copies of the state, and the clients that wait for them |
+//! | `clients` | makes copies, each for all clients that wait |
 //! | `reads` | counts the clients |
 //! | `send` | sends a copy to a client |
 
 pub(super) mod bring;
 pub(super) mod checkpoint;
+mod clients;
 pub(super) mod collected;
 mod copies;
 pub(super) mod last;
