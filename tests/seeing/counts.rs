@@ -3,7 +3,9 @@
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::{config, describe, has_rdma, hub, join_all, push_all, ready_all, refused, says};
+use hub_tests::{
+    authorization, config, describe, has_rdma, hub, join_all, push_all, ready_all, refused, says,
+};
 use pbox_core::control::{CountsReply, LinkReply, LostReply};
 
 #[test]
@@ -76,6 +78,11 @@ fn bytes_of_links_are_those_of_the_workers() {
     }
 }
 
+fn metrics(hub: &str) -> String {
+    let get = ureq::get(format!("http://{hub}/metrics")).header("authorization", authorization());
+    get.call().unwrap().body_mut().read_to_string().unwrap()
+}
+
 /// Nobody waits in a job of one worker, and its round was 0 until the check for late workers, every five seconds.
 #[test]
 fn the_round_of_a_lone_worker_is_true_at_once() {
@@ -88,6 +95,8 @@ fn the_round_of_a_lone_worker_is_true_at_once() {
         push_all(&mut sessions[0]).unwrap();
         sessions[0].wait_all().unwrap();
         let next = sessions[0].next_round();
+        let line = format!("\nphub_job_round{{job=\"job\"}} {}.0\n", next.0);
+        until("the metrics have the round", || metrics(&address).contains(&line));
         until("the hub shows the round", || describe(&address).jobs[0].round == next);
     }
 }

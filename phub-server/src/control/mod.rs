@@ -234,6 +234,7 @@ async fn events(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> A
 }
 
 async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Response {
+    desk.registry.look_at_waits().await;
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     hub.nics = nics(&desk).await;

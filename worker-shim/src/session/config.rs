@@ -105,17 +105,15 @@ impl InvalidSetting {
 }
 
 /// Returns a time from a number of seconds.
-fn seconds(seconds: f64) -> Result<Duration, String> {
-    let time = Duration::try_from_secs_f64(seconds).ok().filter(|&time| time <= LONGEST);
+fn seconds(value: f64) -> Result<Duration, String> {
+    let time = Duration::try_from_secs_f64(value).ok().filter(|&time| time <= LONGEST);
     time.ok_or_else(|| format!("expected seconds, from 0 to {}", LONGEST.as_secs()))
 }
 
-/// Returns a time, unless it is 0 or too long.
-fn some(time: Duration) -> Result<Duration, String> {
-    match Duration::ZERO < time && time <= LONGEST {
-        true => Ok(time),
-        false => Err(format!("expected seconds, more than 0 and at most {}", LONGEST.as_secs())),
-    }
+/// Returns a time from a number of seconds above 0.
+fn seconds_above_0(value: f64) -> Result<Duration, String> {
+    let time = seconds(value).ok().filter(|time| !time.is_zero());
+    time.ok_or_else(|| format!("expected seconds, more than 0 and at most {}", LONGEST.as_secs()))
 }
 
 /// Reads the congestion control from the environment. An empty variable counts as not set.
@@ -155,7 +153,6 @@ impl SessionConfig {
         fn unless_none<T: FromStr<Err: Display>>(value: &str) -> Result<Option<T>, String> {
             if value == "none" { Ok(None) } else { read(value).map(Some) }
         }
-        let seconds = || seconds(read(value)?);
         let terms = &mut self.terms;
         match name {
             "chunk_bytes" => terms.chunk_bytes = read(value)?,
@@ -202,9 +199,9 @@ impl SessionConfig {
             "nics" => self.nics.list = Some(read(value)?),
             "rails" => self.nics.rails = Some(read(value)?),
             "trace" => self.trace = Some(value.into()),
-            "join_limit" => self.join_limit = some(seconds()?)?,
-            "hub_wait" => self.hub_wait = seconds()?,
-            "wait_limit" => self.wait_limit = some(seconds()?)?,
+            "join_limit" => self.join_limit = seconds_above_0(read(value)?)?,
+            "hub_wait" => self.hub_wait = seconds(read(value)?)?,
+            "wait_limit" => self.wait_limit = seconds_above_0(read(value)?)?,
             _ => {
                 return Err("there are chunk_bytes, clip_norm, clip_norm_last, skip_nonfinite, skip_spikes, ema, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, tcp_congestion, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
@@ -215,7 +212,8 @@ impl SessionConfig {
     /// Checks the limits of waits, which a program may have set itself.
     pub(super) fn check_limits(&self) -> Result<(), InvalidSetting> {
         for (name, time) in [("join_limit", self.join_limit), ("wait_limit", self.wait_limit)] {
-            some(time).map_err(|why| InvalidSetting::new(name, time.as_secs_f64(), &why))?;
+            let time = time.as_secs_f64();
+            seconds_above_0(time).map_err(|why| InvalidSetting::new(name, time, &why))?;
         }
         let wait = self.hub_wait.as_secs_f64();
         seconds(wait).map(drop).map_err(|why| InvalidSetting::new("hub_wait", wait, &why))

@@ -259,6 +259,10 @@ class Session:
         """
         if not keys:
             raise _phub.SettingsError("keys: a model has at least one tensor")
+        if not 0.0 < join_limit < float("inf"):
+            raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
+        if hub_wait is not None and not 0.0 <= hub_wait < float("inf"):
+            raise _phub.SettingsError(f"hub_wait is {hub_wait}: expected a number of seconds, 0 or more")
         self._owner = os.getpid()
         self._keys = {name: key_of(name, given) for name, given in keys.items()}
         self._numbers = {name: number for number, name in enumerate(self._keys)}
@@ -325,8 +329,6 @@ class Session:
         address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me, machine, is_served)
         self.hub_address = address
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
-        if not 0.0 < join_limit < float("inf"):
-            raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
         deadline = time.monotonic() + join_limit
 
         def join(
