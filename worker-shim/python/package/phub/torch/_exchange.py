@@ -18,6 +18,7 @@ from torch.nn.modules import module as torch_module
 from .._keys import Array
 from .._phub import Error
 from .._session import Session
+from ._asleep import Asleep
 from ._coverage import Coverage
 from ._errors import GradientError, StateError, WrapError
 from ._gradients import Gradients
@@ -69,6 +70,8 @@ class Exchange:
         self._groups: List[Dict[str, Any]] = []  # of torch's optimizer, once there was a step
         self._found: Optional[Found] = None
         """The search that a scaler has left to the last step."""
+        self.asleep: Optional[Asleep] = None
+        """The frozen parameters of the optimizer, with several workers."""
         self.has_stepped = session.next_round > 1
         """Whether the hub may have weights that are not the first ones."""
 
@@ -246,6 +249,15 @@ class Exchange:
         """Returns a context in which backward passes add to this worker's own gradients."""
         return self._gradients.apart()
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether the script is in `no_sync()`."""
+        return self._gradients.is_apart
+
+    def watch_gradients(self) -> None:
+        """Watches all gradients, which are this worker's own."""
+        self._gradients.watch_all()
+
     def zeroed(self) -> None:
         """Notes that the script has dropped all gradients, or set them to zero."""
         self._gradients.zeroed()
@@ -301,6 +313,8 @@ class Exchange:
             self._weights.settle_all()
         finally:
             self._weights.leave()
+            if self.asleep is not None:
+                self.asleep.leave()
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()

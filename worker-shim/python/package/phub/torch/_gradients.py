@@ -75,7 +75,8 @@ class Gradients:
         """The factor of gradients in the last step; bytes that leave ahead have it, too."""
         self._expects_search = False
         self._unanswered: List[torch.Tensor] = []
-        self._is_apart = False  # in no_sync()
+        self.is_apart = False
+        """Whether the script is in `no_sync()`."""
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
         for key, parameter in parameters.items():
             if parameter.grad is not None:
@@ -94,7 +95,7 @@ class Gradients:
     def handed_out(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """Notes that the script has got a gradient, which it may keep and change from now on."""
         key = self._keys[id(parameter)]
-        if self._is_apart:
+        if self.is_apart:
             self._follow(key)
         elif self._mean is not None and key not in self._hooks and not is_watched(gradient) and not is_exposed(gradient):
             watch(gradient, self)
@@ -102,7 +103,7 @@ class Gradients:
     def missed(self, parameter: torch.nn.Parameter) -> None:
         """Notes that the script has seen that a parameter has no gradient. It would leave out a mean that another worker's
         gradient makes."""
-        if self._mean is not None and not self._is_apart:
+        if self._mean is not None and not self.is_apart:
             self._mean.missed.add(self._keys[id(parameter)])
 
     def forward_begins(self) -> None:
@@ -137,7 +138,7 @@ class Gradients:
             self._last[key] = weakref.ref(gradient)
             self._passes[key] = 0  # the script has taken the former one away, with the passes that it had
         passes = self._passes[key] = self._passes.get(key, 0) + 1
-        if self._is_apart:
+        if self.is_apart:
             release(gradient)
             return
         leaves = pushes is not None and key in pushes.ahead and passes == self._expected.get(key, self._passes_of_first)
@@ -310,18 +311,24 @@ class Gradients:
                 release(gradient)
                 self._follow(key)
 
+    def watch_all(self) -> None:
+        """Watches all gradients, which are this worker's own."""
+        for gradient in self._current().values():
+            if gradient is not None:
+                watch(gradient, self)
+
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Returns a context in which backward passes add to this worker's own gradients."""
         if self._mean is not None:
             for key in self._parameters:
                 self._follow(key)  # the script may hold gradients of this block when it ends
-        was_apart, self._is_apart = self._is_apart, True
+        was_apart, self.is_apart = self.is_apart, True
         self._release()
         try:
             yield
         finally:
-            self._is_apart = was_apart
+            self.is_apart = was_apart
 
     def nothing(self) -> None:
         """Forgets the bytes that were sent in this round, because another push has replaced them."""

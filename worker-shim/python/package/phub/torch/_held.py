@@ -27,6 +27,7 @@ __all__ = [
     "drop_gradient",
     "gradient_of",
     "hold",
+    "is_held",
     "is_pending",
     "mark_here",
     "mark_pending",
@@ -248,6 +249,11 @@ def release(parameter: Any, holder: Holder) -> None:
     own = getattr(type(parameter), "_phub_own", None)
     if own is not None:
         parameter.__class__ = own
+
+
+def is_held(parameter: Any) -> bool:
+    """Whether a parameter has a holder."""
+    return id(parameter) in _HOLDERS
 
 
 def is_pending(parameter: Any) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
 import torch
 
 from .._keys import Array, Key
 from .._optimizers import Average, Sgd, state_names
 from .._session import Session
+from ._asleep import Asleep
 from ._exchange import Exchange
 from ._joined import leave_dropped
 from ._model import Model
@@ -99,6 +101,8 @@ class Join:
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)
             exchange = Exchange(joined, self.model, settings, lambda: self._join_mean(joined, keys), buffers, **self._exchange)
             exchange.start()
+            if joined.world_size > 1:
+                exchange.asleep = Asleep(self.model.asleep, _wakes(weakref.ref(optimizer)))
         except BaseException:
             joined.close()
             raise
@@ -123,6 +127,14 @@ class Join:
         buffers = self.model.buffers if self._broadcast_buffers else {}
         job = {**self._place(), "job": f"{joined.job[:54]}-buffers"}
         return Broadcast(buffers, job, Sgd(0.0)) if buffers else None
+
+
+def _wakes(optimizer: "weakref.ref[Any]") -> Callable[[], bool]:
+    def wake() -> bool:
+        found = optimizer()
+        return found is not None and bool(found._phub_wake())
+
+    return wake
 
 
 # Exchanges of optimizers that the script has dropped.
