@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import torch
 
 from ._errors import MeanError
-from ._held import gradient_of, unasked
+from ._held import eager, gradient_of, in_compiled_backward, unasked
 from ._pushes import Mean, Pushes, check
 from ._script import line
 from ._watched import is_exposed, is_watched, release, unwatch, watch
@@ -143,6 +143,12 @@ class Gradients:
             return
         leaves = pushes is not None and key in pushes.ahead and passes == self._expected.get(key, self._passes_of_first)
         if is_exposed(gradient):  # it can change without a trace
+            if self._mean is not None and in_compiled_backward():
+                raise MeanError(
+                    f"{line()}: a compiled backward pass adds to the gradient of {key!r}, which the script may have used: its mean "
+                    f"can only be made after a pass that is not compiled (torch._dynamo.config.compiled_autograd = False), or if "
+                    f"zero_grad(set_to_none=True) comes before each pass"
+                )
             self._average_after_backward()
             leaves = leaves and pushes is not self._own
         elif leaves or self._mean is not None:
@@ -189,6 +195,8 @@ class Gradients:
 
     def _call_back(self) -> bool:
         """Registers a callback for the end of the backward pass that runs on this thread. Returns whether one runs."""
+        if in_compiled_backward():
+            return False  # torch would drop the callback
         try:
             _ENGINE.queue_callback(self._backward_ended)
         except RuntimeError:
@@ -349,6 +357,7 @@ class Gradients:
 
 
 def _calls(this: "weakref.ref[Gradients]", key: str) -> Callable[..., None]:
+    @eager
     def hook(*_gradients: Any) -> None:
         gradients = this()
         if gradients is not None:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
 import torch
 
-from ._held import WITHOUT_VALUES, call_unasked
+from ._held import WITHOUT_VALUES, call_unasked, eager, in_compiled_backward
 
 __all__ = ["is_exposed", "is_watched", "release", "unwatch", "watch"]
 
@@ -56,24 +56,32 @@ class Watched:
     ) -> Any:
         if function in _WITHOUT_VALUES or _traced() is not None:
             return call_unasked(function, types, args, kwargs or {})
-        if function is torch.Tensor.zero_:
-            args[0]._phub_watcher.zeroed_by_script(args[0])
-            release(args[0])
-            return function(*args, **(kwargs or {}))
-        if function is _SEARCH and _puts_off(args[0], args[1]):
-            return None
-        found: List[Any] = []
-        _collect((args, kwargs), found)
-        for gradient in found:
-            if isinstance(gradient, Watched):  # the watcher of another may have released it
-                gradient._phub_watcher.touched(gradient)
-                unwatch(gradient)
-        return function(*args, **(kwargs or {}))
+        return _used(function, args, kwargs or {})
 
     def __dlpack__(self, *arguments: Any, **named: Any) -> Any:
         self._phub_watcher.touched(self)
         unwatch(self)
         return self.__dlpack__(*arguments, **named)
+
+
+@eager
+def _used(function: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Calls a function that uses the values of a watched gradient."""
+    if in_compiled_backward():
+        return call_unasked(function, (), args, kwargs)
+    if function is torch.Tensor.zero_:
+        args[0]._phub_watcher.zeroed_by_script(args[0])
+        release(args[0])
+        return function(*args, **kwargs)
+    if function is _SEARCH and _puts_off(args[0], args[1]):
+        return None
+    found: List[Any] = []
+    _collect((args, kwargs), found)
+    for gradient in found:
+        if isinstance(gradient, Watched):  # the watcher of another may have released it
+            gradient._phub_watcher.touched(gradient)
+            unwatch(gradient)
+    return function(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=None)
