@@ -75,6 +75,8 @@ class Gradients:
         """The factor of gradients in the last step; bytes that leave ahead have it, too."""
         self._expects_search = False
         self._unanswered: List[torch.Tensor] = []
+        self._factor: Optional[torch.Tensor] = None
+        """The number by which the scaler is about to multiply the means."""
         self.is_apart = False
         """Whether the script is in `no_sync()`."""
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
@@ -246,7 +248,8 @@ class Gradients:
         """Replaces all gradients by the means of all workers."""
         assert self._mean is not None
         self._is_touched = True
-        self._mean.replace(self._current(), self._parameters)
+        factor, self._factor = self._factor, None
+        self._mean.replace(self._current(), self._parameters, factor)
         for key, gradient in self._current().items():
             if gradient is not None:
                 self._means[key] = weakref.ref(gradient)
@@ -263,8 +266,10 @@ class Gradients:
         """Notes that torch's `GradScaler` searches the gradients next, and then has the optimizer make its step."""
         self._expects_search = self._mean is not None
 
-    def puts_off(self, found: torch.Tensor) -> bool:
-        """Leaves a search by the scaler to the hub, which finds values that are not finite in the mean of all workers."""
+    def puts_off(self, found: torch.Tensor, factor: torch.Tensor) -> bool:
+        """Leaves a search by the scaler to the hub, which finds values that are not finite in the mean of all workers. Otherwise
+        the scaler multiplies the means by `factor`, which must be the same at all workers."""
+        self._factor = factor
         if self._expects_search and not any(each is found for each in self._unanswered):
             self._unanswered.append(found)
         return self._expects_search
@@ -300,7 +305,7 @@ class Gradients:
         self._bucket.clear()
         self._expected, self._passes = self._passes, {}
         self._was_touched, self._is_touched = self._is_touched, False
-        self._times, self._expects_search = times, False
+        self._times, self._expects_search, self._factor = times, False, None
 
     def zeroed(self) -> None:
         """Forgets the backward passes of this round, whose sums the script has dropped, if it has not made a step. Gradients that

@@ -15,6 +15,7 @@ from ._asleep import Asleep
 from ._exchange import Exchange
 from ._joined import leave_dropped
 from ._model import Model
+from ._pushes import SCALES
 from ._settings import Settings, by_key, dtype_of
 from ._state import from_torch
 from ._tensors import Broadcast
@@ -118,6 +119,7 @@ class Join:
         """Joins the job that averages gradients."""
         limits = {"join_limit": 60.0, "wait_limit": 60.0}  # a worker that does not come is the script's mistake
         own = {"answers_ahead": self._exchange["overlap"], **limits}
+        keys = {**keys, SCALES: Key((joined.world_size,))}
         return Session(keys=keys, optimizer=Average(), job=f"{joined.job[:56]}-mean", **{**self._place(), **own})
 
     def _buffers(self, joined: Session) -> Optional[Broadcast]:

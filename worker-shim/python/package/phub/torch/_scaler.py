@@ -52,7 +52,7 @@ class Found:
         """Waits for the answer, because the script is about to write zeros, which the answer must not replace later."""
         self.answer()
 
-    def puts_off(self, found: Any) -> bool:
+    def puts_off(self, found: Any, factor: Any) -> bool:
         """Refuses to postpone a search, because these tensors are no gradients."""
         return False
 

@@ -26,9 +26,10 @@ class Watcher(Protocol):
     def zeroed_by_script(self, gradient: Any) -> None:
         """Is called before the script sets a gradient to zero, which then need not be watched any more."""
 
-    def puts_off(self, found: Any) -> bool:
+    def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
         """Returns whether the watcher puts a search off. torch's `GradScaler` asks before it searches gradients for values
-        that are not finite; all of them belong to this watcher. The watcher writes the result into `found`."""
+        that are not finite, and multiplies them by `factor`; all of them belong to this watcher. The watcher writes the result
+        into `found`."""
 
 
 _WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}
@@ -73,7 +74,7 @@ def _used(function: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         args[0]._phub_watcher.zeroed_by_script(args[0])
         release(args[0])
         return function(*args, **kwargs)
-    if function is _SEARCH and _puts_off(args[0], args[1]):
+    if function is _SEARCH and _puts_off(*args):
         return None
     found: List[Any] = []
     _collect((args, kwargs), found)
@@ -122,12 +123,12 @@ def is_exposed(gradient: Any) -> bool:
     return getattr(gradient, "_phub_is_exposed", False)
 
 
-def _puts_off(gradients: List[Any], found: Any) -> bool:
+def _puts_off(gradients: List[Any], found: Any, factor: torch.Tensor) -> bool:
     watchers = {id(each._phub_watcher) if isinstance(each, Watched) else None for each in gradients}
     if len(watchers) != 1 or None in watchers or isinstance(found, Watched):
         return False
     watcher: Watcher = gradients[0]._phub_watcher
-    return watcher.puts_off(found)
+    return watcher.puts_off(found, factor)
 
 
 def _collect(values: Any, found: List[Any]) -> None:
