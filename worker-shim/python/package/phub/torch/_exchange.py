@@ -112,8 +112,8 @@ class Exchange:
         unanswered = self._gradients.take_unanswered()
         if unanswered:
             self._found = Found(unanswered, self._search_of_this_round())
-        self._gradients.push(times)
-        self._weights.stepped()
+        without = self._gradients.push(times)
+        self._weights.stepped(without if self.session.world_size == 1 else ())  # another worker may have a gradient
         if self._coverage.is_learning:
             self._uncovered = self._coverage.learn()
             self._follow_order([key for layer in self._coverage.layers for key in layer])

@@ -292,8 +292,9 @@ class Gradients:
 
     # ---- the step
 
-    def push(self, times: float = 1.0) -> None:
-        """Ends the round: the hub steps with the gradients of the parameters, times a number."""
+    def push(self, times: float = 1.0) -> List[str]:
+        """Ends the round: the hub steps with the gradients of the parameters, times a number. Returns the keys that have no
+        gradient here."""
         with unasked():
             gradients = self._current()
             unsent = self._own.unsent(gradients, times)
@@ -306,6 +307,7 @@ class Gradients:
         self._expected, self._passes = self._passes, {}
         self._was_touched, self._is_touched = self._is_touched, False
         self._times, self._expects_search, self._factor = times, False, None
+        return [key for key, gradient in gradients.items() if gradient is None]
 
     def zeroed(self) -> None:
         """Forgets the backward passes of this round, whose sums the script has dropped, if it has not made a step. Gradients that

@@ -96,6 +96,8 @@ _HOLDERS: Dict[int, Holder] = {}
 _DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, because mypy knows `data` only of instances
 _GRAD: Any = getattr(torch.Tensor, "grad")  # noqa: B009
 
+_NEW_PARAMETER = torch.nn.Parameter.__new__.__code__
+
 gradient_of: Callable[[Any], Optional[torch.Tensor]] = _GRAD.__get__
 """Returns a parameter's gradient. Does not notify the `Taker`."""
 
@@ -183,9 +185,13 @@ class Held:
         drop_gradient(self)
 
     def detach(self) -> torch.Tensor:
-        """Returns a view of the values, and notes that the caller has access to them."""
+        """Returns a view of the values, and notes that the caller has access to them. For `torch.nn.Parameter(parameter)` the view
+        has the same class, and no holder."""
         _expose(self)
-        return super().detach()  # type: ignore[misc, no-any-return]
+        found: torch.Tensor = super().detach()  # type: ignore[misc]
+        if sys._getframe(1).f_code is _NEW_PARAMETER:
+            return torch.Tensor._make_subclass(type(self), found, False)  # type: ignore[attr-defined, no-any-return]
+        return found
 
     def data_ptr(self) -> int:
         """Returns the address of the values, and notes that the caller has access to them."""
