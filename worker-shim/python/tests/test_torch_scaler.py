@@ -1,6 +1,8 @@
 """Torch's `GradScaler` in a job with `skip_nonfinite`: the calls that it costs, and the settings that are refused. The tests of
 `truth` show that the numbers are torch's."""
 
+import re
+
 import pytest
 from conftest import in_processes
 
@@ -102,3 +104,55 @@ def test_gradients_in_float16_are_refused(hub):
     scaler.scale(sum(each.float().sum() for each in model.parameters())).backward()
     with pytest.raises(phub.torch.GradientError, match=r"'first.weight' has float16 gradients, .* torch.autocast"):
         scaler.step(optimizer)
+
+
+def with_other_scales(rank, hub):
+    """Trains without a scaler, and with a scale for each rank, which the hub need not know. Returns the weights of both."""
+    found = []
+    for job, scale in (("unscaled", None), ("scaled", (1024.0, 64.0)[rank])):
+        model = Net()
+        settings = {"skip_nonfinite": True, "rank": rank, "world_size": 2, "job": job}
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, **settings)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=3, enabled=scale is not None)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            scaler.scale(scaled(model, 2 * step + rank)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append([each.tolist() for each in model.parameters()])
+        optimizer.leave()
+    return found
+
+
+def test_each_worker_unscales_its_own_gradients_by_its_own_scale(hub):
+    (unscaled, first), (_, second) = in_processes(2, with_other_scales, hub.address)
+    assert first == second == unscaled, "powers of two are exact"
+
+
+def of_means(rank, hub, unscales, clip_value):
+    """Has the scaler unscale means: with one scale for both ranks, and then with a scale for each rank. Returns the error."""
+    model = Net()
+    settings = {"rank": rank, "world_size": 2, "clip_value": clip_value}
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, **settings)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    for number in range(4):
+        optimizer.zero_grad()
+        scaler.scale(scaled(model, 2 * number + rank)).backward()
+        try:
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+        except phub.torch.MeanError as error:
+            return number, str(error)
+        scaler.update(64.0 if number == 1 and rank == 1 else None)
+    return None
+
+
+@pytest.mark.parametrize("unscales, clip_value", [(True, None), (False, None), (True, 1e-3)])
+def test_means_of_differently_scaled_gradients_are_an_error_with_both_scales(hub, unscales, clip_value):
+    words = (
+        r"^test_torch_scaler.py:\d+: the GradScaler of rank 0 has the scale 4096, and that of rank 1 64: .*"
+        r"same init_scale.*skip_nonfinite=True"
+    )
+    for number, error in in_processes(2, of_means, hub.address, unscales, clip_value):
+        assert number == 2 and re.search(words, error), error

@@ -12,15 +12,17 @@ from ._checkpoint import load_checkpoint
 from ._ddp import HubState, ddp_hook
 from ._errors import GradientError, MeanError, StateError, WrapError
 from ._fsdp import Replicas
-from ._lion import Lion
 from ._observe import Late, Observer, observe
 from ._optimizer import DistributedOptimizer, UnsupportedOptimizerError
+from ._own import Lamb, Lars, Lion
 from ._tensors import allreduce_metrics, broadcast_parameters
 
 __all__ = [
     "DistributedOptimizer",
     "GradientError",
     "HubState",
+    "Lamb",
+    "Lars",
     "Late",
     "Lion",
     "MeanError",

@@ -239,6 +239,15 @@ class AtTheHub(Joined):
             raise
         self._phub = self._phub_join.again(self, averages)
 
+    def _phub_wake(self) -> bool:
+        """Joins a new job with the parameters that the script has unfrozen, before it reads their gradients. Every worker must
+        read them. In `no_sync()` the script reads this worker's own gradients, and the job stays."""
+        if self._phub.is_apart:
+            return False
+        self._join_anew()
+        self._phub.watch_gradients()
+        return True
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Returns the parts of a copy or a pickle: an optimizer of torch's own class, with the current state."""
         state = {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}

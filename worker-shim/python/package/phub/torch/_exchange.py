@@ -18,6 +18,7 @@ from torch.nn.modules import module as torch_module
 from .._keys import Array
 from .._phub import Error
 from .._session import Session
+from ._asleep import Asleep
 from ._coverage import Coverage
 from ._errors import GradientError, StateError, WrapError
 from ._gradients import Gradients
@@ -69,6 +70,8 @@ class Exchange:
         self._groups: List[Dict[str, Any]] = []  # of torch's optimizer, once there was a step
         self._found: Optional[Found] = None
         """The search that a scaler has left to the last step."""
+        self.asleep: Optional[Asleep] = None
+        """The frozen parameters of the optimizer, with several workers."""
         self.has_stepped = session.next_round > 1
         """Whether the hub may have weights that are not the first ones."""
 
@@ -110,8 +113,8 @@ class Exchange:
         unanswered = self._gradients.take_unanswered()
         if unanswered:
             self._found = Found(unanswered, self._search_of_this_round())
-        self._gradients.push(times)
-        self._weights.stepped()
+        without = self._gradients.push(times)
+        self._weights.stepped(without if self.session.world_size == 1 else ())  # another worker may have a gradient
         if self._coverage.is_learning:
             self._uncovered = self._coverage.learn()
             self._follow_order([key for layer in self._coverage.layers for key in layer])
@@ -248,6 +251,15 @@ class Exchange:
         """Returns a context in which backward passes add to this worker's own gradients."""
         return self._gradients.apart()
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether the script is in `no_sync()`."""
+        return self._gradients.is_apart
+
+    def watch_gradients(self) -> None:
+        """Watches all gradients, which are this worker's own."""
+        self._gradients.watch_all()
+
     def zeroed(self) -> None:
         """Notes that the script has dropped all gradients, or set them to zero."""
         self._gradients.zeroed()
@@ -303,6 +315,8 @@ class Exchange:
             self._weights.settle_all()
         finally:
             self._weights.leave()
+            if self.asleep is not None:
+                self.asleep.leave()
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()

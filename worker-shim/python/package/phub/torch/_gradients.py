@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import torch
 
 from ._errors import MeanError
-from ._held import gradient_of, unasked
+from ._held import eager, gradient_of, in_compiled_backward, unasked
 from ._pushes import Mean, Pushes, check
 from ._script import line
 from ._watched import is_exposed, is_watched, release, unwatch, watch
@@ -75,7 +75,10 @@ class Gradients:
         """The factor of gradients in the last step; bytes that leave ahead have it, too."""
         self._expects_search = False
         self._unanswered: List[torch.Tensor] = []
-        self._is_apart = False  # in no_sync()
+        self._factor: Optional[torch.Tensor] = None
+        """The number by which the scaler is about to multiply the means."""
+        self.is_apart = False
+        """Whether the script is in `no_sync()`."""
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
         for key, parameter in parameters.items():
             if parameter.grad is not None:
@@ -94,7 +97,7 @@ class Gradients:
     def handed_out(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """Notes that the script has got a gradient, which it may keep and change from now on."""
         key = self._keys[id(parameter)]
-        if self._is_apart:
+        if self.is_apart:
             self._follow(key)
         elif self._mean is not None and key not in self._hooks and not is_watched(gradient) and not is_exposed(gradient):
             watch(gradient, self)
@@ -102,7 +105,7 @@ class Gradients:
     def missed(self, parameter: torch.nn.Parameter) -> None:
         """Notes that the script has seen that a parameter has no gradient. It would leave out a mean that another worker's
         gradient makes."""
-        if self._mean is not None and not self._is_apart:
+        if self._mean is not None and not self.is_apart:
             self._mean.missed.add(self._keys[id(parameter)])
 
     def forward_begins(self) -> None:
@@ -137,11 +140,17 @@ class Gradients:
             self._last[key] = weakref.ref(gradient)
             self._passes[key] = 0  # the script has taken the former one away, with the passes that it had
         passes = self._passes[key] = self._passes.get(key, 0) + 1
-        if self._is_apart:
+        if self.is_apart:
             release(gradient)
             return
         leaves = pushes is not None and key in pushes.ahead and passes == self._expected.get(key, self._passes_of_first)
         if is_exposed(gradient):  # it can change without a trace
+            if self._mean is not None and in_compiled_backward():
+                raise MeanError(
+                    f"{line()}: a compiled backward pass adds to the gradient of {key!r}, which the script may have used: its mean "
+                    f"can only be made after a pass that is not compiled (torch._dynamo.config.compiled_autograd = False), or if "
+                    f"zero_grad(set_to_none=True) comes before each pass"
+                )
             self._average_after_backward()
             leaves = leaves and pushes is not self._own
         elif leaves or self._mean is not None:
@@ -188,6 +197,8 @@ class Gradients:
 
     def _call_back(self) -> bool:
         """Registers a callback for the end of the backward pass that runs on this thread. Returns whether one runs."""
+        if in_compiled_backward():
+            return False  # torch would drop the callback
         try:
             _ENGINE.queue_callback(self._backward_ended)
         except RuntimeError:
@@ -237,7 +248,8 @@ class Gradients:
         """Replaces all gradients by the means of all workers."""
         assert self._mean is not None
         self._is_touched = True
-        self._mean.replace(self._current(), self._parameters)
+        factor, self._factor = self._factor, None
+        self._mean.replace(self._current(), self._parameters, factor)
         for key, gradient in self._current().items():
             if gradient is not None:
                 self._means[key] = weakref.ref(gradient)
@@ -254,8 +266,10 @@ class Gradients:
         """Notes that torch's `GradScaler` searches the gradients next, and then has the optimizer make its step."""
         self._expects_search = self._mean is not None
 
-    def puts_off(self, found: torch.Tensor) -> bool:
-        """Leaves a search by the scaler to the hub, which finds values that are not finite in the mean of all workers."""
+    def puts_off(self, found: torch.Tensor, factor: torch.Tensor) -> bool:
+        """Leaves a search by the scaler to the hub, which finds values that are not finite in the mean of all workers. Otherwise
+        the scaler multiplies the means by `factor`, which must be the same at all workers."""
+        self._factor = factor
         if self._expects_search and not any(each is found for each in self._unanswered):
             self._unanswered.append(found)
         return self._expects_search
@@ -278,8 +292,9 @@ class Gradients:
 
     # ---- the step
 
-    def push(self, times: float = 1.0) -> None:
-        """Ends the round: the hub steps with the gradients of the parameters, times a number."""
+    def push(self, times: float = 1.0) -> List[str]:
+        """Ends the round: the hub steps with the gradients of the parameters, times a number. Returns the keys that have no
+        gradient here."""
         with unasked():
             gradients = self._current()
             unsent = self._own.unsent(gradients, times)
@@ -291,7 +306,8 @@ class Gradients:
         self._bucket.clear()
         self._expected, self._passes = self._passes, {}
         self._was_touched, self._is_touched = self._is_touched, False
-        self._times, self._expects_search = times, False
+        self._times, self._expects_search, self._factor = times, False, None
+        return [key for key, gradient in gradients.items() if gradient is None]
 
     def zeroed(self) -> None:
         """Forgets the backward passes since the last step, because the script has zeroed or dropped their gradients. Zeros
@@ -310,18 +326,24 @@ class Gradients:
                 release(gradient)
                 self._follow(key)
 
+    def watch_all(self) -> None:
+        """Watches all gradients, which are this worker's own."""
+        for gradient in self._current().values():
+            if gradient is not None:
+                watch(gradient, self)
+
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Returns a context in which backward passes add to this worker's own gradients."""
         if self._mean is not None:
             for key in self._parameters:
                 self._follow(key)  # the script may hold gradients of this block when it ends
-        was_apart, self._is_apart = self._is_apart, True
+        was_apart, self.is_apart = self.is_apart, True
         self._release()
         try:
             yield
         finally:
-            self._is_apart = was_apart
+            self.is_apart = was_apart
 
     def nothing(self) -> None:
         """Forgets the bytes that were sent in this round, because another push has replaced them."""
@@ -342,6 +364,7 @@ class Gradients:
 
 
 def _calls(this: "weakref.ref[Gradients]", key: str) -> Callable[..., None]:
+    @eager
     def hook(*_gradients: Any) -> None:
         gradients = this()
         if gradients is not None:

@@ -14,6 +14,7 @@ but not the writes to its `data` or to a NumPy array over it. This file must not
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Callable, Dict, FrozenSet, Iterable, NamedTuple, Optional, Protocol, Tuple
 
 import torch
@@ -25,8 +26,11 @@ __all__ = [
     "call_unasked",
     "claim",
     "drop_gradient",
+    "eager",
     "gradient_of",
     "hold",
+    "in_compiled_backward",
+    "is_held",
     "is_pending",
     "mark_here",
     "mark_pending",
@@ -38,6 +42,14 @@ __all__ = [
 _PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "layout", "is_leaf", "grad_fn")
 _MORE_PROPERTIES = ("is_cuda", "is_sparse", "_version", "names", "is_meta", "is_quantized", "is_mkldnn", "retains_grad", "_base")
 _METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "register_hook")
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
+
+
+eager: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", _as_it_is)  # torch 2.1
+"""Keeps torch.compile from tracing a function, so that the function runs with the real tensors."""
 
 
 def _accesses(*names: str) -> FrozenSet[Any]:
@@ -84,6 +96,8 @@ _HOLDERS: Dict[int, Holder] = {}
 _DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, because mypy knows `data` only of instances
 _GRAD: Any = getattr(torch.Tensor, "grad")  # noqa: B009
 
+_NEW_PARAMETER = torch.nn.Parameter.__new__.__code__
+
 gradient_of: Callable[[Any], Optional[torch.Tensor]] = _GRAD.__get__
 """Returns a parameter's gradient. Does not notify the `Taker`."""
 
@@ -94,6 +108,28 @@ drop_gradient: Callable[[Any], None] = _GRAD.__delete__
 def _taker(parameter: Any) -> Optional[Taker]:
     holder = _HOLDERS.get(id(parameter))
     return None if holder is None else holder.gradients()
+
+
+def in_compiled_backward() -> bool:
+    """Whether a backward pass runs as compiled code (`torch._dynamo.config.compiled_autograd`). Such a pass adds to gradients by
+    the functions that a script would use."""
+    return getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False)
+
+
+@eager
+def _notify(taker: Taker, parameter: Any, gradient: Optional[torch.Tensor]) -> None:
+    if in_compiled_backward():
+        return
+    if gradient is not None:
+        taker.handed_out(parameter, gradient)
+    else:
+        taker.missed(parameter)
+
+
+@eager
+def _notify_given(taker: Taker, parameter: Any) -> None:
+    if not in_compiled_backward():
+        taker.given(parameter)
 
 
 def _expose(parameter: Any, forever: bool = False) -> None:
@@ -133,10 +169,8 @@ class Held:
     def grad(self) -> Optional[torch.Tensor]:
         """The gradient. A read notifies the `Taker` that the script has it from now on."""
         gradient, taker = gradient_of(self), _taker(self)
-        if taker is not None and gradient is not None:
-            taker.handed_out(self, gradient)
-        elif taker is not None:
-            taker.missed(self)
+        if taker is not None:
+            _notify(taker, self, gradient)
         return gradient
 
     @grad.setter
@@ -144,16 +178,20 @@ class Held:
         _GRAD.__set__(self, gradient)
         taker = None if gradient is None else _taker(self)
         if taker is not None:
-            taker.given(self)
+            _notify_given(taker, self)
 
     @grad.deleter
     def grad(self) -> None:
         drop_gradient(self)
 
     def detach(self) -> torch.Tensor:
-        """Returns a view of the values, and notes that the caller has access to them."""
+        """Returns a view of the values, and notes that the caller has access to them. For `torch.nn.Parameter(parameter)` the view
+        has the same class, and no holder."""
         _expose(self)
-        return super().detach()  # type: ignore[misc, no-any-return]
+        found: torch.Tensor = super().detach()  # type: ignore[misc]
+        if sys._getframe(1).f_code is _NEW_PARAMETER:
+            return torch.Tensor._make_subclass(type(self), found, False)  # type: ignore[attr-defined, no-any-return]
+        return found
 
     def data_ptr(self) -> int:
         """Returns the address of the values, and notes that the caller has access to them."""
@@ -248,6 +286,11 @@ def release(parameter: Any, holder: Holder) -> None:
     own = getattr(type(parameter), "_phub_own", None)
     if own is not None:
         parameter.__class__ = own
+
+
+def is_held(parameter: Any) -> bool:
+    """Whether a parameter has a holder."""
+    return id(parameter) in _HOLDERS
 
 
 def is_pending(parameter: Any) -> bool:

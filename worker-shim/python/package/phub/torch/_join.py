@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
 import torch
 
 from .._keys import Array, Key
 from .._optimizers import Average, Sgd, state_names
 from .._session import Session
+from ._asleep import Asleep
 from ._exchange import Exchange
 from ._joined import leave_dropped
 from ._model import Model
+from ._pushes import SCALES
 from ._settings import Settings, by_key, dtype_of
 from ._state import from_torch
 from ._tensors import Broadcast
@@ -99,6 +102,8 @@ class Join:
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)
             exchange = Exchange(joined, self.model, settings, lambda: self._join_mean(joined, keys), buffers, **self._exchange)
             exchange.start()
+            if joined.world_size > 1:
+                exchange.asleep = Asleep(self.model.asleep, _wakes(weakref.ref(optimizer)))
         except BaseException:
             joined.close()
             raise
@@ -114,6 +119,7 @@ class Join:
         """Joins the job that averages gradients."""
         limits = {"join_limit": 60.0, "wait_limit": 60.0}  # a worker that does not come is the script's mistake
         own = {"answers_ahead": self._exchange["overlap"], **limits}
+        keys = {**keys, SCALES: Key((joined.world_size,))}
         return Session(keys=keys, optimizer=Average(), job=f"{joined.job[:56]}-mean", **{**self._place(), **own})
 
     def _buffers(self, joined: Session) -> Optional[Broadcast]:
@@ -123,6 +129,14 @@ class Join:
         buffers = self.model.buffers if self._broadcast_buffers else {}
         job = {**self._place(), "job": f"{joined.job[:54]}-buffers"}
         return Broadcast(buffers, job, Sgd(0.0)) if buffers else None
+
+
+def _wakes(optimizer: "weakref.ref[Any]") -> Callable[[], bool]:
+    def wake() -> bool:
+        found = optimizer()
+        return found is not None and bool(found._phub_wake())
+
+    return wake
 
 
 # Exchanges of optimizers that the script has dropped.

@@ -20,6 +20,9 @@ class Model:
     """The parameters that the optimizer has and that are not frozen, in the order of the model. A shared parameter is there
     once."""
 
+    asleep: List[torch.nn.Parameter]
+    """The parameters that the optimizer has and that were frozen when the job was joined."""
+
     def __init__(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
         self._module = _module_of(named)
         if isinstance(named, torch.nn.Module):
@@ -72,14 +75,14 @@ class Model:
         if len(devices) > 1:
             raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")
         _check_memory(self.trained)
-        self._asleep = [each for each in mine.values() if not each.requires_grad]
+        self.asleep = [each for each in mine.values() if not each.requires_grad]
         self._members = _members(optimizer)
         trained = {id(each) for each in self.trained.values()}
         self._frozen = {name: each for name, each in names.items() if id(each) not in trained}
 
     def has_changed(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer has other parameters than when the job was joined, or one is no longer frozen."""
-        return _members(optimizer) != self._members or any(each.requires_grad for each in self._asleep)
+        return _members(optimizer) != self._members or any(each.requires_grad for each in self.asleep)
 
     @property
     def buffers(self) -> Dict[str, torch.Tensor]:

@@ -53,7 +53,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     accumulation are as without phub.
 
     Args:
-        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or `phub.torch.Lion`.
+        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or `phub.torch.Lion`, `Lamb` or `Lars`.
         named_parameters: the model, or its `named_parameters()`, in the order of the forward pass. Every parameter of the
             optimizer must be among them. Names must be the same in all workers. Default: parameters are numbered.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment.

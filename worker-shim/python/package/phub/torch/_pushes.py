@@ -7,6 +7,7 @@ script that uses gradients before `step()`.
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set
 
@@ -19,6 +20,10 @@ from ._held import unasked
 from ._script import is_within, line
 from ._watched import is_exposed, is_watched
 from ._windows import Windows
+from ._windows import tensor as window
+
+SCALES = "scaler/scales"
+"""The key of the job that makes means for the scales of all workers, by rank."""
 
 Made = Mapping[str, Optional[torch.Tensor]]
 """Gradients by key; `None` for a parameter that has no gradient."""
@@ -128,12 +133,14 @@ class Mean:
         with _says_where():
             self.pushes.send_ahead(gradients)
 
-    def replace(self, gradients: Dict[str, Any], parameters: Dict[str, torch.nn.Parameter]) -> None:
+    def replace(
+        self, gradients: Dict[str, Any], parameters: Dict[str, torch.nn.Parameter], factor: Optional[torch.Tensor] = None
+    ) -> None:
         """Puts the mean of all workers into each gradient. A parameter without a gradient on this worker gets one if another
-        worker has one.
+        worker has one. `factor` is the number by which a scaler is about to multiply the means.
 
         Raises:
-            MeanError: not all workers came to this line.
+            MeanError: not all workers came to this line, or their scalers have different scales.
         """
         with _says_where(), torch.inference_mode(False), torch.no_grad():
             if self._session is None:
@@ -144,7 +151,11 @@ class Mean:
             session, windows, pushes = self._session, self._windows, self.pushes
             assert pushes is not None
             with unasked():
-                pushes.push(gradients, pushes.unsent(gradients))
+                scales = {SCALES: _own_scale(session, factor)}
+                pushes.push({**scales, **gradients}, {**pushes.unsent(scales), **pushes.unsent(gradients)}, [SCALES])
+                windows.settle(SCALES)
+                if not session.was_left_alone(SCALES):
+                    _check_scales(session)
                 for key, gradient in gradients.items():
                     windows.settle(key)
                     if session.was_left_alone(key):
@@ -165,6 +176,33 @@ class Mean:
         if session is not None:
             self._windows.close()
             session.leave()
+
+
+def _own_scale(session: Session, factor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """Returns the scale of this worker's scaler at the place of its rank, and zeros at the other places."""
+    if factor is None:
+        return None
+    scales = torch.zeros(session.world_size)
+    scales[session.rank] = 1 / (factor.item() or math.inf)
+    return scales
+
+
+def _check_scales(session: Session) -> None:
+    """Checks that the scalers of all workers that have one have the same scale.
+
+    Raises:
+        MeanError: two scales differ.
+    """
+    scales: List[float] = torch.mul(window(session, SCALES, "weights"), session.world_size).tolist()
+    of_ranks = {rank: scale for rank, scale in enumerate(scales) if scale}
+    first, scale = next(iter(of_ranks.items()))
+    for rank, other in of_ranks.items():
+        if not math.isclose(scale, other, rel_tol=1e-5):
+            raise MeanError(
+                f"{line()}: the GradScaler of rank {first} has the scale {scale:g}, and that of rank {rank} {other:g}: gradients with "
+                f"different scales have no mean. Give all ranks the same init_scale, load_state_dict() and update(), or let each rank "
+                f"unscale its own gradients (skip_nonfinite=True, without scaler.unscale_())"
+            )
 
 
 def check(key: str, gradient: torch.Tensor) -> None:

@@ -52,7 +52,7 @@ class Found:
         """Waits for the answer, because the script is about to write zeros, which the answer must not replace later."""
         self.answer()
 
-    def puts_off(self, found: Any) -> bool:
+    def puts_off(self, found: Any, factor: Any) -> bool:
         """Returns False: the hub searches only gradients, and these tensors are the result of a search."""
         return False
 

@@ -17,9 +17,13 @@ _SKIPPED = (*_OURS, contextlib.__file__)
 def line() -> str:
     """Returns the file and line of the innermost caller that is neither this package nor torch."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_SKIPPED):
+    while frame.f_back is not None and _is_skipped(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _is_skipped(file: str) -> bool:
+    return os.path.abspath(file).startswith(_SKIPPED) or file.startswith("<eval_with_key>")  # code that torch.compile has made
 
 
 def is_within(function: str) -> bool:

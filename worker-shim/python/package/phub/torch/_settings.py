@@ -10,7 +10,7 @@ import torch
 
 from .. import _optimizers
 from .._phub import Error, SettingsError
-from ._lion import Lion
+from ._own import Lamb, Lars, Lion
 
 
 class UnsupportedOptimizerError(Error):
@@ -18,8 +18,8 @@ class UnsupportedOptimizerError(Error):
 
 
 _HOW = (
-    "the hub runs torch.optim.SGD, Adam and AdamW, and phub.torch.Lion; to keep another optimizer local, leave it as it is and "
-    "average gradients: DistributedDataParallel with phub.torch.ddp_hook"
+    "the hub runs torch.optim.SGD, Adam and AdamW, and phub.torch.Lion, Lamb and Lars; to keep another optimizer local, leave it as it "
+    "is and average gradients: DistributedDataParallel with phub.torch.ddp_hook"
 )
 
 # The settings that the hub does not know, each with the only value that is possible.
@@ -30,7 +30,7 @@ _REFUSED: Dict[str, Any] = {"differentiable": False}
 _KIND = ("momentum", "dampening", "nesterov", "amsgrad", "maximize", "decoupled_weight_decay")
 
 # All settings on which a step depends.
-_FOLLOWED = ("lr", "weight_decay", "betas", "eps", *_KIND, *_REFUSED)
+_FOLLOWED = ("lr", "weight_decay", "betas", "eps", "trust", *_KIND, *_REFUSED)
 
 # The largest relative difference of multipliers that count as equal. Rounding may change a quotient by this much.
 _ROUNDING = 2e-7
@@ -83,7 +83,7 @@ class Settings:
             UnsupportedOptimizerError: the hub cannot run the optimizer. The message names the setting and the next step.
         """
         kind = kind or type(optimizer)
-        if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, Lion):
+        if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, Lion, Lamb, Lars):
             raise UnsupportedOptimizerError(f"{kind.__module__}.{kind.__qualname__}: {_HOW}")
         return cls(kind, optimizer.param_groups)
 
@@ -186,6 +186,8 @@ def _numbers(
                 )
     rate, rates = _shares([group["lr"] for group in groups], [each.learning_rate for each in former])
     decay, decays = _shares([group["weight_decay"] for group in groups], [each.weight_decay for each in former])
+    if kind in (Lamb, Lars):  # a key whose multiplier is 0 is not scaled by its norms
+        decays = [share if group["weight_decay"] else 0.0 for share, group in zip(decays, groups)]
     optimizers = tuple(_hub_optimizer(kind, group, rate, decay) for group in groups)
     return optimizers, tuple(map(Multipliers, rates, decays))
 
@@ -213,9 +215,13 @@ def _hub_optimizer(kind: type, group: Dict[str, Any], rate: float, decay: float)
             return _optimizers.Dampened(rate, momentum, decay, float(group["dampening"]))
         with_momentum = _optimizers.Nesterov if group["nesterov"] else _optimizers.Momentum
         return with_momentum(rate, momentum, decay)
+    if kind is Lars:
+        return _optimizers.Lars(rate, float(group["momentum"]), decay, float(group["trust"]))
     beta1, beta2 = (float(beta) for beta in group["betas"])
     if kind is Lion:
         return _optimizers.Lion(rate, decay, beta1, beta2)
+    if kind is Lamb:
+        return _optimizers.Lamb(rate, decay, beta1, beta2, float(group["eps"]))
     is_decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay")
     if group["amsgrad"]:
         adam: Type[_optimizers.Adam] = _optimizers.AmsGradW if is_decoupled else _optimizers.AmsGrad

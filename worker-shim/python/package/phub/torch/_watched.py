@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
 import torch
 
-from ._held import WITHOUT_VALUES, call_unasked
+from ._held import WITHOUT_VALUES, call_unasked, eager, in_compiled_backward
 
 __all__ = ["is_exposed", "is_watched", "release", "unwatch", "watch"]
 
@@ -26,9 +26,10 @@ class Watcher(Protocol):
     def zeroed_by_script(self, gradient: Any) -> None:
         """Is called before the script sets a gradient to zero, which then need not be watched any more."""
 
-    def puts_off(self, found: Any) -> bool:
+    def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
         """Returns whether the watcher puts a search off. torch's `GradScaler` asks before it searches gradients for values
-        that are not finite; all of them belong to this watcher. The watcher writes the result into `found`."""
+        that are not finite, and multiplies them by `factor`; all of them belong to this watcher. The watcher writes the result
+        into `found`."""
 
 
 _WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}
@@ -56,24 +57,32 @@ class Watched:
     ) -> Any:
         if function in _WITHOUT_VALUES or _traced() is not None:
             return call_unasked(function, types, args, kwargs or {})
-        if function is torch.Tensor.zero_:
-            args[0]._phub_watcher.zeroed_by_script(args[0])
-            release(args[0])
-            return function(*args, **(kwargs or {}))
-        if function is _SEARCH and _puts_off(args[0], args[1]):
-            return None
-        found: List[Any] = []
-        _collect((args, kwargs), found)
-        for gradient in found:
-            if isinstance(gradient, Watched):  # the watcher of another may have released it
-                gradient._phub_watcher.touched(gradient)
-                unwatch(gradient)
-        return function(*args, **(kwargs or {}))
+        return _used(function, args, kwargs or {})
 
     def __dlpack__(self, *arguments: Any, **named: Any) -> Any:
         self._phub_watcher.touched(self)
         unwatch(self)
         return self.__dlpack__(*arguments, **named)
+
+
+@eager
+def _used(function: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Calls a function that uses the values of a watched gradient."""
+    if in_compiled_backward():
+        return call_unasked(function, (), args, kwargs)
+    if function is torch.Tensor.zero_:
+        args[0]._phub_watcher.zeroed_by_script(args[0])
+        release(args[0])
+        return function(*args, **kwargs)
+    if function is _SEARCH and _puts_off(*args):
+        return None
+    found: List[Any] = []
+    _collect((args, kwargs), found)
+    for gradient in found:
+        if isinstance(gradient, Watched):  # the watcher of another may have released it
+            gradient._phub_watcher.touched(gradient)
+            unwatch(gradient)
+    return function(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=None)
@@ -114,12 +123,12 @@ def is_exposed(gradient: Any) -> bool:
     return getattr(gradient, "_phub_is_exposed", False)
 
 
-def _puts_off(gradients: List[Any], found: Any) -> bool:
+def _puts_off(gradients: List[Any], found: Any, factor: torch.Tensor) -> bool:
     watchers = {id(each._phub_watcher) if isinstance(each, Watched) else None for each in gradients}
     if len(watchers) != 1 or None in watchers or isinstance(found, Watched):
         return False
     watcher: Watcher = gradients[0]._phub_watcher
-    return watcher.puts_off(found)
+    return watcher.puts_off(found, factor)
 
 
 def _collect(values: Any, found: List[Any]) -> None:

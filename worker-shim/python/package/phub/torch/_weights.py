@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -59,6 +59,8 @@ class Weights:
         self.pending: Set[str] = set()
         """The keys whose new values have not been copied into their parameters."""
         self._moved: Set[str] = set()
+        self._unmoved: FrozenSet[str] = frozenset()
+        """The keys whose values the last step has not changed."""
         self._buckets: Dict[str, List[str]] = {}
         """The bucket of each key: keys that are neighbours in the forward pass. Those that have arrived are copied together."""
 
@@ -89,10 +91,15 @@ class Weights:
 
     # ---- reads
 
-    def stepped(self) -> None:
-        """Notes that all parameters get new values. Waits for the values of parameters of which the script may have views."""
-        with unasked(), torch.no_grad():
-            _count_write(self._places)  # so that torch raises its error in a backward pass over the old values
+    def stepped(self, unmoved: Sequence[str] = ()) -> None:
+        """Notes that all parameters get new values, except `unmoved`, whose values are the same. Waits for the values of parameters
+        of which the script may have views."""
+        older = self.pending - self._unmoved  # these have values of an earlier step, which are not in the parameters yet
+        self._unmoved = frozenset(unmoved) - older
+        places = [each.place for key, each in self._weights.items() if key not in self._unmoved] if unmoved else self._places
+        if places:
+            with unasked(), torch.no_grad():
+                _count_write(places)  # so that torch raises its error in a backward pass over the old values
         mark_pending(self.parameters.values())
         viewed = []
         for key, weight in self._weights.items():
@@ -117,7 +124,9 @@ class Weights:
     def _put(self, keys: List[str]) -> None:
         """Copies the hub's answers into their parameters."""
         weights = [self._weights[key] for key in keys]
-        self._windows.take(keys, [weight.values for weight in weights])
+        moved = [key for key in keys if key not in self._unmoved]
+        if moved:
+            self._windows.take(moved, [self._weights[key].values for key in moved])
         self.pending.difference_update(keys)
         mark_here([weight.parameter for weight in weights])
         for weight in weights:

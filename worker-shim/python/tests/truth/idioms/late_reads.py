@@ -224,3 +224,18 @@ def penalty_from_a_kept_copy(ctx):
         (loss + 0.1 * away).backward()
         run.optimizer.step()
         ctx.record(run.net, loss=loss, away=away)
+
+
+@idiom(workers=(1,))
+def graph_kept_over_a_step_without_gradients(ctx):
+    """Such a step writes no parameter, so a graph from before it has a backward pass. With several workers torch's error about an
+    in-place change comes, because another worker may have gradients."""
+    net = Mlp()
+    model, optimizer = ctx.wrap(net, adamw(net.parameters()))
+    for inputs, targets in ctx.batches(5):
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        loss.backward()
+        optimizer.step()
+        ctx.record(net, loss=loss)

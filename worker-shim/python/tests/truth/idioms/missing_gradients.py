@@ -94,6 +94,35 @@ def unfrozen_later_with_momentum(ctx):
     run.train(4)
 
 
+def unfrozen_after_zero_grad(ctx, read, **settings):
+    """Unfreezes a layer between `zero_grad` and the forward pass, and reads its gradients before its first step."""
+    net = Mlp()
+    net.first.requires_grad_(False)
+    model, optimizer = ctx.wrap(net, adam(net.parameters()), unused=True)
+    for step, (inputs, targets) in enumerate(ctx.batches(6)):
+        optimizer.zero_grad(**settings)
+        if step == 3:
+            net.first.requires_grad_(True)
+            model = ctx.anew(model, net)
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        if step >= 3:
+            ctx.record(read=read(net))
+        optimizer.step()
+        ctx.record(net, loss=loss)
+
+
+@idiom(workers=(1, 2, 4))
+def unfrozen_after_zero_grad_and_clipped(ctx):
+    unfrozen_after_zero_grad(ctx, lambda net: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1))
+
+
+@idiom()
+def unfrozen_after_zero_grad_and_read(ctx):
+    """Only a gradient of the unfrozen layer is read, and one that a backward pass has added to afterwards."""
+    unfrozen_after_zero_grad(ctx, lambda net: net.first.bias.grad.clone(), set_to_none=False)
+
+
 @idiom()
 def frozen_later(ctx):
     run = ctx.run(weight_decay=0.1)

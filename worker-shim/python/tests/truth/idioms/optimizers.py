@@ -2,6 +2,8 @@
 
 import torch
 
+import phub.torch
+
 from ..context import Mlp, adam, adamw, sgd
 from ..idiom import idiom
 
@@ -24,6 +26,52 @@ def adam_with_decay(ctx):
 @idiom()
 def adamw_for_long(ctx):
     ctx.run(make=adamw, betas=(0.8, 0.99), eps=1e-6).train(20)
+
+
+def by_layers(ctx, make, clip=lambda net: None, steps=20):
+    """Trains with a group of matrices and a group of biases, which have no weight decay. The learning rate changes, and the decay
+    of the matrices."""
+    net = Mlp()
+    groups = [
+        {"params": [each for each in net.parameters() if each.dim() > 1]},
+        {"params": [each for each in net.parameters() if each.dim() == 1], "weight_decay": 0.0, "lr": 0.02},
+    ]
+    model, optimizer = ctx.wrap(net, make(groups))
+    for step, (inputs, targets) in enumerate(ctx.batches(steps)):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        clip(net)
+        optimizer.param_groups[0]["lr"] *= 0.95
+        optimizer.param_groups[0]["weight_decay"] = 0.1 if step < 10 else 0.05
+        optimizer.step()
+        ctx.record(net, loss=loss)
+
+
+@idiom(workers=(1, 2, 4))
+def lamb(ctx):
+    by_layers(ctx, lambda groups: phub.torch.Lamb(groups, lr=0.02))
+
+
+@idiom(workers=(1, 2, 4))
+def lars(ctx):
+    by_layers(ctx, lambda groups: phub.torch.Lars(groups, lr=2.0, trust=0.02))
+
+
+@idiom()
+def lamb_of_clipped_gradients(ctx):
+    by_layers(ctx, phub.torch.Lamb, lambda net: ctx.record(norm=torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)))
+
+
+@idiom()
+def lamb_without_decay(ctx):
+    """No group has a weight decay, so no step is scaled by norms."""
+    ctx.run(make=phub.torch.Lamb, lr=0.01, weight_decay=0.0).train(6)
+
+
+@idiom()
+def lars_with_all_weights_decayed(ctx):
+    ctx.run(make=phub.torch.Lars, lr=2.0, trust=0.02, maximize=True).train(6)
 
 
 @idiom()

@@ -1,5 +1,7 @@
 """`GradScaler`: losses are scaled, gradients are unscaled, steps with infinite gradients are skipped."""
 
+import warnings
+
 import torch
 
 from ..context import Mlp, adam, adamw, sgd
@@ -256,3 +258,32 @@ def with_autocast(ctx):
         scales.step(run.optimizer)
         scales.update()
         ctx.record(run.net, loss=loss)
+
+
+def with_the_old_name(ctx, **wrap):
+    """`torch.cuda.amp.GradScaler`. Without CUDA it disables itself, with a warning: losses are not scaled. With CUDA the script
+    disables it, because the tensors are in host memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scales = torch.cuda.amp.GradScaler(init_scale=1024.0, enabled=not torch.cuda.is_available())
+    run = ctx.run(make=adamw, wrap=wrap)
+    for inputs, targets in ctx.batches(6):
+        run.optimizer.zero_grad()
+        loss = run.loss(inputs, targets)
+        scales.scale(loss).backward()
+        scales.unscale_(run.optimizer)
+        ctx.record(norm=torch.nn.utils.clip_grad_norm_(run.net.parameters(), 0.1))
+        scales.step(run.optimizer)
+        scales.update()
+        ctx.record(run.net, loss=loss, scale=scales.get_scale(), enabled=float(scales.is_enabled()))
+    ctx.record(state=scales.state_dict())
+
+
+@idiom()
+def old_name(ctx):
+    with_the_old_name(ctx)
+
+
+@idiom(hooked=False)
+def old_name_and_found_by_the_hub(ctx):
+    with_the_old_name(ctx, **AT_THE_HUB)

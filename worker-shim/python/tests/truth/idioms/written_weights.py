@@ -199,3 +199,15 @@ def written_at_an_older_address(ctx):
     values = (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
     for _ in run.after_steps():
         values[:] = [min(max(each, -0.1), 0.1) for each in values]
+
+
+@idiom()
+def parameter_of_a_parameter(ctx):
+    """`torch.nn.Parameter(p)` has the memory of `p`: it is read, and written between steps."""
+    run = ctx.run()
+    again = torch.nn.Parameter(run.net.first.weight)
+    for step, _ in enumerate(run.after_steps(6)):
+        ctx.record(again=again, alike=float(again.data_ptr() == run.net.first.weight.data_ptr()))
+        if step % 2:
+            again = torch.nn.Parameter(run.net.first.weight, requires_grad=False)
+            again.mul_(0.5)
