@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -131,15 +131,25 @@ class AtTheHub(Joined):
         """The optimizer state by parameter, fetched from the hub. A script may read it. After a write, the next step raises a
         `StateError`."""
         found = self.__dict__["state"]
-        if not found and "_phub" in self.__dict__ and self._phub.has_stepped and self._phub_join.keeps_state:
+        if not found and "_phub" in self.__dict__:
+            if self._phub_read:
+                self._take_changes_of_state()  # the script has cleared what it had read
+            self._fetch_state()
+            self._phub_read = {parameter: _Read(dict(kept), _versions(kept)) for parameter, kept in found.items()}
+        return found
+
+    def _fetch_state(self, dtype: Optional[torch.dtype] = None) -> None:
+        """Fetches the optimizer state from the hub, without that of parameters that are reset before the next step. It has the
+        type of each parameter, or this one."""
+        found = self.__dict__["state"]
+        found.update(self._phub_join.aside)
+        if self._phub.has_stepped and self._phub_join.keeps_state:
             self.synchronize()
             state = self._phub.session.state()
             for key, parameter in self._phub.parameters.items():
-                kept = to_torch(state, key, parameter)
+                kept = {} if self._phub.is_reset(key) else to_torch(state, key, parameter, dtype)
                 if kept:
                     found[parameter] = kept
-            self._phub_read = {parameter: _Read(dict(kept), _versions(kept)) for parameter, kept in found.items()}
-        return found
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -154,7 +164,11 @@ class AtTheHub(Joined):
         """Resets parameters before the next step: sets their optimizer state and their numbers of steps to zero. Without
         arguments, resets all parameters. Every worker must call it. `optimizer.state.clear()` does the same, and so does the
         deletion of one parameter's entry in `optimizer.state`."""
-        self._phub.reset(parameters or self._phub.parameters.values())
+        if not parameters:
+            parameters = (*self._phub.parameters.values(), *self._phub_join.aside)
+        self._phub.reset(parameters)
+        for parameter in parameters:
+            self._phub_join.aside.pop(parameter, None)
 
     def _take_changes_of_state(self) -> None:
         """Resets the optimizer state that the script has deleted since the last step.
@@ -188,7 +202,7 @@ class AtTheHub(Joined):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
         """Loads the groups' settings and the optimizer state. Every worker must call it. With a state, every worker leaves the
         job, and joins a new job, whose name ends with a number. The new job begins with rank 0's current parameters and state.
-        A `state_dict` without state changes only the groups.
+        A `state_dict` without state resets all parameters, as in torch, and the job stays.
 
         Raises:
             SettingsError: the state belongs to another model or optimizer.
@@ -199,13 +213,15 @@ class AtTheHub(Joined):
         self._phub_read = None
         if not state_dict.get("state"):
             self.__dict__["state"].clear()
+            if self._phub_join.keeps_state:
+                self.reset_state()
             return
         try:
             self._phub_join.check(self)
         except BaseException:
             self.__dict__["state"].clear()
             raise
-        self._phub = self._phub_join.again(self)
+        self._phub = self._phub_join.again(self, self._averages())
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a parameter group. Every worker must call it: every worker leaves the job, and joins a new job with the
@@ -225,9 +241,9 @@ class AtTheHub(Joined):
     def _join_anew(self) -> None:
         """Joins a new job with the current parameters and the current state of the optimizer."""
         self._phub.check_own("another group of parameters")
-        _ = self.state  # a read fetches it
-        self._phub_read = None
-        averages = self._phub.averages() if self._phub.session.rank == 0 else None  # the new job takes only rank 0's state
+        self._take_changes_of_state()
+        self._fetch_state(torch.float32)  # 16 bits would round it
+        averages = self._averages()
         model = self._phub_join.model
         former = model.trained
         try:
@@ -238,6 +254,10 @@ class AtTheHub(Joined):
             self.__dict__["state"].clear()
             raise
         self._phub = self._phub_join.again(self, averages)
+
+    def _averages(self) -> Optional[Mapping[str, Any]]:
+        """Fetches the averages for a new job, which takes only those of rank 0."""
+        return self._phub.averages() if self._phub.session.rank == 0 else None
 
     def _phub_wake(self) -> bool:
         """Joins a new job with the parameters that the script has unfrozen, before it reads their gradients. Every worker must

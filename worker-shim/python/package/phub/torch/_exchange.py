@@ -269,6 +269,10 @@ class Exchange:
         ours = {id(parameter) for parameter in parameters}
         self._resets |= {key for key, parameter in self.parameters.items() if id(parameter) in ours}
 
+    def is_reset(self, key: str) -> bool:
+        """Whether the optimizer state of a key is set to zero before the next step."""
+        return key in self._resets
+
     def averages(self) -> Optional[Mapping[str, Array]]:
         """Fetches the averages by key, if the hub keeps some."""
         self.synchronize()

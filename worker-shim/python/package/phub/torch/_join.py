@@ -26,6 +26,8 @@ class Join:
 
     keeps_state: bool
     """Whether the hub keeps optimizer state."""
+    aside: Dict[torch.Tensor, Dict[str, Any]]
+    """The optimizer state of parameters that the job does not have, because they are frozen or in no group."""
     _current: Exchange
 
     def __init__(
@@ -107,7 +109,9 @@ class Join:
         except BaseException:
             joined.close()
             raise
-        optimizer.__dict__["state"].clear()  # the hub has it
+        ours = {id(each) for each in parameters.values()}
+        self.aside = {each: kept for each, kept in optimizer.__dict__["state"].items() if id(each) not in ours}
+        optimizer.__dict__["state"].clear()  # the hub has the rest
         return exchange
 
     def _place(self) -> Dict[str, Any]:

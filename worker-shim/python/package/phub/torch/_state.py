@@ -14,12 +14,12 @@ from .._state import Array, State, name_of, steps_of
 _STEP = "step"
 
 
-def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
-    """Returns the optimizer state of a parameter, as a torch optimizer keeps it: in the parameter's type, on its device. Before
-    the first step the state is empty, as with torch."""
+def to_torch(state: State, key: str, parameter: torch.Tensor, dtype: Optional[torch.dtype] = None) -> Dict[str, Any]:
+    """Returns the optimizer state of a parameter, as a torch optimizer keeps it: on the parameter's device, in its type or in
+    `dtype`. Before the first step the state is empty, as with torch."""
     if not state.made(key):
         return {}
-    kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter) for each in state.names}
+    kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter.device, dtype or parameter.dtype) for each in state.names}
     if "exp_avg_sq" in kept:
         kept[_STEP] = torch.tensor(float(state.made(key)))
     return kept
@@ -68,8 +68,8 @@ def from_torch(
             tensors[name_of(name, key)] = _array(value)
         if "exp_avg_sq" in names:
             made[key] = steps_of(kept[key].get(_STEP, 0), f"parameter {key!r}")
-        elif isinstance(at_hub, _optimizers.Dampened):
-            made[key] = int(bool(seen))  # torch has no count here; the hub needs to know whether the first step was made
+        elif names:
+            made[key] = int(bool(seen))  # torch has no count here; but there is state only after the first step
     if not averages:
         return State(max(made.values(), default=0) + 1, tensors, made)
     # There are averages, so there was a step, also if torch's optimizer counts none.
@@ -78,7 +78,7 @@ def from_torch(
 
 
 def _kept(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> Dict[str, Any]:
-    kept = optimizer.state[parameter] if parameter in optimizer.state else {}
+    kept = vars(optimizer)["state"].get(parameter, {})  # without a fetch from the hub
     return {name: value for name, value in kept.items() if value is not None}
 
 

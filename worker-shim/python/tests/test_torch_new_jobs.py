@@ -1,0 +1,187 @@
+"""Optimizer state over new jobs: a script that unfreezes, adds groups, loads or resets has the numbers of torch's optimizer."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from test_torch_optimizer import OPTIMIZERS, Net, data, same, wrap  # noqa: E402
+from test_torch_state import KEEPING, train  # noqa: E402
+
+
+def freeze(module, is_frozen=True):
+    for parameter in module.parameters():
+        parameter.requires_grad_(not is_frozen)
+        parameter.grad = None  # torch steps a frozen parameter that has a gradient
+
+
+def read_before_the_first_step(model, optimizer, wrapped):
+    train(model, optimizer, 0, 5)
+    optimizer = wrapped(optimizer)
+    state = copy.deepcopy(optimizer.state_dict())
+    assert len(state["state"]) == 4
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 5, 8)
+    return optimizer
+
+
+def unfrozen_before_the_first_step(model, optimizer, wrapped):
+    train(model, optimizer, 0, 5)
+    freeze(model.first)
+    optimizer = wrapped(optimizer)
+    freeze(model.first, False)
+    train(model, optimizer, 5, 8)
+    return optimizer
+
+
+def two_groups_added(model, optimizer, wrapped):
+    optimizer.param_groups[0]["params"] = [model.first.weight, model.first.bias]
+    optimizer = wrapped(optimizer)
+    train(model, optimizer, 0, 3)
+    optimizer.add_param_group({"params": [model.second.weight]})
+    optimizer.add_param_group({"params": [model.second.bias]})
+    train(model, optimizer, 3, 6)
+    return optimizer
+
+
+def head_then_body_then_both(model, optimizer, wrapped):
+    freeze(model.first)
+    optimizer = wrapped(optimizer)
+    train(model, optimizer, 0, 3)
+    freeze(model.second)
+    freeze(model.first, False)
+    train(model, optimizer, 3, 6)
+    assert len(optimizer.state_dict()["state"]) == 4
+    freeze(model.second, False)
+    train(model, optimizer, 6, 8)
+    return optimizer
+
+
+def taken_out_and_put_back(model, optimizer, wrapped):
+    optimizer = wrapped(optimizer)
+    train(model, optimizer, 0, 3)
+    bias = optimizer.param_groups[0]["params"].pop()
+    optimizer.zero_grad()
+    train(model, optimizer, 3, 5)
+    bias.grad = None
+    optimizer.param_groups[0]["params"].append(bias)
+    train(model, optimizer, 5, 8)
+    return optimizer
+
+
+def cleared_and_unfrozen(model, optimizer, wrapped):
+    freeze(model.second)
+    optimizer = wrapped(optimizer)
+    train(model, optimizer, 0, 3)
+    optimizer.state.clear()
+    assert not optimizer.state
+    freeze(model.second, False)
+    train(model, optimizer, 3, 6)
+    return optimizer
+
+
+def one_entry_deleted_and_unfrozen(model, optimizer, wrapped):
+    freeze(model.second)
+    optimizer = wrapped(optimizer)
+    train(model, optimizer, 0, 3)
+    del optimizer.state[model.first.weight]
+    freeze(model.second, False)
+    train(model, optimizer, 3, 6)
+    return optimizer
+
+
+def the_state_of_a_frozen_parameter_is_deleted(model, optimizer, wrapped):
+    train(model, optimizer, 0, 3)
+    freeze(model.second)
+    optimizer = wrapped(optimizer)
+    train(model, optimizer, 3, 5)
+    del optimizer.state[model.second.weight]
+    train(model, optimizer, 5, 6)
+    freeze(model.second, False)
+    train(model, optimizer, 6, 8)
+    return optimizer
+
+
+def a_fresh_state_is_loaded(model, optimizer, wrapped):
+    fresh = copy.deepcopy(optimizer.state_dict())
+    optimizer = wrapped(optimizer)
+    train(model, optimizer, 0, 3)
+    optimizer.load_state_dict(fresh)
+    assert not optimizer.state_dict()["state"]
+    train(model, optimizer, 3, 6)
+    return optimizer
+
+
+SCRIPTS = [
+    read_before_the_first_step,
+    unfrozen_before_the_first_step,
+    two_groups_added,
+    head_then_body_then_both,
+    taken_out_and_put_back,
+    cleared_and_unfrozen,
+    one_entry_deleted_and_unfrozen,
+    the_state_of_a_frozen_parameter_is_deleted,
+    a_fresh_state_is_loaded,
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_script_has_torchs_numbers(hub, name, script):
+    models = [Net(), Net()]
+    for model, wrapped in zip(models, [lambda optimizer: optimizer, lambda optimizer: wrap(optimizer, models[1], hub)]):
+        optimizer = script(model, OPTIMIZERS[name](model.parameters()), wrapped)
+    optimizer.leave()
+    same(models[1], models[0])
+
+
+def test_a_skipped_first_step_and_a_new_job(hub):
+    model = Net()
+    freeze(model.first)
+    optimizer = wrap(OPTIMIZERS["adamw"](model.parameters()), model, hub, skip_nonfinite=True)
+    optimizer.zero_grad()
+    (torch.nn.functional.cross_entropy(model(data()[0]), data()[1]) * float("inf")).backward()
+    optimizer.step()
+    freeze(model.first, False)
+    train(model, optimizer, 0, 3)
+    theirs = Net()
+    train(theirs, OPTIMIZERS["adamw"](theirs.parameters()), 0, 3)
+    optimizer.leave()
+    same(model, theirs)
+
+
+def test_averages_continue_after_a_load(hub):
+    model = Net()
+    optimizer = wrap(OPTIMIZERS["adamw"](model.parameters()), model, hub, ema=0.9)
+    train(model, optimizer, 0, 4)
+    with optimizer.averaged():
+        before = copy.deepcopy(model.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with optimizer.averaged():
+        after = copy.deepcopy(model.state_dict())
+    optimizer.leave()
+    assert all(torch.equal(each, after[name]) for name, each in before.items())
+    assert not torch.equal(before["first.weight"], model.first.weight)
+
+
+def test_state_of_16_bits_is_not_rounded_for_a_new_job(hub):
+    """The square of a small gradient is 0 in f16, and Adam would make a step of many times the learning rate."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).half()
+    freeze(model[0])
+    optimizer = wrap(torch.optim.Adam(model.parameters(), lr=2.0**-6), model, hub)
+    steps = []
+    for number in range(8):
+        if number == 4:
+            freeze(model[0], False)
+        before = model[1].bias.detach().clone()
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.full_like(parameter, 1e-4)
+        optimizer.step()
+        optimizer.synchronize()
+        steps.append((model[1].bias - before).abs().max().item())
+    optimizer.leave()
+    assert max(steps) < 1.5 * 2.0**-6
