@@ -138,6 +138,15 @@ class AtTheHub(Joined):
             self._phub_read = {parameter: _Read(dict(kept), _versions(kept)) for parameter, kept in found.items()}
         return found
 
+    @state.setter
+    def state(self, state: Any) -> None:
+        if "_phub" not in self.__dict__:
+            self.__dict__["state"] = state
+        elif state:
+            raise StateError("optimizer.state is at the hub: change it by load_state_dict")
+        else:
+            self.reset_state()
+
     def _fetch_state(self, dtype: Optional[torch.dtype] = None) -> None:
         """Fetches the optimizer state from the hub, without that of parameters that are reset before the next step. It has the
         type of each parameter, or this one."""
@@ -150,15 +159,6 @@ class AtTheHub(Joined):
                 kept = {} if self._phub.is_reset(key) else to_torch(state, key, parameter, dtype)
                 if kept:
                     found[parameter] = kept
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        if "_phub" not in self.__dict__:
-            self.__dict__["state"] = state
-        elif state:
-            raise StateError("optimizer.state is at the hub: change it by load_state_dict")
-        else:
-            self.reset_state()
 
     def reset_state(self, *parameters: torch.Tensor) -> None:
         """Resets parameters before the next step: sets their optimizer state and their numbers of steps to zero. Without
