@@ -113,6 +113,20 @@ def test_calls_out_of_order(hub):
         session.push("bias")
 
 
+@pytest.mark.parametrize("values", [2.0, np.zeros(40), np.zeros((1, 40)), np.zeros((40, 3))])
+def test_values_of_another_shape_are_not_repeated(hub, values):
+    words = r"key 'weight': the values have the shape \(.*\): expected \(3, 40\)"
+    with join(hub) as session:
+        with pytest.raises(phub.SettingsError, match=words):
+            session.broadcast({"weight": values})
+        session.broadcast({"weight": np.ones((3, 40)).tolist()})
+        with pytest.raises(phub.SettingsError, match=words):
+            session.push_pull("weight", values)
+    with join(hub, job="mean", optimizer=phub.Average()) as session:
+        with pytest.raises(phub.SettingsError, match=words):
+            session.average({"weight": values})
+
+
 def test_a_key_under_way_is_not_pushed_again(hub):
     sessions = _both(hub)
     sessions[0].push("bias")

@@ -275,6 +275,13 @@ def test_a_restart_under_torchrun_is_another_job():
         ({"PMIX_RANK": "1"}, "PMIX_RANK is set, .*start the script by torchrun, mpiexec or srun, or set PHUB_RANK"),
         ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
         ({"PMI_RANK": "1"}, "PMI_RANK is set and PMI_SIZE is not"),
+        *(
+            ({size: "2"}, f"{size} is '2' and {rank} is not set, so this worker's rank is unknown: set both")
+            for rank, size in (
+                *(("PHUB_RANK", "PHUB_WORLD_SIZE"), ("RANK", "WORLD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE")),
+                *(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")),
+            )
+        ),
     ],
 )
 def test_a_launcher_that_does_not_say_who_this_is(environment, words, hub, monkeypatch):

@@ -309,6 +309,14 @@ def test_average_is_an_all_reduce(hub):
         np.testing.assert_array_equal(mean["weight"], 1.0)
 
 
+def test_the_mean_of_no_keys_pushes_none(hub):
+    with phub.Session(hub, 0, 1, keys={"only": (3,)}, optimizer=phub.Average(), job="none") as session:
+        session.average({"only": np.ones(3)})
+        sent, round_ = session.traffic.sent, session.next_round
+        assert session.average({}) == {}
+        assert (session.traffic.sent, session.next_round) == (sent, round_)
+
+
 def test_others_run_while_one_waits(hub):
     # Both workers are in this process. The second needs the GIL to push while the first waits.
     first, second = pair(hub)

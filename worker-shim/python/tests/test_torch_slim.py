@@ -84,3 +84,56 @@ def test_what_its_own_steps_do_is_not_the_hubs(hub):
         phub.torch.DistributedOptimizer(
             optimizer, hub=hub.address, rank=0, world_size=1, job="beta", compression=phub.SlimDP(0.3, 0.4)
         )
+
+
+def of_one_worker(hub, job, model, **settings):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = phub.torch.DistributedOptimizer(
+        optimizer, model, hub=hub.address, rank=0, world_size=1, job=job, compression=phub.SlimDP(1.0, 0.5), **settings
+    )
+    return wrapped, lambda: (wrapped.zero_grad(), model(torch.ones(2, 3)).sum().backward(), wrapped.step())
+
+
+def clamp(model):
+    with torch.no_grad():
+        model.bias.clamp_(-0.01, 0.01)
+
+
+def load(model):
+    model.load_state_dict({"weight": model.weight.detach().clone(), "bias": torch.zeros(4)})
+
+
+@pytest.mark.parametrize("write", [clamp, load, lambda model: model.bias.data.zero_()])
+def test_a_parameter_that_the_script_has_written_is_an_error_at_the_step(hub, write):
+    model = torch.nn.Linear(3, 4)
+    wrapped, step = of_one_worker(hub, "written", model)
+    for _ in range(2):
+        step()
+    kept = model.bias.detach().clone()
+    write(model)
+    with pytest.raises(phub.torch.StateError, match="parameter 'bias' was written since the last step"):
+        step()
+    with torch.no_grad():
+        model.bias.copy_(kept)
+    step()  # values that are put back, as after an evaluation with averages, are no write
+    wrapped.leave()
+
+
+def test_an_unfrozen_parameter_is_an_error_at_the_step(hub):
+    model = torch.nn.Linear(3, 4)
+    model.bias.requires_grad_(False)
+    wrapped, step = of_one_worker(hub, "unfrozen", model)
+    step()
+    model.bias.requires_grad_(True)
+    with pytest.raises(phub.torch.WrapError, match="parameter 'bias' was unfrozen"):
+        step()
+    model.bias.requires_grad_(False)
+    wrapped.param_groups[0]["params"] = [model.weight]
+    with pytest.raises(phub.torch.WrapError, match="got other parameters"):
+        step()
+    wrapped.leave()
+
+
+def test_buffers_are_not_given_after_steps(hub):
+    with pytest.raises(phub.SettingsError, match="broadcast_buffers=True with SlimDP"):
+        of_one_worker(hub, "buffers", torch.nn.Linear(3, 4), broadcast_buffers=True)

@@ -137,7 +137,7 @@ def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
     if levels not in ("auto", "flat", "machine"):
         raise SettingsError(f"environment: PHUB_LEVELS is {levels!r}; expected auto, flat or machine")
     try:
-        launcher, rank, world_size = _launched(env) or (_by_torch() if is_own else None) or ("", 0, 1)
+        launcher, rank, world_size = _launched(env) or (_by_torch() if is_own else None) or _alone(env)
     except SettingsError:
         if not is_known:
             raise
@@ -238,6 +238,21 @@ def _refuse_outside_of_step(env: Mapping[str, str]) -> None:
             f"environment: this is the batch script or a shell of Slurm's job {env['SLURM_JOB_ID']}, and not one of its {tasks} tasks: "
             f"start them by `srun python ...`; for one worker alone, set PHUB_RANK=0 and PHUB_WORLD_SIZE=1"
         )
+
+
+def _alone(env: Mapping[str, str]) -> Tuple[str, int, int]:
+    """Returns the place of the only worker.
+
+    Raises:
+        SettingsError: the environment has a number of workers above 1, and no rank. Each process would be a training of its own.
+    """
+    for _, rank, size, *_ in _LAUNCHERS:
+        if env.get(size, "1") not in ("", "0", "1"):
+            raise SettingsError(
+                f"environment: {size} is {env[size]!r} and {rank} is not set, so this worker's rank is unknown: set both; for one "
+                f"worker alone, remove {size}"
+            )
+    return "", 0, 1
 
 
 def _by_torch() -> Optional[Tuple[str, int, int]]:

@@ -453,6 +453,17 @@ class Session:
         """
         return self._array(key, "gradient")
 
+    def _write(self, key: str, values: npt.ArrayLike) -> None:
+        """Copies values of the key's shape into its gradient.
+
+        Raises:
+            SettingsError: the values have another shape, also one that NumPy would repeat.
+        """
+        expected, seen = tuple(self.gradient(key).shape), np.shape(values)
+        if seen != expected:
+            raise _phub.SettingsError(f"key {key!r}: the values have the shape {seen}: expected {expected}, the key's shape")
+        np.copyto(self.gradient(key), values, casting="same_kind")
+
     def weights(self, key: str) -> Array:
         """Returns a key's weights (with `Average`: the mean of the gradients): an array of the key's shape and type, in the
         memory that is received. Read it while the key is not in flight. Its values change in each round. The array is
@@ -474,17 +485,21 @@ class Session:
         Args:
             weights: arrays of the keys' shapes, by name. Only rank 0's count. For keys that are not in `weights`, rank 0
                 writes the weights to `gradient(key)` before the call.
+
+        Raises:
+            SettingsError: an array does not have its key's shape.
         """
         if self.rank == 0 and self.next_round == 0:
             for key, value in (weights or {}).items():
-                np.copyto(self.gradient(key), value, casting="same_kind")
+                self._write(key, value)
         self._native.broadcast_written()
 
     def push(self, *keys: str, rewritten: bool = False) -> None:
         """Sends gradients to the hub and returns at once.
 
         Args:
-            keys: the names of the keys; without names, all keys.
+            keys: the names of the keys; without names, all keys. Do not call `push(*names)` with an empty list: for Python
+                that is `push()`.
             rewritten: whether the gradients were written again after `send_ahead`, and must be sent again. Otherwise bytes
                 that `send_ahead` has sent are not sent again.
 
@@ -573,17 +588,27 @@ class Session:
 
     def push_pull(self, key: str, gradient: npt.ArrayLike) -> Array:
         """Copies `gradient`, which has the key's shape, into the key's gradient. Pushes the key, waits, and returns
-        `weights(key)` with the new values."""
-        np.copyto(self.gradient(key), gradient, casting="same_kind")
+        `weights(key)` with the new values.
+
+        Raises:
+            SettingsError: `gradient` does not have the key's shape.
+        """
+        self._write(key, gradient)
         self.push(key)
         self.wait(key)
         return self.weights(key)
 
     def average(self, values: Mapping[str, npt.ArrayLike]) -> Dict[str, Array]:
         """Returns the mean of each array over all workers, as a copy, by key. For a session with the optimizer `Average` (with
-        `Sum`: the sum). Every worker calls `average` with the same keys."""
+        `Sum`: the sum). Every worker calls `average` with the same keys. Without keys it does nothing.
+
+        Raises:
+            SettingsError: an array does not have its key's shape.
+        """
+        if not values:
+            return {}  # `push()` without names would push all keys, with values of an earlier round
         for key, value in values.items():
-            np.copyto(self.gradient(key), value, casting="same_kind")
+            self._write(key, value)
         self.push(*values)
         self.wait(*values)
         return {key: self.weights(key).copy() for key in values}

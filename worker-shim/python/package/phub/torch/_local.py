@@ -10,18 +10,22 @@ import torch
 from .._keys import Key
 from .._optimizers import Sgd
 from .._session import Session
-from ._errors import WrapError
+from ._errors import StateError, WrapError
 from ._joined import Joined
+from ._model import Model
 from ._settings import dtype_of
-from ._windows import tensor
+from ._windows import have_other_bits, tensor
+
+_ANEW = "leave() the job, and wrap a new optimizer of torch's own"
 
 
 class LocalExchange:
     """The exchange of a model's parameters after each step. Values that are sent are replaced by the hub's values. All other
     values are those of the worker's own step."""
 
-    def __init__(self, parameters: Dict[str, torch.nn.Parameter], settings: Dict[str, Any]) -> None:
-        self.parameters = parameters
+    def __init__(self, model: Model, settings: Dict[str, Any]) -> None:
+        self._model, self.parameters = model, model.trained
+        parameters = self.parameters
         keys = {name: Key(tuple(each.shape), dtype_of(name, each)) for name, each in parameters.items()}
         # `Sgd(1.0)`, because the hub's weights shall change by the mean of the workers' changes.
         self.session = Session(keys=keys, optimizer=Sgd(1.0), **settings)
@@ -40,10 +44,28 @@ class LocalExchange:
             raise
 
     @torch.no_grad()
-    def begin_step(self) -> None:
-        """Stores the values of the parameters before the step."""
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Checks that parameters have the values that the last exchange gave them, and that they are those of the job.
+
+        Raises:
+            StateError: the script has written a parameter. The hub would replace some of the written values by its own.
+            WrapError: a parameter was unfrozen, or the groups have other parameters: the hub has no key for them.
+        """
+        unfrozen = self._model.unfrozen
+        if unfrozen or self._model.has_changed(optimizer):
+            seen = f"parameter {unfrozen[0]!r} was unfrozen" if unfrozen else "the optimizer's groups got other parameters"
+            raise WrapError(
+                f"{seen} after DistributedOptimizer: with SlimDP the hub's keys are fixed at the join, so each worker would keep "
+                f"its own values; {_ANEW} when its parameters are final"
+            )
         for name, parameter in self.parameters.items():
-            self._weights[name].copy_(parameter)
+            weights = self._weights[name]
+            if have_other_bits(parameter.to(weights.device), weights):
+                raise StateError(
+                    f"parameter {name!r} was written since the last step(): with SlimDP each worker keeps changes that were not "
+                    f"sent, and the hub would put its own values over written values. Write parameters (load_state_dict, clamp_) "
+                    f"before DistributedOptimizer; to write parameters now, {_ANEW} after the write"
+                )
 
     @torch.no_grad()
     def end_step(self) -> None:
@@ -74,8 +96,13 @@ class StepsItself(Joined):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """Makes this optimizer's own step, sends its changes, and waits for the hub's values of the parameters that were sent.
-        Returns the result of `closure`, or `None`."""
-        self._phub.begin_step()
+        Returns the result of `closure`, or `None`.
+
+        Raises:
+            StateError: the script has written a parameter since the last step.
+            WrapError: a parameter was unfrozen since `DistributedOptimizer`.
+        """
+        self._phub.begin_step(self)
         loss = super().step(closure)  # type: ignore[arg-type]
         self._phub.end_step()
         return loss

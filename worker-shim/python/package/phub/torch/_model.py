@@ -85,6 +85,12 @@ class Model:
         return _members(optimizer) != self._members or any(each.requires_grad for each in self.asleep)
 
     @property
+    def unfrozen(self) -> List[str]:
+        """The names of the parameters that were frozen when the job was joined, and are not any more."""
+        awake = {id(each) for each in self.asleep if each.requires_grad}
+        return [name for name, each in self._frozen.items() if id(each) in awake] if awake else []
+
+    @property
     def buffers(self) -> Dict[str, torch.Tensor]:
         """The model's buffers by name; none if the model is not known."""
         return {} if self._module is None else dict(self._module.named_buffers())

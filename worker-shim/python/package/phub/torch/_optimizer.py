@@ -50,7 +50,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
 
     With `compression=phub.SlimDP(...)` any optimizer makes its own steps, and the hub computes the mean of the workers'
     changes. `step()` returns when the hub's values of the parameters that were sent have arrived. State, clipping and
-    accumulation are as without phub.
+    accumulation are as without phub. Parameters that the script writes or unfreezes later are an error at the next `step()`.
 
     Args:
         optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or `phub.torch.Lion`, `Lamb` or `Lars`.
@@ -109,8 +109,13 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             raise SettingsError("with SlimDP the optimizer makes its own steps: clip gradients as without phub, before step()")
         if session.get("ema") is not None:
             raise SettingsError("with SlimDP the optimizer makes its own steps: average parameters by torch.optim.swa_utils")
+        if broadcast_buffers:
+            raise SettingsError(
+                "broadcast_buffers=True with SlimDP: workers exchange the changes of parameters only; after a step, give all "
+                "workers rank 0's buffers by phub.torch.broadcast_parameters(model.named_buffers())"
+            )
         model.broadcast_rest(session)
-        local = LocalExchange(model.trained, session)
+        local = LocalExchange(model, session)
         mix_in(optimizer, StepsItself, local)
         weakref.finalize(optimizer, leave_dropped, local.session.job, local.leave).atexit = False
         return optimizer
