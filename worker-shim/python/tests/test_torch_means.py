@@ -358,3 +358,36 @@ def test_parameters_with_one_memory_are_refused(hub):
     with pytest.raises(phub.SettingsError, match="'0.weight' and '1.weight' have the same memory"):
         place = {"hub": hub.address, "rank": 0, "world_size": 1}
         phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **place)
+
+
+def has_no_more_inputs(rank, hub):
+    """Trains with an input on rank 0 alone from step 2 on, after a step in which gradients were read. Returns the weights, and those
+    of a training with the means."""
+    model, alone = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = phub.torch.DistributedOptimizer(optimizer, model, hub=hub, rank=rank, world_size=2, job="uneven")
+    steps = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for number in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        steps.zero_grad(set_to_none=False)
+        with torch.no_grad():
+            for each in (*model.parameters(), *alone.parameters()):
+                each.clamp_(-0.1, 0.1)  # the hub takes these values in a round before the step
+        for each in range(2 if number < 2 else 1):
+            backward(alone, each, number)
+            if each == rank:
+                backward(model, rank, number)
+        for each in alone.parameters():
+            each.grad.div_(2)
+        if number == 1:
+            assert model.first.weight.grad.norm().item() == pytest.approx(alone.first.weight.grad.norm().item(), rel=1e-4)
+        optimizer.step()
+        steps.step()
+    optimizer.leave()
+    return [[each.detach().numpy() for each in kind.parameters()] for kind in (model, alone)]
+
+
+def test_a_worker_without_inputs_makes_the_means_of_those_with_inputs(hub):
+    for of_hub, alone in in_processes(2, has_no_more_inputs, hub.address):
+        for one, other in zip(of_hub, alone):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

@@ -106,6 +106,7 @@ class Exchange:
         """Makes a round: pushes the gradients times `times`, with the settings of `groups`. The hub steps. First sends parameters
         that the script has written."""
         self._check_unscaling(times)
+        self._gradients.meet()  # before any round: another worker may wait for it before its step
         self._weights.free_all()
         self._answer()
         self._put_written()

@@ -67,6 +67,7 @@ class Gradients:
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
         self._hooks: Dict[str, Any] = {}
         self._is_touched = self._was_touched = False  # in this round, and in the last one: then the script uses means
+        self._is_zeroed = False  # by `zero_grad` in this round
         self._means: Dict[str, "weakref.ref[torch.Tensor]"] = {}
         """Gradients that are means of all workers, to which no backward pass has added since."""
         self._ends_backward = False
@@ -292,6 +293,13 @@ class Gradients:
 
     # ---- the step
 
+    def meet(self) -> None:
+        """Makes the means of gradients that the script may hold and has zeroed, if this round has none yet. A worker with inputs
+        makes them in its backward pass, where it waits for the workers without inputs."""
+        if self._mean is not None and self._is_zeroed and not self._is_touched:
+            if any(gradient is not None and is_exposed(gradient) for gradient in self._current().values()):
+                self._average()
+
     def push(self, times: float = 1.0) -> List[str]:
         """Ends the round: the hub steps with the gradients of the parameters, times a number. Returns the keys that have no
         gradient here."""
@@ -305,7 +313,7 @@ class Gradients:
             self._mean.pushes.all_changed()
         self._bucket.clear()
         self._expected, self._passes = self._passes, {}
-        self._was_touched, self._is_touched = self._is_touched, False
+        self._was_touched, self._is_touched, self._is_zeroed = self._is_touched, False, False
         self._times, self._expects_search, self._factor = times, False, None
         return [key for key, gradient in gradients.items() if gradient is None]
 
@@ -313,6 +321,7 @@ class Gradients:
         """Forgets the backward passes since the last step, because the script has zeroed or dropped their gradients. Zeros
         are also the mean over all workers, so gradients need not be watched."""
         self._passes.clear()
+        self._is_zeroed = True
         self._expects_search = False
         self._unanswered.clear()
         self._release()
