@@ -326,7 +326,7 @@ impl LetIn {
             return Err(nonsense(format!("NUMA nodes for {} cores, of {}", nodes.cores(), cores.len())));
         }
         if reply.above.is_some() && !share.is_whole() {
-            return Err(nonsense("the hub is one of several, and has hubs above it".into()));
+            return Err(nonsense("hubs above a hub that is one of several".into()));
         }
         Ok(nodes)
     }
