@@ -244,7 +244,7 @@ impl Bed {
         let alone = self.consistency.steps_alone();
         let workers = &mut self.chunks[chunk.index()];
         if alone && workers[rank].1 {
-            return vec![(rank, format!("pushed chunk {} again before it was answered", chunk.0))];
+            return vec![(rank, format!("pushed chunk {} again, but its push of round", chunk.0))];
         }
         if round.low_bits() != round_bits {
             return vec![(rank, format!("pushed chunk {} for a round that ends in {round_bits}", chunk.0))];
