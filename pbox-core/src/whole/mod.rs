@@ -272,6 +272,9 @@ impl WholeGradient {
     fn find_by(&self, round: Round, [sum, other]: &Sums) {
         let scale = match self.finds {
             Finds::Scale { skips, .. } if self.is_skipped(skips, sum) => SKIP,
+            Finds::Scale { most: Some(_), .. } if self.of_former && sum.value() == 0.0 => {
+                unpack(self.found.load(Ordering::Relaxed)).1 // a round without gradients: the norm before still counts
+            }
             Finds::Scale { most: Some(most), .. } if self.of_former => {
                 clip_scale_after(sum.norm(), most).to_bits()
             }
@@ -304,6 +307,12 @@ impl WholeGradient {
             _ => None,
         };
         self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok()
+    }
+
+    /// Whether the last round with a result had no gradients, or only zeros. Stays the same until all cores have given their
+    /// sums of the next round.
+    pub fn was_empty(&self) -> bool {
+        load(&self.found_sum).is_some_and(|sum| sum.value() == 0.0)
     }
 
     /// Returns the result for the steps of a round, once it is known.
