@@ -309,12 +309,6 @@ impl WholeGradient {
         self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok()
     }
 
-    /// Whether the last round with a result had no gradients, or only zeros. Stays the same until all cores have given their
-    /// sums of the next round.
-    pub fn was_empty(&self) -> bool {
-        load(&self.found_sum).is_some_and(|sum| sum.value() == 0.0)
-    }
-
     /// Returns the result for the steps of a round, once it is known.
     #[inline]
     pub fn found(&self, round: Round) -> Option<Found> {
@@ -337,6 +331,24 @@ impl WholeGradient {
 mod tests {
     use super::*;
     use crate::kernels::Optimizer;
+
+    #[test]
+    fn a_round_without_gradients_keeps_the_norm_before_it() {
+        let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
+        let whole = WholeGradient::new(&JobTerms { clip_norm_last: Some(1.0), ..terms }, 1, 0, 1);
+        let after = |round, square| {
+            let mut sum = ExactSum::default();
+            sum.add(square);
+            whole.give(Round(round), 0, &[sum, ExactSum::default()]);
+            whole.found_before(Round(round + 1))
+        };
+        assert_eq!(after(0, 0.0), Some(Found::Scale(1.0)), "the broadcast: no norm is known");
+        for (round, square) in (1..).zip([16.0, 0.0, 0.0]) {
+            assert_eq!(after(round, square), Some(Found::Scale(clip_scale(4.0, 1.0))), "round {round}");
+        }
+        assert_eq!(after(4, 0.25), Some(Found::Scale(1.0)));
+        assert_eq!(after(5, 0.0), Some(Found::Scale(1.0)));
+    }
 
     #[test]
     fn a_norm_of_the_round_before_that_says_nothing_scales_nothing() {
