@@ -162,7 +162,7 @@ fn who_passes_on_a_lie_is_dropped_and_named_and_nobody_else() {
         ),
         (
             &[(1, part(5, 4.0), Round(1), 1)],
-            "1: passed on the part of hub 1 in a round that ends in 1, but its line",
+            "1: passed on the part of hub 1 in a round that ends in 1, but the line",
         ),
         (
             &[(1, part(0, 4.0), Round(0), 0)],

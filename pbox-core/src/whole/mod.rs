@@ -272,6 +272,9 @@ impl WholeGradient {
     fn find_by(&self, round: Round, [sum, other]: &Sums) {
         let scale = match self.finds {
             Finds::Scale { skips, .. } if self.is_skipped(skips, sum) => SKIP,
+            Finds::Scale { most: Some(_), .. } if self.of_former && sum.value() == 0.0 => {
+                unpack(self.found.load(Ordering::Relaxed)).1 // a round without gradients: the norm before still counts
+            }
             Finds::Scale { most: Some(most), .. } if self.of_former => {
                 clip_scale_after(sum.norm(), most).to_bits()
             }
@@ -328,6 +331,24 @@ impl WholeGradient {
 mod tests {
     use super::*;
     use crate::kernels::Optimizer;
+
+    #[test]
+    fn a_round_without_gradients_keeps_the_norm_before_it() {
+        let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
+        let whole = WholeGradient::new(&JobTerms { clip_norm_last: Some(1.0), ..terms }, 1, 0, 1);
+        let after = |round, square| {
+            let mut sum = ExactSum::default();
+            sum.add(square);
+            whole.give(Round(round), 0, &[sum, ExactSum::default()]);
+            whole.found_before(Round(round + 1))
+        };
+        assert_eq!(after(0, 0.0), Some(Found::Scale(1.0)), "the broadcast: no norm is known");
+        for (round, square) in (1..).zip([16.0, 0.0, 0.0]) {
+            assert_eq!(after(round, square), Some(Found::Scale(clip_scale(4.0, 1.0))), "round {round}");
+        }
+        assert_eq!(after(4, 0.25), Some(Found::Scale(1.0)));
+        assert_eq!(after(5, 0.0), Some(Found::Scale(1.0)));
+    }
 
     #[test]
     fn a_norm_of_the_round_before_that_says_nothing_scales_nothing() {

@@ -399,7 +399,8 @@ fn expected(
         });
         norms.push(norm);
         let is_skipped = skipped(terms, &norms)[round.0 as usize];
-        let former = round.0.checked_sub(1).and_then(|before| norms[before as usize]).unwrap_or(0.0);
+        let before = norms[..round.0 as usize].iter().flatten();
+        let former = before.rev().copied().find(|&norm| norm != 0.0).unwrap_or(0.0);
         let by_former = terms.clip_norm_last.map_or(1.0, |most| oracle::clip_scale_after(former, most));
         let scale =
             norm.zip(terms.clip_norm).map_or(by_former, |(norm, most)| oracle::clip_scale(norm, most));

@@ -374,7 +374,7 @@ fn expected(
             let squares = chunks.map(|(key, chunk)| oracle::squares(&mean(key, chunk)));
             oracle::norm(squares)
         });
-        let former = norms.last().copied().flatten().unwrap_or(0.0);
+        let former = norms.iter().flatten().rev().copied().find(|&norm| norm != 0.0).unwrap_or(0.0);
         norms.push(norm);
         let is_skipped = is_skipped(terms, &norms, round.0);
         let scale = norm.map(|norm| match (terms.job.clip_norm, terms.job.clip_norm_last) {

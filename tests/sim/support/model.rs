@@ -32,6 +32,8 @@ pub struct Model {
     norms: Vec<f32>,
     /// The norm of the last round's mean, in a job whose steps wait for it.
     pub norm: Option<f32>,
+    /// The norm of the last mean that was not 0.
+    former: f32,
     /// The hub's next round.
     pub round: Round,
     chunks: Vec<Chunk>,
@@ -86,6 +88,7 @@ impl Model {
             skip_spikes: None,
             norms: Vec::new(),
             norm: None,
+            former: 0.0,
             round: Round(0),
             chunks,
         }
@@ -172,7 +175,8 @@ impl Model {
             }
             sums.push((id, sum));
         }
-        let former = self.norm.take().unwrap_or(0.0);
+        let former = self.former;
+        self.norm = None;
         let mut scale = None;
         let has_norm = self.clip_norm.or(self.clip_norm_last).or(self.skip_spikes).is_some();
         if has_norm || self.skips {
@@ -184,6 +188,7 @@ impl Model {
             let by_former = self.clip_norm_last.map_or(1.0, |most| oracle::clip_scale_after(former, most));
             scale = Some(self.clip_norm.map_or(by_former, |most| oracle::clip_scale(norm, most)));
             self.norm = Some(norm);
+            self.former = if norm == 0.0 { former } else { norm };
         }
         let is_spike =
             |norm| self.skip_spikes.is_some_and(|times| oracle::is_spike(&self.norms, norm, times));

@@ -171,7 +171,7 @@ impl Reference {
 
     /// Loses the gradients of `rounds` rounds, as if nobody had pushed them.
     pub fn lose(&mut self, rounds: u32) {
-        (self.round, self.norm) = (self.round + rounds, 0.0);
+        self.round += rounds;
     }
 
     /// Loses the gradients of a round. Returns the norm of their mean.

@@ -317,6 +317,25 @@ def test_the_mean_of_no_keys_pushes_none(hub):
         assert (session.traffic.sent, session.next_round) == (sent, round_)
 
 
+def test_a_round_without_gradients_keeps_the_norm_that_clips_the_next_step(hub):
+    steps, before = [], 0.0
+    optimizer = phub.Sgd(1.0)
+    with phub.Session(hub, 0, 1, keys={"only": (4,)}, optimizer=optimizer, clip_norm_last=1.0, job="kept") as session:
+        session.broadcast({"only": np.zeros(4)})
+        for number in range(6):
+            if number in (2, 4):
+                session.gradient("only")[:] = session.weights("only")
+                session.push_weights("only")
+                session.wait()
+            if number in (3, 4):
+                session.push_nothing("only")
+                session.wait()
+            after = float(session.push_pull("only", np.full(4, 50.0))[0])  # of norm 100
+            steps.append(before - after)
+            before = after
+    assert steps == pytest.approx([50.0, *[0.5] * 5], abs=1e-4)
+
+
 def test_others_run_while_one_waits(hub):
     # Both workers are in this process. The second needs the GIL to push while the first waits.
     first, second = pair(hub)

@@ -116,6 +116,9 @@ def test_a_parameter_that_the_script_has_written_is_an_error_at_the_step(hub, wr
     with torch.no_grad():
         model.bias.copy_(kept)
     step()  # values that are put back, as after an evaluation with averages, are no write
+    model.double()
+    with pytest.raises(phub.torch.StateError, match="parameter 'weight' was written"):
+        wrapped.step()
     wrapped.leave()
 
 

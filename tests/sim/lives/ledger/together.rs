@@ -30,6 +30,8 @@ pub struct Together {
     skipped: Vec<Vec<Range<u32>>>,
     /// The computed weight before each round, by chunk.
     weights: Vec<Vec<f32>>,
+    /// The rounds before which hubs began from a checkpoint, which has the norm of one round only.
+    restored: BTreeSet<u32>,
     /// Whether hubs count all steps. A checkpoint has no count for each chunk.
     is_counted: bool,
 }
@@ -44,7 +46,15 @@ impl Together {
             Some(most) => (number, oracle::clip_scale(norm_of(&layout, number), most)),
         });
         let (skipped, weights) = (vec![Vec::new(); chunks], vec![vec![0.0; 2]; chunks]);
-        Together { layout, pushes, most_of_last, skipped, weights, is_counted: true }
+        Together {
+            layout,
+            pushes,
+            most_of_last,
+            skipped,
+            weights,
+            restored: BTreeSet::new(),
+            is_counted: true,
+        }
     }
 
     /// Draws a bound with which the steps of all rounds are scaled, or of two in three, or of none. With
@@ -85,6 +95,8 @@ impl Together {
         }
         self.skipped.iter_mut().for_each(|of_chunk| of_chunk.retain(|rounds| !rounds.is_empty()));
         self.weights.iter_mut().for_each(|of_chunk| of_chunk.truncate(2.max(before as usize + 1)));
+        self.restored.retain(|&round| round < before);
+        self.restored.insert(before);
         self.is_counted = false;
     }
 
@@ -108,14 +120,18 @@ impl Together {
         if self.most_of_last.is_some() { passed.iter().filter(|round| has_part(round)).count() } else { 0 }
     }
 
-    /// Returns the scale of a round's steps.
+    /// Returns the scale of a round's steps. A round that no chunk has stepped leaves the norm as it was.
     fn scale(&self, round: u32) -> f32 {
         let Some(most) = self.most_of_last else { return self.pushes[round as usize % 3].1 };
         let (before, chunks) = (round - 1, self.layout.chunks().iter().enumerate());
         let stepped = chunks.filter(|(chunk, _)| !self.is_skipped(*chunk, before));
         let squares =
             stepped.map(|(_, chunk)| oracle::squares(&vec![self.pushed(before); chunk.span.bytes / 4]));
-        oracle::clip_scale_after(oracle::norm(squares), most)
+        let norm = oracle::norm(squares);
+        if norm == 0.0 && before > 0 && !self.restored.contains(&round) {
+            return self.scale(before);
+        }
+        oracle::clip_scale_after(norm, most)
     }
 
     /// Returns the weight of a chunk before a round.

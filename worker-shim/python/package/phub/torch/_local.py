@@ -60,7 +60,9 @@ class LocalExchange:
             )
         for name, parameter in self.parameters.items():
             weights = self._weights[name]
-            if have_other_bits(parameter.to(weights.device), weights):
+            now = parameter.to(weights.device)
+            is_alike = (now.dtype, now.shape) == (weights.dtype, weights.shape)
+            if not is_alike or have_other_bits(now, weights):
                 raise StateError(
                     f"parameter {name!r} was written since the last step(): with SlimDP each worker keeps changes that were not "
                     f"sent, and the hub would put its own values over written values. Write parameters (load_state_dict, clamp_) "
