@@ -183,7 +183,8 @@ impl Answer for LastReply {
 /// The reply is only shown to people.
 impl Answer for HubReply {
     fn check(&self) -> Result<(), String> {
-        Ok(())
+        // A reader of weights sends a request to each hub above.
+        self.jobs.iter().try_for_each(|job| at_most("hubs above a job", job.above.len(), MAX_HUBS))
     }
 }
 
@@ -233,6 +234,19 @@ mod tests {
             let why = checked::<JoinReply>(answer).unwrap_err();
             assert!(why.contains(words), "{field}: {why}");
         }
+    }
+
+    #[test]
+    fn a_job_has_few_hubs_above_it() {
+        let messages: serde_json::Value =
+            serde_json::from_str(include_str!("../../tests/data/protocol-11.json")).unwrap();
+        let hub = |above: u32| {
+            let mut hub = messages["HubReply"].as_array().unwrap().last().unwrap().clone();
+            hub["jobs"][0]["above"] = (0..above).map(|hub| format!("10.0.0.1:{hub}")).collect();
+            checked::<HubReply>(hub)
+        };
+        assert_eq!(hub(MAX_HUBS), Ok(()));
+        assert!(hub(MAX_HUBS + 1).unwrap_err().contains("hubs above a job: expected"));
     }
 
     #[test]
