@@ -135,83 +135,83 @@ pub fn meet(
     }
 }
 
-/// Joins a job at each of its hubs: first at the first hub, and then at all other hubs at the same time. Inside the request,
-/// a hub reads its checkpoint and makes its memory. `request` is the request to the first hub; the other hubs' requests
-/// differ in the hub's number and the pass. `limit` is the timeout of each request, without the time for the hub's memory.
-/// `credential` proves the requests, and `named` is the origin of the addresses.
-///
-/// # Errors
-/// Returns an error if a hub cannot be reached or refuses. The hubs that have already admitted this member are then
-/// notified that it will not connect.
-pub fn join_all(
-    addresses: &[&str],
-    job: &str,
-    limit: Duration,
-    request: &JoinRequest,
-    credential: Option<&Credential>,
-    named: &Named,
-) -> Result<Vec<LetIn>, MemberError> {
-    try_all(addresses, job, limit, request, credential, named).map_err(|failure| failure.error)
+/// A join of a job at each of its hubs.
+#[derive(Clone, Copy, Debug)]
+pub struct Join<'a> {
+    /// The addresses of the job's hubs, in order.
+    pub addresses: &'a [&'a str],
+    /// The job's name.
+    pub job: &'a str,
+    /// The timeout of each request, without the time for the hub's memory.
+    pub limit: Duration,
+    /// The request to the first hub. The other hubs' requests differ in the hub's number and the pass.
+    pub request: &'a JoinRequest,
+    /// What proves the requests.
+    pub credential: Option<&'a Credential>,
+    /// The origin of the addresses.
+    pub named: &'a Named,
 }
 
-/// Works like [`join_all`], and first waits until all hubs are up. If a connection ends during a join, for example because a
-/// hub is restarted, waits and joins again. Ends at the deadline, or when the caller gives up.
-///
-/// # Errors
-/// Returns the errors of [`wait_for`] and [`join_all`].
-pub fn join_when_up(
-    addresses: &[&str],
-    job: &str,
-    limit: Duration,
-    request: &JoinRequest,
-    credential: Option<&Credential>,
-    named: &Named,
-    (deadline, given_up): (Instant, &dyn Fn() -> bool),
-) -> Result<Vec<LetIn>, MemberError> {
-    loop {
-        if deadline > Instant::now() {
-            wait_for(addresses, named, deadline, given_up)?;
-        }
-        match try_all(addresses, job, limit, request, credential, named) {
-            Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
-                tracing::warn!("{error}; joining again");
-                std::thread::sleep(RETRY);
+impl Join<'_> {
+    /// Joins first at the first hub, and then at all other hubs at the same time. Inside the request, a hub reads its
+    /// checkpoint and makes its memory.
+    ///
+    /// # Errors
+    /// Returns an error if a hub cannot be reached or refuses. The hubs that have already admitted this member are then
+    /// notified that it will not connect.
+    pub fn once(&self) -> Result<Vec<LetIn>, MemberError> {
+        self.at_each().map_err(|failure| failure.error)
+    }
+
+    /// Waits until all hubs are up, and joins. If a connection ends during a join, for example because a hub is restarted,
+    /// waits and joins again. Ends at the deadline, or when the caller gives up.
+    ///
+    /// # Errors
+    /// Returns the errors of [`wait_for`] and [`Join::once`].
+    pub fn when_up(&self, deadline: Instant, given_up: &dyn Fn() -> bool) -> Result<Vec<LetIn>, MemberError> {
+        loop {
+            if deadline > Instant::now() {
+                wait_for(self.addresses, self.named, deadline, given_up)?;
             }
-            joined => return joined.map_err(|failure| failure.error),
+            match self.at_each() {
+                Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
+                    tracing::warn!("{error}; joining again");
+                    std::thread::sleep(RETRY);
+                }
+                joined => return joined.map_err(|failure| failure.error),
+            }
         }
     }
-}
 
-fn try_all(
-    addresses: &[&str],
-    job: &str,
-    limit: Duration,
-    request: &JoinRequest,
-    credential: Option<&Credential>,
-    named: &Named,
-) -> Result<Vec<LetIn>, Failure> {
-    let names: Vec<String> = addresses.iter().map(|&address| address.to_owned()).collect();
-    let join = |hub: usize, pass: Option<Pass>| {
-        let peers = (names.len() > 1).then(|| Peers { hubs: names.clone(), pass });
+    fn at_each(&self) -> Result<Vec<LetIn>, Failure> {
+        let first = self.at(0, None)?;
+        // The other hubs require the pass from the first hub's reply.
+        let pass = first.reply.pass.clone();
+        let mut let_in = vec![first];
+        std::thread::scope(|scope| {
+            let thread = |hub| {
+                let pass = pass.clone();
+                std::thread::Builder::new()
+                    .name("phub-ask".into())
+                    .spawn_scoped(scope, move || self.at(hub, pass))
+            };
+            let threads: Vec<_> =
+                (1..self.addresses.len()).map(thread).collect::<Result<_, _>>().map_err(MemberError::from)?;
+            for thread in threads {
+                let_in.push(thread.join().expect("joining does not panic")?);
+            }
+            Ok(let_in)
+        })
+    }
+
+    /// Joins at one of the hubs.
+    fn at(&self, hub: usize, pass: Option<Pass>) -> Result<LetIn, Failure> {
+        let Join { addresses, job, limit, request, credential, named } = *self;
+        let hubs = || addresses.iter().map(|&address| address.to_owned()).collect();
+        let peers = (addresses.len() > 1).then(|| Peers { hubs: hubs(), pass });
         let request = JoinRequest { hub: hub as u32, peers, ..request.clone() };
         LetIn::join(Control::new(addresses[hub], job, limit, credential, named)?, request)
-    };
-    let first = join(0, None)?;
-    // The other hubs require the pass from the first hub's reply.
-    let pass = first.reply.pass.clone();
-    let mut let_in = vec![first];
-    std::thread::scope(|scope| {
-        let thread = |hub| {
-            let (join, pass) = (&join, pass.clone());
-            std::thread::Builder::new().name("phub-ask".into()).spawn_scoped(scope, move || join(hub, pass))
-        };
-        let threads: Vec<_> =
-            (1..addresses.len()).map(thread).collect::<Result<_, _>>().map_err(MemberError::from)?;
-        for thread in threads {
-            let_in.push(thread.join().expect("joining does not panic")?);
-        }
-        Ok(let_in)
-    })
+    }
 }
 
 /// Returns the deadline for links to these hubs, if the links may take `limit` without the time for the hubs' memory.

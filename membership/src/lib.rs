@@ -2,10 +2,10 @@
 //! that pushes to a hub uses it: a worker, or a hub below other hubs.
 //!
 //! ```text
-//!   addresses, request --join_all--> [LetIn] --open--> DataPath (links to the member's ports, placement)
-//!                                       |
-//!                                       +--offer--> do the hubs want a state? --bring--> each gets its share
-//!                                       +--keep--> [Hub] (control port, heartbeat, news of the job)
+//!   addresses, request --Join--> [LetIn] --open--> DataPath (links to the member's ports, placement)
+//!                                   |
+//!                                   +--offer--> do the hubs want a state? --bring--> each gets its share
+//!                                   +--keep--> [Hub] (control port, heartbeat, news of the job)
 //! ```
 //!
 //! This crate must never know sessions, gradients, or the content of links.
@@ -37,9 +37,7 @@ pub use environment::{environment_warnings, known_variables, warn_of_environment
 pub use error::MemberError;
 pub use fetch::{StateReader, fetch_state};
 pub use hub::{Hub, Missing, lost, reached, takes_part, wait_for_links};
-pub use join::{
-    LetIn, deadline, describe, hub_addresses, join_all, join_when_up, meet, placements, wait_for,
-};
+pub use join::{Join, LetIn, deadline, describe, hub_addresses, meet, placements, wait_for};
 pub use member::{End, Event, Failure, Limits, Member, Over, Step};
 pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with, no_answer};
 pub use nearest::workers_here;

@@ -10,6 +10,7 @@ use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::proxy::{Break, Proxy};
 use hub_tests::{config_at, hub_with_limit, ready_all, says};
+use membership::{Join, Named};
 use rustix::process::Signal;
 use worker_shim::{Session, SessionError};
 
@@ -117,15 +118,16 @@ fn a_member_lives_from_its_join_on() {
     let hub = hub_with_limit(1, 1);
     let request = hub_tests::join_request(0, 1);
     let address = hub.address().to_string();
-    let let_in = membership::join_all(
-        &[&address],
-        "job",
-        Duration::from_secs(10),
-        &request,
-        Credential::find_if_any().unwrap().as_ref(),
-        &membership::Named::Here,
-    )
-    .unwrap();
+    let credential = Credential::find_if_any().unwrap();
+    let join = Join {
+        addresses: &[&address],
+        job: "job",
+        limit: Duration::from_secs(10),
+        request: &request,
+        credential: credential.as_ref(),
+        named: &Named::Here,
+    };
+    let let_in = join.once().unwrap();
     std::thread::sleep(Duration::from_secs(3));
     let job = &hub_tests::describe(&address).jobs[0];
     assert!(matches!(job.state, pbox_core::control::JobState::Gathering { .. }), "{job:?}");

@@ -8,7 +8,7 @@ use fabric::any::{self, Transport};
 use fabric::conformance::Watchdog;
 use fabric::{Arrival, LinkId, Port as _, PortId, Posted, Receive, SendWindow, Until};
 use hub_tests::{config, hub, join_request};
-use membership::{Named, Ports};
+use membership::{Join, Named, Ports};
 use pbox_core::control::LeftAt;
 use pbox_core::{ChunkId, KeyId, Layout, Round, Wire};
 use worker_shim::Session;
@@ -27,15 +27,16 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
     let (group, mut ports) = any::group(2, None).unwrap();
     let (dealt_to, rdma) = (vec![PortId(1), PortId(0)], Err("nobody asks".into()));
     let ends = Ports { group, dealt_to, rdma, transport: Some(transport), on_one_node: true };
-    let let_in = membership::join_all(
-        &[hub],
+    let credential = Credential::find_if_any().unwrap();
+    let join = Join {
+        addresses: &[hub],
         job,
-        LIMIT,
-        &request,
-        Credential::find_if_any().unwrap().as_ref(),
-        &Named::Here,
-    )
-    .unwrap();
+        limit: LIMIT,
+        request: &request,
+        credential: credential.as_ref(),
+        named: &Named::Here,
+    };
+    let let_in = join.once().unwrap();
     let wire = Wire::plain(Arc::clone(&layout));
     let (schedule, deadline) = (request.terms.level.schedule, Instant::now() + LIMIT);
     let receive = |_| Receive::New(layout.window_bytes());

@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use fabric::tcp::{Frames, Options};
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, WindowError, any};
-use membership::{Credential, DataPath, Event, Hub, LetIn, Limits, Member, MemberError, Named, Ports, Way};
+use membership::{
+    Credential, DataPath, Event, Hub, Join, LetIn, Limits, Member, MemberError, Named, Ports, Way,
+};
 use pbox_core::control::{JoinRequest, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
@@ -202,9 +204,15 @@ pub(super) fn let_in(
         Some(given) => Some(given.clone()),
         None => Credential::find_if_any().map_err(MemberError::from)?,
     };
-    let (job, limit, until) = (&config.job, config.join_limit, (until, given_up));
-    let (credential, named) = (credential.as_ref(), Named::Here);
-    Ok(membership::join_when_up(&addresses, job, limit, &request, credential, &named, until)?)
+    let join = Join {
+        addresses: &addresses,
+        job: &config.job,
+        limit: config.join_limit,
+        request: &request,
+        credential: credential.as_ref(),
+        named: &Named::Here,
+    };
+    Ok(join.when_up(until, given_up)?)
 }
 
 /// The links to the hubs, with their windows and hubs.

@@ -11,7 +11,7 @@ use fabric::any::{self, Transport};
 use fabric::tcp::Options;
 use fabric::verbs::{self, NicOptions};
 use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
-use membership::{Named, NicSettings, Ports};
+use membership::{Join, Named, NicSettings, Ports};
 use pbox_core::control::{HubReply, JoinRequest, TransportAddress};
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, JobTerms, Key, Optimizer, Round, Wire};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
@@ -288,8 +288,9 @@ fn pairs(
     let schedule = terms.level.schedule;
     let request = JoinRequest { trial: true, ..JoinRequest::new(0, terms) };
     let job = format!("phub-doctor-{}", hub.cores.len());
-    let mut let_in = membership::join_all(&[address], &job, PATIENCE, &request, credential, &Named::Here)
-        .map_err(|error| in_words(&error))?;
+    let (addresses, job, named) = (&[address][..], &job, &Named::Here);
+    let join = Join { addresses, job, limit: PATIENCE, request: &request, credential, named };
+    let mut let_in = join.once().map_err(|error| in_words(&error))?;
     let window = SendWindow::new(wire.gradient_window_bytes()).map_err(|error| in_words(&error))?;
     let (window, _) = window.split(vec![Vec::new()]).map_err(|error| in_words(&error))?;
     let (ports, mut port) = Ports::one(&let_in, Some(Transport::Verbs), nics, 0, Options::default())

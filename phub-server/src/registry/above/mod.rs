@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use authority::{Credential, SUMS};
 use fabric::any;
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
-use membership::{LOOKUP_LIMIT, LetIn, MemberError, Named, PeerList, Ports, Way, look_up};
+use membership::{Join, LOOKUP_LIMIT, LetIn, MemberError, Named, PeerList, Ports, Way, look_up};
 use pbox_core::control::{JoinRequest, Machine, Mesh, RefusalCode, check_job_name};
 use pbox_core::{Above, Below, JobTerms, LevelTerms, Members, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
@@ -206,10 +206,9 @@ impl Up {
             Some(_) => (self.outside(), self.for_outside.as_ref()),
             None => (Named::Here, self.credential.as_ref()),
         };
-        let until = (deadline, given_up);
-        let hubs =
-            membership::join_when_up(&addresses, &name, self.limit, &request, credential, &named, until);
-        let hubs = hubs.map_err(not_joined)?;
+        let (job, limit, named) = (&name, self.limit, &named);
+        let join = Join { addresses: &addresses, job, limit, request: &request, credential, named };
+        let hubs = join.when_up(deadline, given_up).map_err(not_joined)?;
         let wire = hubs[0].wire(wire).map_err(not_joined)?;
         let placed = Above {
             schedule: terms.level.schedule,
