@@ -75,6 +75,7 @@ struct Job {
     consistency: Consistency,
     schedule: Schedule,
     compression: Option<Compression>,
+    clip_norm: Option<f32>,
 }
 
 impl Job {
@@ -83,10 +84,10 @@ impl Job {
     }
 
     fn terms(&self) -> JobTerms {
-        let Job { consistency, schedule, compression } = *self;
+        let Job { consistency, schedule, compression, clip_norm } = *self;
         let credit = (schedule == Schedule::P3).then_some(Credit::Bytes(4096));
         let level = LevelTerms { consistency, schedule, compression, credit, ..LevelTerms::default() };
-        JobTerms { seed: 1, level, ..JobTerms::new(WORKERS, Vec::new(), NESTEROV) }
+        JobTerms { seed: 1, level, clip_norm, ..JobTerms::new(WORKERS, Vec::new(), NESTEROV) }
     }
 }
 
@@ -119,7 +120,7 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
                 &group,
                 &window,
                 wire.gradient_window_bytes(),
-                &PlannedLink::of_one_port(&placement.capacities()),
+                &PlannedLink::of_one_port(&[wire.posts(wire.layout().chunks().len())]),
             )
             .unwrap();
         core.add_worker(JobId(0), rank, joined.recv, own, joined.endpoints.remove(0)).unwrap();
@@ -143,7 +144,7 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
         &group,
         &window,
         wire.gradient_window_bytes(),
-        &PlannedLink::of_one_port(&[chunks]),
+        &PlannedLink::of_one_port(&[wire.posts(chunks as usize)]),
         TIMEOUT,
     )
     .unwrap();
@@ -163,10 +164,11 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
                 0 => port.wait(Until::Any, TIMEOUT),
                 count => {
                     for &Arrival { imm, .. } in &arrivals[..count] {
-                        if imm == Immediate::control(Immediate::decode(imm).chunk, round).encode() {
+                        let decoded = Immediate::decode(imm);
+                        if imm == Immediate::control(decoded.chunk, round).encode() {
                             // This answers a notice with a pull.
                             assert_eq!(port.post(link, Span { offset: 0, bytes: 0 }, imm), Posted::Accepted);
-                        } else {
+                        } else if decoded.hub().is_none() {
                             missing -= 1;
                         }
                     }
@@ -202,7 +204,11 @@ fn write_frame(wire: &Wire, chunk: ChunkId, round: Round, bytes: &mut [u8]) {
 #[test]
 fn turns_allocate_nothing() {
     let _watchdog = Watchdog::start();
-    let plain = Job { consistency: Consistency::Bsp, schedule: Schedule::Sliced, compression: None };
+    let plain =
+        Job { consistency: Consistency::Bsp, schedule: Schedule::Sliced, compression: None, clip_norm: None };
+    for schedule in Schedule::ALL {
+        allocates_nothing(Job { schedule, clip_norm: Some(1.0), ..plain });
+    }
     for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 1 }, Consistency::Asp] {
         for schedule in Schedule::ALL {
             allocates_nothing(Job { consistency, schedule, ..plain });
@@ -221,10 +227,11 @@ const CODECS: [&str; 8] =
 fn allocates_nothing(job: Job) {
     const WARM_UP: u32 = 3;
     const ROUNDS: u32 = 200;
-    let Job { consistency, schedule, compression } = job;
+    let Job { consistency, schedule, compression, clip_norm } = job;
     let compressed = compression.map_or("plain".into(), |each| each.to_string());
+    let clipped = clip_norm.map_or("", |_| "-clipped");
     let address =
-        format!("phub-test-round-path-{}-{consistency}-{schedule}-{compressed}", std::process::id());
+        format!("phub-test-round-path-{}-{consistency}-{schedule}-{compressed}{clipped}", std::process::id());
     let listener = Listener::bind(&address).unwrap();
     let done = AtomicU32::new(0);
     std::thread::scope(|scope| {

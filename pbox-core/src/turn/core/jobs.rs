@@ -44,6 +44,7 @@ impl<P: Port> Core<P> {
             last.next = Some(place);
         }
         self.shards.resize_with(self.shards.len().max(place + 1), || None);
+        self.ended.reserve(self.shards.len());
         let watch = Watch::new(of_mode!(&shard, shard => shard.terms.workers));
         self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
     }

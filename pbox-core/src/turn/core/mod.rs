@@ -70,6 +70,9 @@ pub struct Core<P: Port> {
     dropped: Vec<LinkId>,
     /// Whether there is work between turns: answers wait for credit of their link, or a shard has a task.
     has_duties: bool,
+    /// Places of the shards whose task ended in this turn, and whether such a shard [steps once it is
+    /// heard](Self::settle_heard). Has room for all shards.
+    ended: Vec<(usize, bool)>,
     /// Bytes of the chunks whose answers are posted, and not flushed.
     unflushed: usize,
     arrivals: Vec<Arrival>,
@@ -100,6 +103,7 @@ impl<P: Port> Core<P> {
             members: Vec::new(),
             dropped: Vec::new(),
             has_duties: false,
+            ended: Vec::new(),
             unflushed: 0,
             arrivals: vec![Arrival::default(); ARRIVALS_PER_TURN],
             tally: Tally::default(),
@@ -212,7 +216,7 @@ impl<P: Port> Core<P> {
     #[cold]
     #[inline(never)]
     fn do_duties(&mut self, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) -> bool {
-        let (mut worked, mut ended) = (false, Vec::new());
+        let (mut worked, mut ended) = (false, std::mem::take(&mut self.ended));
         self.has_duties = false;
         for (place, entry) in self.shards.iter_mut().enumerate() {
             let Some(entry) = entry else { continue };
@@ -236,12 +240,13 @@ impl<P: Port> Core<P> {
             self.has_duties |= entry.replies.has_waiting() || has_task;
         }
         self.port.flush();
-        for (place, where_heard) in ended {
+        for (place, where_heard) in ended.drain(..) {
             match where_heard {
                 true => self.settle_heard(place, notices, onlooker),
                 false => self.settle(place, notices, onlooker), // chunks may have waited for the last task
             }
         }
+        self.ended = ended;
         worked
     }
 }
