@@ -25,12 +25,12 @@ WORDS = 2500
 LOOKED_UP = ("docs/papers.md", "docs/protocol/control-port.md", "docs/protocol/data-path.md")
 PATH = re.compile(r"`([\w.{},*/-]+)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
-ROW = re.compile(r"^\| `([^`]+)` \| .* \| (\d+) \|$", re.M)
+ROW = re.compile(r"^- `([^`]+)`(?: \((\d+)\))?: ", re.M)
 TOTALS = re.compile(r"\*\*(\d+) files, (\d+) questions\*\*")
 DECISION = re.compile(r"^- (\d[\d, ]*): (.*)$", re.M)
 RECORD = re.compile(r"# (\d+)\. (.*)\n\nStatus: (accepted|superseded by \d+)\. Date: (\d{4}-\d\d-\d\d)\.\n")
 PARTS = ["Context", "Decision", "Why", "What it costs", "What was measured", "What would change it"]
-STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
+STEP = re.compile(r"^- \d: `([^`]+)` `([^`]+)`: ", re.M)
 PAPER = re.compile(r"^- ([A-Z]\d+)\b(.*?) \*(\w+)\*(.*(?:\n  .*)*)", re.M)
 STATES = ("done", "otherwise", "missing")
 TEST = re.compile(r"#\[(?:tokio::)?test\b.*\](?:\s*(?:#\[.*\]|//.*))*\s*(?:async )?fn (\w+)|^ *def (test_\w+)", re.M)
@@ -83,7 +83,7 @@ def path_of_a_chunk():
     """Yields the faults of the list of files on the path of a chunk."""
     section = (ROOT / "docs/path-of-a-chunk.md").read_text().split("\n## The files\n")[1].split("\n## ")[0]
     rows = ROW.findall(section)
-    totals = (str(len(rows)), str(sum(int(questions) for _, questions in rows)))
+    totals = (str(len(rows)), str(sum(int(questions or 0) for _, questions in rows)))
     print(f"the path of a chunk: {totals[0]} files, {totals[1]} questions for other modes")
     if TOTALS.findall(section) != [totals]:
         yield f"the totals of the path of a chunk must be **{totals[0]} files, {totals[1]} questions**"
