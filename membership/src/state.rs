@@ -4,7 +4,8 @@
 //!   values --> | key 0 of hub 0 | key 0 of hub 1 | key 1 of hub 1 | ... --pipe--> a request to each hub
 //! ```
 //!
-//! Runs on the thread that brings the state, and on one more thread for each hub. Must not know the source of the values.
+//! Runs on the thread that brings the state, and on one more thread for each hub. Must not depend on the source of the
+//! values.
 
 use std::io::{self, PipeWriter, Read, Write};
 

@@ -1,7 +1,7 @@
 //! A client of a hub's control port: for another hub of a job, or for the doctor.
 //!
 //! Each request has a connection of its own, because hubs ask each other seldom. Runs on the caller's runtime. Must not
-//! know jobs.
+//! depend on jobs.
 
 use std::error::Error;
 use std::net::SocketAddr;

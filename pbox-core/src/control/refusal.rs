@@ -1,8 +1,8 @@
 //! Refusals: the body of each reply that reports an error, and the codes with which programs tell refusals apart.
 //!
 //! The text is for people, and may change with each version. A program decides only by the code.
-//! `docs/protocol/control-port.md` has the table of the codes. This module must know nothing of HTTP but the number of a
-//! status.
+//! `docs/protocol/control-port.md` has the list of the codes. This module must depend on nothing of HTTP except the
+//! number of a status.
 
 use std::fmt;
 

@@ -5,7 +5,8 @@
 //!   of one tensor:    [ chunk 7: weights ][ chunk 9: weights ] ...
 //! ```
 //!
-//! Plain data. The core that owns the chunks fills a part, and the writer of the checkpoint reads it. Knows no file.
+//! Plain data. The core that owns the chunks fills a part, and the writer of the checkpoint reads it. Does not
+//! depend on files.
 
 use std::fmt;
 use std::sync::Arc;

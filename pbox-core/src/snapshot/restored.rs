@@ -1,4 +1,4 @@
-//! A job's whole state from a checkpoint, for the hub's cores. Plain data; knows no file.
+//! A job's whole state from a checkpoint, for the hub's cores. Plain data; does not depend on files.
 
 use std::ops::Range;
 

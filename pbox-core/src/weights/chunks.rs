@@ -1,6 +1,6 @@
 //! The chunks of a shard: where each lies in the windows, in the memory that the hub keeps for it, and in a snapshot.
 //!
-//! Plain data, made once. Knows no values.
+//! Plain data, made once. Does not depend on values.
 
 use std::ops::Range;
 

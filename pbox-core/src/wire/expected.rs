@@ -12,8 +12,8 @@
 //!
 //! If a hub below others broadcasts first weights, only those of the first machine count. Another machine sends no values.
 //!
-//! Each link has one such value, on the thread of its port. The value knows no rounds. It keeps at most one notice, and one
-//! round of bytes ahead, for each chunk.
+//! Each link has one such value, on the thread of its port. The value does not depend on rounds. It keeps at most one
+//! notice, and one round of bytes ahead, for each chunk.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

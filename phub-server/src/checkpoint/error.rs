@@ -1,7 +1,7 @@
 //! Errors of checkpoints, their files and their directory.
 //!
 //! Each message names the file or directory, and the next step. Text from a file is quoted and cut short, because it comes
-//! from outside. Must not know how files are read or written.
+//! from outside. Must not depend on how files are read or written.
 
 use std::io;
 use std::path::PathBuf;

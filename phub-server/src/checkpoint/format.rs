@@ -10,7 +10,7 @@
 //! The digest has a fixed place, so that it can be written last, and be replaced by zeros when it is
 //! computed.
 //!
-//! Plain functions; any thread. Must not know files.
+//! Plain functions; any thread. Must not depend on files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -9,7 +9,8 @@
 //! kernel names the process that has a lock. A process id written into the file would not do, because it
 //! stays when its process ends.
 //!
-//! Owned by the thread that opens the directory, and by the threads that save. Must not know checkpoints.
+//! Owned by the thread that opens the directory, and by the threads that save. Must not depend on
+//! checkpoints.
 
 use std::fs::{File, OpenOptions};
 use std::io;

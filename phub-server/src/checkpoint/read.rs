@@ -4,7 +4,7 @@
 //! for the values. No value is returned before the digest is checked. The memory needed is the length of the
 //! file, and a small multiple of its header while the header is read.
 //!
-//! Owned by the thread that loads. Must not know directories.
+//! Owned by the thread that loads. Must not depend on directories.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;

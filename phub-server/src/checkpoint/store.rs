@@ -11,7 +11,7 @@
 //! files of jobs `.` and `..` are `..safetensors` and `...safetensors`.
 //!
 //! Shared by the threads that save and load. If two saves of one job end at the same time, the later state
-//! stays. Must not know the contents of a file.
+//! stays. Must not depend on the contents of a file.
 
 use std::fs::File;
 use std::io;

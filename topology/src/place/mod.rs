@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Placement is a pure function without clock, randomness or hash order: equal inputs give equal plans on
-//! every machine and build. This module must not know what an item is, and must not read the machine itself.
+//! every machine and build. This module must not depend on what an item is, and must not read the machine
+//! itself.
 
 mod apportion;
 mod core_choice;

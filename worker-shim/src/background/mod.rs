@@ -12,7 +12,7 @@
 //!             ---> notes        ---> times of the forward pass, for the planner
 //! ```
 //!
-//! Must not know tensors' types, nor what its callers compute.
+//! Must not depend on tensors' types, or on what its callers compute.
 
 mod notes;
 mod shared;
