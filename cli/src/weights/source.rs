@@ -65,7 +65,7 @@ pub struct Source {
     patience: Patience,
 }
 
-/// The result of a fetch for which a job may have to come to a round.
+/// The result of a fetch of the weights before a wanted round, which the job may not have reached yet.
 #[derive(Debug)]
 pub(super) enum Fetched {
     /// The job's weights before one round.
@@ -76,7 +76,7 @@ pub(super) enum Fetched {
     Passed { before: Round, front: Round },
 }
 
-/// The time for which a hub is away, or is back without the job that it had, or with this job before it runs.
+/// The time without weights: the hub is away, or is back without its job, or the job does not run yet.
 #[derive(Debug)]
 struct Patience {
     limit: Duration,

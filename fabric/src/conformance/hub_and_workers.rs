@@ -77,7 +77,7 @@ pub enum Role {
     Worker,
 }
 
-/// The place where the peers run.
+/// Where the peers run: in threads, or in processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Far {
     /// The peers run on threads of this process.
@@ -93,7 +93,7 @@ pub struct HubAndWorkers<T> {
     pub transport: T,
     /// The role of the end under test.
     pub near: Role,
-    /// The place where its peers run.
+    /// Where its peers run.
     pub far: Far,
 }
 

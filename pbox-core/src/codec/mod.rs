@@ -80,7 +80,7 @@ pub enum Codec {
         /// The share of the values that is sent: above 0, at most 1.
         ratio: f32,
     },
-    /// Values at random places. With error feedback.
+    /// The values of random elements. With error feedback.
     RandomK {
         /// The share of the values that is sent: above 0, at most 1.
         ratio: f32,

@@ -216,9 +216,12 @@ mod tests {
         let mut codes = Vec::new();
         for line in list.lines().take_while(|line| !line.starts_with('#')) {
             status = line.strip_prefix("**").and_then(|line| line.strip_suffix("**")).unwrap_or(status);
-            codes.extend(line.strip_prefix("- `").map(|line| format!("{status} {}", line.split('`').next().unwrap())));
+            codes.extend(
+                line.strip_prefix("- `").map(|line| format!("{status} {}", line.split('`').next().unwrap())),
+            );
         }
-        let mut expected: Vec<_> = RefusalCode::ALL.iter().map(|code| format!("{} {code}", code.status())).collect();
+        let mut expected: Vec<_> =
+            RefusalCode::ALL.iter().map(|code| format!("{} {code}", code.status())).collect();
         codes.sort();
         expected.sort();
         assert_eq!(codes, expected);

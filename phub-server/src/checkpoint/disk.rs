@@ -46,7 +46,7 @@ impl NewFile {
         }
     }
 
-    /// Writes bytes at a place in the file.
+    /// Writes bytes at an offset of the file.
     pub fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         #[cfg(test)]
         note(Change::WriteAt(&self.0, bytes, at))?;

@@ -505,7 +505,8 @@ mod tests {
             .collect();
         let list = include_str!("../../../docs/metrics.md").lines();
         let named = list.filter_map(|line| line.strip_prefix("- `")?.split('`').next());
-        let list: BTreeSet<&str> = named.filter(|name| name.starts_with("phub_") && !name.ends_with('*')).collect();
+        let list: BTreeSet<&str> =
+            named.filter(|name| name.starts_with("phub_") && !name.ends_with('*')).collect();
         assert_eq!(figures, list);
         for line in [
             "phub_jobs{state=\"failed\"} 1.0",
