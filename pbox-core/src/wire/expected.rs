@@ -166,7 +166,7 @@ impl Expected {
         let is_line = bytes == line.bytes && offset.is_none_or(|offset| offset == line.offset);
         match is_line && is_allowed && immediate.content == Content::Gradient {
             true => Ok(()),
-            false => Err(format!("a line of hub {hub} over a link that has none, or at another place")),
+            false => Err(format!("a line of hub {hub} over a link without lines, or at another offset")),
         }
     }
 
@@ -191,7 +191,7 @@ impl Expected {
             }
             (Content::Nothing, _) => return Err("no bytes".into()),
             (Content::Ahead, _) if !of_hubs && self.wire.framing().is_none() => {}
-            (Content::Ahead, _) => return Err("bytes with their push, in this job".into()),
+            (Content::Ahead, _) => return Err("in this job the bytes together with the push".into()),
             (Content::Gradient | Content::Weights, _) => {}
         }
         if let Some(framing) = self.wire.framing() {

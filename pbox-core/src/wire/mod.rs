@@ -59,7 +59,7 @@ const LINES: usize = 4;
 /// The rank that the hub uses for the random numbers of its answers. No worker has this rank.
 const HUB: u32 = u32::MAX;
 
-/// The places of chunks in the windows of a job, and their form.
+/// The spans of chunks in the windows of a job, and the form of their bytes.
 #[derive(Clone, Debug)]
 pub struct Wire {
     layout: Arc<Layout>,
@@ -70,7 +70,7 @@ pub struct Wire {
     broadcasts: bool,
     /// The first chunk of each hub that steps and owns chunks. Empty if steps wait only for the pushes of their own chunk.
     hubs: Arc<[ChunkId]>,
-    /// Whether members pass on parts of the whole gradient from hub to hub.
+    /// Whether members pass each hub's part of the norm on to the other hubs.
     passes_on: bool,
     /// The rounds that are skipped because of their norm.
     skips: Skips,
@@ -248,7 +248,7 @@ impl Wire {
         chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
     }
 
-    /// Whether members pass on parts of the whole gradient from hub to hub. They do if they have links to several hubs,
+    /// Whether members pass each hub's part of the norm on to the other hubs. They do if they have links to several hubs,
     /// which have no links to each other.
     pub fn passes_on(&self) -> bool {
         self.passes_on

@@ -81,7 +81,7 @@ pub enum CheckpointError {
     Mismatch { path: PathBuf, error: Mismatch },
 
     #[error(
-        "the checkpoint {path} is of this job over other hubs, and this is {}; start the job with the hubs that it had, \
+        "the checkpoint {path} is of this job over other hubs, and now this hub is {}; start the job with the hubs that it had, \
          in the same order; {ANEW}",
         if share.is_whole() { "its only hub".to_owned() } else { share.to_string() }
     )]
