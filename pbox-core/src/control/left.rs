@@ -74,9 +74,10 @@ impl LeftAt {
     pub fn check(&self, keys: usize) -> Result<(), String> {
         self.check_form()?;
         match self.behind.last() {
-            Some(last) if last.end() > keys as u64 => {
-                Err(format!("behind has keys up to number {}: the job has {keys} keys, numbered from 0", last.end() - 1))
-            }
+            Some(last) if last.end() > keys as u64 => Err(format!(
+                "behind has keys up to number {}: the job has {keys} keys, numbered from 0",
+                last.end() - 1
+            )),
             _ => Ok(()),
         }
     }
@@ -84,7 +85,10 @@ impl LeftAt {
     /// Checks what does not depend on the job: the runs are few enough, in order, and have lower rounds.
     pub(super) fn check_form(&self) -> Result<(), String> {
         if self.behind.len() > MAX_BEHIND {
-            return Err(format!("behind has {} runs of keys: expected {MAX_BEHIND} at most", self.behind.len()));
+            return Err(format!(
+                "behind has {} runs of keys: expected {MAX_BEHIND} at most",
+                self.behind.len()
+            ));
         }
         let mut end = 0;
         for behind in &self.behind {
@@ -155,7 +159,10 @@ mod tests {
         };
         assert_eq!(behind(&[(0, 2, 7), (2, u32::MAX, 7)]).check_form(), Ok(()));
         assert_eq!(behind(&[(0, 2, 7)]).check(2), Ok(()));
-        assert_eq!(behind(&[(0, 2, 7)]).check(1).unwrap_err(), "behind has keys up to number 1: the job has 1 keys, numbered from 0");
+        assert_eq!(
+            behind(&[(0, 2, 7)]).check(1).unwrap_err(),
+            "behind has keys up to number 1: the job has 1 keys, numbered from 0"
+        );
         for runs in [&[(0, 0, 7)][..], &[(0, 1, 8)], &[(0, 2, 7), (1, 1, 6)], &[(5, 1, 7), (0, 1, 7)]] {
             behind(runs).check(10).expect_err("overlapping, empty or not behind");
         }

@@ -491,7 +491,11 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             {
                 Ok(())
             }
-            _ => Err(self.wrong_content(place, (round, content), "the answer to this hub's sum must have weights")),
+            _ => Err(self.wrong_content(
+                place,
+                (round, content),
+                "the answer to this hub's sum must have weights",
+            )),
         }
     }
 

@@ -1,11 +1,11 @@
 //! The bytes that may arrive over a link: for each chunk, only the span that the chunk has in the layout. TCP asks before
-//! it writes a byte ([`FrameRule`]). RDMA asks after the NIC has written, and knows only the length.
+//! it writes a byte ([`FrameRule`]). RDMA asks after the NIC has written, when only the length is known.
 //!
 //! | bytes of | must be |
 //! | --- | --- |
-//! | bare values, or a sum with its count | all bytes of the chunk or group, at its place |
-//! | a raw frame of a compressed job | all bytes of the chunk, at the frame's place |
-//! | a coded frame | at most the frame's room, at its place |
+//! | bare values, or a sum with its count | all bytes of the chunk or group, at its offset |
+//! | a raw frame of a compressed job | all bytes of the chunk, at the frame's offset |
+//! | a coded frame | at most the frame's room, at its offset |
 //! | a gradient or its answer without bytes | a pull, with the immediate of a notice; or their bytes must have been sent ahead for the round |
 //! | a hub's part of the whole gradient | that hub's whole line; a hub sends only its own line, and gets only those of other hubs |
 //! | a push or answer with nothing | empty; from a hub below, the count of its workers |

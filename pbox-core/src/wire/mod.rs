@@ -1,4 +1,4 @@
-//! The wire: the place and the form of each chunk in a job's windows. Pure functions, the same at both ends.
+//! The wire: the span and the form of each chunk in a job's windows. Pure functions, the same at both ends.
 //!
 //! Without compression, a window has the layout of the model, and the bare values of chunks cross. With compression, each
 //! chunk has room for two frames in both windows:
@@ -299,7 +299,7 @@ impl Wire {
         }
     }
 
-    /// Returns the place of a chunk, or of a group of bare chunks, in weights windows. Panics beyond the last chunk.
+    /// Returns the span of a chunk, or of a group of bare chunks, in weights windows. Panics beyond the last chunk.
     pub fn weights_span(&self, chunk: ChunkId) -> Span {
         match &self.framing {
             None => self.layout.span(chunk),
@@ -307,7 +307,7 @@ impl Wire {
         }
     }
 
-    /// Returns the place of a chunk, or of a group of bare chunks, in gradient windows.
+    /// Returns the span of a chunk, or of a group of bare chunks, in gradient windows.
     pub fn gradient_span(&self, chunk: ChunkId) -> Span {
         let counted = |chunk| counted::span(&self.layout, ChunkId(chunk));
         match (self.has_counts(), self.layout.group(chunk)) {
@@ -437,7 +437,7 @@ impl Frames {
         self.elements * self.dtype.bytes()
     }
 
-    /// Returns the place of the frame of a kind in a window, if its payload has this many bytes.
+    /// Returns the span of the frame of a kind in a window, if its payload has this many bytes.
     pub fn frame(&self, kind: Kind, payload_bytes: usize) -> Span {
         let before = if kind == Kind::Raw { self.coded_bytes } else { 0 };
         Span { offset: self.span.offset + before, bytes: HEADER_BYTES + payload_bytes }

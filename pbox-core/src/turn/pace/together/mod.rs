@@ -320,7 +320,7 @@ impl Pace for Arrivals {
         self.roster.first(rank)
     }
 
-    /// Takes every content. Whether the pushes go together is checked after the last one.
+    /// Accepts every content. After the last push, the contents of all pushes are compared.
     #[inline]
     fn takes(&self, _: u32, _: Content, _: Round) -> Result<(), &'static str> {
         Ok(())
@@ -496,7 +496,7 @@ fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, plac
         && (!M::Gather::WAITS || gathered::gather(pace, stages, kernels, place))
 }
 
-/// Concludes the round of a chunk that has all its pushes, and moves the chunk to its next round.
+/// Ends the round of a chunk that has all its pushes, and moves the chunk to its next round.
 #[inline]
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;
