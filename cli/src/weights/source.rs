@@ -19,7 +19,7 @@ use super::whole::whole_keys;
 /// The longest file of names.
 const NAMES_BYTES: u64 = 64 << 20;
 
-/// The time that a reader waits for a hub that is away, if it does not say another.
+/// The default of the time that a reader waits for a hub that is away.
 pub const HUB_WAIT: Duration = Duration::from_secs(300);
 
 /// Settings about the job whose weights are wanted.
@@ -199,7 +199,7 @@ impl Source {
         }
     }
 
-    /// Waits so long for a hub that is away. The reader then gets [`NoWeights::Lost`].
+    /// Sets the time limit of the wait for a hub that is away. After this time the reader gets [`NoWeights::Lost`].
     pub fn with_hub_wait(mut self, limit: Duration) -> Self {
         self.patience.limit = limit;
         self
