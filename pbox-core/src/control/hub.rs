@@ -1,6 +1,6 @@
 //! The description of a hub and of its jobs: the reply to `GET /v1/hub`.
 //!
-//! Plain data. `docs/protocol/control-port.md#hub` has the table.
+//! Plain data. `docs/protocol/control-port.md#hub` has an example.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -471,7 +471,7 @@ impl Frames {
         });
     }
 
-    /// Begins a raw frame among the chunk's bytes. Returns the place of its values.
+    /// Begins a raw frame among the chunk's bytes. Returns the bytes for its values.
     pub fn begin_raw<'a>(&self, bytes: &'a mut [u8]) -> &'a mut [u8] {
         let frame = &mut bytes[self.coded_bytes..];
         frame::write_header(frame, Kind::Raw, self.value_bytes());

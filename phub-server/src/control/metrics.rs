@@ -1,7 +1,7 @@
 //! `GET /metrics`: the hub's figures in the text format of Prometheus (OpenMetrics 1.0).
 //!
 //! A page is made from the reply of `GET /v1/hub`, when it is requested. No counter exists only for this
-//! page, so the hub does no work for it between requests. `docs/metrics.md` has the table of all names; a
+//! page, so the hub does no work for it between requests. `docs/metrics.md` has the list of all names; a
 //! test compares it with a page.
 
 use std::sync::atomic::AtomicU64;
