@@ -253,7 +253,7 @@ fn dtype(name: &str) -> Result<Dtype, String> {
     all.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| "expected f32, f16 or bf16".to_owned())
 }
 
-/// Where workers read weights.
+/// The memory from which workers read weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum WeightsChoice {
     /// Workers read the weights in the hub's window.

@@ -116,8 +116,8 @@ enum WaitsFor {
 }
 
 impl Wants {
-    /// Whether another client may share the state for which the client of this want waits. It may while the state is not older
-    /// than a state for the other client alone would be: before the cut is taken, or if both clients name the same round.
+    /// Whether another client may share the state for which the client of this want waits. It may before the
+    /// cut is taken, and always if both clients name the same round. So no client gets a state that is older than its request.
     pub fn may_share(&self, id: WantId) -> bool {
         let is_ahead = |want: &Want| match want.waits_for {
             WaitsFor::Turn | WaitsFor::Cut(_) => true,
