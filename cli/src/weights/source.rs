@@ -29,7 +29,7 @@ pub struct SourceArgs {
     #[arg(value_name = "JOB")]
     pub job: String,
 
-    /// The control port of the job's hub; of several hubs, all of them with commas between them. If the job has hubs above, the
+    /// The control port of the job's hub, or of all its hubs with commas between them. If the job has hubs above, the
     /// hub of any machine.
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT,...")]
     hubs: String,

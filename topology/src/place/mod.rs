@@ -83,7 +83,7 @@ pub enum PlaceError {
     /// The request was for 0 cores.
     #[error("placement: asked for 0 cores, expected at least 1; omit the choice to use every core")]
     NoCores,
-    /// The process may run on no cpu of this host.
+    /// The process is not allowed to run on any cpu of this host.
     #[error(
         "placement: none of the host's {cpus} cpus is allowed to this process; widen its cpuset or affinity mask"
     )]

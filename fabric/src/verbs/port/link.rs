@@ -65,7 +65,7 @@ impl Depths {
         self.sends * self.each + FENCES
     }
 
-    /// Returns the most completions after a queue pair failed: then each request in its queues completes.
+    /// Returns the highest number of completions that can come when the queue pair fails: one for each request in its queues.
     fn completions(self) -> u32 {
         self.send_requests().saturating_add(self.receives)
     }
